@@ -1,0 +1,184 @@
+"""What each stage of a run costs. Stages are disjoint, and together they are the run."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from llm_perf_opt.analyses.coverage import UnpricedOp, merged_unpriced, priced_total
+from llm_perf_opt.analyses.parameter_owners import parameters_by_stage
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.queries import (
+    calls_of,
+    count_kinds,
+    count_kinds_by_stage,
+    stage_names,
+    stage_of_calls,
+    stage_of_ops,
+)
+from llm_perf_opt.callgraph.records import OpKind, StorageColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """One stage, or the whole run. None is unknown: the tracer does not see ops, or does not follow memory.
+
+    `modules` counts the distinct modules called in the stage; one that is called in two stages counts in both.
+    `flops`, `vector_flops` and `bytes_moved` are sums over the ops that have a price; the others are in `unpriced`.
+    `activation_bytes` is all memory the stage's ops brought to life, `peak_live_bytes` the most that activations
+    occupied at once while one of its ops ran, including those of earlier stages that were still alive.
+    """
+
+    name: str
+    modules: int
+    calls: int
+    parameters: int
+    ops: int | None
+    flops: int | None
+    vector_flops: int | None
+    bytes_moved: int | None
+    activation_bytes: int | None
+    peak_live_bytes: int | None
+    unpriced: tuple[UnpricedOp, ...]
+
+    @property
+    def macs(self) -> int | None:
+        """Multiply-adds, each of which is two FLOPs."""
+        return None if self.flops is None else self.flops // 2
+
+    @property
+    def unpriced_ops(self) -> int:
+        """How many ops ran without a price."""
+        return sum(op.count for op in self.unpriced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Every stage in order, the phase last, and the whole run as if it were one stage."""
+
+    stages: tuple[StageCost, ...]
+    total: StageCost
+
+
+def stage_costs(graph: CallGraph) -> StageCosts:
+    """Calls, parameters, FLOPs, bytes and memory of each stage, and of the run."""
+    calls, stages = calls_of(graph), stage_of_calls(graph)
+    parameters = parameters_by_stage(graph)
+    counts = None if graph.ops is None else count_kinds_by_stage(graph)
+    memory = _memory_by_stage(graph)
+    found = []
+    for row, name in enumerate(stage_names(graph)):
+        paths = [path for path, stage in zip(calls.path, stages, strict=True) if stage == row]
+        born, peak = memory[row] if memory else (None, None)
+        found.append(
+            _stage_cost(
+                name,
+                paths,
+                counts[name] if counts else None,
+                parameters=parameters[name],
+                activation_bytes=born,
+                peak_live_bytes=peak,
+            )
+        )
+    total = sum_of_stages("total", found, modules=len(set(calls.path)), parameters=sum(parameters.values()))
+    _assert_complete(graph, total)
+    return StageCosts(stages=tuple(found), total=total)
+
+
+def _stage_cost(
+    name: str,
+    paths: list[int],
+    counts: dict[OpKind, int] | None,
+    *,
+    parameters: int,
+    activation_bytes: int | None,
+    peak_live_bytes: int | None,
+) -> StageCost:
+    cost, unpriced = priced_total(counts or {})
+    return StageCost(
+        name=name,
+        modules=len(set(paths)),
+        calls=len(paths),
+        parameters=parameters,
+        ops=None if counts is None else sum(counts.values()),
+        flops=None if counts is None else cost.flops,
+        vector_flops=None if counts is None else cost.vector_flops,
+        bytes_moved=None if counts is None else cost.bytes_moved,
+        activation_bytes=activation_bytes,
+        peak_live_bytes=peak_live_bytes,
+        unpriced=unpriced,
+    )
+
+
+def sum_of_stages(name: str, stages: Sequence[StageCost], *, modules: int, parameters: int) -> StageCost:
+    """Disjoint stages as one; one unknown part makes a sum unknown, and of the peaks the highest counts.
+
+    Modules and parameters may be shared between stages, so the caller counts them.
+    """
+    peaks = _all_known(stage.peak_live_bytes for stage in stages)
+    return StageCost(
+        name=name,
+        modules=modules,
+        calls=sum(stage.calls for stage in stages),
+        parameters=parameters,
+        ops=_sum(stage.ops for stage in stages),
+        flops=_sum(stage.flops for stage in stages),
+        vector_flops=_sum(stage.vector_flops for stage in stages),
+        bytes_moved=_sum(stage.bytes_moved for stage in stages),
+        activation_bytes=_sum(stage.activation_bytes for stage in stages),
+        peak_live_bytes=None if peaks is None else max(peaks, default=0),
+        unpriced=merged_unpriced(op for stage in stages for op in stage.unpriced),
+    )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = _all_known(values)
+    return None if known is None else sum(known)
+
+
+def _all_known(values: Iterable[int | None]) -> list[int] | None:
+    known = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return known
+
+
+def _memory_by_stage(graph: CallGraph) -> list[tuple[int, int]] | None:
+    """Per stage: activation bytes born in it, and the most bytes of activations alive during one of its ops."""
+    if graph.ops is None or graph.storages is None:
+        return None
+    stage_by_op = stage_of_ops(graph)
+    born, peaks = [0] * len(stage_names(graph)), [0] * len(stage_names(graph))
+    for storage in _activations(graph.storages):
+        start = graph.storages.born_op[storage]
+        if start < len(stage_by_op):  # what no op ever wrote belongs to no stage
+            born[stage_by_op[start]] += graph.storages.bytes[storage]
+    for stage, live in zip(stage_by_op, _live_bytes(graph.storages, len(stage_by_op)), strict=True):
+        if live > peaks[stage]:
+            peaks[stage] = live
+    return list(zip(born, peaks, strict=True))
+
+
+def _activations(storages: StorageColumns) -> list[int]:
+    return [row for row, origin in enumerate(storages.origin) if origin == "activation"]
+
+
+def _live_bytes(storages: StorageColumns, ops: int) -> array[int]:
+    """Bytes of activations alive while each op ran."""
+    steps = [0] * (ops + 1)
+    for row in _activations(storages):
+        steps[storages.born_op[row]] += storages.bytes[row]
+        steps[storages.freed_op[row]] -= storages.bytes[row]
+    return array("q", accumulate(steps))[:ops]
+
+
+def _assert_complete(graph: CallGraph, total: StageCost) -> None:
+    """The stages hold every call and every op once, hence the same cost as the run taken whole."""
+    assert total.calls == len(calls_of(graph).path)
+    if graph.ops is not None:
+        cost, _ = priced_total(count_kinds(graph))
+        assert (total.flops, total.vector_flops, total.bytes_moved) == (cost.flops, cost.vector_flops, cost.bytes_moved)

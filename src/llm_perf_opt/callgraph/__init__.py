@@ -1,0 +1,39 @@
+"""The record of a run: what was called, how often, with which tensors, and the JSON file that keeps it."""
+
+from llm_perf_opt.callgraph.builder import CallGraphBuilder
+from llm_perf_opt.callgraph.dtypes import tensor_bytes
+from llm_perf_opt.callgraph.graph import SCHEMA_VERSION, CallGraph, Coverage, Observation, StagePaths
+from llm_perf_opt.callgraph.json_reader import from_json_dict, read_callgraph
+from llm_perf_opt.callgraph.json_writer import to_json_dict, write_callgraph
+from llm_perf_opt.callgraph.records import (
+    CallColumns,
+    Json,
+    OpColumns,
+    OpKind,
+    OracleAnswer,
+    Parameter,
+    StorageColumns,
+    TensorMeta,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CallColumns",
+    "CallGraph",
+    "CallGraphBuilder",
+    "Coverage",
+    "Json",
+    "Observation",
+    "OpColumns",
+    "OpKind",
+    "OracleAnswer",
+    "Parameter",
+    "StagePaths",
+    "StorageColumns",
+    "TensorMeta",
+    "from_json_dict",
+    "read_callgraph",
+    "tensor_bytes",
+    "to_json_dict",
+    "write_callgraph",
+]

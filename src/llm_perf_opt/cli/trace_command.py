@@ -1,0 +1,119 @@
+"""`llm-perf-opt trace`: run a model weightlessly, write its call graph, print the per-stage table."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.talk import say, talk_more
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.plugins import MODELS, Workload
+
+_MODEL_HELP = f"A model ({', '.join(MODELS.names())}) or a local Hugging Face folder; it needs no weights in it."
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help=_MODEL_HELP, show_default=False)]
+ImageOption = Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of a blank page, or an image file.")]
+ModeOption = Annotated[str | None, typer.Option(help="The model's image mode: tiny, small, base, large, gundam.")]
+CropsOption = Annotated[str | None, typer.Option(help="COLUMNSxROWS, instead of what the image size gives.")]
+PromptOption = Annotated[int | None, typer.Option(min=1, help="Text tokens in the prompt.")]
+DecodeOption = Annotated[int, typer.Option(min=0, help="Tokens to decode after the prefill.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Sequences run together.")]
+DtypeOption = Annotated[
+    Literal["bfloat16", "float16", "float32"], typer.Option(help="Type of weights and activations.")
+]
+AttentionOption = Annotated[
+    Literal["eager", "sdpa", "flash"] | None, typer.Option(help="Attention code; the model's own default if absent.")
+]
+RoutingOption = Annotated[str, typer.Option(help="Who gets the tokens: balanced, random:SEED, one, replay:FILE.")]
+DeviceOption = Annotated[Literal["cuda", "cpu"], typer.Option(help="The device the model's code believes in.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for the trace, one file per phase.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 if any op has no price.")]
+TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code in the model folder.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say more, also what the model's own code prints.")]
+
+
+def trace(
+    model: ModelArgument,
+    image: ImageOption = None,
+    mode: ModeOption = None,
+    crops: CropsOption = None,
+    prompt_tokens: PromptOption = None,
+    decode_steps: DecodeOption = 1,
+    batch: BatchOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    attention: AttentionOption = None,
+    routing: RoutingOption = "balanced",
+    device: DeviceOption = "cuda",
+    out: OutOption = None,
+    force: ForceOption = False,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    strict: StrictOption = False,
+    trust_remote_code: TrustOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Run MODEL_OR_DIR without weights and print what each stage costs."""
+    from llm_perf_opt.pipeline import TraceRequest, run_trace
+
+    if verbose:
+        talk_more()
+    reporter = choose_reporter(format_name, json_wanted)
+    workload = Workload(
+        image=image,
+        mode=mode,
+        crops=_crop_grid(crops),
+        prompt_tokens=prompt_tokens,
+        decode_steps=decode_steps,
+        batch=batch,
+        dtype=dtype,
+        attention=attention,
+    )
+    request = TraceRequest(
+        model=model,
+        workload=workload,
+        routing=routing,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        out=out,
+        force=force,
+    )
+    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+        run = run_trace(request)
+    show(run.report, reporter)
+    _close(run.files, out)
+    if strict and run.unpriced_ops:
+        raise _unpriced_error(run.unpriced_ops)
+
+
+def _crop_grid(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    if not (match := re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text)):
+        raise typer.BadParameter(f"{text!r} is not COLUMNSxROWS, like 2x3", param_hint="--crops")
+    return int(match[1]), int(match[2])
+
+
+def _close(files: tuple[Path, ...], out: Path | None) -> None:
+    """Say what was written and the next command."""
+    for file in files:
+        say(f"Wrote {file}")
+    if out is None:
+        say("Nothing written: add --out DIR to keep the trace.")
+    else:
+        say(f"Next: llm-perf-opt report {shlex.quote(str(out))} --format markdown")
+
+
+def _unpriced_error(unpriced_ops: int) -> PerfOptError:
+    return PerfOptError(
+        f"{unpriced_ops:,} ops have no price and are not in the totals.",
+        why="--strict was given",
+        fix="see the warnings above for their names; without --strict the table stands with its holes listed",
+    )

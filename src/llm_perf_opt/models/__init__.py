@@ -1,0 +1,1 @@
+"""One folder per model: each turns a workload into targets, and none knows another."""

@@ -1,0 +1,214 @@
+"""What tracing needs of the released code, done to the live classes and undone again; no file is changed.
+
+The only place that knows the vendor's names. They also fit the blueprint, which has the same classes. A name that is
+gone costs one fact, not the trace: a warning says which patch point is missing and what is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from llm_perf_opt.models.deepseek_ocr.attribute_patches import Wrap, replaced
+from llm_perf_opt.models.deepseek_ocr.clip import quick_gelu
+from llm_perf_opt.plugins import Emit
+
+log = logging.getLogger(__name__)
+
+WHOLE_MODEL = "DeepseekOCRModel"
+VISION_ENCODER = "ImageEncoderViT"
+DECODER_LAYER = "DeepseekV2DecoderLayer"
+VISION_MLP = "NoTPFeedForward"
+ACTIVATION = "quick_gelu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchPoint:
+    """A place in the vendor's code, named as a person would look for it, and what is not known without it."""
+
+    name: str
+    loss: str
+
+
+FORWARD_POINT = PatchPoint(
+    name=f"{WHOLE_MODEL}.forward(input_ids, past_key_values, images)",
+    loss="images, crops per image, decoder depth and decode steps stay the adapter's claim",
+)
+VISION_POINT = PatchPoint(name=f"{VISION_ENCODER}.forward", loss="images and crops per image stay the adapter's claim")
+LAYER_POINT = PatchPoint(name=f"{DECODER_LAYER}.forward", loss="the decoder's depth stays the adapter's claim")
+ACTIVATION_POINT = PatchPoint(
+    name=f"{ACTIVATION} beside {VISION_MLP}",
+    loss="if it is scripted under another name, tracers that cannot look into TorchScript miss its ops",
+)
+
+
+@dataclass(slots=True)
+class LoopFacts:
+    """What the loops of the model did so far, over all forwards of one block.
+
+    `images` counts pages that the vision encoders saw; `crops_per_image` has one entry for each, 0 without crops.
+    """
+
+    emit: Emit
+    seen: frozenset[str]  # the facts whose patch points are there
+    crops_per_image: list[int] = field(default_factory=list)
+    decode_steps: int = 0
+    decoder_depth: int = 0
+    _pages: list[Any] | None = None  # of the forward that is running: pairs of (crops, global view)
+    _crops: int = 0  # of the page whose global view is still to come
+    _layers: set[int] = field(default_factory=set)
+
+    def begin(self, input_ids: torch.Tensor | None, past_key_values: Any, images: Any) -> None:
+        """A forward of the whole model began."""
+        self._pages, self._crops, self._layers = list(images or ()), 0, set()
+        if input_ids is not None and input_ids.shape[1] == 1 and past_key_values:
+            self.decode_steps += 1
+
+    def encode(self, pixels: torch.Tensor) -> None:
+        """The first vision encoder was given these pixels: the crops of a page, or its global view, which is last."""
+        for crops, view in self._pages or ():
+            if pixels is crops:
+                self._crops = pixels.shape[0]
+            elif pixels is view:
+                self.crops_per_image.append(self._crops)
+                self._crops = 0
+                return
+
+    def layer(self, module: nn.Module) -> None:
+        """A decoder layer ran."""
+        self._layers.add(id(module))
+
+    def end(self) -> None:
+        """The forward is over, or was given up; tell everything that is known by now."""
+        self._pages = None
+        self.decoder_depth = max(self.decoder_depth, len(self._layers))
+        facts = {
+            "images": len(self.crops_per_image),
+            "crops_per_image": list(self.crops_per_image),
+            "decoder_depth": self.decoder_depth,
+            "decode_steps": self.decode_steps,
+        }
+        for name, fact in facts.items():
+            if name in self.seen:
+                self.emit(name, fact)
+
+
+def _ignore(name: str, fact: object) -> None:
+    """For those who want the patches and not the facts."""
+
+
+@contextmanager
+def patched(model: nn.Module, emit: Emit = _ignore) -> Iterator[LoopFacts]:
+    """The model's classes, ready for tracing; afterwards every attribute is the very object that it was.
+
+    May be nested and left in any order. Only forwards of `model` itself are counted, not those of another instance.
+    """
+    classes = {type(module).__name__: type(module) for module in model.modules()}
+    missing = list(_missing_points(classes))
+    for point in missing:
+        log.warning("patch point %s is missing: %s", point.name, point.loss)
+    if missing:
+        emit("missing_patch_points", {point.name: point.loss for point in missing})
+    facts = LoopFacts(emit, _seen_facts(missing))
+    own = frozenset(map(id, model.modules()))
+    with ExitStack() as stack:
+        if ACTIVATION_POINT not in missing:
+            stack.enter_context(_plain_activation(classes[VISION_MLP]))
+        for point, class_name, wrap in (
+            (FORWARD_POINT, WHOLE_MODEL, _around_model(facts, own)),
+            (VISION_POINT, VISION_ENCODER, _before(own, lambda _, pixels: facts.encode(pixels))),
+            (LAYER_POINT, DECODER_LAYER, _before(own, lambda layer, _: facts.layer(layer))),
+        ):
+            if point not in missing:
+                stack.enter_context(replaced(classes[class_name], "forward", wrap))
+        yield facts
+
+
+def _missing_points(classes: dict[str, type]) -> Iterator[PatchPoint]:
+    wanted = {"input_ids", "past_key_values", "images"}
+    if (
+        WHOLE_MODEL not in classes
+        or not wanted <= inspect.signature(_forward_of(classes[WHOLE_MODEL])).parameters.keys()
+    ):
+        yield FORWARD_POINT
+    if VISION_ENCODER not in classes:
+        yield VISION_POINT
+    if DECODER_LAYER not in classes:
+        yield LAYER_POINT
+    if VISION_MLP not in classes or not hasattr(_home_of(classes[VISION_MLP]), ACTIVATION):
+        yield ACTIVATION_POINT
+
+
+def _seen_facts(missing: list[PatchPoint]) -> frozenset[str]:
+    if FORWARD_POINT in missing:
+        return frozenset()
+    facts = {"decode_steps"}
+    if VISION_POINT not in missing:
+        facts |= {"images", "crops_per_image"}
+    if LAYER_POINT not in missing:
+        facts |= {"decoder_depth"}
+    return frozenset(facts)
+
+
+def _forward_of(owner: type) -> Callable[..., Any]:
+    forward: Callable[..., Any] = owner.forward  # type: ignore[attr-defined]  # every class here is a torch module
+    return forward
+
+
+def _home_of(owner: type) -> Any:
+    """The Python module in which the class looks its global names up."""
+    return sys.modules.get(owner.__module__)
+
+
+@contextmanager
+def _plain_activation(owner: type) -> Iterator[None]:
+    """A scripted activation becomes the plain function that it was compiled from; a plain one stays."""
+    if isinstance(getattr(_home_of(owner), ACTIVATION), torch.jit.ScriptFunction):
+        with replaced(_home_of(owner), ACTIVATION, lambda _: quick_gelu):
+            yield
+    else:
+        yield
+
+
+def _around_model(facts: LoopFacts, own: frozenset[int]) -> Wrap:
+    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(forward)
+
+        @functools.wraps(forward)
+        def observed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if id(self) not in own:
+                return forward(self, *args, **kwargs)
+            given = signature.bind(self, *args, **kwargs).arguments
+            facts.begin(given.get("input_ids"), given.get("past_key_values"), given.get("images"))
+            try:
+                return forward(self, *args, **kwargs)
+            finally:
+                facts.end()
+
+        return observed
+
+    return wrap
+
+
+def _before(own: frozenset[int], tell: Callable[[nn.Module, Any], None]) -> Wrap:
+    """Tell who is called with which first argument, then go on as before."""
+
+    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def observed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if id(self) in own:
+                tell(self, args[0] if args else next(iter(kwargs.values()), None))
+            return forward(self, *args, **kwargs)
+
+        return observed
+
+    return wrap

@@ -1,0 +1,1 @@
+"""Any local Hugging Face folder, and plausible inputs for any transformers model."""

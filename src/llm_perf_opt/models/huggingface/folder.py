@@ -1,0 +1,151 @@
+"""A local Hugging Face folder: its configuration, and the class that runs it. No weights are looked for or read."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.models.huggingface.model_class import class_names, load_class
+
+# Which entry of `auto_map` names the model: what a language model is published under, before the bare model.
+AUTO_CLASSES = (
+    "AutoModelForMultimodalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoModelForCausalLM",
+    "AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModel", "AutoModelForMaskedLM",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A folder with a `config.json`, read but not yet believed."""
+
+    path: Path
+    fields: Mapping[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        """What the folder says it is, or an empty string."""
+        value = self.fields.get("model_type")
+        return value if isinstance(value, str) else ""
+
+    @property
+    def code_map(self) -> Mapping[str, str]:
+        """Auto class -> `file.Class` of the folder's own code; empty when it has none."""
+        value = self.fields.get("auto_map")
+        return value if isinstance(value, dict) else {}
+
+
+def read_folder(path: Path) -> ModelFolder:
+    """Read `config.json`; anything but a JSON object with a model type or code of its own is refused."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise UsageError(
+            f"{path} has no config.json.",
+            why="a Hugging Face model folder is recognised by it",
+            fix="point at the folder that holds config.json; weights are not needed",
+        )
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} is not JSON.", why=str(error)[:200], fix="fetch the file again") from error
+    folder = ModelFolder(path=path, fields=fields if isinstance(fields, dict) else {})
+    if not folder.model_type and not folder.code_map:
+        raise UsageError(
+            f"{file} does not say what it configures.",
+            why="it has neither a model_type nor an auto_map",
+            fix="use the config.json that was published with the model",
+        )
+    return folder
+
+
+def load_config(folder: ModelFolder, trust_remote_code: bool) -> Any:
+    """The configuration object, by the folder's own class only if its code is trusted."""
+    transformers = import_transformers()
+    _refuse_untrusted(folder, trust_remote_code)
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            folder.path, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except _config_errors() as error:
+        raise UsageError(
+            f"transformers {transformers.__version__} cannot read the configuration in {folder.path}.",
+            why=f"{type(error).__name__}: {str(error)[:500]}",
+            fix="check the fields it names, or use the version of transformers the folder was written for"
+            + _written_for(folder),
+        ) from error
+
+
+def load_model_class(folder: ModelFolder, config: Any, trust_remote_code: bool) -> Any:
+    """The class the folder was saved from: its own code, the named architecture, or the type's preferred class."""
+    if trust_remote_code and folder.code_map:
+        return _class_in_folder(folder)
+    architectures = folder.fields.get("architectures")
+    named = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    known = class_names(config.model_type)
+    for name in named:
+        if name in known:
+            return load_class(config.model_type, name)
+    if known:
+        return load_class(config.model_type, known[0])
+    raise UsageError(
+        f"transformers {import_transformers().__version__} has no model class for {config.model_type!r}.",
+        why=f"its configuration names {', '.join(named) or 'no architecture'}",
+        fix="install a version of transformers that has it" + _written_for(folder),
+    )
+
+
+def _class_in_folder(folder: ModelFolder) -> Any:
+    entry = next((name for name in AUTO_CLASSES if name in folder.code_map), None)
+    if entry is None:
+        raise UsageError(
+            f"The auto_map in {folder.path} names no model.",
+            why=f"its entries are {', '.join(folder.code_map)}",
+            fix=f"add one of {', '.join(AUTO_CLASSES)} with the file and class of the model",
+        )
+    dynamic = importlib.import_module("transformers.dynamic_module_utils")
+    try:
+        return dynamic.get_class_from_dynamic_module(folder.code_map[entry], folder.path, local_files_only=True)
+    except (ImportError, OSError, AttributeError, SyntaxError, ValueError, TypeError) as error:
+        raise PerfOptError(
+            f"The code in {folder.path} cannot be loaded.",
+            why=f"{type(error).__name__}: {str(error)[:500]}",
+            fix="install what it imports, and the version of transformers it was written for" + _written_for(folder),
+        ) from error
+
+
+def _refuse_untrusted(folder: ModelFolder, trust_remote_code: bool) -> None:
+    if trust_remote_code or not folder.code_map or class_names(folder.model_type):
+        return
+    raise UsageError(
+        f"{folder.path} brings its own Python code ({', '.join(sorted(set(folder.code_map.values())))}).",
+        why=f"transformers itself has no model type {folder.model_type!r}, so that code would have to run here",
+        fix="read the code, then add --trust-remote-code",
+    )
+
+
+def _config_errors() -> tuple[type[Exception], ...]:
+    """What reading a configuration may raise; newer versions validate with an exception of their own."""
+    errors = importlib.import_module("huggingface_hub.errors")
+    strict = getattr(errors, "StrictDataclassError", ValueError)
+    return (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError, ArithmeticError, strict)
+
+
+def _written_for(folder: ModelFolder) -> str:
+    version = folder.fields.get("transformers_version")
+    return f" ({version})" if isinstance(version, str) else ""
+
+
+def import_transformers() -> Any:
+    """The library, or the command that installs it."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise PerfOptError(
+            "transformers is not installed.",
+            why="a Hugging Face folder is run by it",
+            fix="pip install 'llm-perf-opt[hf]'",
+        ) from error

@@ -1,0 +1,161 @@
+"""Composite models whose images and text meet in a way of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Noise, Whole, ones, whole
+from llm_perf_opt.models.huggingface.inputs.placeholders import runs_for
+from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
+from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
+from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, text_inputs
+from llm_perf_opt.models.huggingface.inputs.vision import packed_patches, picture, plain_image, square_patches
+
+
+def kosmos_2(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """The first tokens after the start are where the image's latent queries go, marked by a mask."""
+    plan = text_inputs(subject)
+    ids = plan["input_ids"]
+    assert isinstance(ids, Whole)
+    batch, length = ids.shape
+    latents = min(subject.config.latent_query_num, length - 1)
+    mask = [0] + [1] * latents + [0] * (length - 1 - latents)
+    return {**plan, **plain_image(subject), "image_embeds_position_mask": whole([mask] * batch)}
+
+
+def lxmert(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Text, and the features and boxes of 36 regions found in an image."""
+    config, batch = subject.config, subject.sizes.batch
+    return {
+        **text_inputs(subject),
+        "visual_feats": Noise((batch, 36, config.visual_feat_dim)),
+        "visual_pos": Noise((batch, 36, config.visual_pos_dim)),
+    }
+
+
+def packed_strip(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """All patches side by side in one strip as high as a patch, with the grid each image had."""
+    view, batch = picture(subject), subject.sizes.batch
+    rows, columns = view.rows // 4 * 4, view.columns // 4 * 4
+    strip = Noise((1, view.channels, view.patch, batch * rows * columns * view.patch))
+    return {"pixel_values": strip, "target_sizes": whole([[rows, columns]] * batch)}
+
+
+def codes_beside_text(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Each position holds one text token and one code per codebook."""
+    config, batch, length = subject.config, subject.sizes.batch, subject.sizes.prompt_tokens
+    rows = [[token] + [1] * config.num_codebooks for token in ordinary_tokens(config, length)]
+    return {"input_ids": whole([rows] * batch), "attention_mask": ones(batch, length)}
+
+
+def omni(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """An image, a sound and a question; positions are computed before features, so the counts must be right at once."""
+    view = picture(subject)
+    merge = number(subject.vision(), "spatial_merge_size") or 1
+    sound, frames = (64, 256) if subject.model_type.startswith("qwen2_5") else (52, 400)
+    exact = {"image": view.rows * view.columns // merge**2, "audio": sound}
+    mels = number(subject.audio(), "num_mel_bins") or 128
+    batch = subject.sizes.batch
+    return {
+        **text_inputs(subject, list(runs_for(subject, exact))),
+        **packed_patches(subject),
+        "input_features": Noise((batch, mels, frames)),
+        "feature_attention_mask": ones(batch, frames),
+    }
+
+
+def tiles_across(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Four tiles of one image, reached by cross attention from every token."""
+    view, batch, tiles = picture(subject), subject.sizes.batch, subject.config.vision_config.max_num_tiles
+    plan = text_inputs(subject)
+    ids = plan["input_ids"]
+    assert isinstance(ids, Whole)
+    return {
+        **plan,
+        "pixel_values": Noise((batch, 1, tiles, view.channels, view.height, view.width)),
+        "aspect_ratio_ids": ones(batch, 1),
+        "aspect_ratio_mask": ones(batch, 1, tiles),
+        "cross_attention_mask": ones(*ids.shape, 1, tiles),
+    }
+
+
+def two_resolutions(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """The same image twice: small for one tower, large for the other."""
+    side = subject.config.high_res_vision_config.image_size
+    batch = subject.sizes.batch
+    return {
+        **text_inputs(subject, list(runs_for(subject, counts))),
+        **plain_image(subject),
+        "high_res_pixel_values": Noise((batch, 3, side, side)),
+    }
+
+
+def rendered_page(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Patches of a page with their row and column, and a mask that says which tokens stand for it."""
+    config, batch = subject.config, subject.sizes.batch
+    latents = config.latent_query_num
+    row = [1] * latents + ordinary_tokens(config, 16)
+    mask = [1] * latents + [0] * 16
+    length = 2 + config.vision_config.patch_embed_hidden_size
+    return {
+        "input_ids": whole([row] * batch),
+        "attention_mask": ones(batch, len(row)),
+        "image_embeds_position_mask": whole([mask] * batch),
+        "flattened_patches": Noise((batch, config.vision_config.max_num_patches, length)),
+    }
+
+
+def merged_images(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Packed patches, how many of them each image merges per side, and a question."""
+    return {
+        **text_inputs(subject, list(runs_for(subject, counts))),
+        **packed_patches(subject),
+        "image_merge_sizes": whole([1] * subject.sizes.batch),
+    }
+
+
+def patches_per_row(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Square patches with a row for each image in the batch."""
+    pixels = square_patches(subject)
+    leaf = pixels["pixel_values"]
+    assert isinstance(leaf, Noise)
+    batch = subject.sizes.batch
+    return {
+        **text_inputs(subject, list(runs_for(subject, counts))),
+        **pixels,
+        "pixel_values": Noise((batch, leaf.shape[0] // batch, *leaf.shape[1:])),
+    }
+
+
+def rows_of_patches(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Flat patches with a row for each image in the batch."""
+    pixels = packed_patches(subject)
+    leaf = pixels["pixel_values"]
+    assert isinstance(leaf, Noise)
+    batch = subject.sizes.batch
+    return {
+        **text_inputs(subject, list(runs_for(subject, counts))),
+        **pixels,
+        "pixel_values": Noise((batch, leaf.shape[0] // batch, leaf.shape[1])),
+    }
+
+
+_OMNI = ModelRecipe(omni, ("image", "audio"))
+_OMNI_THINKER = ModelRecipe(omni, ("image", "audio"), entry="thinker")
+RECIPES = {
+    "colqwen2": ModelRecipe(rows_of_patches, ("image",)),
+    "deepseek_vl_hybrid": ModelRecipe(two_resolutions, ("image",)),
+    "kosmos-2": ModelRecipe(kosmos_2, ("image",)),
+    "kosmos-2.5": ModelRecipe(rendered_page, ("image",)),
+    "kyutai_speech_to_text": ModelRecipe(codes_beside_text, ("audio",)),
+    "lxmert": ModelRecipe(lxmert, ("image",)),
+    "minicpm_ocr_vision": ModelRecipe(packed_strip, ("image",)),
+    "minicpmv4_7_vision": ModelRecipe(packed_strip, ("image",)),
+    "mllama": ModelRecipe(tiles_across, ("image",)),
+    "paddleocr_vl": ModelRecipe(patches_per_row, ("image",)),
+    "qwen2_5_omni": _OMNI_THINKER,
+    "qwen2_5_omni_thinker": _OMNI,
+    "qwen3_omni_moe": _OMNI_THINKER,
+    "qwen3_omni_moe_thinker": _OMNI,
+    "video_llama_3": ModelRecipe(merged_images, ("image",)),
+}

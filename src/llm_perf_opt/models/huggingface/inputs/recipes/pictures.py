@@ -1,0 +1,97 @@
+"""Vision models that see more than one image, or one of a particular size or form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llm_perf_opt.models.huggingface.inputs.leaves import Filled, Leaf, Noise, whole
+from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
+from llm_perf_opt.models.huggingface.inputs.subject import Subject
+from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, text_inputs
+from llm_perf_opt.models.huggingface.inputs.vision import packed_patches
+
+
+def image_pair(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Two images per row, 480 x 640."""
+    return {"pixel_values": Noise((subject.sizes.batch, 2, 3, 480, 640))}
+
+
+def depth_pro(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """The image must be as large as a patch after the strongest downscaling."""
+    side = int(subject.config.patch_size / min(subject.config.scaled_images_ratios))
+    return {"pixel_values": Noise((subject.sizes.batch, 3, side, side))}
+
+
+def image_with_trimap(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Colours and, as a fourth channel, what is known of the foreground."""
+    return {"pixel_values": Noise((subject.sizes.batch, 4, 512, 512))}
+
+
+def image_with_example(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """An image, an example image, and the example's mask painted in colours; each is half of what the model sees."""
+    height, width = subject.config.image_size
+    half = Noise((subject.sizes.batch, 3, height // 2, width))
+    return {"pixel_values": half, "prompt_pixel_values": half, "prompt_masks": half}
+
+
+def image_with_task(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """An image and the tokens of the task's name."""
+    batch, length = subject.sizes.batch, subject.config.task_seq_len
+    return {"pixel_values": Noise((batch, 3, 512, 512)), "task_inputs": Filled((batch, length), 1)}
+
+
+def image_with_classes(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """An image, the names of three classes to find, and the task in words."""
+    batch, side, length = subject.sizes.batch, 640, 16
+    return {
+        "pixel_values": Noise((batch, 3, side, side)),
+        "classes_input_ids": Filled((3 * batch, length), 7),
+        "classes_attention_mask": Filled((3 * batch, length), 1),
+        "tasks_input_ids": Filled((batch, length), 7),
+        "tasks_attention_mask": Filled((batch, length), 1),
+        "classes_structure": whole([3] * batch),
+    }
+
+
+def windowed_image(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """A side that windows of patches divide."""
+    config = subject.config.backbone_config
+    unit = config.patch_size * config.num_windows
+    side = max(1, 560 // unit) * unit
+    return {"pixel_values": Noise((subject.sizes.batch, 3, side, side))}
+
+
+def flat_patches(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Patches of a rendered page, each preceded by its row and column."""
+    vision = subject.config.vision_config
+    length = 2 + vision.patch_embed_hidden_size
+    return {"flattened_patches": Noise((subject.sizes.batch, 1024, length)), **decoder_inputs(subject)}
+
+
+def grids_with_merge(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Packed patches, and how many of them each image merges per side."""
+    return {**packed_patches(subject), "merge_sizes": whole([1] * subject.sizes.batch)}
+
+
+def frames_with_question(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Frames of a video at the largest size the model pads to, and a question."""
+    config = subject.config
+    side = config.max_img_size
+    return {**text_inputs(subject), "pixel_values": Noise((subject.sizes.batch, config.num_frames, 3, side, side))}
+
+
+_PAIR = ModelRecipe(image_pair, ("image",))
+RECIPES = {
+    "depth_pro": ModelRecipe(depth_pro, ("image",)),
+    "efficientloftr": _PAIR,
+    "lightglue": _PAIR,
+    "omdet-turbo": ModelRecipe(image_with_classes, ("image",)),
+    "oneformer": ModelRecipe(image_with_task, ("image",)),
+    "pix2struct": ModelRecipe(flat_patches, ("image",)),
+    "rf_detr": ModelRecipe(windowed_image, ("image",)),
+    "seggpt": ModelRecipe(image_with_example, ("image",)),
+    "superglue": _PAIR,
+    "tvp": ModelRecipe(frames_with_question, ("video",)),
+    "video_llama_3_vision": ModelRecipe(grids_with_merge, ("image",)),
+    "vitmatte": ModelRecipe(image_with_trimap, ("image",)),
+}

@@ -1,0 +1,188 @@
+"""Finding inputs that a model accepts: plausible candidates in order, each corrected by what the model says of it.
+
+Weightless runs cost milliseconds, so asking the model is cheaper, and surer, than knowing every processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.models.huggingface.inputs.audio import FEATURES, audio_candidates
+from llm_perf_opt.models.huggingface.inputs.companions import companions
+from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Plan
+from llm_perf_opt.models.huggingface.inputs.placeholders import runs_for
+from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES, ModelRecipe
+from llm_perf_opt.models.huggingface.inputs.repair import CountLesson, ShapeLesson, count_lesson, shape_lesson
+from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
+from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, text_inputs
+from llm_perf_opt.models.huggingface.inputs.vision import PIXELS, image_candidates
+
+# Model code raises anything when an input has the wrong shape; these are the errors that say "not this input".
+REJECTIONS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+FIRST_GUESS = 64
+MOST_FEATURES = 1 << 15
+MAX_CANDIDATES = 40
+MAX_CORRECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Inputs the model ran with, what they cover, and the messages of the candidates it refused.
+
+    `entry` is the method they are for: `forward`, except for models that have none.
+    """
+
+    plan: Plan
+    entry: str
+    modalities: tuple[str, ...]
+    refusals: tuple[str, ...]
+
+
+class NoInputs(PerfOptError):
+    """No candidate was accepted; `refusals` holds the model's own words, and `__cause__` the first of them."""
+
+    def __init__(self, subject: Subject, refusals: list[str]) -> None:
+        super().__init__(
+            f"No plausible inputs found for {subject.class_name} ({len(refusals)} tried).",
+            why=refusals[0] if refusals else "its forward takes nothing that can be guessed",
+            fix="write a model folder for it, with inputs made as its processor makes them",
+        )
+        self.refusals = tuple(refusals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Leaves of the modalities beside text, or a recipe of the model's own; `overrides` come last."""
+
+    leaves: Mapping[str, Leaf]
+    modalities: tuple[str, ...]
+    with_text: bool
+    recipe: ModelRecipe | None = None
+    overrides: Mapping[str, Leaf] = field(default_factory=dict)
+
+    @property
+    def entry(self) -> str:
+        """The method to call."""
+        return "forward" if self.recipe is None else self.recipe.entry
+
+
+def find_inputs(subject: Subject, run: Callable[[Plan, str], object]) -> Found:
+    """The first candidate that `run(plan, entry)` accepts; the more modalities it covers the earlier it is tried."""
+    refusals: list[str] = []
+    first: BaseException | None = None
+    for candidate in islice(candidates(subject), MAX_CANDIDATES):
+        attempt: Attempt | None = Attempt(subject, candidate)
+        while attempt is not None:
+            try:
+                run(attempt.plan, candidate.entry)
+            except REJECTIONS as error:
+                attempt, refused = attempt.corrected(str(error)), error
+            else:
+                text = ("text",) if "input_ids" in attempt.plan else ()
+                return Found(
+                    plan=attempt.plan,
+                    entry=candidate.entry,
+                    modalities=text + candidate.modalities,
+                    refusals=tuple(refusals),
+                )
+        first = first or refused
+        refusals.append(f"{type(refused).__name__}: {refused}")
+    raise NoInputs(subject, refusals) from first
+
+
+class Attempt:
+    """A candidate with the corrections it has had so far."""
+
+    def __init__(self, subject: Subject, candidate: Candidate, counts: Mapping[str, int] | None = None) -> None:
+        self._subject = subject
+        self._candidate = candidate
+        self._counts = counts or dict.fromkeys(candidate.modalities, FIRST_GUESS)
+        self._lessons: list[ShapeLesson] = []
+        self._left = MAX_CORRECTIONS
+
+    @property
+    def plan(self) -> dict[str, Leaf]:
+        """The keyword arguments to try."""
+        plan = compose(self._subject, self._candidate, self._counts)
+        for lesson in self._lessons:
+            plan = lesson.applied(plan)
+        return plan
+
+    def corrected(self, message: str) -> Attempt | None:
+        """The attempt with what the message teaches, or None when it teaches nothing new."""
+        self._left -= 1
+        before = (self.plan, dict(self._counts))
+        if (count := count_lesson(message)) is not None:
+            self._counts = {**self._counts, **self._corrected_count(count)}
+        elif (shape := shape_lesson(message)) is not None:
+            self._lessons.append(shape)
+        learnt = (self.plan, dict(self._counts)) != before and min(self._counts.values(), default=0) >= 0
+        return self if learnt and self._left > 0 else None
+
+    def _corrected_count(self, lesson: CountLesson) -> dict[str, int]:
+        features = lesson.features
+        if features > MOST_FEATURES or features == lesson.tokens:
+            # Some models name the numbers in the features, not the features: too many, or equal and still refused.
+            features //= number(self._subject.text(), "hidden_size") or 1
+        # A frame token may equal the placeholder, so the correction is a difference, not the number itself.
+        missing = (features - lesson.tokens) // self._subject.sizes.batch
+        return {lesson.kind: self._counts[lesson.kind] + missing} if lesson.kind in self._counts else {}
+
+
+def compose(subject: Subject, candidate: Candidate, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """The keyword arguments of one attempt."""
+    if candidate.recipe is not None:
+        return {**candidate.recipe.make(subject, counts), **candidate.overrides}
+    plan = dict(candidate.leaves)
+    if candidate.with_text:
+        plan |= text_inputs(subject, list(runs_for(subject, counts)))
+    plan |= decoder_inputs(subject)
+    return {**plan, **companions(subject, plan), **candidate.overrides}
+
+
+def accepted_modalities(subject: Subject) -> tuple[str, ...]:
+    """What the signature has a place for, whether or not inputs for it are found."""
+    names = {"text": ("input_ids",), "image": PIXELS, "audio": (*FEATURES, "input_values")}
+    return tuple(kind for kind, wanted in names.items() if subject.accepts.intersection(wanted))
+
+
+def candidates(subject: Subject) -> Iterator[Candidate]:
+    """Every combination of modalities the signature allows, the fullest first; then again without a cache.
+
+    Some configurations leave a model unable to make its own cache; a forward without one is the same forward.
+    """
+    plain = list(_with_cache(subject))
+    yield from plain
+    if subject.takes("use_cache"):
+        yield from (replace(candidate, overrides={"use_cache": False}) for candidate in plain)
+
+
+def _with_cache(subject: Subject) -> Iterator[Candidate]:
+    with_text = "input_ids" in subject.accepts
+    images = list(image_candidates(subject))
+    sounds = list(audio_candidates(subject))
+    if (special := RECIPES.get(subject.model_type)) is not None:
+        yield Candidate(leaves={}, modalities=special.modalities, with_text=False, recipe=special)
+    for image, sound in product(images[:2], sounds[:6]):
+        yield Candidate(leaves={**image, **sound}, modalities=("image", "audio"), with_text=with_text)
+    for image in images:
+        yield Candidate(leaves=image, modalities=("image",), with_text=with_text)
+    for sound in sounds:
+        yield Candidate(leaves=sound, modalities=("audio",), with_text=with_text)
+    if with_text and subject.main_input != "input_ids":
+        for sound in sounds:
+            yield Candidate(leaves=sound, modalities=("audio",), with_text=False)
+    yield Candidate(leaves={}, modalities=(), with_text=with_text)

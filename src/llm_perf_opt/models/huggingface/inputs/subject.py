@@ -1,0 +1,112 @@
+"""The model whose inputs are sought: its forward signature, its configuration, and how much to feed it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+VISION_SECTIONS = ("vision_config", "vision_encoder_config", "image_config", "vit_config", "backbone_config")
+AUDIO_SECTIONS = ("audio_config", "audio_encoder_config", "speech_config", "encoder_config", "audio_encoder")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is fed; `image_side` is for configurations that name no image size."""
+
+    batch: int = 1
+    prompt_tokens: int = 128
+    image: tuple[int, int] | None = None  # (height, width) instead of what the configuration names
+    image_side: int = 224
+    decoder_tokens: int = 16
+    frames: int = 8
+    audio_samples: int = 16000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model class with its configuration, seen through what its `forward` accepts."""
+
+    model_type: str
+    config: Any
+    main_input: str
+    accepts: frozenset[str]
+    required: frozenset[str]
+    class_name: str = ""
+    sizes: Sizes = field(default_factory=Sizes)
+
+    @staticmethod
+    def of(model_class: type, config: Any, sizes: Sizes | None = None) -> Subject:
+        """Read the signature of `model_class.forward`."""
+        parameters = inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
+        named = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.kind is not p.VAR_POSITIONAL]
+        main = getattr(model_class, "main_input_name", "input_ids")
+        return Subject(
+            model_type=config.model_type,
+            config=config,
+            main_input=main if isinstance(main, str) else main[0],
+            accepts=frozenset(p.name for p in named) - {"self"},
+            required=frozenset(p.name for p in named if p.default is p.empty) - {"self"},
+            class_name=model_class.__name__,
+            sizes=sizes or Sizes(),
+        )
+
+    def takes(self, *names: str) -> bool:
+        """Whether `forward` accepts every one of `names`."""
+        return self.accepts.issuperset(names)
+
+    def vision(self) -> Any:
+        """The configuration of the image tower, or the whole configuration when it is one."""
+        return section(self.config, VISION_SECTIONS)
+
+    def audio(self) -> Any:
+        """The configuration of the audio tower, or the whole configuration when it is one."""
+        return section(self.config, AUDIO_SECTIONS)
+
+    def text(self) -> Any:
+        """The configuration of the language model, or the whole configuration when it is one."""
+        return section(self.config, ("text_config", "llm_config", "language_config", "thinker_config", "decoder"))
+
+
+def section(config: Any, names: tuple[str, ...]) -> Any:
+    """The first nested configuration among `names`, looked for one level deep; `config` itself when there is none."""
+    for name in names:
+        nested = getattr(config, name, None)
+        if nested is not None and hasattr(nested, "to_dict"):
+            return section(nested, names)
+    return config
+
+
+def nested_configs(config: Any) -> Iterator[Any]:
+    """`config` and every configuration inside it, outermost first."""
+    yield config
+    for value in vars(config).values():
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            yield from nested_configs(value)
+
+
+def number(config: Any, *names: str) -> int | None:
+    """The first of `names` that the configuration, or one nested in it, holds as a positive integer."""
+    for candidate in nested_configs(config):
+        for name in names:
+            value = getattr(candidate, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def side_lengths(value: object) -> tuple[int, int] | None:
+    """Height and width from the ways configurations write them: 224, (224, 224), {"height": ..., "width": ...}."""
+    match value:
+        case int() if value > 0:
+            return value, value
+        case [int() as height, int() as width]:
+            return height, width
+        case [int() as only]:
+            return only, only
+        case Mapping():
+            sides = value.get("height"), value.get("width")
+            return side_lengths(list(sides))
+        case _:
+            return None

@@ -1,0 +1,195 @@
+"""Pixels in the layouts that vision towers read: one image, tiles, packed patches, frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llm_perf_opt.models.huggingface.inputs.leaves import Filled, Leaf, Noise, ones, whole
+from llm_perf_opt.models.huggingface.inputs.subject import Subject, nested_configs, number, side_lengths
+
+PIXELS = ("pixel_values", "pixel_values_images", "image_pixel_values", "pixel_values_videos", "image_patches")
+SIZE_FIELDS = ("image_size", "img_size", "input_size", "size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The image a tower was made for."""
+
+    channels: int
+    height: int
+    width: int
+    patch: int
+
+    @property
+    def rows(self) -> int:
+        """Patches from top to bottom."""
+        return self.height // self.patch
+
+    @property
+    def columns(self) -> int:
+        """Patches from left to right."""
+        return self.width // self.patch
+
+
+def picture(subject: Subject) -> Picture:
+    """Size, channels and patch from the vision configuration, with the sizes of the request where it is silent."""
+    config = subject.vision()
+    sides = subject.sizes.image or _image_size(config) or _image_size(subject.config)
+    height, width = sides or (subject.sizes.image_side,) * 2
+    return Picture(
+        channels=number(config, "num_channels", "in_channels", "in_chans", "num_input_channels") or 3,
+        height=height,
+        width=width,
+        patch=patch_side(config),
+    )
+
+
+def _image_size(config: Any) -> tuple[int, int] | None:
+    for nested in nested_configs(config):
+        for name in SIZE_FIELDS:
+            if (sides := side_lengths(getattr(nested, name, None))) is not None:
+                return sides
+    return None
+
+
+def patch_side(config: Any) -> int:
+    """The side of a square patch; 16 where the tower has none."""
+    for nested in nested_configs(config):
+        for name in ("patch_size", "patch_sizes", "spatial_patch_size"):
+            value = getattr(nested, name, None)
+            if isinstance(value, list | tuple) and value and isinstance(value[-1], int):
+                return value[-1]
+            if isinstance(value, int) and value > 0:
+                return value
+    return 16
+
+
+def image_candidates(subject: Subject) -> Iterator[dict[str, Leaf]]:
+    """Layouts to try, the one the signature points to first."""
+    if subject.takes("image_grid_thw") or subject.takes("grid_thw"):
+        yield packed_patches(subject)
+        yield square_patches(subject)
+    name = next((n for n in PIXELS if n in subject.accepts), None)
+    if name is None:
+        return
+    if subject.takes("image_sizes"):
+        yield tiles_with_sizes(subject, name)
+    if subject.takes("spatial_shapes"):
+        yield padded_patches(subject)
+    if subject.takes("image_position_ids"):
+        yield positioned_patches(subject, "image_position_ids")
+    if subject.takes("pixel_position_ids"):
+        yield positioned_patches(subject, "pixel_position_ids")
+    if name == "pixel_values_videos" or number(subject.vision(), "num_frames", "tubelet_size"):
+        yield frames(subject, name)
+    yield plain_image(subject, name)
+    yield tiled_image(subject, name)
+    yield frames(subject, name)
+
+
+def plain_image(subject: Subject, name: str = "pixel_values") -> dict[str, Leaf]:
+    """Batch, channels, height, width."""
+    view = picture(subject)
+    return {name: Noise((subject.sizes.batch, view.channels, view.height, view.width))}
+
+
+def tiled_image(subject: Subject, name: str = "pixel_values") -> dict[str, Leaf]:
+    """One image per row, in a dimension of its own."""
+    view = picture(subject)
+    return {name: Noise((subject.sizes.batch, 1, view.channels, view.height, view.width))}
+
+
+def frames(subject: Subject, name: str = "pixel_values") -> dict[str, Leaf]:
+    """Batch, frames, channels, height, width."""
+    view = picture(subject)
+    count = number(subject.vision(), "num_frames", "frames_per_clip") or subject.sizes.frames
+    return {name: Noise((subject.sizes.batch, count, view.channels, view.height, view.width))}
+
+
+def tiles_with_sizes(subject: Subject, name: str) -> dict[str, Leaf]:
+    """An image as large as one tile: the tile and the whole, in one dimension, with the original size beside them."""
+    view = picture(subject)
+    batch = subject.sizes.batch
+    tiles = 2 if hasattr(subject.config, "image_grid_pinpoints") else 1
+    shape = (batch, tiles, view.channels, view.height, view.width)
+    return {
+        name: Noise(shape if tiles > 1 else (batch, *shape[2:])),
+        "image_sizes": whole([[view.height, view.width]] * batch),
+    }
+
+
+def packed_patches(subject: Subject) -> dict[str, Leaf]:
+    """All patches of all images in one row, and the grid (time, height, width) each image had."""
+    view, (rows, columns) = picture(subject), merged_grid(subject)
+    depth = number(subject.vision(), "temporal_patch_size") or 1
+    length = view.channels * depth * view.patch**2
+    count = subject.sizes.batch * rows * columns
+    return {pixels_name(subject): Noise((count, length)), **_grids(subject)}
+
+
+def square_patches(subject: Subject) -> dict[str, Leaf]:
+    """Packed patches that keep their two dimensions."""
+    view, (rows, columns) = picture(subject), merged_grid(subject)
+    shape = (subject.sizes.batch * rows * columns, view.channels, view.patch, view.patch)
+    return {pixels_name(subject): Noise(shape), **_grids(subject)}
+
+
+def merged_grid(subject: Subject) -> tuple[int, int]:
+    """Rows and columns of patches, rounded down to what the tower merges into one feature."""
+    view = picture(subject)
+    merge = number(subject.vision(), "spatial_merge_size", "merge_size") or _first_of(
+        subject.vision(), "merge_kernel_size"
+    )
+    return max(view.rows // merge, 1) * merge, max(view.columns // merge, 1) * merge
+
+
+def _first_of(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    return value[0] if isinstance(value, list | tuple) and value and isinstance(value[0], int) else 2
+
+
+def _grids(subject: Subject) -> dict[str, Leaf]:
+    name = "grid_thw" if subject.takes("grid_thw") else "image_grid_thw"
+    return {name: whole([[1, *merged_grid(subject)]] * subject.sizes.batch)}
+
+
+def pixels_name(subject: Subject) -> str:
+    """What the model calls its pixels."""
+    return next((n for n in (*PIXELS, "hidden_states") if n in subject.accepts), "pixel_values")
+
+
+def padded_patches(subject: Subject) -> dict[str, Leaf]:
+    """Patches of each image in its own row, with a mask and the grid (height, width)."""
+    config = subject.vision()
+    view = picture(subject)
+    batch = subject.sizes.batch
+    count = number(config, "num_patches", "max_num_patches") or view.rows * view.columns
+    side = max(int(count**0.5), 1)
+    plan: dict[str, Leaf] = {
+        "pixel_values": Noise((batch, side * side, view.channels * view.patch**2)),
+        "spatial_shapes": whole([[side, side]] * batch),
+    }
+    if subject.takes("pixel_attention_mask"):
+        plan["pixel_attention_mask"] = ones(batch, side * side)
+    return plan
+
+
+def positioned_patches(subject: Subject, positions: str) -> dict[str, Leaf]:
+    """Patches of each image in its own row, each with its (column, row)."""
+    view = picture(subject)
+    pool = number(subject.config, "pooling_kernel_size") or 1
+    side = max(view.rows // pool, 1) * pool
+    batch = subject.sizes.batch
+    places = [[column, row] for row in range(side) for column in range(side)]
+    return {
+        "pixel_values": Noise((batch, side * side, view.channels * view.patch**2)),
+        positions: whole([places] * batch),
+    }
+
+
+def image_mask(subject: Subject) -> Filled:
+    """A pixel mask that hides nothing."""
+    view = picture(subject)
+    return ones(subject.sizes.batch, view.height, view.width)

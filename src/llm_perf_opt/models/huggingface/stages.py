@@ -1,0 +1,59 @@
+"""Stages of a composite model, read off its structure: the towers its configuration names, and what joins them.
+
+A composite configuration holds one nested configuration per tower, and each tower is a module that carries it. So the
+towers are found by identity of configurations, not by a list of module names. Connectors have no configuration of
+their own; they are recognised by name, at most two levels down and outside every tower.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from llm_perf_opt.plugins import Stage
+
+_TEXT = re.compile(r"text|language|llm|decoder|thinker|generator|talker")
+_KINDS = (("vision", re.compile(r"vision|image|visual|vit|video")), ("audio", re.compile(r"audio|speech|sound")))
+_CONNECTOR = re.compile(
+    r"projector|projection|connector|merger|aligner|adapter|resampler|perceiver|qformer|embed_(vision|audio)"
+)
+
+
+def guess_stages(model: Any) -> tuple[Stage, ...]:
+    """One stage per tower beside the language model, then `projector`; empty for a model of one piece."""
+    towers = dict(_towers(model))
+    if not towers:
+        return ()
+    paths_of: dict[str, list[str]] = {}
+    for path, kind in towers.items():
+        paths_of.setdefault(kind, []).append(path)
+    connectors = [path for path in _connectors(model) if not any(_is_inside(path, tower) for tower in towers)]
+    if connectors:
+        paths_of["projector"] = connectors
+    return tuple(Stage(name=name, paths=tuple(paths)) for name, paths in paths_of.items())
+
+
+def _towers(model: Any) -> Iterator[tuple[str, str]]:
+    """(path, kind) of the outermost modules that carry a nested configuration other than the language model's."""
+    nested = {id(value): name for name, value in vars(model.config).items() if hasattr(value, "to_dict")}
+    found: list[str] = []
+    for path, module in model.named_modules():
+        name = nested.get(id(getattr(module, "config", None)))
+        if path and name and not _TEXT.search(name) and not any(_is_inside(path, other) for other in found):
+            found.append(path)
+            yield path, _kind(name)
+
+
+def _kind(config_name: str) -> str:
+    return next((kind for kind, pattern in _KINDS if pattern.search(config_name)), config_name.removesuffix("_config"))
+
+
+def _connectors(model: Any) -> Iterator[str]:
+    for path, _ in model.named_modules():
+        if path.count(".") <= 1 and _CONNECTOR.search(path.rpartition(".")[2]):
+            yield path
+
+
+def _is_inside(path: str, tower: str) -> bool:
+    return path == tower or path.startswith(tower + ".")

@@ -1,0 +1,29 @@
+"""Weightless execution: unmodified model code at full size, with no weights and no GPU."""
+
+from llm_perf_opt.weightless.engine import Engine
+from llm_perf_opt.weightless.ghost import Ghost
+from llm_perf_opt.weightless.options import Limits
+from llm_perf_opt.weightless.oracle import Oracle
+from llm_perf_opt.weightless.refusal import Refusal
+from llm_perf_opt.weightless.routing import (
+    BalancedRouting,
+    OneExpertRouting,
+    RandomRouting,
+    ReplayRouting,
+    RoutingPolicy,
+    routing_policy,
+)
+
+__all__ = [
+    "BalancedRouting",
+    "Engine",
+    "Ghost",
+    "Limits",
+    "OneExpertRouting",
+    "Oracle",
+    "RandomRouting",
+    "Refusal",
+    "ReplayRouting",
+    "RoutingPolicy",
+    "routing_policy",
+]

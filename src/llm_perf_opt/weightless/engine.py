@@ -1,0 +1,306 @@
+"""The engine: a dispatch mode under which unmodified model code runs without weights.
+
+Every op goes one of four ways:
+
+1. no ghost among its arguments: it runs for real, on the CPU (`real_ops`);
+2. it needs a value that no tensor holds: a value rule answers, through the oracle (`rules`);
+3. it was seen before with these specs: its recipe is followed (the hot path, below);
+4. it is new: its shapes are worked out once, on meta tensors or by a shape rule (`propagation`).
+
+Autograd and ADInplaceOrView keys are excluded while the engine is open, as inference mode does, so composite ops
+(linear, matmul, attention, layer_norm) arrive whole: half as many ops, and a fused kernel stays one op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from llm_perf_opt.callgraph import CallGraphBuilder, OpKind
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.weightless import fallbacks, propagation, real_ops
+from llm_perf_opt.weightless.environment import Disguise, environment
+from llm_perf_opt.weightless.ghost import _ACTIVE, _LATEST, Ghost, new_ghost
+from llm_perf_opt.weightless.higher_order import run_higher_order
+from llm_perf_opt.weightless.keys import op_key, shape_key
+from llm_perf_opt.weightless.options import Limits
+from llm_perf_opt.weightless.oracle import Oracle
+from llm_perf_opt.weightless.parts import composite_parts
+from llm_perf_opt.weightless.recipes import Fresh, Recipe
+from llm_perf_opt.weightless.recording import OpRecorder, flat_tensors, is_mutating, is_pointwise
+from llm_perf_opt.weightless.refusal import Refusal, locate
+from llm_perf_opt.weightless.routing import RoutingPolicy, routing_policy
+from llm_perf_opt.weightless.rules import SHAPE_RULES, VALUE_RULES
+from llm_perf_opt.weightless.spec import Spec, contiguous_spec, spec_of_tensor
+from llm_perf_opt.weightless.storage import RealStorages, Storage
+
+T = TypeVar("T")
+UserRule = Callable[..., Any]
+
+_EMPTY: Mapping[str, Any] = {}
+_RETRIES = 6
+
+
+class Entry:
+    """A line of the shape-propagation cache: how to make the outputs, and what kind of op it is."""
+
+    __slots__ = ("fresh", "kind", "mutates", "recipe")
+
+    def __init__(self, func: Any, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.fresh: Spec | None = recipe.spec if type(recipe) is Fresh else None
+        self.mutates = is_mutating(func)
+        self.kind: OpKind | None = None
+
+
+class Engine(TorchDispatchMode):
+    """Runs model code on ghosts.
+
+    Parameters
+    ----------
+    device
+        The device model code sees: `cpu`, or `cuda` for code that expects a GPU. Nothing is ever placed there.
+    routing
+        How `topk` of router scores is answered: a policy, or its name (`balanced`, `one`, `random:SEED`).
+    overrides
+        Answers for scalar questions at given places, by the end of `file.py:line`.
+    rules
+        Shape functions for ops torch cannot propagate: op -> function of the engine and the op's arguments.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        *,
+        device: str = "cpu",
+        routing: str | RoutingPolicy = "balanced",
+        limits: Limits | None = None,
+        overrides: Mapping[str, bool | int | float] | None = None,
+        rules: Mapping[Any, UserRule] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # The slot of FakeTensorMode: while it is taken, torch does not initialise CUDA for `.to("cuda")` or
+        # `device="cuda"`, and modes of the caller (a FLOP counter) stack above.
+        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
+        policy = routing_policy(routing) if isinstance(routing, str) else routing
+        self.limits = limits or Limits()
+        self.oracle = Oracle(policy, limits=self.limits, overrides=overrides)
+        self.user_rules = dict(rules or {})
+        self.disguise = Disguise(device)
+        self.real_storages = RealStorages()
+        self.recorder: OpRecorder | None = None
+        self.ops_dispatched = 0
+        self._cache: dict[tuple[Any, ...], Entry] = {}
+        self._pointwise: dict[int, bool] = {}
+        self._open: ExitStack | None = None
+        self._depth = 0
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap every dispatch in `torch._disable_dynamo`: 2 microseconds per op.
+        return False
+
+    # ---- opening and closing
+
+    def __enter__(self) -> Engine:
+        if self._depth == 0:
+            with ExitStack() as opening:
+                opening.enter_context(environment(self.disguise))
+                opening.enter_context(torch.no_grad())
+                # Not inference_mode: its tensors refuse views of ordinary parameters.
+                opening.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
+                self._open = opening.pop_all()
+        self._depth += 1
+        _ACTIVE.append(self)
+        _LATEST[:] = [self]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        _ACTIVE.pop()
+        self._depth -= 1
+        if self._depth == 0 and self._open is not None:
+            self._open.close()
+            self._open = None
+
+    @contextmanager
+    def recording(self, builder: CallGraphBuilder) -> Iterator[OpRecorder]:
+        """Write every op, oracle answer and freed storage into `builder` while the block runs."""
+        self.recorder = recorder = OpRecorder(builder, self.disguise.shown, self.real_storages)
+        self.oracle.on_answer = builder.answer
+        Storage.on_free = builder.free
+        try:
+            yield recorder
+        finally:
+            Storage.on_free = None
+            self.oracle.on_answer = None
+            self.recorder = None
+            self.real_storages.forget_tensors()
+
+    # ---- what a caller does
+
+    def run(self, forward: Callable[[], T]) -> T:
+        """Call `forward` under the engine; if it raises after an oracle comparison, revise that and try again.
+
+        A weightless run takes a fraction of a second, so a wrong guess (`if x.max() > limit: raise`) is cheaper to take
+        back than to foresee. The first error is the one that is raised when no revision helps.
+        """
+        first: Exception | None = None
+        for _ in range(_RETRIES + 1):
+            self.oracle.begin_run()
+            try:
+                with self:
+                    return forward()
+            except PerfOptError:
+                raise  # a refusal, or recorded counts that do not fit: no other guess would make it right
+            except Exception as error:  # noqa: BLE001  re-raised below unless a revision cures it
+                first = first or error
+                if self.oracle.revise() is None:
+                    break
+        assert first is not None
+        raise first
+
+    def ghost(self, *shape: int, dtype: torch.dtype = torch.float32) -> Ghost:
+        """A tensor without values, to be used as input."""
+        return new_ghost(contiguous_spec(shape, dtype))
+
+    def adopt(self, module: T) -> T:
+        """Turn the parameters and meta buffers of a module built elsewhere into ghosts, keeping ties."""
+        from llm_perf_opt.weightless.adoption import adopt_module
+
+        return adopt_module(module)
+
+    def materialise(self, tensor: torch.Tensor, why: str) -> torch.Tensor:
+        """A real tensor in place of a ghost whose values are demanded."""
+        if type(tensor) is not Ghost:
+            return tensor
+        spec, uniform = tensor.spec, tensor.memory.uniform
+        if spec.numel > 4 * self.limits.stand_in:
+            raise Refusal(
+                f"{why} of a ghost with {spec.numel:,} elements",
+                why="inventing that many values would take more memory than the run",
+                fix="patch the code that reads them, or raise Limits.stand_in",
+            )
+        with _disable_current_modes():
+            if uniform is not None:
+                return torch.full(spec.shape, uniform, dtype=spec.dtype)
+            return self.oracle.values(spec)
+
+    # ---- dispatch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops_dispatched += 1
+        disguise = self.disguise
+        disguise.inside += 1  # our own machinery sees the true device
+        try:
+            return self._dispatch(func, types, args, kwargs)
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+            locate(error, func, self.recorder)
+            raise
+        finally:
+            disguise.inside -= 1
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if type(func) is not torch._ops.OpOverload:
+            return run_higher_order(self, func, args, kwargs or _EMPTY)
+        if not types:
+            return real_ops.run_real(self, func, args, kwargs or _EMPTY)
+        rule = VALUE_RULES.get(id(func))
+        if rule is None:
+            return self.propagate(func, args, kwargs)
+        output = rule(self, func, args, kwargs or _EMPTY)
+        if output is NotImplemented:
+            return self.propagate(func, args, kwargs)
+        if type(output) is fallbacks.Done:
+            return output.value
+        if self.recorder is not None:
+            self.recorder.observe(func, args, kwargs or _EMPTY, output)
+        return output
+
+    def propagate_unrecorded(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """`propagate` for a value rule, whose op is recorded when the rule returns."""
+        recorder, self.recorder = self.recorder, None
+        try:
+            return self.propagate(func, args, kwargs)
+        finally:
+            self.recorder = recorder
+
+    def propagate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        """Follow the recipe of an op that has ghosts among its arguments, finding it first if it is new."""
+        pointwise = self._pointwise.get(id(func))
+        if pointwise is None:
+            pointwise = self._pointwise[id(func)] = is_pointwise(func)
+        key_list, tensors = shape_key(func, args, kwargs) if pointwise else op_key(func, args, kwargs)
+        key = tuple(key_list)
+        entry = self._cache.get(key)
+        if entry is None:
+            found = self._find(func, args, kwargs or _EMPTY)
+            if not isinstance(found, Entry):
+                return found.value
+            entry = self._cache[key] = found
+        spec = entry.fresh
+        output = new_ghost(spec) if spec is not None else entry.recipe.follow(self.oracle, args, kwargs or _EMPTY)
+        if entry.mutates:
+            self.note_write(args, kwargs or _EMPTY)
+        if self.recorder is not None:
+            kind = entry.kind
+            if kind is None:
+                kind = entry.kind = self._kind(func, args, kwargs or _EMPTY, output)
+            self.recorder.hit(kind, tensors, output)
+        return output
+
+    def _kind(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> OpKind:
+        assert self.recorder is not None
+        parts = composite_parts(func, args, kwargs, self.recorder)
+        return self.recorder.kind(func, args, kwargs, list(flat_tensors(output)), parts=parts)
+
+    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | fallbacks.Done:
+        user_rule = self.user_rules.get(func) or self.user_rules.get(func._overloadpacket)
+        if user_rule is not None:
+            output = user_rule(self, *args, **kwargs)
+            if self.recorder is not None:
+                self.recorder.observe(func, args, kwargs, output)
+            return fallbacks.Done(output)
+        rule = SHAPE_RULES.get(id(func))
+        recipe = rule(self, func, args, kwargs) if rule is not None else NotImplemented
+        if recipe is NotImplemented:
+            return self._find_on_meta(func, args, kwargs)
+        return Entry(func, recipe)
+
+    def _find_on_meta(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | fallbacks.Done:
+        twins = propagation.meta_arguments(args, kwargs)
+        try:
+            output = func(*twins.args, **twins.kwargs)
+            recipe = propagation.describe(func, output, twins, self.limits)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            return fallbacks.without_meta(self, func, args, kwargs, error)
+        if func in propagation.CHANGES_LAYOUT and type(args[0]) is Ghost:
+            propagation.relabel(args[0], twins.args[0])
+            if self.recorder is not None:
+                self.recorder.observe(func, args, kwargs, args[0])
+            return fallbacks.Done(args[0])
+        return Entry(func, recipe)
+
+    # ---- writes
+
+    def note_write(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """After an in-place op: a uniform ghost is uniform no more, a real float buffer holds stale values."""
+        target = args[0] if args else kwargs.get("self")
+        for tensor in (target, kwargs.get("out")):
+            if type(tensor) is Ghost:
+                tensor.memory.uniform = None
+            elif isinstance(tensor, torch.Tensor) and spec_of_tensor(tensor).is_float:
+                self.real_storages.taint(tensor)

@@ -1,0 +1,132 @@
+"""The ghost: a tensor that answers for its shape, dtype and device and has no storage.
+
+It is a wrapper subclass *without an inner tensor*: all that exists is the C++ header (size, stride, dtype, device
+`cpu`) and two Python slots. Methods that read values without passing the dispatcher are overridden here; everything
+else reaches the engine as a dispatched op.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from llm_perf_opt.weightless.spec import Spec, contiguous_spec, is_contiguous, spec_of_tensor
+from llm_perf_opt.weightless.storage import Storage, Uniform
+
+if TYPE_CHECKING:
+    from llm_perf_opt.weightless.engine import Engine
+
+_make_wrapper = torch.Tensor._make_wrapper_subclass
+_CPU = torch.device("cpu")
+_STRIDED = torch.strided
+
+_ACTIVE: list[Engine] = []  # innermost last
+_LATEST: list[Engine] = []  # the engine that ran last: ghosts that outlive its context still print and reduce
+
+
+def active_engine() -> Engine:
+    """The engine that answers for a ghost: the innermost open one, else the one that ran last."""
+    if _ACTIVE:
+        return _ACTIVE[-1]
+    return _LATEST[0]
+
+
+class Ghost(torch.Tensor):
+    """A tensor without storage. Made by `new_ghost`; the engine tests `type(x) is Ghost`, so it is never subclassed."""
+
+    # Slots, not attributes: no instance dictionary is created for the thousands of short-lived activations.
+    __slots__ = ("memory", "spec")
+
+    spec: Spec
+    memory: Storage
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Reached only outside an engine, for instance when a result is printed after the run."""
+        return active_engine().__torch_dispatch__(func, types, args, kwargs)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Ghost({self.spec!r})"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return repr(self) if self.ndim else format(self.item(), spec)
+
+    def tolist(self) -> Any:
+        return active_engine().materialise(self, "tolist").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return active_engine().materialise(self, "numpy").numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        array = active_engine().materialise(self, "numpy").numpy(force=True)
+        return array if dtype is None else array.astype(dtype)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return active_engine().materialise(self, "dlpack").__dlpack__()
+
+    def data_ptr(self) -> int:
+        return self.memory.number
+
+    def share_memory_(self) -> Ghost:
+        return self
+
+    def pin_memory(self, *args: Any, **kwargs: Any) -> Ghost:
+        return self
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Ghost:
+        return self
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Ghost:
+        return self
+
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Ghost:
+        # Answered here when nothing would be copied: torch's C++ shortcut does the same before it dispatches.
+        if memory_format is torch.contiguous_format and is_contiguous(self.spec):
+            return self
+        return torch.Tensor.contiguous(self, memory_format=memory_format)  # type: ignore[return-value]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ghost:
+        twin = new_ghost(self.spec, Storage(self.memory.uniform))
+        twin.requires_grad_(self.requires_grad)
+        twin.__dict__.update(self.__dict__)  # `_is_param` and whatever the model hung on its parameter
+        memo[id(self)] = twin
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return (_rebuild, (tuple(self.spec.shape), self.spec.dtype))
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        # `Module.to` assigns `.data`, which rewrites the C++ header: the spec must follow.
+        source = value if type(value) is Ghost else new_ghost(spec_of_tensor(value))
+        torch.Tensor.data.__set__(self, source)  # type: ignore[attr-defined]
+        self.spec = source.spec
+        self.memory = source.memory
+
+
+def new_ghost(spec: Spec, storage: Storage | None = None) -> Ghost:
+    """A ghost with fresh memory, or with a share in `storage` (a view)."""
+    ghost: Ghost = _make_wrapper(Ghost, spec.shape, spec.stride, None, None, spec.dtype, _STRIDED, _CPU)
+    ghost.spec = spec
+    ghost.memory = storage if storage is not None else Storage()
+    return ghost
+
+
+def uniform_ghost(spec: Spec, value: Uniform) -> Ghost:
+    """A ghost whose every element is known to be `value`; `None` makes it an ordinary one."""
+    return new_ghost(spec, Storage(value))
+
+
+def _rebuild(shape: tuple[int, ...], dtype: torch.dtype) -> Ghost:
+    return new_ghost(contiguous_spec(shape, dtype))

@@ -1,0 +1,47 @@
+"""What the engine cannot run, said so that a person can act: the op, the module, the line and the remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.weightless.site import calling_site, site_path
+
+if TYPE_CHECKING:
+    from llm_perf_opt.weightless.recording import OpRecorder
+
+_MARK = "weightless: "
+
+
+class Refusal(PerfOptError):
+    """The engine stops here; continuing would invent more than an oracle may."""
+
+
+def unknown_op(func: Any, recorder: OpRecorder | None, cause: BaseException) -> Refusal:
+    """The refusal for an op that has no meta kernel, no decomposition and no CPU kernel that could stand in."""
+    return Refusal(
+        f"{func} cannot run without weights, {place(recorder)}.",
+        why=f"torch cannot propagate its shapes ({first_line(cause)}) and no rule here knows them",
+        fix=f"give Engine(rules={{{func.name().replace('::', '.')}: shape_function}}), or register a fake kernel "
+        "with torch.library.register_fake",
+    )
+
+
+def place(recorder: OpRecorder | None) -> str:
+    """`in model.layers.3.mlp, at /path/modeling.py:123`."""
+    path = recorder.builder.current_path if recorder is not None else None
+    module = f"in module {path or '(root)'}" if path is not None else "outside any traced module"
+    return f"{module}, at {site_path(calling_site())}"
+
+
+def locate(error: BaseException, func: Any, recorder: OpRecorder | None) -> None:
+    """Add to an ordinary torch error where it happened; its type stays, since model code may catch it."""
+    if any(note.startswith(_MARK) for note in getattr(error, "__notes__", ())):
+        return
+    error.add_note(f"{_MARK}while running {func} {place(recorder)}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, short enough for one sentence."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160] if text else ''}"

@@ -1,0 +1,129 @@
+"""Who gets which token when router scores have no values: the policies behind `topk`.
+
+Total expert work is the same under each (every row takes k experts); how many experts are touched, and how unevenly, is
+the policy's choice. The trace says which one answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from llm_perf_opt.errors import PerfOptError, UsageError
+
+
+class RoutingPolicy(Protocol):
+    """Chooses k distinct of n candidates for every row."""
+
+    name: str
+
+    def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        """Indices of shape [rows, k]; `call_index` counts the `topk` calls of one run from 0."""
+        ...
+
+
+class BalancedRouting:
+    """Row r takes candidates r*k .. r*k+k-1, modulo n: every expert gets the same number of rows, within one."""
+
+    name = "balanced"
+
+    def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        return (torch.arange(rows * k) % candidates).view(rows, k)
+
+
+class OneExpertRouting:
+    """Every row takes candidates 0 .. k-1: the worst load, the fewest experts touched."""
+
+    name = "one"
+
+    def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        return torch.arange(k).expand(rows, k).contiguous()
+
+
+class RandomRouting:
+    """Every row takes k distinct candidates uniformly; the same seed gives the same run."""
+
+    # Above this, k distinct draws by sorting a whole row of random keys would dominate the run.
+    _SORTED_DRAW_LIMIT = 4096
+
+    def __init__(self, seed: int = 0) -> None:
+        self.name = f"random:{seed}"
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        if candidates <= self._SORTED_DRAW_LIMIT:
+            return torch.rand(rows, candidates, generator=self._generator).topk(k, dim=-1).indices
+        start = torch.randint(candidates, (rows, 1), generator=self._generator)
+        return (start + torch.arange(k)) % candidates
+
+
+class ReplayRouting:
+    """The i-th `topk` of the run gives expert e exactly `counts[i][e]` rows, as recorded from a real run.
+
+    Which rows go to which expert is not recorded and not needed: shapes and costs depend on the counts alone.
+    """
+
+    name = "replay"
+
+    def __init__(self, counts: Sequence[Sequence[int]]) -> None:
+        self._counts = [torch.tensor(list(call), dtype=torch.long) for call in counts]
+
+    def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        if call_index >= len(self._counts):
+            raise _mismatch(
+                f"the run asks for routing {call_index + 1} times, the record has {len(self._counts)} entries"
+            )
+        counts = self._counts[call_index]
+        if counts.numel() != candidates or int(counts.sum()) != rows * k or int(counts.max()) > rows:
+            raise _mismatch(
+                f"routing call {call_index} needs {rows} rows x {k} of {candidates} experts, "
+                f"the record has {int(counts.sum())} choices of {counts.numel()}"
+            )
+        # Laid out column by column: an expert's run never wraps onto a row twice, because no count exceeds the rows.
+        return torch.repeat_interleave(torch.arange(candidates), counts).view(k, rows).t().contiguous()
+
+
+def read_replay(file: Path, phase: str) -> ReplayRouting:
+    """Recorded counts from a JSON file: `{"prefill": [[rows of expert 0, ...], ...], "decode": [...]}`.
+
+    The lists of a phase are its routing decisions in the order in which the model makes them.
+    """
+    try:
+        counts = json.loads(file.read_text(encoding="utf-8"))[phase]
+        return ReplayRouting(counts)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise UsageError(
+            f"No expert counts for phase {phase!r} in {file}.",
+            why=f"{type(error).__name__}: {error}",
+            fix='write {"' + phase + '": [[rows of expert 0, rows of expert 1, ...], one list per routing call]}',
+        ) from error
+
+
+def _mismatch(why: str) -> PerfOptError:
+    return PerfOptError(
+        "The recorded expert counts do not fit this run.",
+        why=why,
+        fix="record the counts from the same model and workload, or choose --routing balanced",
+    )
+
+
+def routing_policy(text: str, phase: str = "prefill") -> RoutingPolicy:
+    """The policy named on the command line: `balanced`, `one`, `random`, `random:SEED` or `replay:FILE`."""
+    name, _, argument = text.partition(":")
+    if name == "replay" and argument:
+        return read_replay(Path(argument), phase)
+    if name == "balanced" and not argument:
+        return BalancedRouting()
+    if name == "one" and not argument:
+        return OneExpertRouting()
+    if name == "random" and (not argument or argument.isdigit()):
+        return RandomRouting(int(argument or 0))
+    raise UsageError(
+        f"No routing policy {text!r}.",
+        why="a routing policy decides how many tokens each expert receives",
+        fix="use balanced, one, random:SEED, or replay:FILE with recorded counts",
+    )

@@ -1,0 +1,64 @@
+"""Attention and grouped products, kept as the one op they are on the device that is modelled.
+
+Left to torch, a CPU tensor's attention would decompose into a score matrix that no fused kernel stores, and the meta
+kernel of `_grouped_mm` would refuse every dtype but bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from llm_perf_opt.weightless.ghost import Ghost
+from llm_perf_opt.weightless.recipes import Constant, Fresh
+from llm_perf_opt.weightless.rules.registry import argument, shape_rule
+from llm_perf_opt.weightless.spec import contiguous_spec, spec_of
+
+_MEMORY_EFFICIENT, _MATH = 2, 0
+
+
+@shape_rule("_fused_sdp_choice")
+def fused_choice(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """For code that asks which kernel would run: the memory-efficient one, unless dropout rules it out."""
+    return Constant(_MATH if kwargs.get("dropout_p") else _MEMORY_EFFICIENT)
+
+
+@shape_rule("scaled_dot_product_attention")
+def scaled_dot_product_attention(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    query, key, value = args[:3]
+    if query.ndim < 3:
+        return NotImplemented
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
+        raise RuntimeError(f"scaled_dot_product_attention: shapes do not match: {shapes}")
+    lead = tuple(query.shape[:-2])
+    if not kwargs.get("enable_gqa", False):
+        lead = tuple(torch.broadcast_shapes(lead, key.shape[:-2], value.shape[:-2]))
+    mask = argument(args, kwargs, 3, "attn_mask", None)
+    if mask is not None:
+        torch.broadcast_shapes(mask.shape, (*lead, query.shape[-2], key.shape[-2]))
+    shape = (*lead, query.shape[-2], value.shape[-1])
+    if len(shape) == 4 and query.shape[-1] == value.shape[-1]:
+        # Fused kernels write [batch, tokens, heads, dim] and return its transpose.
+        _, heads, tokens, dim = shape
+        return Fresh(spec_of(shape, (heads * tokens * dim, dim, heads * dim, 1), query.dtype))
+    return Fresh(contiguous_spec(shape, query.dtype))
+
+
+@shape_rule("_grouped_mm")
+def grouped_mm(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """[tokens, k] x [experts, k, n] -> [tokens, n]: each token meets the matrix of its own expert."""
+    left, right = args[0], args[1]
+    if left.ndim != 2 or right.ndim != 3:
+        return NotImplemented
+    dtype = kwargs.get("out_dtype") or left.dtype
+    return Fresh(contiguous_spec((left.shape[0], right.shape[2]), dtype))
+
+
+@shape_rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    source, grid = args[0], args[1]
+    dtype = source.dtype if isinstance(source, Ghost) else grid.dtype
+    return Fresh(contiguous_spec((*source.shape[:2], *grid.shape[1:-1]), dtype))

@@ -1,0 +1,103 @@
+"""Conversions of dtype and device. A device is only ever shown, so moving to one changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from llm_perf_opt.weightless.ghost import Ghost
+from llm_perf_opt.weightless.recipes import Answered, CopyOf, Recipe, SameAs, Verdict
+from llm_perf_opt.weightless.rules.registry import real_rule, shape_rule, value_rule
+from llm_perf_opt.weightless.spec import Spec, preserved_layout, spec_of_tensor
+
+_CPU = torch.device("cpu")
+
+
+def _cast(
+    engine: Any,
+    func: Any,
+    ghost: Ghost,
+    dtype: torch.dtype | None,
+    copy: Any,
+    memory_format: torch.memory_format | None,
+) -> Recipe:
+    spec = ghost.spec
+    target = _target_spec(spec, dtype or spec.dtype, memory_format)
+    if target is spec and not copy:
+        return SameAs((0,))
+    if spec.is_float and not target.is_float:
+        if target.numel <= engine.limits.eager_mask:
+            return Answered(target, func)
+        return Verdict(target, None)
+    return CopyOf(target, (0,))
+
+
+def _target_spec(spec: Spec, dtype: torch.dtype, memory_format: torch.memory_format | None) -> Spec:
+    if memory_format in (None, torch.preserve_format):
+        return spec if dtype is spec.dtype else preserved_layout(spec, dtype)
+    twin = torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device="meta")
+    return spec_of_tensor(twin.contiguous(memory_format=memory_format))
+
+
+@shape_rule("_to_copy")
+def to_copy(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _cast(engine, func, args[0], kwargs.get("dtype"), True, kwargs.get("memory_format"))
+
+
+@shape_rule("to.dtype")
+def to_dtype(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    _, dtype, _, copy, memory_format = _with_names(args, kwargs, "dtype", "non_blocking", "copy", "memory_format")
+    return _cast(engine, func, args[0], dtype, copy, memory_format)
+
+
+@shape_rule("to.device")
+def to_device(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    _, _, dtype, _, copy, memory_format = _with_names(
+        args, kwargs, "device", "dtype", "non_blocking", "copy", "memory_format"
+    )
+    return _cast(engine, func, args[0], dtype, copy, memory_format)
+
+
+@shape_rule("to.dtype_layout")
+def to_dtype_layout(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _cast(engine, func, args[0], kwargs.get("dtype"), kwargs.get("copy"), kwargs.get("memory_format"))
+
+
+@shape_rule("to.other")
+def to_other(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    _, other, _, copy, memory_format = _with_names(args, kwargs, "other", "non_blocking", "copy", "memory_format")
+    return _cast(engine, func, args[0], other.dtype, copy, memory_format)
+
+
+@shape_rule("type_as")
+def type_as(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _cast(engine, func, args[0], args[1].dtype, False, None)
+
+
+@value_rule("to.other", "type_as")
+def real_tensor_like_ghost(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A real tensor cast to the dtype of a ghost stays real."""
+    if type(args[0]) is Ghost:
+        return NotImplemented
+    return args[0].to(args[1].dtype, copy=bool(kwargs.get("copy")))
+
+
+def _with_names(args: Sequence[Any], kwargs: Mapping[str, Any], *names: str) -> list[Any]:
+    return [*args, *(kwargs.get(name) for name in names[len(args) - 1 :])]
+
+
+@real_rule("to.device")
+def real_to_device(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return func(args[0], _CPU, *args[2:], **kwargs)
+
+
+@real_rule("is_pinned")
+def real_is_pinned(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return False
+
+
+@real_rule("_pin_memory", "pin_memory")
+def real_pin_memory(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[0]

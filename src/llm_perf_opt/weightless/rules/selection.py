@@ -1,0 +1,126 @@
+"""Which one, or in which order: indices chosen from values that are not there. The oracle chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from llm_perf_opt.weightless.ghost import Ghost, new_ghost
+from llm_perf_opt.weightless.rules.registry import argument, value_rule
+from llm_perf_opt.weightless.spec import Spec, contiguous_spec
+
+
+def _index_ghost(shape: Sequence[int]) -> Ghost:
+    return new_ghost(contiguous_spec(shape, torch.long))
+
+
+@value_rule("topk.default")
+def topk(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if type(args[0]) is not Ghost:
+        return NotImplemented
+    spec, k, dim = args[0].spec, args[1], argument(args, kwargs, 2, "dim", -1)
+    shape = list(spec.shape)
+    if shape:
+        if k > shape[dim]:
+            raise RuntimeError("selected index k out of range")
+        shape[dim] = k
+    values = new_ghost(contiguous_spec(shape, spec.dtype))
+    is_large = math.prod(shape) > engine.limits.routing
+    indices = _index_ghost(shape) if is_large else engine.oracle.topk(spec.shape, dim, k)
+    return torch.return_types.topk((values, indices))
+
+
+@value_rule("sort.default", "sort.stable", "argsort.default", "argsort.stable")
+def sort(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if type(args[0]) is not Ghost:
+        return NotImplemented
+    spec = args[0].spec
+    positional_dim = next((value for value in args[1:] if type(value) is int), -1)
+    dim = kwargs.get("dim", positional_dim)
+    name = func._overloadpacket.__name__
+    is_large = spec.numel > engine.limits.real_integer
+    order = _index_ghost(spec.shape) if is_large else engine.oracle.identity_order(name, spec.shape, dim)
+    if name == "argsort":
+        return order
+    values = new_ghost(spec) if spec.is_float or is_large else engine.oracle.values(spec)
+    return torch.return_types.sort((values, order))
+
+
+@value_rule("argmax.default", "argmin.default")
+def argmax(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    spec, dim = args[0].spec, argument(args, kwargs, 1, "dim", None)
+    keep = argument(args, kwargs, 2, "keepdim", False)
+    shape = _reduced(spec, dim, keep)
+    if dim is not None and _may_route(engine, spec, shape):
+        return engine.oracle.topk(spec.shape, dim, 1).reshape(shape)
+    return _winners(engine, func, shape, spec.numel if dim is None else _length(spec, dim))
+
+
+@value_rule("max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode.default", "kthvalue.default")
+def best_along(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    name = func._overloadpacket.__name__
+    first = 2 if name == "kthvalue" else 1
+    spec, dim = args[0].spec, argument(args, kwargs, first, "dim", -1)
+    shape = _reduced(spec, dim, argument(args, kwargs, first + 1, "keepdim", False))
+    if name == "max" and _may_route(engine, spec, shape):
+        indices = engine.oracle.topk(spec.shape, dim, 1).reshape(shape)
+    else:
+        indices = _winners(engine, func, shape, _length(spec, dim))
+    value_spec = contiguous_spec(shape, spec.dtype)
+    is_real = not spec.is_float and type(indices) is not Ghost
+    values = engine.oracle.values(value_spec) if is_real else new_ghost(value_spec)
+    return getattr(torch.return_types, name)((values, indices))
+
+
+def _may_route(engine: Any, spec: Spec, shape: tuple[int, ...]) -> bool:
+    """The best of floats along a dimension may be a router that takes one expert: then the routing policy answers."""
+    return bool(spec.is_float and spec.ndim and math.prod(shape) <= engine.limits.routing)
+
+
+def _winners(engine: Any, func: Any, shape: tuple[int, ...], candidates: int) -> torch.Tensor:
+    if math.prod(shape) > engine.limits.real_integer:
+        return _index_ghost(shape)
+    winners: torch.Tensor = engine.oracle.one_of(func._overloadpacket.__name__, shape, candidates)
+    return winners
+
+
+@value_rule("cummax.default", "cummin.default")
+def running_best(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    spec, name = args[0].spec, func._overloadpacket.__name__
+    order = engine.oracle.identity_order(name, spec.shape, argument(args, kwargs, 1, "dim", -1))
+    return getattr(torch.return_types, name)((new_ghost(spec), order))
+
+
+@value_rule("multinomial.default")
+def multinomial(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    shape = args[0].spec.shape
+    count = argument(args, kwargs, 1, "num_samples", 1)
+    return engine.oracle.one_of("multinomial", (*shape[:-1], count), shape[-1])
+
+
+@value_rule("bucketize.Tensor", "searchsorted.Tensor")
+def bucketize(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    name = func._overloadpacket.__name__
+    values, boundaries = (args[0], args[1]) if name == "bucketize" else (args[1], args[0])
+    return engine.oracle.one_of(name, tuple(values.shape), max(boundaries.shape[-1], 1))
+
+
+@value_rule("bucketize.Scalar", "searchsorted.Scalar")
+def bucketize_scalar(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return engine.oracle.one_of(func._overloadpacket.__name__, (), 1)
+
+
+def _length(spec: Spec, dim: int) -> int:
+    return spec.shape[dim] if spec.ndim else 1
+
+
+def _reduced(spec: Spec, dim: int | None, keep: bool) -> tuple[int, ...]:
+    shape = list(spec.shape)
+    if dim is None:
+        return (1,) * len(shape) if keep else ()
+    if shape:
+        shape[dim : (dim % len(shape)) + 1] = [1] if keep else []
+    return tuple(shape)

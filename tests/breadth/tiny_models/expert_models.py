@@ -1,0 +1,152 @@
+"""Mixtures of experts, most of them run in a Python loop, so that what an expert sees depends on the routing."""
+
+from __future__ import annotations
+
+from .model_case import TinyModel, ids, ones
+
+_DECODER = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+_QWEN = _DECODER | {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2}
+_DEEPSEEK = _DECODER | {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+_T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+_PROMPT = {"input_ids": ids(2, 9), "attention_mask": ones(2, 9)}
+
+EXPERTS = (
+    TinyModel(
+        model="MixtralForCausalLM",
+        config="MixtralConfig",
+        family="experts",
+        sizes=_DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        inputs=_PROMPT,
+        experts="eager",
+        routed=True,
+    ),
+    TinyModel(
+        model="Qwen3MoeForCausalLM",
+        config="Qwen3MoeConfig",
+        family="experts",
+        sizes=_QWEN,
+        inputs=_PROMPT,
+        experts="eager",
+        routed=True,
+    ),
+    TinyModel(
+        model="Qwen2MoeForCausalLM",
+        config="Qwen2MoeConfig",
+        family="experts",
+        sizes=_QWEN | {"shared_expert_intermediate_size": 24},
+        inputs=_PROMPT,
+        experts="grouped_mm",
+    ),
+    TinyModel(
+        model="OlmoeForCausalLM",
+        config="OlmoeConfig",
+        family="experts",
+        sizes=_DECODER | {"num_experts": 8, "num_experts_per_tok": 2},
+        inputs=_PROMPT,
+        experts="eager",
+        routed=True,
+    ),
+    TinyModel(
+        model="DeepseekV3ForCausalLM",
+        config="DeepseekV3Config",
+        family="experts",
+        sizes=_DEEPSEEK,
+        inputs=_PROMPT,
+        experts="eager",
+        routed=True,
+    ),
+    TinyModel(
+        model="DeepseekV2ForCausalLM",
+        config="DeepseekV2Config",
+        family="experts",
+        sizes=_DEEPSEEK | {"topk_method": "group_limited_greedy"},
+        inputs=_PROMPT,
+        experts="batched_mm",
+    ),
+    TinyModel(
+        model="GptOssForCausalLM",
+        config="GptOssConfig",
+        family="experts",
+        sizes=_DECODER | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+        inputs=_PROMPT,
+        experts="eager",
+    ),
+    TinyModel(
+        model="DbrxForCausalLM",
+        config="DbrxConfig",
+        family="experts",
+        sizes={
+            "vocab_size": 64,
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+        inputs=_PROMPT,
+        routed=True,
+    ),
+    TinyModel(
+        model="JetMoeForCausalLM",
+        config="JetMoeConfig",
+        family="experts",
+        sizes=_DECODER | {"kv_channels": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
+        inputs=_PROMPT,
+    ),
+    TinyModel(
+        model="LongcatFlashForCausalLM",
+        config="LongcatFlashConfig",
+        family="experts",
+        sizes={
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "ffn_hidden_size": 48,
+            "expert_ffn_hidden_size": 16,
+            "num_layers": 1,
+            "num_attention_heads": 4,
+            "n_routed_experts": 4,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "head_dim": 8,
+            "pad_token_id": 0,
+        },
+        inputs=_PROMPT,
+        routed=True,
+    ),
+    TinyModel(
+        model="SwitchTransformersForConditionalGeneration",
+        config="SwitchTransformersConfig",
+        family="experts",
+        sizes=_T5 | {"num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+        inputs=_PROMPT | {"decoder_input_ids": ids(2, 5)},
+        routed=True,
+    ),
+)

@@ -1,0 +1,71 @@
+"""A model and a tracer that stand in for the real ones, so that the command is tested without torch."""
+
+from __future__ import annotations
+
+from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder
+from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.plugins import Sight, Stage, Target, Workload
+
+ROWS = 3  # the one matrix product of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
+FLOPS = 120
+
+
+class StandInAdapter:
+    """Two phases, unless no token is decoded; `mode=odd` adds an op that nobody can price."""
+
+    title = "a stand-in"
+
+    def targets(self, workload: Workload) -> tuple[Target, ...]:
+        if workload.crops is not None:
+            raise UsageError("stand-in takes no --crops.", why="it has no image", fix="leave --crops out")
+        phases = ("prefill", "decode") if workload.decode_steps else ("prefill",)
+        return tuple(
+            Target(
+                model="stand-in",
+                phase=phase,
+                workload={"mode": workload.mode},
+                build=lambda: None,
+                invoke=lambda built: None,
+                stages=(Stage(name="head", paths=("head",)),),
+            )
+            for phase in phases
+        )
+
+
+class StandInTracer:
+    """Prints, as some models do, and records one product in the module `head`."""
+
+    sees = frozenset({Sight.MODULES, Sight.OPS})
+
+    def __init__(self, routing: str = "balanced", device: str = "cuda") -> None:
+        self.routing, self.device = routing, device
+
+    def trace(self, target: Target) -> CallGraph:
+        print("a model prints from its forward")
+        builder = CallGraphBuilder()
+        left, weight, out = (builder.meta(shape, "float32", self.device) for shape in ((ROWS, 4), (4, 5), (ROWS, 5)))
+        builder.module("", "StandIn", ("head",), {})
+        builder.module("head", "Head", (), {"out_features": 5})
+        builder.parameter("head.weight", weight, 1, 80, is_buffer=False)
+        builder.allocate(2, 48, "input")
+        builder.enter("", [(left, 2)])
+        builder.enter("head", [(left, 2)])
+        builder.allocate(3, 60)
+        builder.op(
+            OpKind(name="aten.mm.default", inputs=(left, weight), outputs=(out,), output_aliases=(-1,)), (2, 1), (3,)
+        )
+        if target.workload["mode"] == "odd":
+            builder.allocate(4, 60)
+            builder.op(OpKind(name="odd.scan.default", inputs=(out,), outputs=(out,), output_aliases=(-1,)), (3,), (4,))
+        builder.leave([(out, 3)])
+        builder.leave([(out, 3)])
+        return builder.finish(
+            model=target.model,
+            phase=target.phase,
+            tracer=f"stand-in, {self.routing}",
+            workload=target.workload,
+            stages=[(stage.name, stage.paths) for stage in target.stages],
+            runtime=target.runtime,
+            library_versions={},
+        )

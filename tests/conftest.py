@@ -1,0 +1,71 @@
+"""Shared by every test: nothing that a test runs may leave a hook, a mode or a patch behind in torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+import pytest
+
+# Where something that watches torch could leave a patch behind.
+MODULES = ("torch", "torch.cuda", "torch.nn.functional", "torch.nn.init", "torch.nn.modules.module")
+CLASSES = ("torch.Tensor", "torch.autocast", "torch.distributions.Distribution", "torch.nn.Module")
+
+BY_OTHERS = {
+    "torch.manual_seed",  # torch._dynamo wraps it when it is first imported
+    "torch.nn.Module.smart_apply",  # transformers adds it for good when it first initialises a model
+}
+
+
+@pytest.fixture(autouse=True)
+def torch_is_left_as_it_was() -> Iterator[None]:
+    """Every attribute that could be patched is the same object afterwards, and no mode or hook is still on."""
+    if "torch" not in sys.modules:  # a test that never loads torch cannot leave anything in it
+        yield
+        return
+    attributes, state = _attributes(), _state()
+    yield
+    after = _attributes()
+    changed = {name for name, value in attributes.items() if after.get(name) is not value}
+    added = {name for name in after.keys() - attributes.keys() if name.rpartition(".")[0] in CLASSES}
+    assert (changed | added) - BY_OTHERS == set()
+    assert _state() == state
+
+
+def _attributes() -> dict[str, object]:
+    """Dotted name -> object. Modules grow by lazy imports, so only in classes is a new name a patch."""
+    import torch.distributions
+
+    found = {}
+    for place in (*MODULES, *CLASSES):
+        owner: Any = reduce(getattr, place.split(".")[1:], torch)
+        found.update({f"{place}.{name}": value for name, value in vars(owner).items()})
+    return found
+
+
+def _state() -> dict[str, object]:
+    import torch
+    from torch.nn.modules import module as module_hooks
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    hooks = [name for name in vars(module_hooks) if name.startswith("_global_") and name.endswith("_hooks")]
+    return {
+        "dispatch modes": len(_get_current_dispatch_mode_stack()),
+        "function modes": len(_get_current_function_mode_stack()),
+        "infra modes": [torch._C._get_dispatch_mode(key) is None for key in _mode_keys()],
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "excluded keys": str(torch._C._dispatch_tls_local_exclude_set()),
+        "included keys": str(torch._C._dispatch_tls_local_include_set()),
+        **{name: len(vars(module_hooks)[name]) for name in hooks},
+    }
+
+
+def _mode_keys() -> list[Any]:
+    from torch._C import _TorchDispatchModeKey as Key
+
+    return [Key.FAKE, Key.PROXY, Key.FUNCTIONAL]

@@ -1,0 +1,61 @@
+"""The released DeepSeek-OCR code, unmodified and without weights: the calls and FLOPs that were recorded from it."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.analyses.module_costs import module_costs
+from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.plugins import FOLDERS
+from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.weightless import ReplayRouting
+from tests.end_to_end.deepseek_ocr_runs import facts, workload
+from tests.end_to_end.test_deepseek_ocr_callgraph import expert_counts, recorded, without_experts
+
+FOLDER = os.environ.get("LLM_PERF_OPT_DSOCR_DIR")
+pytestmark = [
+    pytest.mark.skipif(FOLDER is None, reason="LLM_PERF_OPT_DSOCR_DIR names no folder with the released code"),
+    pytest.mark.skipif(
+        FOLDER is not None and not version("transformers").startswith(("4.46.", "4.47.")),
+        reason="the released code needs transformers 4.46 or 4.47",
+    ),
+]
+RUNS = {"base": "base-1024", "gundam-2x3": "gundam-2x3"}
+
+
+@cache
+def traced(run: str, phase: str, *, replay: bool = False) -> CallGraph:
+    adapter = FOLDERS.get("huggingface")(Path(str(FOLDER)), True)
+    crops = facts(f"callgraph-{run}.json")["workload"]["crops"]
+    chosen = workload("base" if run == "base" else "gundam", crops)
+    wanted = "prefill" if phase == "prefill" else "decode"
+    (target,) = [target for target in adapter.targets(chosen) if target.phase == wanted]
+    counts = ReplayRouting(expert_counts(recorded(run, phase))) if replay else "balanced"
+    return WeightlessTracer(routing=counts).trace(target)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode_step"])
+@pytest.mark.parametrize("run", RUNS)
+def test_calls_and_edges_are_identical(run: str, phase: str) -> None:
+    record, graph = recorded(run, phase), traced(run, phase)
+    assert graph.problems() == []
+    assert without_experts(graph.call_counts) == without_experts(record["call_counts"])
+    assert without_experts(graph.edges) == without_experts(record["edges"])
+    assert traced(run, phase, replay=True).call_counts == record["call_counts"]
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode_step"])
+@pytest.mark.parametrize("run", RUNS)
+def test_flops_of_every_module_are_identical(run: str, phase: str) -> None:
+    wanted = {"workload": RUNS[run], "phase": phase}
+    (fact,) = [entry for entry in facts("flops.json")["runs"] if wanted.items() <= entry.items()]
+    costs = module_costs(traced(run, phase))
+    expected: dict[str, Any] = {path: sum(by_op.values()) for path, by_op in fact["by_module"].items()}
+    assert {path: costs.by_path[path].inclusive.flops for path in expected} == expected
+    assert costs.by_path[""].inclusive.flops == fact["total_flops"]

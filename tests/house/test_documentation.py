@@ -1,0 +1,55 @@
+"""The documentation is checked like code: names, verbs, options and the commands it shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from llm_perf_opt.cli.app import app
+from llm_perf_opt.plugins import FOLDERS, MODELS, REPORTERS, TRACERS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+COMMAND = typer.main.get_command(app)
+VERBS = COMMAND.commands  # type: ignore[attr-defined]  # the root command is a group
+
+
+def shown_commands() -> list[str]:
+    """Every `llm-perf-opt ...` line in a shell block of a page, comments and pipes cut off, placeholders left out."""
+    blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL)]
+    lines = [line.split("#")[0].split("|")[0].strip() for block in blocks for line in block.splitlines()]
+    return sorted({line for line in lines if line.startswith("llm-perf-opt ") and not re.search(r"\[|[A-Z]{3}", line)})
+
+
+@pytest.mark.parametrize("registry", [MODELS, FOLDERS, TRACERS, REPORTERS], ids=lambda registry: registry.kind)
+def test_every_plugin_is_documented(registry: object) -> None:
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    assert [name for name in registry.names() if f"`{name}`" not in text] == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_has_a_page_that_names_every_option(verb: str) -> None:
+    page = (ROOT / "docs" / "cli" / f"{verb}.md").read_text("utf-8")
+    options = [name for parameter in VERBS[verb].params for name in parameter.opts if name.startswith("--")]
+    assert [name for name in options if name not in page] == []
+
+
+@pytest.mark.parametrize("line", shown_commands())
+def test_every_command_shown_can_be_parsed(line: str) -> None:
+    _, verb, *words = shlex.split(line)
+    VERBS[verb].make_context(verb, words, resilient_parsing=False)
+
+
+def test_the_pages_show_commands_at_all() -> None:
+    assert len(shown_commands()) >= 8
+
+
+def test_the_page_on_the_file_names_every_key_of_the_schema() -> None:
+    page = (ROOT / "docs" / "callgraph-file.md").read_text("utf-8")
+    schema = json.loads((ROOT / "src" / "llm_perf_opt" / "callgraph" / "schema.json").read_text("utf-8"))
+    assert [key for key in schema["properties"] if f"`{key}`" not in page] == []

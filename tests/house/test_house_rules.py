@@ -1,0 +1,87 @@
+"""The style, turned into failing tests: sizes, no broad except, nothing printed outside the command line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+FILES = sorted(
+    file
+    for room in ("src", "tests", "benchmarks", "scripts")
+    if (ROOT / room).is_dir()
+    for file in (ROOT / room).rglob("*.py")
+)
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def nodes(file: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+
+
+def lines(file: Path) -> Iterator[tuple[int, str]]:
+    return enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+
+
+def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in nodes(file) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def test_a_file_holds_one_idea() -> None:
+    long = {name_of(file): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert {name: lines for name, lines in long.items() if lines > 400} == {}
+
+
+def test_no_function_is_longer_than_a_page() -> None:
+    assert [f"{name_of(file)}:{f.lineno} {f.name}" for file in FILES for f in functions(file) if lines_of(f) > 60] == []
+
+
+def test_the_usual_function_is_short() -> None:
+    assert median(lines_of(function) for file in SOURCES for function in functions(file)) < 15
+
+
+def test_an_exemption_from_the_linter_carries_its_reason() -> None:
+    """Above all a broad `except` (BLE001), which may only stand where nothing can be swallowed, and says why."""
+    bare = re.compile(r"# noqa(?!: [A-Z]+\d+(, ?[A-Z]+\d+)* +\S+)")
+    found = [f"{name_of(file)}:{number}" for file in FILES for number, line in lines(file) if bare.search(line)]
+    assert [place for place in found if not place.startswith(name_of(Path(__file__)))] == []
+
+
+def test_no_file_is_called_after_nothing() -> None:
+    empty_words = {"utils", "util", "common", "helpers", "misc"}
+    assert [name_of(file) for file in FILES if empty_words & {file.stem, file.parent.name}] == []
+
+
+def test_a_skip_gives_its_reason() -> None:
+    """A `skip`, `skipif` or `xfail` without a word hides a test from the reader."""
+    marks = {"pytest.mark.skip", "pytest.mark.skipif", "pytest.mark.xfail"}
+    silent = [
+        f"{name_of(file)}:{node.lineno}"
+        for file in FILES
+        for node in nodes(file)
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in marks
+            and "reason" not in {k.arg for k in node.keywords}
+        )
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.skip" and not (node.args or node.keywords))
+    ]
+    assert silent == []
+
+
+def test_the_house_speaks_of_itself_alone() -> None:
+    """No path of the machine it was written on, and no file outside the repository, is part of the project."""
+    texts = [*FILES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "pyproject.toml", ROOT / ".ci" / "run"]
+    places = ("/" + "work/", "/" + "opt/", "../" + "shared")
+    assert [name_of(file) for file in texts if any(place in file.read_text(encoding="utf-8") for place in places)] == []

@@ -1,0 +1,96 @@
+"""The adapter turns workloads into targets, fills in what was left out, and refuses what makes no sense."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.plugins import Workload
+
+TINY = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())
+
+
+def test_the_default_is_an_a4_page_with_crops() -> None:
+    prefill, decode = DeepSeekOcrAdapter().targets(Workload())
+    assert prefill.workload == decode.workload
+    assert prefill.workload == {
+        "image": "1240x1754",
+        "mode": "gundam",
+        "crops": [2, 3],
+        "prompt_tokens": 20,
+        "image_tokens": 903,
+        "context_tokens": 924,
+        "decode_steps": 1,
+        "batch": 1,
+        "dtype": "bfloat16",
+        "attention": "eager",
+    }
+    assert prefill.runtime == {"images": 1, "crops_per_image": [6], "decoder_depth": 12, "decode_steps": 0}
+    assert decode.runtime == {"images": 0, "crops_per_image": [], "decoder_depth": 12, "decode_steps": 1}
+    assert [stage.name for stage in prefill.stages] == ["sam", "clip", "projector"]
+
+
+def test_targets_describe_themselves_in_json() -> None:
+    for target in TINY.targets(Workload(image="90x130")):
+        described = {"workload": dict(target.workload), "runtime": dict(target.runtime)}
+        assert json.loads(json.dumps(described)) == described
+
+
+@pytest.mark.parametrize("mode", ["tiny", "small", "base", "large", "gundam"])
+def test_both_phases_run_on_one_build(mode: str) -> None:
+    workload = Workload(image="90x130", mode=mode, prompt_tokens=3, decode_steps=2, batch=2, dtype="float32")
+    prefill, decode = TINY.targets(workload)
+    model = prefill.build()
+    assert decode.build() is model
+    assert not model.training
+    tokens = prefill.workload["context_tokens"]
+    assert prefill.invoke(model).logits.shape == (2, tokens, 160)
+    assert decode.invoke(model)[0][0].shape == (2, 2, tokens + 2, 16)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
+def test_weights_and_cache_have_the_dtype_asked_for(name: str) -> None:
+    prefill, decode = TINY.targets(Workload(image="90x130", mode="tiny", dtype=name))
+    model = prefill.build()
+    dtype = getattr(torch, name)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    output = prefill.invoke(model)
+    assert output.logits.dtype == torch.float32
+    assert output.past_key_values[0][0].dtype == dtype
+    assert decode.invoke(model)[0][0].dtype == dtype
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_without_decode_steps_there_is_only_prefill() -> None:
+    assert [target.phase for target in TINY.targets(Workload(image="90x130", decode_steps=0))] == ["prefill"]
+
+
+def test_forced_crops_imply_the_mode_that_has_them() -> None:
+    prefill = TINY.targets(Workload(image="90x130", crops=(3, 1)))[0]
+    assert prefill.workload["mode"] == "gundam"
+    assert prefill.workload["crops"] == [3, 1]
+    assert prefill.runtime["crops_per_image"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (Workload(mode="huge"), "no mode named 'huge'"),
+        (Workload(attention="paged"), "no attention named 'paged'"),
+        (Workload(dtype="int3"), "no dtype named 'int3'"),
+        (Workload(mode="base", crops=(2, 3)), "has no crops"),
+        (Workload(crops=(0, 3)), "crops cannot be 0"),
+        (Workload(decode_steps=-1), "decode_steps cannot be -1"),
+        (Workload(prompt_tokens=-1), "prompt_tokens cannot be -1"),
+        (Workload(batch=0), "batch cannot be 0"),
+        (Workload(image="missing.png"), "Cannot read 'missing.png'"),
+    ],
+)
+def test_nonsense_is_refused(workload: Workload, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TINY.targets(workload)

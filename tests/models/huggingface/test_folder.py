@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.plugins import Workload
+from tests.models.huggingface.folders import LLAMA, write_folder
+
+pytest.importorskip("transformers", reason="a Hugging Face folder is run by transformers, an optional extra")
+
+OWN_CODE = """
+import pathlib
+pathlib.Path(r"{witness}").write_text("ran")
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+class HouseConfig(PretrainedConfig):
+    model_type = "house_model"
+    def __init__(self, width=8, vocab_size=50, **rest):
+        super().__init__(**rest)
+        self.width = width
+        self.vocab_size = vocab_size
+
+class HouseModel(PreTrainedModel):
+    config_class = HouseConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.words = torch.nn.Embedding(config.vocab_size, config.width)
+        self.head = torch.nn.Linear(config.width, config.vocab_size)
+        self.post_init()
+    def forward(self, input_ids):
+        return self.head(self.words(input_ids))
+"""
+OWN_CONFIG = {
+    "model_type": "house_model",
+    "auto_map": {"AutoConfig": "house.HouseConfig", "AutoModel": "house.HouseModel"},
+}
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A folder with code of its own, and the file that the code leaves behind when it runs."""
+    folder, witness = tmp_path / "house_model", tmp_path / "witness"
+    folder.mkdir()
+    (folder / "house.py").write_text(OWN_CODE.format(witness=witness))
+    modules = tmp_path / "modules"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
+    return write_folder(folder, OWN_CONFIG), witness
+
+
+def test_code_in_a_folder_does_not_run_untrusted(own_code: tuple[Path, Path]) -> None:
+    folder, witness = own_code
+    with pytest.raises(UsageError, match=r"house\.HouseModel") as refusal:
+        HuggingFaceAdapter(folder, trust_remote_code=False)
+    assert "--trust-remote-code" in refusal.value.fix
+    assert not witness.exists()
+
+
+def test_code_in_a_folder_runs_when_trusted(own_code: tuple[Path, Path]) -> None:
+    folder, witness = own_code
+    (target,) = HuggingFaceAdapter(folder, trust_remote_code=True).targets(Workload(prompt_tokens=8))
+    assert witness.exists()
+    assert target.workload["inputs"] == {"input_ids": [1, 8]}
+    output: Any = target.invoke(target.build())
+    assert tuple(output.shape) == (1, 8, 50)
+
+
+def test_a_known_model_type_needs_no_trust_in_the_code_beside_it(tmp_path: Path) -> None:
+    config = {**LLAMA, "auto_map": {"AutoModelForCausalLM": "evil.Model", "AutoConfig": "evil.Config"}}
+    (tmp_path / "evil.py").write_text("raise SystemExit('the code ran')")
+    adapter = HuggingFaceAdapter(write_folder(tmp_path, config), trust_remote_code=False)
+    assert adapter.title.startswith("LlamaForCausalLM")
+
+
+def test_the_released_ocr_folder_asks_for_trust(tmp_path: Path) -> None:
+    config = {"model_type": "DeepseekOCR", "auto_map": {"AutoModel": "modeling_deepseekocr.DeepseekOCRForCausalLM"}}
+    with pytest.raises(UsageError, match="DeepseekOCR"):
+        HuggingFaceAdapter(write_folder(tmp_path, config), trust_remote_code=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"llama"',
+        "{}",
+        '{"model_type": 7}',
+        '{"model_type": ""}',
+        "[" * 100_000,
+        '{"a": "\\ud800',
+    ],
+    ids=["empty", "cut", "list", "null", "string", "no type", "number", "blank", "deep", "surrogate"],
+)
+def test_a_broken_configuration_is_refused_with_a_reason(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        HuggingFaceAdapter(tmp_path, trust_remote_code=False)
+    assert refusal.value.why
+    assert refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": "wide"},
+        {"hidden_size": -64},
+        {"num_attention_heads": 0},
+        {"num_hidden_layers": None},
+        {"vocab_size": [1, 2]},
+        {"rope_parameters": "circular", "rope_scaling": "circular"},
+        {"hidden_act": "__import__('os').system('true')"},
+        {"model_type": "../../etc/passwd"},
+        {"model_type": "no_such_model"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_hostile_fields_end_in_an_error_of_ours(tmp_path: Path, change: dict[str, Any]) -> None:
+    write_folder(tmp_path, {**LLAMA, **change})
+    with pytest.raises(PerfOptError):
+        HuggingFaceAdapter(tmp_path, trust_remote_code=False).targets(Workload(prompt_tokens=8))
+
+
+def test_architectures_of_another_model_are_not_loaded(tmp_path: Path) -> None:
+    write_folder(tmp_path, {**LLAMA, "architectures": ["Trainer", 3, "BertModel"]})
+    assert HuggingFaceAdapter(tmp_path, trust_remote_code=False).title.startswith("LlamaForCausalLM")
+
+
+def test_a_folder_without_a_configuration_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.json"):
+        HuggingFaceAdapter(tmp_path, trust_remote_code=False)

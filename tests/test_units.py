@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from llm_perf_opt import units
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"),
+    [
+        (0, "0 FLOP"),
+        (999, "999 FLOP"),
+        (1000, "1.00 kFLOP"),
+        (999_499, "999 kFLOP"),
+        (999_500, "1.00 MFLOP"),  # not "1000 kFLOP"
+        (1_139_967_033_344, "1.14 TFLOP"),
+        (388_149_837_824, "388 GFLOP"),
+        (12_345_678_901, "12.3 GFLOP"),
+        (9_996_000, "10.0 MFLOP"),  # not "10.00"
+        (5 * 10**21, "5000 EFLOP"),
+    ],
+)
+def test_tera_is_ten_to_the_twelfth(flops: int, text: str) -> None:
+    assert units.format_flops(flops) == text
+
+
+def test_a_mac_is_named_as_one() -> None:
+    assert units.format_macs(569_983_516_672) == "570 GMAC"
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1.00 KiB"),
+        (61_440, "60.0 KiB"),  # the KV cache of one DeepSeek-OCR token in bfloat16
+        (1023 * 1024 + 600, "1.00 MiB"),  # 1023.59 KiB, not "1024 KiB"
+        (6_672_212_480, "6.21 GiB"),  # 3,336,106,240 parameters of two bytes; 6.67 GB in decimal
+        (2**40, "1.00 TiB"),
+    ],
+)
+def test_gibi_is_two_to_the_thirtieth(size_bytes: int, text: str) -> None:
+    assert units.format_bytes(size_bytes) == text
+
+
+def test_counts_are_exact() -> None:
+    assert units.format_count(3_336_106_240) == "3,336,106,240"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (90, "90.0 s"),
+        (1.5, "1.50 s"),
+        (0.9996, "1.00 s"),  # not "1000 ms"
+        (0.2184, "218 ms"),
+        (12.3e-6, "12.3 us"),
+        (3e-9, "3.00 ns"),
+        (4e-12, "4e-12 s"),
+    ],
+)
+def test_durations_take_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert units.format_seconds(seconds) == text

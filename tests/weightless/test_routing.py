@@ -1,0 +1,63 @@
+"""Routing policies: k distinct experts per row, and the loads each policy promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.weightless import BalancedRouting, OneExpertRouting, RandomRouting, ReplayRouting, routing_policy
+
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 24)).flatmap(
+    lambda size: st.tuples(st.just(size[0]), st.just(size[1]), st.integers(1, size[1]))
+)
+
+
+def loads(chosen: torch.Tensor, experts: int) -> list[int]:
+    return torch.bincount(chosen.reshape(-1), minlength=experts).tolist()
+
+
+@given(SIZES)
+def test_every_policy_gives_each_row_k_distinct_experts(size: tuple[int, int, int]) -> None:
+    rows, experts, k = size
+    for policy in (BalancedRouting(), OneExpertRouting(), RandomRouting(1)):
+        chosen = policy.choose(rows, experts, k, 0)
+        assert chosen.shape == (rows, k)
+        assert all(len(set(row)) == k and min(row) >= 0 and max(row) < experts for row in chosen.tolist())
+
+
+@given(SIZES)
+def test_balanced_loads_differ_by_at_most_one(size: tuple[int, int, int]) -> None:
+    rows, experts, k = size
+    counts = loads(BalancedRouting().choose(rows, experts, k, 0), experts)
+    assert max(counts) - min(counts) <= 1
+
+
+@given(SIZES, st.integers(0, 2**31))
+def test_replay_gives_exactly_the_recorded_counts(size: tuple[int, int, int], seed: int) -> None:
+    rows, experts, k = size
+    recorded = loads(RandomRouting(seed).choose(rows, experts, k, 0), experts)
+    chosen = ReplayRouting([recorded]).choose(rows, experts, k, 0)
+    assert loads(chosen, experts) == recorded
+    assert all(len(set(row)) == k for row in chosen.tolist())
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = RandomRouting(5), RandomRouting(5)
+    assert all(torch.equal(first.choose(9, 8, 2, i), second.choose(9, 8, 2, i)) for i in range(3))
+
+
+def test_counts_of_another_run_are_refused() -> None:
+    replay = ReplayRouting([[2, 2, 0, 0]])
+    with pytest.raises(PerfOptError, match="do not fit this run"):
+        replay.choose(3, 4, 2, 0)
+    with pytest.raises(PerfOptError, match="1 entries"):
+        replay.choose(2, 4, 2, 1)
+
+
+@pytest.mark.parametrize("text", ["", "balance", "random:x", "one:2"])
+def test_an_unknown_policy_names_the_known_ones(text: str) -> None:
+    with pytest.raises(UsageError, match="balanced, one, random:SEED"):
+        routing_policy(text)
