@@ -10,17 +10,20 @@ With `--control N` every model of at most N parameters also runs for real, with 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import warnings
-from functools import partial
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 SAVE_EVERY = 20
+OPTIONAL_PACKAGES = ("detectron2", "natten", "scipy", "timm", "torchaudio", "torchvision")
 
 
 def main() -> int:
@@ -31,7 +34,7 @@ def main() -> int:
     import transformers
     from breadth.fork_pool import Caps, run_jobs
     from breadth.full_size_report import section
-    from breadth.full_size_run import run_model_type
+    from breadth.full_size_run import run_control, run_model_type
     from breadth.marked_section import replace_section
     from breadth.record_file import load_records, save_records
 
@@ -39,22 +42,45 @@ def main() -> int:
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    header = {"transformers": transformers.__version__, "torch": torch.__version__}
+    header = {"transformers": transformers.__version__, "torch": torch.__version__, "optional": _optional_packages()}
     records = load_records(options.out)
     wanted = [name for name in model_types() if _is_wanted(name, records, options)]
     run_model_type("llama")  # what every child would otherwise import for itself
     caps = Caps(seconds=options.seconds, memory_bytes=options.gib << 30)
-    job = partial(run_model_type, control_parameters=options.control)
-    for count, (name, record) in enumerate(run_jobs(wanted, job, caps, options.workers), 1):
-        records[name] = record
+    for count, (name, record) in enumerate(run_jobs(wanted, run_model_type, caps, options.workers), 1):
+        records[name] = {key: value for key, value in record.items() if key != "traceback"}  # paths of one machine
         print(f"{count}/{len(wanted)} {name}: {record['status']} {record.get('message', '')}", file=sys.stderr)
         if options.only:
             print(json.dumps(record, indent=1))
         if count % SAVE_EVERY == 0 or count == len(wanted):
             save_records(options.out, header, records)
+    for count, (name, record) in enumerate(
+        run_jobs(_small(records, options.control), run_control, caps, options.workers), 1
+    ):
+        records[name]["control"] = record
+        print(f"control {count} {name}: {record}", file=sys.stderr)
+        if count % SAVE_EVERY == 0:
+            save_records(options.out, header, records)
+    save_records(options.out, header, records)
     replace_section(options.page, "full-size configurations", section(header, records))
     print(f"Wrote {options.out} and refreshed {options.page}")
     return 0
+
+
+def _small(records: dict[str, dict[str, Any]], most_parameters: int) -> list[str]:
+    """Model types that ran, have no control yet, and are small enough for one; the smallest first."""
+    open_ones = [name for name, record in records.items() if record["status"] == "ok" and "control" not in record]
+    small = [name for name in open_ones if records[name]["parameters"] <= most_parameters]
+    return sorted(small, key=lambda name: int(records[name]["parameters"]))
+
+
+def _optional_packages() -> dict[str, str]:
+    """What is there of the packages that some model types import."""
+    found = {}
+    for name in OPTIONAL_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _is_wanted(name: str, records: dict[str, dict[str, object]], options: argparse.Namespace) -> bool:

@@ -44,6 +44,15 @@ def test_gibi_is_two_to_the_thirtieth(size_bytes: int, text: str) -> None:
     assert units.format_bytes(size_bytes) == text
 
 
+def test_a_short_count_has_three_digits() -> None:
+    assert [units.format_short_count(count) for count in (0, 999, 1280, 3_336_106_240)] == [
+        "0",
+        "999",
+        "1.28 k",
+        "3.34 G",
+    ]
+
+
 def test_counts_are_exact() -> None:
     assert units.format_count(3_336_106_240) == "3,336,106,240"
 

@@ -14,12 +14,16 @@ PLACEHOLDERS = (
     "media_placeholder_token_id", "vision_start_token_id", "vision_end_token_id", "boi_token_id", "eoi_token_id",
     "boa_token_id", "eoa_token_id", "image_start_token_id", "image_end_token_id",
 )  # fmt: skip
+COMPOSITES = ("vlm_config",)
 TOWERS = ("vision_config", "audio_config", "vit_config")
 WIDTHS = ("out_hidden_size", "output_dim")
 
 
 def align(config: Any) -> Iterator[str]:
     """Change `config` where its parts do not fit, and say in words what was changed."""
+    for name in COMPOSITES:
+        if hasattr(nested := getattr(config, name, None), "to_dict"):
+            yield from (f"{name}.{change}" for change in align(nested))
     text = getattr(config, "text_config", None)
     if not hasattr(text, "to_dict"):
         return

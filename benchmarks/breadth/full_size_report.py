@@ -10,6 +10,7 @@ from typing import Any
 
 Records = Mapping[str, Mapping[str, Any]]
 
+VALUES_DECIDE = {"lightglue": "it stops when enough points match, which only values can tell"}
 INTRODUCTION = """
 ## Full-size default configurations
 
@@ -30,8 +31,7 @@ def section(header: Mapping[str, Any], records: Records) -> str:
     ran = {name: record for name, record in records.items() if record["status"] == "ok"}
     parts = [
         INTRODUCTION.strip(),
-        f"With transformers {header['transformers']} and torch {header['torch']}: "
-        f"**{len(ran)} of {len(records)}** model types run.",
+        f"With {_versions(header)}: **{len(ran)} of {len(records)}** model types run.",
         _by_modality(ran),
         _cost(ran),
         _failures(records),
@@ -40,6 +40,13 @@ def section(header: Mapping[str, Any], records: Records) -> str:
         _changes(ran),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _versions(header: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {version}"
+        for name, version in ({key: header[key] for key in ("transformers", "torch")} | header["optional"]).items()
+    )
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -113,11 +120,16 @@ def _control(ran: Records) -> str:
         f"random weights and the same inputs; {len(equal)} make the same number of module calls."
     )
     rows = [
-        (f"`{name}`", record["calls"], _cell(record["control"].get("calls", record["control"].get("message"))))
+        (
+            f"`{name}`",
+            record["calls"],
+            _cell(record["control"].get("calls", record["control"].get("message"))),
+            VALUES_DECIDE.get(name, ""),
+        )
         for name, record in held.items()
         if name not in equal
     ]
-    return f"{text}\n\n{_table(('model type', 'calls weightless', 'for real'), rows)}" if rows else text
+    return f"{text}\n\n{_table(('model type', 'calls weightless', 'for real', 'why'), rows)}" if rows else text
 
 
 def _partial(ran: Records) -> str:

@@ -17,7 +17,7 @@ from llm_perf_opt.errors import PerfOptError, UsageError
 
 if TYPE_CHECKING:
     from llm_perf_opt.callgraph import CallGraph
-    from llm_perf_opt.document import Report
+    from llm_perf_opt.document import GraphView, Report
 
 Json = Any  # JSON-safe value: None, bool, int, float, str, list, dict with string keys
 Emit = Callable[[str, Json], None]  # the name of a runtime fact and its value so far
@@ -104,6 +104,14 @@ class Tracer(Protocol):
         ...
 
 
+class DrawingTracer(Tracer, Protocol):
+    """A tracer whose library draws pictures of its own."""
+
+    def picture(self, target: Target, path: str, file: Path) -> None:
+        """Draw one module into `file`, whose suffix is the format."""
+        ...
+
+
 class PartialTrace(PerfOptError):
     """The model raised half-way: `graph` holds what ran until then, and says in `stopped_in` where that was."""
 
@@ -127,6 +135,18 @@ class Reporter(Protocol):
 
     def render(self, report: Report) -> str:
         """The whole report as text."""
+        ...
+
+
+class Drawing(Protocol):
+    """One way to draw a grouped view. `metric` is what it weighs by: flops, bytes, parameters or calls."""
+
+    suffix: str
+
+    def __init__(self, metric: str = "flops") -> None: ...
+
+    def render(self, view: GraphView) -> str | bytes:
+        """The whole view as text, or as the bytes of a picture; the same view gives the same result."""
         ...
 
 
@@ -174,7 +194,13 @@ FOLDER_INPUTS: Registry[FolderInputs] = Registry(
     "model type with inputs of its own", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.released:released_targets"}
 )
 TRACERS: Registry[type[Tracer]] = Registry(
-    "tracer", {"weightless": "llm_perf_opt.tracers.weightless_tracer:WeightlessTracer"}
+    "tracer",
+    {
+        "weightless": "llm_perf_opt.tracers.weightless_tracer:WeightlessTracer",
+        "hooks": "llm_perf_opt.tracers.hooks_tracer:HooksTracer",
+        "torchlens": "llm_perf_opt.tracers.torchlens_tracer:TorchLensTracer",
+        "profiler": "llm_perf_opt.tracers.profiler_tracer:ProfilerTracer",
+    },
 )
 REPORTERS: Registry[type[Reporter]] = Registry(
     "report format",
@@ -182,5 +208,22 @@ REPORTERS: Registry[type[Reporter]] = Registry(
         "text": "llm_perf_opt.reports.text_report:TextReport",
         "json": "llm_perf_opt.reports.json_report:JsonReport",
         "markdown": "llm_perf_opt.reports.markdown_report:MarkdownReport",
+    },
+)
+DRAWINGS: Registry[type[Drawing]] = Registry(
+    "drawing",
+    {
+        "text": "llm_perf_opt.reports.text_drawing:TextDrawing",
+        "json": "llm_perf_opt.reports.json_drawing:JsonDrawing",
+        "markdown": "llm_perf_opt.reports.markdown_drawing:MarkdownDrawing",
+        "mermaid": "llm_perf_opt.reports.mermaid_drawing:MermaidDrawing",
+        "dot": "llm_perf_opt.reports.dot_drawing:DotDrawing",
+        "svg": "llm_perf_opt.reports.svg_drawing:SvgDrawing",
+        "png": "llm_perf_opt.reports.png_drawing:PngDrawing",
+        "html": "llm_perf_opt.reports.html_drawing:HtmlDrawing",
+        "model-explorer": "llm_perf_opt.reports.model_explorer_drawing:ModelExplorerDrawing",
+        "model-explorer-data": "llm_perf_opt.reports.model_explorer_data_drawing:ModelExplorerDataDrawing",
+        "speedscope": "llm_perf_opt.reports.speedscope_drawing:SpeedscopeDrawing",
+        "collapsed": "llm_perf_opt.reports.collapsed_drawing:CollapsedDrawing",
     },
 )

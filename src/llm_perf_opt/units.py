@@ -22,6 +22,11 @@ def format_flops(flops: float) -> str:
     return _scaled(flops, 1000, _DECIMAL_PREFIXES, "FLOP")
 
 
+def format_flops_per_s(rate: float) -> str:
+    """`61.4 TFLOP/s`: decimal prefixes, three significant digits."""
+    return _scaled(round(rate), 1000, _DECIMAL_PREFIXES, "FLOP/s")
+
+
 def format_macs(macs: float) -> str:
     """`2.29 TMAC`: multiply-adds, each of which is two FLOPs."""
     return _scaled(macs, 1000, _DECIMAL_PREFIXES, "MAC")

@@ -55,7 +55,7 @@ def test_it_leaves_sound_files_and_says_so(traced: tuple[Path, subprocess.Comple
         file = out / f"{phase}.callgraph.json"
         assert f"Wrote {file}" in done.stderr
         assert read_callgraph(file).problems() == []
-    assert done.stderr.splitlines()[-1] == f"Next: llm-perf-opt report {out} --format markdown"
+    assert done.stderr.splitlines()[-1] == f"Next: llm-perf-opt graph {out} --out graph.html"
 
 
 @pytest.mark.slow

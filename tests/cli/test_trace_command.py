@@ -17,7 +17,7 @@ def test_the_table_goes_to_stdout_and_the_talk_to_stderr(run: Run, tmp_path: Pat
     assert "prints from its forward" not in out
     assert "prints from its forward" in err
     assert f"Wrote {tmp_path / 'run' / 'prefill.callgraph.json'}" in err
-    assert err.splitlines()[-1] == f"Next: llm-perf-opt report {tmp_path / 'run'} --format markdown"
+    assert err.splitlines()[-1] == f"Next: llm-perf-opt graph {tmp_path / 'run'} --out graph.html"
 
 
 def test_one_file_per_phase_holds_what_ran(run: Run, tmp_path: Path) -> None:

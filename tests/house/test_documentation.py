@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from llm_perf_opt.cli.app import app
-from llm_perf_opt.plugins import FOLDERS, MODELS, REPORTERS, TRACERS
+from llm_perf_opt.plugins import DRAWINGS, FOLDERS, MODELS, REPORTERS, TRACERS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -26,7 +26,9 @@ def shown_commands() -> list[str]:
     return sorted({line for line in lines if line.startswith("llm-perf-opt ") and not re.search(r"\[|[A-Z]{3}", line)})
 
 
-@pytest.mark.parametrize("registry", [MODELS, FOLDERS, TRACERS, REPORTERS], ids=lambda registry: registry.kind)
+@pytest.mark.parametrize(
+    "registry", [MODELS, FOLDERS, TRACERS, REPORTERS, DRAWINGS], ids=lambda registry: registry.kind
+)
 def test_every_plugin_is_documented(registry: object) -> None:
     text = "".join(page.read_text("utf-8") for page in PAGES)
     assert [name for name in registry.names() if f"`{name}`" not in text] == []  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from llm_perf_opt.cli import doctor_command
 from llm_perf_opt.cli.trace_command import trace
 from llm_perf_opt.pipeline import TraceRequest
 from llm_perf_opt.plugins import Workload
+from llm_perf_opt.tracers.torchlens_tracer import WORKS_BELOW, WORKS_FROM
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -21,8 +22,15 @@ def names(requirements: list[str]) -> set[str]:
 def test_doctor_looks_for_every_dependency() -> None:
     extras = PROJECT["optional-dependencies"]
     assert {need.distribution for need in doctor_command.NEEDS if need.extra is None} == names(PROJECT["dependencies"])
-    for extra in ("hf", "profile"):
+    for extra in ("hf", "png", "profile", "torchlens", "weights"):
         assert {need.distribution for need in doctor_command.NEEDS if need.extra == extra} == names(extras[extra])
+
+
+def test_the_torchlens_that_is_installed_is_one_that_can_be_read() -> None:
+    lowest, highest = (".".join(map(str, release)) for release in (WORKS_FROM, WORKS_BELOW))
+    wanted = f"torchlens>={lowest},<{highest}"
+    assert PROJECT["optional-dependencies"]["torchlens"] == [wanted]
+    assert wanted in PROJECT["optional-dependencies"]["dev"]
 
 
 def test_the_tested_torch_is_the_required_one() -> None:
@@ -36,5 +44,5 @@ def test_the_command_has_the_defaults_of_the_request() -> None:
     workload, request = Workload(), TraceRequest(model="", workload=Workload())
     for name in ("image", "mode", "crops", "prompt_tokens", "decode_steps", "batch", "dtype", "attention"):
         assert defaults[name] == getattr(workload, name)
-    for name in ("routing", "device", "out", "force", "trust_remote_code"):
+    for name in ("tracer", "weights", "routing", "device", "out", "force", "trust_remote_code"):
         assert defaults[name] == getattr(request, name)

@@ -10,7 +10,7 @@ import pytest
 from llm_perf_opt import plugins
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
-from llm_perf_opt.plugins import FOLDER_INPUTS, FOLDERS, MODELS, REPORTERS, TRACERS, Registry, Sight
+from llm_perf_opt.plugins import DRAWINGS, FOLDER_INPUTS, FOLDERS, MODELS, REPORTERS, TRACERS, Registry, Sight
 
 
 def method_takes(plugin: type[Any], method: str, *names: str) -> bool:
@@ -53,9 +53,17 @@ def test_a_format_has_a_suffix_and_renders_an_empty_report(name: str) -> None:
     assert "nothing" in reporter().render(Report(title="nothing"))
 
 
+@pytest.mark.parametrize("name", DRAWINGS.names())
+def test_a_drawing_has_a_suffix_and_draws_a_view_by_a_metric(name: str) -> None:
+    drawing = DRAWINGS.get(name)
+    assert drawing.suffix.startswith(".")
+    assert method_takes(drawing, "__init__", "metric")
+    assert method_takes(drawing, "render", "view")
+
+
 def test_every_registry_is_held_to_its_protocol_here() -> None:
     registries = {name for name, value in vars(plugins).items() if isinstance(value, Registry)}
-    assert registries == {"MODELS", "FOLDERS", "FOLDER_INPUTS", "TRACERS", "REPORTERS"}
+    assert registries == {"MODELS", "FOLDERS", "FOLDER_INPUTS", "TRACERS", "REPORTERS", "DRAWINGS"}
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -105,6 +105,32 @@ class Tied(nn.Module):
         return self.head(self.embed(ids))
 
 
+class Forgiving(nn.Module):
+    """Catches what its first choice raises, and takes the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_choice = nn.Linear(5, 5)
+        self.second_choice = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return self.first_choice(x)
+        except RuntimeError:
+            return self.second_choice(x)
+
+
+class Experts(nn.Module):
+    """Siblings that are given the same tensor: no chain, and one of them is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts[0](x) + self.experts[2](x)
+
+
 def _floats() -> Tensor:
     return torch.ones(2, 4)
 
@@ -131,6 +157,18 @@ CASES = {
         {"": 1, "embed": 1, "head": 1},
         {"->embed": 1, "->head": 1},
         tied=("embed.weight", "head.weight"),
+    ),
+    "caught error": HardCase(
+        Forgiving,
+        lambda m: m(_floats()),
+        {"": 1, "first_choice": 1, "second_choice": 1},
+        {"->first_choice": 1, "->second_choice": 1},
+    ),
+    "experts": HardCase(
+        Experts,
+        lambda m: m(_floats()),
+        {"": 1, "experts.0": 1, "experts.2": 1},
+        {"->experts.0": 1, "->experts.2": 1},
     ),
     "twice": HardCase(Unused, lambda m: (m(_floats()), m(_floats())), {"": 2, "used": 2}, {"->used": 2}),
 }

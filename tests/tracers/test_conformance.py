@@ -10,9 +10,11 @@ from torch import nn
 
 from llm_perf_opt.plugins import TRACERS, PartialTrace, Sight, Target
 from tests.tracers.hard_cases import CASES, Raises
+from tests.tracers.tracer_params import tracers_that_see
 
-MODULE_TRACERS = [name for name in TRACERS.names() if Sight.MODULES in TRACERS.get(name).sees]
-LIFETIME_TRACERS = [name for name in TRACERS.names() if Sight.LIFETIMES in TRACERS.get(name).sees]
+MODULE_TRACERS = tracers_that_see(Sight.MODULES)
+LIFETIME_TRACERS = tracers_that_see(Sight.LIFETIMES)
+TIME_TRACERS = tracers_that_see(Sight.TIME)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -50,11 +52,48 @@ def test_a_model_that_raises_is_left_as_it_was(tracer: str) -> None:
     target = Target(
         model="case", phase="prefill", workload={}, build=lambda: model, invoke=lambda m: m(torch.ones(2, 4))
     )
+    before = {path: set(vars(module)) for path, module in model.named_modules()}
     with pytest.raises(PartialTrace) as stopped:
         TRACERS.get(tracer)().trace(target)
-    assert stopped.value.graph.stopped_in == "wrong"
     assert isinstance(stopped.value.__cause__, RuntimeError)
-    assert all("forward" not in vars(module) for module in model.modules())
+    assert {path: set(vars(module)) for path, module in model.named_modules()} == before
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("tracer", MODULE_TRACERS)
+def test_a_model_that_raises_leaves_a_trace_of_what_ran(tracer: str) -> None:
+    target = Target(
+        model="case", phase="prefill", workload={}, build=cache(Raises), invoke=lambda m: m(torch.ones(2, 4))
+    )
+    with pytest.raises(PartialTrace) as stopped:
+        TRACERS.get(tracer)().trace(target)
+    graph = stopped.value.graph
+    assert graph.stopped_in == "wrong"
+    assert graph.problems() == []
+    assert graph.call_counts == {"": 1, "fine": 1, "wrong": 1}
+    assert [meta.shape for meta in graph.output_metadata["fine"][0].tensors] == [(2, 4)]
+    assert [row.tensors for row in graph.output_metadata["wrong"]] == [()]
+    assert "in module wrong" in str(stopped.value)
+
+
+@pytest.mark.parametrize("tracer", MODULE_TRACERS)
+def test_after_a_fault_the_same_tracer_traces_on(tracer: str) -> None:
+    instance = TRACERS.get(tracer)()
+    broken = Target(
+        model="case", phase="prefill", workload={}, build=cache(Raises), invoke=lambda m: m(torch.ones(2, 4))
+    )
+    with pytest.raises(PartialTrace):
+        instance.trace(broken)
+    assert instance.trace(CASES["shared"].target()).call_counts == CASES["shared"].calls
+
+
+@pytest.mark.parametrize("tracer", TIME_TRACERS)
+def test_every_call_has_a_time_within_that_of_its_caller(tracer: str) -> None:
+    graph = TRACERS.get(tracer)().trace(CASES["containers"].target())
+    assert graph.calls is not None
+    assert len(graph.calls.started_ns) == len(graph.calls.ended_ns) == 4
+    assert all(end > start for start, end in zip(graph.calls.started_ns, graph.calls.ended_ns, strict=True))
+    assert graph.problems() == []
 
 
 @pytest.mark.parametrize("tracer", MODULE_TRACERS)

@@ -76,6 +76,16 @@ def test_a_real_index_out_of_range_is_an_error_as_it_would_be() -> None:
         engine.run(lambda: nn.functional.embedding(torch.tensor([9]), engine.ghost(4, 2)))
 
 
+def test_what_meta_kernels_forget_to_check_is_checked() -> None:
+    engine = Engine()
+    with pytest.raises(RuntimeError, match="32 channels, the weight 512"):
+        engine.run(
+            lambda: nn.functional.conv_transpose1d(engine.ghost(1, 32, 64), engine.ghost(512, 1, 32), groups=512)
+        )
+    with pytest.raises(RuntimeError, match="1 images and 2 grids"):
+        engine.run(lambda: nn.functional.grid_sample(engine.ghost(1, 3, 8, 8), engine.ghost(2, 4, 4, 2)))
+
+
 def test_values_that_would_not_fit_are_not_invented() -> None:
     engine = Engine()
     with pytest.raises(Refusal, match="tolist"):

@@ -49,7 +49,7 @@ def module_costs(graph: CallGraph) -> ModuleCosts:
     inclusive = _inclusive_costs(own, calls)
     paths = [graph.paths[row] for row in calls.path]
     own_by_path = _add_up(zip(paths, own, strict=True))
-    inclusive_by_path = _add_up((paths[call], inclusive[call]) for call in _outer_calls(calls))
+    inclusive_by_path = _add_up((paths[call], inclusive[call]) for call in outer_calls(calls))
     unpriced = _count_unpriced(graph, paths)
     called = [(parent, call) for call, parent in enumerate(calls.parent) if parent >= 0]
     return ModuleCosts(
@@ -93,7 +93,7 @@ def _inclusive_costs(own: list[OpCost], calls: CallColumns) -> list[OpCost]:
     return inclusive
 
 
-def _outer_calls(calls: CallColumns) -> Iterator[int]:
+def outer_calls(calls: CallColumns) -> Iterator[int]:
     """Calls that are not inside another call of the same module."""
     open_calls: list[int] = []
     open_paths: Counter[int] = Counter()

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from llm_perf_opt.analyses.coverage import UnpricedOp, merged_unpriced, priced_total
 from llm_perf_opt.analyses.parameter_owners import parameters_by_stage
+from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import (
     calls_of,
@@ -23,7 +24,7 @@ from llm_perf_opt.callgraph.records import OpKind, StorageColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """One stage, or the whole run. None is unknown: the tracer does not see ops, or does not follow memory.
+    """One stage, or the whole run. None is unknown: the tracer sees no ops that have a price, or follows no memory.
 
     `modules` counts the distinct modules called in the stage; one that is called in two stages counts in both.
     `flops`, `vector_flops` and `bytes_moved` are sums over the ops that have a price; the others are in `unpriced`.
@@ -66,8 +67,9 @@ def stage_costs(graph: CallGraph) -> StageCosts:
     """Calls, parameters, FLOPs, bytes and memory of each stage, and of the run."""
     calls, stages = calls_of(graph), stage_of_calls(graph)
     parameters = parameters_by_stage(graph)
-    counts = None if graph.ops is None else count_kinds_by_stage(graph)
-    memory = _memory_by_stage(graph)
+    has_prices = graph.ops is not None and any(price(kind) is not None for kind in graph.op_kinds)
+    counts = count_kinds_by_stage(graph) if has_prices else None
+    memory = _memory_by_stage(graph) if has_prices else None
     found = []
     for row, name in enumerate(stage_names(graph)):
         paths = [path for path, stage in zip(calls.path, stages, strict=True) if stage == row]
@@ -83,7 +85,7 @@ def stage_costs(graph: CallGraph) -> StageCosts:
             )
         )
     total = sum_of_stages("total", found, modules=len(set(calls.path)), parameters=sum(parameters.values()))
-    _assert_complete(graph, total)
+    _assert_complete(graph, total, has_prices=has_prices)
     return StageCosts(stages=tuple(found), total=total)
 
 
@@ -176,9 +178,9 @@ def _live_bytes(storages: StorageColumns, ops: int) -> array[int]:
     return array("q", accumulate(steps))[:ops]
 
 
-def _assert_complete(graph: CallGraph, total: StageCost) -> None:
+def _assert_complete(graph: CallGraph, total: StageCost, *, has_prices: bool) -> None:
     """The stages hold every call and every op once, hence the same cost as the run taken whole."""
     assert total.calls == len(calls_of(graph).path)
-    if graph.ops is not None:
+    if has_prices:
         cost, _ = priced_total(count_kinds(graph))
         assert (total.flops, total.vector_flops, total.bytes_moved) == (cost.flops, cost.vector_flops, cost.bytes_moved)

@@ -81,7 +81,7 @@ def _notes(graphs: Sequence[CallGraph], total: StageCost) -> Iterator[Note]:
         "and causal attention is not halved."
     )
     if total.ops is None:
-        yield Note("A tracer that sees no ops made this trace: FLOPs and bytes are unknown.", Level.WARNING)
+        yield Note("This trace holds no ops that could be priced: FLOPs and bytes are unknown.", Level.WARNING)
     yield from map(_unpriced_note, total.unpriced)
     for graph in graphs:
         if graph.stopped_in is not None:

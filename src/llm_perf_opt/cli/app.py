@@ -8,7 +8,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from llm_perf_opt import __version__
+from llm_perf_opt.cli.compare_command import compare
 from llm_perf_opt.cli.doctor_command import doctor
+from llm_perf_opt.cli.graph_command import graph
 from llm_perf_opt.cli.models_command import models
 from llm_perf_opt.cli.report_command import report
 from llm_perf_opt.cli.talk import say, start_talking
@@ -26,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (trace, report, models, doctor):
+for verb in (trace, graph, report, compare, models, doctor):
     app.command()(verb)
 
 

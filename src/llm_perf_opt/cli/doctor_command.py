@@ -37,7 +37,10 @@ NEEDS = (
     Need(distribution="pillow", purpose="--image FILE"),
     Need(distribution="typer", purpose="this command"),
     Need(distribution="transformers", purpose="tracing a Hugging Face folder", extra="hf"),
+    Need(distribution="resvg-py", purpose="graph --format png", extra="png"),
     Need(distribution="hydra-core", purpose="profile configurations", extra="profile"),
+    Need(distribution="torchlens", purpose="trace --tracer torchlens", extra="torchlens"),
+    Need(distribution="safetensors", purpose="trace --weights DIR", extra="weights"),
 )
 
 

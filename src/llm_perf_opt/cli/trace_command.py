@@ -14,7 +14,7 @@ import typer
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
 from llm_perf_opt.cli.talk import say, talk_more
 from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.plugins import MODELS, Workload
+from llm_perf_opt.plugins import MODELS, TRACERS, Workload
 
 _MODEL_HELP = f"A model ({', '.join(MODELS.names())}) or a local Hugging Face folder; it needs no weights in it."
 
@@ -31,8 +31,21 @@ DtypeOption = Annotated[
 AttentionOption = Annotated[
     Literal["eager", "sdpa", "flash"] | None, typer.Option(help="Attention code; the model's own default if absent.")
 ]
-RoutingOption = Annotated[str, typer.Option(help="Who gets the tokens: balanced, random:SEED, one, replay:FILE.")]
-DeviceOption = Annotated[Literal["cuda", "cpu"], typer.Option(help="The device the model's code believes in.")]
+TracerOption = Annotated[str, typer.Option(help=f"How to look: {', '.join(TRACERS.names())}.")]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(metavar="random|none|DIR", help="Weights of a real run; random unless told. weightless has none."),
+]
+PictureOption = Annotated[
+    str | None, typer.Option(metavar="MODULE=FILE", help="TorchLens's own picture of a module: svg, pdf or png.")
+]
+RoutingOption = Annotated[
+    str | None, typer.Option(help="Who gets the tokens: balanced (the default), random:SEED, one, replay:FILE.")
+]
+DeviceOption = Annotated[
+    Literal["cuda", "cpu"] | None,
+    typer.Option(help="weightless: the device the code believes in, cuda unless told. Others: where it runs, cpu."),
+]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the trace, one file per phase.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 if any op has no price.")]
@@ -50,8 +63,11 @@ def trace(
     batch: BatchOption = 1,
     dtype: DtypeOption = "bfloat16",
     attention: AttentionOption = None,
-    routing: RoutingOption = "balanced",
-    device: DeviceOption = "cuda",
+    tracer: TracerOption = "weightless",
+    weights: WeightsOption = None,
+    torchlens_picture: PictureOption = None,
+    routing: RoutingOption = None,
+    device: DeviceOption = None,
     out: OutOption = None,
     force: ForceOption = False,
     format_name: FormatOption = None,
@@ -60,7 +76,7 @@ def trace(
     trust_remote_code: TrustOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Run MODEL_OR_DIR without weights and print what each stage costs."""
+    """Run MODEL_OR_DIR, without weights unless told otherwise, and print what each stage costs."""
     from llm_perf_opt.pipeline import TraceRequest, run_trace
 
     if verbose:
@@ -79,6 +95,9 @@ def trace(
     request = TraceRequest(
         model=model,
         workload=workload,
+        tracer=tracer,
+        weights=weights,
+        torchlens_picture=_picture(torchlens_picture),
         routing=routing,
         device=device,
         trust_remote_code=trust_remote_code,
@@ -89,7 +108,7 @@ def trace(
         run = run_trace(request)
     show(run.report, reporter)
     _close(run.files, out)
-    if strict and run.unpriced_ops:
+    if strict and run.unpriced_ops != 0:
         raise _unpriced_error(run.unpriced_ops)
 
 
@@ -101,6 +120,17 @@ def _crop_grid(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
+def _picture(text: str | None) -> tuple[str, Path] | None:
+    if text is None:
+        return None
+    module, _, file = text.rpartition("=")
+    if Path(file).suffix not in (".svg", ".pdf", ".png") or not module:
+        raise typer.BadParameter(
+            f"{text!r} is not MODULE=FILE, like model.layers.0=layer.svg", param_hint="--torchlens-picture"
+        )
+    return module, Path(file)
+
+
 def _close(files: tuple[Path, ...], out: Path | None) -> None:
     """Say what was written and the next command."""
     for file in files:
@@ -108,10 +138,16 @@ def _close(files: tuple[Path, ...], out: Path | None) -> None:
     if out is None:
         say("Nothing written: add --out DIR to keep the trace.")
     else:
-        say(f"Next: llm-perf-opt report {shlex.quote(str(out))} --format markdown")
+        say(f"Next: llm-perf-opt graph {shlex.quote(str(out))} --out graph.html")
 
 
-def _unpriced_error(unpriced_ops: int) -> PerfOptError:
+def _unpriced_error(unpriced_ops: int | None) -> PerfOptError:
+    if unpriced_ops is None:
+        return PerfOptError(
+            "The costs are not known.",
+            why="--strict was given, and the tracer sees no ops",
+            fix="trace with --tracer weightless, and compare the two",
+        )
     return PerfOptError(
         f"{unpriced_ops:,} ops have no price and are not in the totals.",
         why="--strict was given",

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     MACS = "macs"
     BYTES = "bytes"
     SECONDS = "seconds"
+    FLOPS_PER_S = "flops_per_s"
 
 
 class Level(StrEnum):

@@ -17,6 +17,7 @@ _FORMATS: MappingProxyType[Kind, Callable[[float], str]] = MappingProxyType(
         Kind.MACS: units.format_macs,
         Kind.BYTES: units.format_bytes,
         Kind.SECONDS: units.format_seconds,
+        Kind.FLOPS_PER_S: units.format_flops_per_s,
     }
 )
 

@@ -8,7 +8,13 @@ import re
 from llm_perf_opt.document import Cell, Column, Kind, Report, Table
 
 # Counts and words need no unit; "bytes moved" already has one.
-_UNIT_OF = {Kind.FLOPS: "flops", Kind.MACS: "macs", Kind.BYTES: "bytes", Kind.SECONDS: "seconds"}
+_UNIT_OF = {
+    Kind.FLOPS: "flops",
+    Kind.MACS: "macs",
+    Kind.BYTES: "bytes",
+    Kind.SECONDS: "seconds",
+    Kind.FLOPS_PER_S: "flops_per_s",
+}
 
 
 class JsonReport:

@@ -68,7 +68,7 @@ def _watched(forward: Callable[..., Any], path: str, enter: Enter, leave: Leave,
             stop.passes(error, path)
             leave(())
             raise
-        leave(tensors_in(output))
+        leave((output,) if isinstance(output, torch.Tensor) else tensors_in(output))
         return output
 
     return watched

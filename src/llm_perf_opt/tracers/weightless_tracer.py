@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, TensorMeta
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
+from llm_perf_opt.tracers.few_collections import few_collections
 from llm_perf_opt.tracers.finished_graph import finished_graph
 from llm_perf_opt.tracers.module_calls import watch_modules
 from llm_perf_opt.tracers.module_tree import declare_modules
@@ -68,7 +66,7 @@ def _record(
     engine: Engine, target: Target, model: torch.nn.Module, failures: list[_Failure]
 ) -> tuple[CallGraphBuilder, RuntimeFacts]:
     builder = CallGraphBuilder()
-    with engine.recording(builder) as recorder, _few_collections():
+    with engine.recording(builder) as recorder, few_collections():
         declare_modules(builder, model, lambda tensor: _described(recorder, tensor))
         calls = _Calls(recorder)
         with observing(target, model) as facts, watch_modules(model, calls.enter, calls.leave) as stop, silenced():
@@ -99,17 +97,3 @@ class _Calls:
 
 def _described(recorder: OpRecorder, tensor: torch.Tensor) -> tuple[TensorMeta, int, int]:
     return recorder.meta(tensor), recorder.token(tensor), bytes_of(tensor)
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Collect garbage rarely: a full collection walks the whole model, and a long run would trigger hundreds.
-
-    Activations are freed by reference counting, as in a real run, so nothing waits for the collector.
-    """
-    thresholds: tuple[Any, ...] = gc.get_threshold()
-    gc.set_threshold(200_000, 50, 1000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)

@@ -84,7 +84,7 @@ def test_experts_are_called_with_every_token(tmp_path: Path) -> None:
 def test_a_vision_language_model_gets_its_placeholders_and_its_stages(tmp_path: Path) -> None:
     prefill, decode = targets_of(tmp_path, LLAVA)
     patches = (VISION["image_size"] // VISION["patch_size"]) ** 2
-    assert prefill.workload["modalities"] == ["text", "image"]
+    assert prefill.workload["modalities"] == "text + image"
     placeholders = 1 if IS_OLDER else patches  # older versions expand one placeholder per image themselves
     assert prefill.workload["inputs"]["input_ids"] == [1, PROMPT + placeholders]
     assert [stage.name for stage in prefill.stages] == ["vision", "projector"]
@@ -151,5 +151,5 @@ def test_an_image_for_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
 def test_a_model_fed_less_than_it_takes_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     blind = {**LLAVA, "image_token_index": 5000}  # beyond the vocabulary: no placeholder can be written
     prefill, *_ = targets_of(tmp_path, blind)
-    assert prefill.workload["modalities"] == ["text"]
+    assert prefill.workload["modalities"] == "text"
     assert "runs without ['image']" in caplog.text

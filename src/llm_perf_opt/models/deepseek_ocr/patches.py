@@ -67,13 +67,15 @@ class LoopFacts:
     _crops: int = 0  # of the page whose global view is still to come
     _layers: set[int] = field(default_factory=set)
 
-    def begin(self, input_ids: torch.Tensor | None, past_key_values: Any, images: Any) -> None:
-        """A forward of the whole model began."""
-        self._pages, self._crops, self._layers = list(images or ()), 0, set()
-        if input_ids is not None and input_ids.shape[1] == 1 and past_key_values:
+    def begin(self, input_ids: Any, past_key_values: Any, images: Any) -> None:
+        """A forward of the whole model began; what is not as expected is left for the model to refuse."""
+        pages = images if isinstance(images, (list, tuple)) else ()
+        self._pages = [page for page in pages if isinstance(page, (list, tuple)) and len(page) == 2]
+        self._crops, self._layers = 0, set()
+        if isinstance(input_ids, torch.Tensor) and input_ids.shape[1] == 1 and past_key_values:
             self.decode_steps += 1
 
-    def encode(self, pixels: torch.Tensor) -> None:
+    def encode(self, pixels: Any) -> None:
         """The first vision encoder was given these pixels: the crops of a page, or its global view, which is last."""
         for crops, view in self._pages or ():
             if pixels is crops:
@@ -122,7 +124,7 @@ def patched(model: nn.Module, emit: Emit = _ignore) -> Iterator[LoopFacts]:
     own = frozenset(map(id, model.modules()))
     with ExitStack() as stack:
         if ACTIVATION_POINT not in missing:
-            stack.enter_context(_plain_activation(classes[VISION_MLP]))
+            stack.enter_context(replaced(_home_of(classes[VISION_MLP]), ACTIVATION, _plain))
         for point, class_name, wrap in (
             (FORWARD_POINT, WHOLE_MODEL, _around_model(facts, own)),
             (VISION_POINT, VISION_ENCODER, _before(own, lambda _, pixels: facts.encode(pixels))),
@@ -169,14 +171,9 @@ def _home_of(owner: type) -> Any:
     return sys.modules.get(owner.__module__)
 
 
-@contextmanager
-def _plain_activation(owner: type) -> Iterator[None]:
+def _plain(activation: Any) -> Any:
     """A scripted activation becomes the plain function that it was compiled from; a plain one stays."""
-    if isinstance(getattr(_home_of(owner), ACTIVATION), torch.jit.ScriptFunction):
-        with replaced(_home_of(owner), ACTIVATION, lambda _: quick_gelu):
-            yield
-    else:
-        yield
+    return quick_gelu if isinstance(activation, torch.jit.ScriptFunction) else activation
 
 
 def _around_model(facts: LoopFacts, own: frozenset[int]) -> Wrap:

@@ -144,9 +144,8 @@ def _image_sides(image: str | None) -> tuple[int, int] | None:
 def _resolved(workload: Workload, found: Found, config: Any) -> dict[str, Json]:
     return {
         "prompt_tokens": DEFAULT_PROMPT_TOKENS if workload.prompt_tokens is None else workload.prompt_tokens,
-        "modalities": list(found.modalities),
+        "modalities": " + ".join(found.modalities),
         "inputs": {name: _shape_of(leaf) for name, leaf in found.plan.items()},
-        "refused_inputs": list(found.refusals),
         "decode_steps": workload.decode_steps,
         "batch": workload.batch,
         "dtype": workload.dtype,

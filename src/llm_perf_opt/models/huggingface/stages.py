@@ -1,14 +1,14 @@
 """Stages of a composite model, read off its structure: the towers its configuration names, and what joins them.
 
 A composite configuration holds one nested configuration per tower, and each tower is a module that carries it. So the
-towers are found by identity of configurations, not by a list of module names. Connectors have no configuration of
+towers are found by their configurations, not by a list of module names. Connectors have no configuration of
 their own; they are recognised by name, at most two levels down and outside every tower.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llm_perf_opt.plugins import Stage
@@ -36,13 +36,22 @@ def guess_stages(model: Any) -> tuple[Stage, ...]:
 
 def _towers(model: Any) -> Iterator[tuple[str, str]]:
     """(path, kind) of the outermost modules that carry a nested configuration other than the language model's."""
-    nested = {id(value): name for name, value in vars(model.config).items() if hasattr(value, "to_dict")}
+    nested = {name: value for name, value in vars(model.config).items() if hasattr(value, "to_dict")}
     found: list[str] = []
     for path, module in model.named_modules():
-        name = nested.get(id(getattr(module, "config", None)))
+        name = _name_of(getattr(module, "config", None), nested)
         if path and name and not _TEXT.search(name) and not any(_is_inside(path, other) for other in found):
             found.append(path)
             yield path, _kind(name)
+
+
+def _name_of(config: Any, nested: Mapping[str, Any]) -> str | None:
+    """The field that holds `config`; some versions give a tower a copy, which its class tells if no other has it."""
+    by_identity = [name for name, value in nested.items() if value is config]
+    by_class = [name for name, value in nested.items() if type(value) is type(config)]
+    if by_identity:
+        return by_identity[0]
+    return by_class[0] if len(by_class) == 1 else None
 
 
 def _kind(config_name: str) -> str:

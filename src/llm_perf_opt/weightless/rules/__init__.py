@@ -3,6 +3,7 @@
 from llm_perf_opt.weightless.rules import (
     attention,
     casts,
+    convolution,
     factories,
     indexing,
     passthrough,
@@ -20,6 +21,7 @@ __all__ = [
     "VALUE_RULES",
     "attention",
     "casts",
+    "convolution",
     "factories",
     "indexing",
     "passthrough",

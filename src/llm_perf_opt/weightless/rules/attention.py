@@ -60,5 +60,7 @@ def grouped_mm(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> 
 @shape_rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     source, grid = args[0], args[1]
+    if source.shape[0] != grid.shape[0]:
+        raise RuntimeError(f"grid_sampler: {source.shape[0]} images and {grid.shape[0]} grids do not match")
     dtype = source.dtype if isinstance(source, Ghost) else grid.dtype
     return Fresh(contiguous_spec((*source.shape[:2], *grid.shape[1:-1]), dtype))

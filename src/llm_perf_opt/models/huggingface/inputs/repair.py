@@ -15,8 +15,8 @@ _COUNTS = tuple(
         r"(?P<kind>image|video|audio|multimodal) features and .*?tokens do not match.*?"
         r"tokens:? *(?P<tokens>\d+)\D+?(?P<features>\d+)",
         r"(?P<kind>placeholder) tokens \((?P<tokens>\d+)\) and features \((?P<features>\d+)\)",
-        r"number of (?P<kind>image) tokens is (?P<tokens>\d+) while the number of images? given to the model is "
-        r"(?P<features>\d+)",
+        r"number of (?P<kind>image) tokens is (?P<tokens>\d+) while the number of images? .*? is (?P<features>\d+)",
+        r"got (?P<features>\d+) feature vectors for (?P<tokens>\d+) (?P<kind>placeholder) tokens",
         r"(?P<kind>image) placeholder tokens \((?P<tokens>\d+)\) does not match \D*(?P<features>\d+)",
     )
 )

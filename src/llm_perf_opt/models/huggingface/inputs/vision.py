@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llm_perf_opt.models.huggingface.inputs.leaves import Filled, Leaf, Noise, ones, whole
+from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Noise, ones, whole
 from llm_perf_opt.models.huggingface.inputs.subject import Subject, nested_configs, number, side_lengths
 
 PIXELS = ("pixel_values", "pixel_values_images", "image_pixel_values", "pixel_values_videos", "image_patches")
@@ -187,9 +187,3 @@ def positioned_patches(subject: Subject, positions: str) -> dict[str, Leaf]:
         "pixel_values": Noise((batch, side * side, view.channels * view.patch**2)),
         positions: whole([places] * batch),
     }
-
-
-def image_mask(subject: Subject) -> Filled:
-    """A pixel mask that hides nothing."""
-    view = picture(subject)
-    return ones(subject.sizes.batch, view.height, view.width)

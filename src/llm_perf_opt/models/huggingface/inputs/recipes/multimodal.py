@@ -9,7 +9,13 @@ from llm_perf_opt.models.huggingface.inputs.placeholders import runs_for
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
 from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, text_inputs
-from llm_perf_opt.models.huggingface.inputs.vision import packed_patches, picture, plain_image, square_patches
+from llm_perf_opt.models.huggingface.inputs.vision import (
+    merged_grid,
+    packed_patches,
+    picture,
+    plain_image,
+    square_patches,
+)
 
 
 def kosmos_2(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -140,11 +146,54 @@ def rows_of_patches(subject: Subject, counts: Mapping[str, int]) -> dict[str, Le
     }
 
 
+def loose_patches(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Flat patches of one image without a grid: the processor hands their places on as positions of tokens."""
+    config, batch = subject.config, subject.sizes.batch
+    patches = batch * 64
+    runs = list(runs_for(subject, {"image": 64}))
+    return {**text_inputs(subject, runs), "pixel_values": Noise((patches, 3 * config.patch_size**2))}
+
+
+def patches_as_tokens(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Flat patches that go through one linear layer and stand among the words, without a vision tower."""
+    config, batch = subject.config, subject.sizes.batch
+    runs = list(runs_for(subject, {"image": 64}))
+    length = config.num_channels * config.patch_size**2
+    return {**text_inputs(subject, runs), "image_patches": Noise((batch, 64, length))}
+
+
+def patches_with_sides(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Flat patches of one image, and its rows and columns."""
+    view, batch = picture(subject), subject.sizes.batch
+    rows, columns = merged_grid(subject)
+    return {
+        **text_inputs(subject, list(runs_for(subject, counts))),
+        "pixel_values": Noise((batch * rows * columns, view.channels * view.patch**2)),
+        "image_grid_hw": whole([[rows, columns]] * batch),
+    }
+
+
+def crops_and_sound(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """One crop and the whole of an image with masks over their patches, and a sound with its length in tokens."""
+    view, batch = picture(subject), subject.sizes.batch
+    frames, sound = 488, 61
+    runs = list(runs_for(subject, {"image": counts["image"], "audio": sound}))
+    return {
+        **text_inputs(subject, runs),
+        "image_pixel_values": Noise((batch, 2, view.channels, view.height, view.width)),
+        "image_attention_mask": ones(batch, 2, view.rows, view.columns),
+        "image_sizes": whole([[view.height, view.width]] * batch),
+        "audio_input_features": Noise((batch, frames, number(subject.audio(), "input_size") or 80)),
+        "audio_embed_sizes": whole([sound] * batch),
+    }
+
+
 _OMNI = ModelRecipe(omni, ("image", "audio"))
 _OMNI_THINKER = ModelRecipe(omni, ("image", "audio"), entry="thinker")
 RECIPES = {
     "colqwen2": ModelRecipe(rows_of_patches, ("image",)),
     "deepseek_vl_hybrid": ModelRecipe(two_resolutions, ("image",)),
+    "fuyu": ModelRecipe(patches_as_tokens, ("image",)),
     "kosmos-2": ModelRecipe(kosmos_2, ("image",)),
     "kosmos-2.5": ModelRecipe(rendered_page, ("image",)),
     "kyutai_speech_to_text": ModelRecipe(codes_beside_text, ("audio",)),
@@ -152,7 +201,10 @@ RECIPES = {
     "minicpm_ocr_vision": ModelRecipe(packed_strip, ("image",)),
     "minicpmv4_7_vision": ModelRecipe(packed_strip, ("image",)),
     "mllama": ModelRecipe(tiles_across, ("image",)),
+    "nemotron_h_omni": ModelRecipe(patches_with_sides, ("image",)),
+    "neomme": ModelRecipe(loose_patches, ("image",)),
     "paddleocr_vl": ModelRecipe(patches_per_row, ("image",)),
+    "phi4_multimodal": ModelRecipe(crops_and_sound, ("image", "audio")),
     "qwen2_5_omni": _OMNI_THINKER,
     "qwen2_5_omni_thinker": _OMNI,
     "qwen3_omni_moe": _OMNI_THINKER,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from llm_perf_opt.models.huggingface.inputs.leaves import Filled, Leaf, Noise
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
-from llm_perf_opt.models.huggingface.inputs.text import text_inputs
+from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, prompt_length, text_inputs
 
 FRAMES = 64
 
@@ -37,8 +37,7 @@ def spoken_channels(subject: Subject, counts: Mapping[str, int]) -> dict[str, Le
 
 def latent_frames(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Continuous latents, channels first: what a codec's encoder hands to its decoder."""
-    width = number(subject.config, "latent_dim", "hidden_size") or 1
-    return {"latents": Noise((subject.sizes.batch, width, FRAMES))}
+    return {"latents": Noise((subject.sizes.batch, subject.config.hidden_size, FRAMES))}
 
 
 def encoder_frames(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -74,6 +73,19 @@ def text_to_mels(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]
     }
 
 
+def beats(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Frames of a song between two beats, as wide as the model, and the notes so far."""
+    shape = (subject.sizes.batch, FRAMES, subject.config.d_model)
+    return {"input_features": Noise(shape), **decoder_inputs(subject)}
+
+
+def streamed_speech(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
+    """Text and sound in step: so many mel frames for every token."""
+    bins = number(subject.audio(), "num_mel_bins") or 128
+    frames = subject.config.audio_length_per_tok * prompt_length(subject)
+    return {**text_inputs(subject), "input_features": Noise((subject.sizes.batch, bins, frames))}
+
+
 _LATENTS = ModelRecipe(latent_frames, ("audio",))
 _CODES = ModelRecipe(spoken_codes)
 _TWO_VIEWS = ModelRecipe(wave_and_features, ("audio",))
@@ -86,8 +98,10 @@ RECIPES = {
     "nemotron3_5_transcribe_word_timestamp": ModelRecipe(encoder_frames, ("audio",)),
     "neucodec": _TWO_VIEWS,
     "pocket_tts_audio_tokenizer_decoder": _LATENTS,
+    "pop2piano": ModelRecipe(beats, ("audio",)),
     "speecht5": ModelRecipe(text_to_mels),
     "vibevoice_acoustic_tokenizer_decoder": ModelRecipe(codec_states, ("audio",)),
     "vibevoice_acoustic_tokenizer_encoder": ModelRecipe(codec_wave, ("audio",)),
+    "voxtral_realtime": ModelRecipe(streamed_speech, ("audio",)),
     "xcodec2": _TWO_VIEWS,
 }

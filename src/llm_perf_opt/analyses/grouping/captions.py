@@ -1,0 +1,99 @@
+"""The lines under a picture: what it shows, what was checked, and every reservation about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from llm_perf_opt.analyses.grouping.call_tree import CallTree
+from llm_perf_opt.analyses.grouping.conservation import is_whole, outside_figures
+from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
+from llm_perf_opt.analyses.grouping.groups import Group
+from llm_perf_opt.analyses.grouping.loops import are_uses_in_series
+from llm_perf_opt.analyses.grouping.parameter_homes import ParameterHomes
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.document import Box, GraphView
+from llm_perf_opt.units import format_count
+
+_NAMED = 3
+_SIGHT = {
+    Knowledge.NONE: "The trace has no data flow: families are told by class and structure, without for or parfor.",
+    Knowledge.CALLS: (
+        "The trace does not follow tensors through ops: a chain shows only where an output is the next input as it is."
+    ),
+}
+
+
+def size_line(view: GraphView, graph: CallGraph) -> str:
+    """How much was folded into how little."""
+    boxes = [box for root in view.roots for box in root.walk()]
+    shown = sum(box.calls for box in boxes if not box.is_split)
+    modules = len({path for box in boxes for path, calls in zip(box.members, box.member_calls, strict=True) if calls})
+    whole = "" if is_whole(view, graph) else f" of {format_count(sum(graph.call_counts.values()))}"
+    return (
+        f"{format_count(modules)} modules and {format_count(shown)}{whole} calls in {format_count(len(boxes))} boxes, "
+        f"{format_count(len(view.visible()))} of them shown."
+    )
+
+
+def reservation_lines(view: GraphView, graph: CallGraph, flow: DataFlow, homes: ParameterHomes | None) -> Iterator[str]:
+    """What a reader must know to read the figures and loops rightly."""
+    if flow.knowledge in _SIGHT:
+        yield _SIGHT[flow.knowledge]
+    if graph.stopped_in is not None:
+        yield f"Warning: the run stopped in {graph.stopped_in}; what follows is missing."
+    if view.totals.unpriced_ops:
+        yield f"Warning: {format_count(view.totals.unpriced_ops)} ops have no price and are in no total."
+    yield from _shared_lines(view)
+    if is_whole(view, graph):
+        yield from _outside_lines(view, graph, homes)
+
+
+def series_lines(groups: list[Group], tree: CallTree, flow: DataFlow) -> Iterator[str]:
+    """Uses of one instance are a parfor; where they do feed each other, that is said."""
+    fed = [group for root in groups for group in root.walk() if are_uses_in_series(group, tree, flow)]
+    inner = [group for group in fed if tree.parent[group.rows[0]] >= 0]
+    names = [tree.paths[path] for group in inner for path in group.paths]
+    if names:
+        yield f"Used several times by one caller, each use fed by an earlier one: {_some(names)}."
+
+
+def _shared_lines(view: GraphView) -> Iterator[str]:
+    boxes: dict[str, list[Box]] = {}
+    for root in view.roots:
+        for box in root.walk():
+            if not box.is_split:
+                for path in box.members:
+                    boxes.setdefault(path, []).append(box)
+    shared = [path for path, found in boxes.items() if len(found) > 1]
+    if shared:
+        yield f"In several boxes, one per caller, with parameters in the first: {_some(shared)}."
+
+
+def _outside_lines(view: GraphView, graph: CallGraph, homes: ParameterHomes | None) -> Iterator[str]:
+    outside = outside_figures(graph)
+    if graph.ops is not None and (ops := graph.ops.call.count(-1)):
+        flops, bytes_moved = outside.flops or 0, outside.bytes_moved or 0
+        yield (
+            f"Outside any module, in the totals and in no box: {format_count(ops)} ops, "
+            f"{format_count(flops)} FLOPs, {format_count(bytes_moved)} bytes."
+        )
+    if homes is not None and homes.idle:
+        idle, names = sum(homes.idle.values()), _some(_outermost(homes.idle, view))
+        yield f"Not run, in the totals and in no box: {format_count(idle)} parameters of {names}."
+
+
+def _outermost(paths: Iterable[str], view: GraphView) -> list[str]:
+    """For each path the largest part of the model around it that is in no box."""
+    shown = {path for root in view.roots for box in root.walk() for path in box.members}
+    found: dict[str, None] = {}
+    for path in paths:
+        above = path.rpartition(".")[0]
+        while above and above not in shown:
+            path, above = above, above.rpartition(".")[0]
+        found.setdefault(path)
+    return list(found)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {format_count(more)} more" if more > 0 else "")

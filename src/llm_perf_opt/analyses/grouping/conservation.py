@@ -1,0 +1,137 @@
+"""Nothing is lost and nothing counted twice: a view held against the trace it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import compress
+
+from llm_perf_opt.analyses.coverage import priced_total
+from llm_perf_opt.analyses.grouping.boxes import FIGURE_NAMES, sum_of
+from llm_perf_opt.analyses.grouping.parameter_homes import parameter_homes
+from llm_perf_opt.analyses.parameter_owners import untied
+from llm_perf_opt.analyses.pricing.op_cost import elements
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.queries import count_kinds
+from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.document import Box, Figures, GraphView
+
+
+def check_conservation(view: GraphView, graph: CallGraph) -> list[str]:
+    """Every way in which the view and the trace disagree, one sentence each; empty when all is conserved."""
+    boxes = [box for root in view.roots for box in root.walk()]
+    problems = [problem for box in boxes for problem in _box_problems(box)]
+    whole = is_whole(view, graph)
+    problems += _call_problems(boxes, graph, whole)
+    if whole:
+        problems += _total_problems(view, graph, boxes)
+    return problems
+
+
+def is_whole(view: GraphView, graph: CallGraph) -> bool:
+    """Whether the view shows the run from its roots on, and not one part of it."""
+    shown = {path: calls for root in view.roots for path, calls in _member_calls(root) if calls}
+    if graph.root_calls:
+        return shown == dict(graph.root_calls)
+    # A file that does not name its roots has them where no edge arrives.
+    return sum(shown.values()) == sum(graph.call_counts.values()) - sum(graph.edges.values())
+
+
+def trace_totals(graph: CallGraph) -> Figures:
+    """The whole run, added up over its ops without asking which call they ran in."""
+    known = graph.ops is not None
+    cost, unpriced = priced_total(count_kinds(graph) if known else {})
+    return Figures(
+        flops=cost.flops if known else None,
+        macs=cost.flops // 2 if known else None,
+        bytes_moved=cost.bytes_moved if known else None,
+        parameters=_all_parameters(graph),
+        activation_bytes=_all_activations(graph),
+        unpriced_ops=sum(op.count for op in unpriced) if known else None,
+    )
+
+
+def outside_figures(graph: CallGraph) -> Figures:
+    """What ran outside any module. Weights belong to modules, so there are none here."""
+    counts: dict[OpKind, int] = {}
+    born = 0
+    if graph.ops is not None and -1 in graph.ops.call:
+        outside = {op for op, call in enumerate(graph.ops.call) if call < 0}
+        for op in outside:
+            kind = graph.op_kinds[graph.ops.kind[op]]
+            counts[kind] = counts.get(kind, 0) + 1
+        born = _born_bytes(graph, outside)
+    cost, unpriced = priced_total(counts)
+    return Figures(
+        flops=cost.flops,
+        macs=cost.flops // 2,
+        bytes_moved=cost.bytes_moved,
+        parameters=0,
+        activation_bytes=born,
+        unpriced_ops=sum(op.count for op in unpriced),
+    )
+
+
+def _born_bytes(graph: CallGraph, ops: set[int]) -> int:
+    """Activations that one of the ops brought to life."""
+    if graph.storages is None:
+        return 0
+    columns = zip(graph.storages.origin, graph.storages.born_op, graph.storages.bytes, strict=True)
+    return sum(size for origin, start, size in columns if origin == "activation" and start in ops)
+
+
+def _all_parameters(graph: CallGraph) -> int | None:
+    if not graph.parameters and graph.ops is None:
+        return None
+    return sum(elements(parameter.meta) for parameter in untied(graph.parameters))
+
+
+def _all_activations(graph: CallGraph) -> int | None:
+    if graph.ops is None or graph.storages is None:
+        return None
+    storages, end = graph.storages, len(graph.ops.kind)
+    never_written = _born_bytes(graph, {end}) if end in storages.born_op else 0
+    return sum(compress(storages.bytes, map("activation".__eq__, storages.origin))) - never_written
+
+
+def _box_problems(box: Box) -> Iterator[str]:
+    """Inside one box: figures are its own plus those inside, and calls are those of its members."""
+    if box.figures != sum_of([box.own, *(child.figures for child in box.children)]):
+        yield f"{box.label}: its figures are not its own plus those of the boxes inside"
+    if sum(box.member_calls) != box.calls or not len(box.member_calls) == len(box.members) == box.instances:
+        yield f"{box.label}: its members do not add up to {box.instances} instances and {box.calls} calls"
+    if box.is_split:
+        parts = {path: calls for part in box.children for path, calls in _member_calls(part)}
+        if parts != dict(_member_calls(box)):
+            yield f"{box.label}: its parts are not its members"
+
+
+def _member_calls(box: Box) -> Iterator[tuple[str, int]]:
+    return zip(box.members, box.member_calls, strict=True)
+
+
+def _call_problems(boxes: list[Box], graph: CallGraph, whole: bool) -> Iterator[str]:
+    """Every call of every module is in one box; in a view of a part, none is in two."""
+    shown: dict[str, int] = {}
+    for box in boxes:
+        if not box.is_split:
+            for path, calls in _member_calls(box):
+                shown[path] = shown.get(path, 0) + calls
+    for path, calls in graph.call_counts.items():
+        seen = shown.get(path, 0)
+        if seen > calls or (whole and seen < calls):
+            yield f"{path!r} was called {calls} times, the boxes hold {seen}"
+
+
+def _total_problems(view: GraphView, graph: CallGraph, boxes: list[Box]) -> Iterator[str]:
+    homes = parameter_homes(graph, {path for box in boxes for path in box.members})
+    outside, totals = outside_figures(graph), trace_totals(graph)
+    shown = sum_of([root.figures for root in view.roots])
+    for name in FIGURE_NAMES:
+        told, total = getattr(shown, name), getattr(totals, name)
+        if getattr(view.totals, name) != total:
+            yield f"{name}: the view says {getattr(view.totals, name)} in all, the trace has {total}"
+        if told is None or total is None:
+            continue
+        beside = getattr(outside, name) + (sum(homes.idle.values()) if homes and name == "parameters" else 0)
+        if told + beside != total:
+            yield f"{name}: the boxes hold {told} and {beside} is outside of them, the trace has {total}"

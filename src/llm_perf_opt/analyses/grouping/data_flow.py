@@ -1,0 +1,274 @@
+"""Which calls feed which: tensors followed from call to call, and through the ops that the caller runs in between.
+
+Memory is followed by storage, so views come for free. Each storage written during a call of the caller carries where it
+comes from: the call that returned it as it is, the calls it was made from by the caller's own ops (`near`), and the
+calls it depends on in any way (`far`). Near and far keep the latest call of each kin, which is all a chain needs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
+
+from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree
+from llm_perf_opt.analyses.grouping.kinship import Kinship
+from llm_perf_opt.analyses.grouping.storage_writes import StorageWrites, storage_writes
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.queries import tensor_offsets
+
+Clock = dict[int, int]  # kin -> the latest call of it
+_MAX_SOURCES = 32
+
+
+class Knowledge(IntEnum):
+    """How much of the data flow a trace shows."""
+
+    NONE = 0
+    CALLS = 1  # the tensors of calls, and not those of the ops between them
+    OPS = 2
+
+
+class Inflow:
+    """Where the inputs of one module come from, over all calls of it by one caller. All are path rows; -1 is none."""
+
+    __slots__ = ("direct", "feeders", "is_in_series", "near_feeders", "needs", "series_feeders")
+
+    def __init__(self) -> None:
+        self.feeders: set[int] = set()  # the latest of its kin that it depends on
+        self.near_feeders: set[int] = set()  # likewise, if nothing in its container was called in between
+        self.series_feeders: set[int] = set()  # what its container ran before it, of any kin, if it depends on that
+        self.direct: set[int] = set()  # any module whose output it takes as it is
+        self.needs: set[int] = set()  # every module that it depends on and that may have a family
+        self.is_in_series: bool | None = None  # used again in one call of the caller: whether an earlier use fed it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFlow:
+    """What was seen, over all calls."""
+
+    knowledge: Knowledge
+    inflows: dict[tuple[int, int], Inflow] = field(
+        default_factory=dict
+    )  # by path rows of caller, or OUTSIDE, and module
+    arrows: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # caller's row -> pairs of path rows
+
+    def inflow(self, caller: int, path: int) -> Inflow:
+        """What is known of the inputs of a module; nothing, where nothing was seen."""
+        return self.inflows.get((caller, path)) or Inflow()
+
+
+class _Source(NamedTuple):
+    direct: int
+    near: Clock
+    far: Clock
+
+
+_NOWHERE = _Source(-1, {}, {})
+
+
+def data_flow(graph: CallGraph, tree: CallTree, kinship: Kinship) -> DataFlow:
+    """Follow every call that made at least two others."""
+    if graph.calls is None:
+        return DataFlow(knowledge=Knowledge.NONE)
+    follows_ops = graph.ops is not None and len(graph.ops.input_storages) > 0
+    flow = DataFlow(knowledge=Knowledge.OPS if follows_ops else Knowledge.CALLS)
+    tables = _tables(graph)
+    own_ops = _ops_of_callers(graph, tree)
+    follower = _Follower(flow, tree, kinship, tables)
+    for row, children in tree.children.items():
+        if len(children) > 1:
+            follower.follow(row, children, own_ops.get(row, ()))
+    return flow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    inputs_of_call: list[Sequence[int]]
+    outputs_of_call: list[Sequence[int]]
+    first_op: Sequence[int]
+    end_op: Sequence[int]
+    op_inputs: Sequence[int]
+    op_outputs: Sequence[int]
+    op_input_at: Sequence[int]
+    op_output_at: Sequence[int]
+    writes: StorageWrites
+
+
+def _tables(graph: CallGraph) -> _Tables:
+    calls, ops = graph.calls, graph.ops
+    assert calls is not None
+    input_at, output_at = tensor_offsets(graph) if ops is not None else ((), ())
+    return _Tables(
+        inputs_of_call=_slices(calls.input_storages, calls.input_count),
+        outputs_of_call=_slices(calls.output_storages, calls.output_count),
+        first_op=calls.first_op,
+        end_op=calls.end_op,
+        op_inputs=ops.input_storages if ops is not None else (),
+        op_outputs=ops.output_storages if ops is not None else (),
+        op_input_at=input_at,
+        op_output_at=output_at,
+        writes=storage_writes(graph),
+    )
+
+
+def _slices(flat: Sequence[int], counts: Sequence[int]) -> list[Sequence[int]]:
+    return [flat[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+
+
+def _ops_of_callers(graph: CallGraph, tree: CallTree) -> dict[int, list[int]]:
+    """Row of a caller of several -> the ops it ran itself."""
+    if graph.ops is None:
+        return {}
+    own: dict[int, list[int]] = {row: [] for row, children in tree.children.items() if len(children) > 1}
+    for op, call in enumerate(graph.ops.call):
+        if call in own:
+            own[call].append(op)
+    return own
+
+
+class _Follower:
+    """Holds the sources of all storages while one caller's calls and ops pass by in order."""
+
+    def __init__(self, flow: DataFlow, tree: CallTree, kinship: Kinship, tables: _Tables) -> None:
+        self._flow = flow
+        self._path = tree.path
+        self._kinship = kinship
+        self._tables = tables
+        self._is_tracked = _with_rivals(tree, kinship)
+        self._sources: dict[int, _Source] = {}
+        self._last_in_container: dict[str, int] = {}
+        self._seen: set[int] = set()
+
+    def follow(self, caller_row: int, children: list[int], ops: Sequence[int]) -> None:
+        """One call of a caller, from beginning to end."""
+        self._sources = {}
+        self._last_in_container = {}
+        self._seen = set()
+        caller = self._path[caller_row] if caller_row >= 0 else OUTSIDE
+        arrows: list[tuple[int, int]] = []
+        for row, is_op in _in_order(children, ops, self._tables.first_op):
+            if is_op:
+                self._pass_op(row)
+            else:
+                arrows += self._pass_call(caller, row)
+        if arrows:
+            self._flow.arrows[caller_row] = arrows
+
+    def _pass_op(self, op: int) -> None:
+        tables, sources = self._tables, self._sources
+        inputs = tables.op_inputs[tables.op_input_at[op] : tables.op_input_at[op + 1]]
+        known = [sources[storage] for storage in inputs if storage in sources]
+        if not known:
+            return
+        near = _latest(_merged([source.near for source in known]))
+        made = _Source(-1, near, _merged([source.far for source in known]))
+        for storage in tables.op_outputs[tables.op_output_at[op] : tables.op_output_at[op + 1]]:
+            if storage not in inputs:
+                sources[storage] = made
+        for storage, is_whole in tables.writes.by_op.get(op, ()):
+            # Writing some rows of an accumulator does not make it depend on them as a chain would; it still uses them.
+            before = sources.get(storage, _NOWHERE)
+            sources[storage] = made if is_whole else _Source(before.direct, made.near, before.far)
+
+    def _pass_call(self, caller: int, row: int) -> Iterator[tuple[int, int]]:
+        tables, sources, kinship = self._tables, self._sources, self._kinship
+        path = self._path[row]
+        kin = kinship.kin[path]
+        inputs = tables.inputs_of_call[row]
+        known = [sources[storage] for storage in inputs if storage in sources]
+        near, far = _merged([source.near for source in known]), _merged([source.far for source in known])
+        self._note(caller, row, near, far, known)
+        after = {**far, kin: row} if self._is_tracked[path] else far
+        made = _Source(row, {kin: row}, after)
+        for storage in tables.outputs_of_call[row]:
+            if storage in inputs and not self._is_written(storage, row):
+                before = sources.get(storage, _NOWHERE)  # handed through untouched
+                sources[storage] = _Source(-1, {**before.near, kin: row}, before.far)
+            else:
+                sources[storage] = made
+        self._last_in_container[kinship.container[path]] = row
+        self._seen.add(path)
+        return ((self._path[source], path) for source in near.values() if self._path[source] != path)
+
+    def _note(self, caller: int, row: int, near: Clock, far: Clock, known: list[_Source]) -> None:
+        """Write down where this call's inputs come from."""
+        kinship, paths = self._kinship, self._path
+        path = paths[row]
+        inflow = self._flow.inflows.get((caller, path))
+        if inflow is None:
+            inflow = self._flow.inflows[caller, path] = Inflow()
+        kin = kinship.kin[path]
+        if kinship.is_member[path]:
+            feeder, before = far.get(kin, -1), self._last_in_container.get(kinship.container[path], -1)
+            inflow.feeders.add(paths[feeder] if feeder >= 0 else -1)
+            inflow.near_feeders.add(paths[feeder] if feeder >= 0 and near.get(kin) == feeder == before else -1)
+            last = kinship.kin[paths[before]] if before >= 0 else -1
+            is_fed = before >= 0 and before in (far.get(last), near.get(last))
+            inflow.series_feeders.add(paths[before] if is_fed else -1)
+        for source in known:
+            inflow.direct.add(paths[source.direct] if source.direct >= 0 else -1)
+        for source_row in far.values():
+            inflow.needs.add(paths[source_row])
+        if path in self._seen:
+            inflow.is_in_series = inflow.is_in_series is not False and (kin in near or kin in far)
+
+    def _is_written(self, storage: int, row: int) -> bool:
+        ops = self._tables.writes.by_storage.get(storage)
+        if not ops:
+            return False
+        at = bisect_left(ops, self._tables.first_op[row])
+        return at < len(ops) and ops[at] < self._tables.end_op[row]
+
+
+def _with_rivals(tree: CallTree, kinship: Kinship) -> list[bool]:
+    """Paths that may share a family, so that it matters what depends on them. A leaf in a role never is in one."""
+    callers = {tree.path[row] for row in tree.children if row >= 0}
+    places: list[object] = [
+        kin if member else (container, class_name) if path in callers else None
+        for path, (kin, member, container, class_name) in enumerate(
+            zip(kinship.kin, kinship.is_member, kinship.container, kinship.class_name, strict=True)
+        )
+    ]
+    counts = Counter(places)
+    return [place is not None and counts[place] > 1 for place in places]
+
+
+def _in_order(children: list[int], ops: Sequence[int], first_op: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """The caller's calls and own ops as they happened: `(row, whether it is an op)`."""
+    at = 0
+    for op in ops:
+        while at < len(children) and first_op[children[at]] <= op:
+            yield children[at], False
+            at += 1
+        yield op, True
+    for child in children[at:]:
+        yield child, False
+
+
+def _latest(clock: Clock) -> Clock:
+    """Without the earliest sources, where there are very many: a sum over hundreds of modules has no telling arrows."""
+    if len(clock) <= _MAX_SOURCES:
+        return clock
+    return dict(sorted(clock.items(), key=itemgetter(1))[-_MAX_SOURCES:])
+
+
+def _merged(clocks: Iterable[Clock]) -> Clock:
+    """The latest of each kin. The result may be one of the arguments and is never changed afterwards."""
+    merged: Clock = {}
+    is_own = False
+    for clock in clocks:
+        if not merged:
+            merged = clock
+        elif clock is not merged and clock:
+            if not is_own:
+                merged, is_own = dict(merged), True
+            for kin, row in clock.items():
+                if merged.get(kin, -1) < row:
+                    merged[kin] = row
+    return merged

@@ -1,0 +1,222 @@
+"""Which modules called by one caller are a family, and whether they run in series or side by side.
+
+The chain is tested first. A chain splits where the structure of its members differs; what is in no chain and depends on
+no sibling may stand side by side. See `docs/reading-the-graph.md` for the rules in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from llm_perf_opt.analyses.grouping.call_tree import CallTree
+from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
+from llm_perf_opt.analyses.grouping.kinship import Kinship
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.document import LoopKind
+
+MAX_DEPTH = 64  # levels of calls told apart; only runaway recursion goes deeper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Modules of one class and structure under one caller; often just one. `kind` is None for one, or if unknown."""
+
+    paths: tuple[int, ...]
+    kind: LoopKind | None
+    slot: str  # where it stands in the caller: the same for corresponding families of corresponding callers
+    class_name: str
+    structure: int
+    untouched: tuple[str, ...] = ()  # declared beside them and never called
+
+
+class Families:
+    """Families and structures of all callers, each found once, when first asked for."""
+
+    def __init__(self, graph: CallGraph, tree: CallTree, kinship: Kinship, flow: DataFlow) -> None:
+        self._paths = tree.paths
+        self._callees = tree.callee_paths()
+        self._kinship = kinship
+        self._flow = flow
+        self._weights = _weight_shapes(graph)
+        self._untouched = _untouched(graph)
+        self._is_declared = bool(graph.module_types)
+        self._structures: dict[object, int] = {}
+        self._structure_of: dict[int, int] = {}
+        self._families_of: dict[int, tuple[Family, ...]] = {}
+        self._open: list[int] = []
+
+    def families_of(self, caller: int) -> tuple[Family, ...]:
+        """What the module (or OUTSIDE) called, in the order of the first call."""
+        if caller not in self._callees:
+            return ()
+        found = self._families_of.get(caller)
+        if found is None:
+            found = tuple(self._with_untouched(caller, list(self._find(caller))))
+            self._families_of[caller] = found
+        return found
+
+    def chain_lengths(self) -> set[int]:
+        """How many modules run in series in each container, whatever their class and structure."""
+        lengths: set[int] = set()
+        for caller, callees in self._callees.items():
+            members = [path for path in callees if self._kinship.is_member[path]]
+            for bucket in _by(members, self._kinship.container.__getitem__):
+                lengths.update(len(run) for run in _cut(bucket, partial(self._precedes, caller)))
+        return lengths
+
+    def _precedes(self, caller: int, path: int, next_path: int) -> bool:
+        return self._flow.inflow(caller, next_path).series_feeders == {path}
+
+    def _structure(self, path: int) -> int:
+        """A number equal for modules of one class that call families of equal structure in equal places."""
+        known = self._structure_of.get(path)
+        if known is not None:
+            return known
+        class_name = self._kinship.class_name[path]
+        if path in self._open or len(self._open) >= MAX_DEPTH:
+            return self._structures.setdefault(class_name, len(self._structures))
+        self._open.append(path)
+        inside = tuple(
+            (family.slot, family.class_name, self._size(family), family.structure) for family in self.families_of(path)
+        )
+        self._open.pop()
+        found = self._structures.setdefault((class_name, inside), len(self._structures))
+        self._structure_of[path] = found
+        return found
+
+    def _size(self, family: Family) -> int | None:
+        """How many there are; a trace that declares no modules cannot tell, where a router may have left some out."""
+        if not self._is_declared and family.kind is not LoopKind.FOR and self._kinship.is_member[family.paths[0]]:
+            return None
+        return len(family.paths) + len(family.untouched)
+
+    def _find(self, caller: int) -> Iterator[Family]:
+        callees = list(self._callees[caller])
+        order = {path: position for position, path in enumerate(callees)}
+        families = [family for bucket in self._buckets(callees) for family in self._split(caller, bucket)]
+        yield from sorted(families, key=lambda family: order[family.paths[0]])
+
+    def _buckets(self, callees: Iterable[int]) -> list[list[int]]:
+        """Candidates: kin in containers, and modules of one class and stage in roles."""
+        buckets: dict[object, list[int]] = {}
+        for path in callees:
+            member = self._kinship.is_member[path]
+            key = self._kinship.kin[path] if member else (self._kinship.class_name[path], self._kinship.stage[path])
+            buckets.setdefault((member, key), []).append(path)
+        return list(buckets.values())
+
+    def _split(self, caller: int, bucket: list[int]) -> Iterator[Family]:
+        """Chains first, then siblings, then what is left alone."""
+        is_member = self._kinship.is_member[bucket[0]]
+        alone: list[int] = []
+        for run in _cut(bucket, partial(self._feeds, caller)):
+            if len(run) == 1:
+                alone += run
+            else:
+                parts = _by(run, self._structure) if is_member else _cut(run, self._is_alike)
+                yield from (self._family(caller, part, LoopKind.FOR) for part in parts)
+        siblings = set(bucket)
+        side_by_side = {path: None for path in alone if self._may_stand_beside(caller, path, siblings)}
+        yield from (self._family(caller, part, self._sibling_kind) for part in _by(side_by_side, self._structure))
+        yield from (self._family(caller, [path], None) for path in alone if path not in side_by_side)
+
+    def _feeds(self, caller: int, path: int, next_path: int) -> bool:
+        inflow = self._flow.inflow(caller, next_path)
+        if not self._kinship.is_member[path]:
+            return path in inflow.direct
+        return (inflow.near_feeders if self._kinship.is_mixed[next_path] else inflow.feeders) == {path}
+
+    @property
+    def _sibling_kind(self) -> LoopKind | None:
+        """Without the ops in between nobody can tell that siblings do not feed each other."""
+        return LoopKind.PARFOR if self._flow.knowledge is Knowledge.OPS else None
+
+    def _may_stand_beside(self, caller: int, path: int, siblings: set[int]) -> bool:
+        """Whether siblings may share a family without a chain. A leaf in a role, such as `q_proj`, is told by name."""
+        if not self._kinship.is_member[path] and (path not in self._callees or not self._flow.knowledge):
+            return False
+        return not any(other in siblings for other in self._flow.inflow(caller, path).needs if other != path)
+
+    def _is_alike(self, path: int, next_path: int) -> bool:
+        """Of one structure; in roles, leaves of different weights are different things: `lora_A` and `lora_B`."""
+        if self._structure(path) != self._structure(next_path):
+            return False
+        is_leaf = path not in self._callees
+        return not is_leaf or self._weights.get(self._paths[path]) == self._weights.get(self._paths[next_path])
+
+    def _family(self, caller: int, paths: list[int], kind: LoopKind | None) -> Family:
+        may_be_more = not self._is_declared and self._kinship.is_member[paths[0]]
+        place = self._kinship.container[paths[0]] if len(paths) > 1 or may_be_more else self._paths[paths[0]]
+        return Family(
+            paths=tuple(paths),
+            kind=kind if len(paths) > 1 else None,
+            slot=self._slot(caller, place),
+            class_name=self._kinship.class_name[paths[0]],
+            structure=self._structure(paths[0]),
+        )
+
+    def _slot(self, caller: int, place: str) -> str:
+        """The place seen from the caller; one that does not lie below it keeps its full name."""
+        above = "" if caller < 0 else self._paths[caller]
+        if place == above:
+            return ""
+        below = f"{above}." if above else ""
+        return place.removeprefix(below) if place.startswith(below) else f"/{place}"
+
+    def _with_untouched(self, caller: int, families: list[Family]) -> Iterator[Family]:
+        """Hand members of a container that were never called to the largest family of their class there."""
+        largest: dict[tuple[str, str], Family] = {}
+        for family in families:
+            if self._kinship.is_member[family.paths[0]]:
+                place = (self._kinship.container[family.paths[0]], family.class_name)
+                if place not in largest or len(family.paths) > len(largest[place].paths):
+                    largest[place] = family
+        for family in families:
+            place = (self._kinship.container[family.paths[0]], family.class_name)
+            untouched = self._untouched.get(place, ()) if largest.get(place) is family else ()
+            yield self._joined(caller, family, tuple(untouched)) if untouched else family
+
+    def _joined(self, caller: int, family: Family, untouched: tuple[str, ...]) -> Family:
+        return replace(
+            family,
+            kind=family.kind or self._sibling_kind,
+            slot=self._slot(caller, self._kinship.container[family.paths[0]]),
+            untouched=untouched,
+        )
+
+
+def _cut(paths: list[int], feeds: Callable[[int, int], bool]) -> list[list[int]]:
+    """The paths in order, cut wherever one does not feed the next."""
+    runs: list[list[int]] = []
+    for path in paths:
+        if runs and feeds(runs[-1][-1], path):
+            runs[-1].append(path)
+        else:
+            runs.append([path])
+    return runs
+
+
+def _by(paths: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
+    parts: dict[object, list[int]] = {}
+    for path in paths:
+        parts.setdefault(key(path), []).append(path)
+    return list(parts.values())
+
+
+def _untouched(graph: CallGraph) -> dict[tuple[str, str], list[str]]:
+    """Container and class -> declared modules that nothing called."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, class_name in graph.module_types.items():
+        if path not in graph.call_counts:
+            found.setdefault((path.rpartition(".")[0], class_name), []).append(path)
+    return found
+
+
+def _weight_shapes(graph: CallGraph) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Module path -> shapes of the weights it holds itself."""
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for parameter in graph.parameters:
+        shapes.setdefault(parameter.name.rpartition(".")[0], []).append(parameter.meta.shape)
+    return {path: tuple(found) for path, found in shapes.items()}

@@ -1,0 +1,183 @@
+"""The calls of a run, parted into the boxes of the picture: every call is in exactly one group.
+
+A group is a family together with the corresponding families of all corresponding callers: the experts of eleven layers
+are one group inside the group of those layers. A module that several callers share is in a group under each of them,
+with the calls that came from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree
+from llm_perf_opt.analyses.grouping.families import MAX_DEPTH, Families, Family
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.document import LoopKind
+
+MAX_COSTS = 8  # a chain whose members have more different costs than this is not parted by cost
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Instances that stand in one box, and their calls there."""
+
+    class_name: str
+    kind: LoopKind | None
+    paths: dict[int, None] = field(default_factory=dict)  # in order; a shared module may come from several callers
+    untouched: dict[str, None] = field(default_factory=dict)
+    rows: list[int] = field(default_factory=list)
+    declared: int = 1  # members of the largest family among those put together here
+    children: list[Group] = field(default_factory=list)
+    is_split: bool = False
+
+    def walk(self) -> Iterator[Group]:
+        """The group and all inside it, outer before inner."""
+        waiting = [self]
+        while waiting:
+            group = waiting.pop()
+            yield group
+            waiting.extend(reversed(group.children))
+
+
+class Grouper:
+    """Builds the tree of groups, from the outside in."""
+
+    def __init__(self, graph: CallGraph, tree: CallTree, families: Families, own_flops: Sequence[int] | None) -> None:
+        self._graph = graph
+        self._tree = tree
+        self._families = families
+        self._steady_flops = None if own_flops is None else _steady_flops(tree, families, own_flops)
+
+    def roots(self) -> list[Group]:
+        """The groups of the calls that no module made."""
+        outside = Group(class_name="", kind=None, paths={OUTSIDE: None}, rows=[OUTSIDE])
+        return self._inside(outside, depth=0, is_steady=True)
+
+    def instance(self, path: int, class_name: str) -> Group:
+        """One module alone, with all calls of it that are not inside another of them."""
+        rows: list[int] = []
+        inside: set[int] = set()
+        for row, caller in enumerate(self._tree.parent):
+            if caller in inside:
+                inside.add(row)
+            elif self._tree.path[row] == path:
+                rows.append(row)
+                inside.add(row)
+        group = Group(class_name=class_name, kind=None, paths={path: None}, rows=rows)
+        group.children = self._inside(group, depth=1, is_steady=True)
+        return group
+
+    def _inside(self, group: Group, depth: int, is_steady: bool) -> list[Group]:
+        found = self._parted(group)
+        for child in found:
+            self._fill(child, depth, is_steady)
+        return found
+
+    def _fill(self, group: Group, depth: int, is_steady: bool) -> None:
+        parts = self._parts_by_cost(group) if is_steady and group.kind is LoopKind.FOR else []
+        if len(parts) > 1:
+            group.is_split, group.children = True, parts
+            for part in parts:
+                part.children = self._inside(part, depth + 2, is_steady)
+        elif depth < MAX_DEPTH:
+            group.children = self._inside(group, depth + 1, is_steady and group.kind is not LoopKind.PARFOR)
+        else:
+            self._swallow(group)
+
+    def _parted(self, group: Group) -> list[Group]:
+        """The calls made from a group, by the place of the callee in its caller."""
+        slots: dict[object, Group] = {}
+        homes: dict[int, dict[int, Group]] = {}
+        for caller in group.paths:
+            homes[caller] = {}
+            for key, family in _keyed(self._families.families_of(caller)):
+                child = slots.setdefault(key, Group(class_name=family.class_name, kind=family.kind))
+                self._add(child, family, homes[caller])
+        children = self._tree.children
+        for row in group.rows:
+            if row in children:
+                home = homes[self._tree.path[row] if row >= 0 else OUTSIDE]
+                for called in children[row]:
+                    home[self._tree.path[called]].rows.append(called)
+        if group.untouched:
+            self._add_below_untouched(group, slots)
+        return [child for child in slots.values() if child.rows]
+
+    def _add(self, child: Group, family: Family, home: dict[int, Group]) -> None:
+        child.paths.update(dict.fromkeys(family.paths))
+        child.untouched.update(dict.fromkeys(family.untouched))
+        child.declared = max(child.declared, len(family.paths) + len(family.untouched))
+        home.update(dict.fromkeys(family.paths, child))
+
+    def _add_below_untouched(self, group: Group, slots: dict[object, Group]) -> None:
+        """What an untouched member would have called, as its touched sibling did, where it is declared."""
+        model = next(iter(group.paths))
+        above = f"{self._tree.paths[model]}."
+        declared = self._graph.module_types
+        for key, family in _keyed(self._families.families_of(model)):
+            names = [*(self._tree.paths[path] for path in family.paths), *family.untouched]
+            below = [name.removeprefix(above) for name in names if name.startswith(above)]
+            wanted = [f"{member}.{name}" for member in group.untouched for name in below]
+            slots[key].untouched.update(dict.fromkeys(name for name in wanted if name in declared))
+
+    def _parts_by_cost(self, group: Group) -> list[Group]:
+        """The members of a chain, told apart by the FLOPs of their calls; what routing decides does not count."""
+        if self._steady_flops is None:
+            return []
+        flops = dict.fromkeys(group.paths, 0)
+        calls = dict.fromkeys(group.paths, 0)
+        for row in group.rows:
+            flops[self._tree.path[row]] += self._steady_flops[row]
+            calls[self._tree.path[row]] += self._tree.weight[row]
+        parts: dict[tuple[int, int], Group] = {}
+        homes = {}
+        for path in group.paths:
+            part = Group(class_name=group.class_name, kind=group.kind)
+            homes[path] = parts.setdefault((flops[path], calls[path]), part)
+            homes[path].paths[path] = None
+        if not 1 < len(parts) <= MAX_COSTS:
+            return []
+        for row in group.rows:
+            homes[self._tree.path[row]].rows.append(row)
+        largest = max(parts.values(), key=lambda part: len(part.paths))
+        largest.untouched = group.untouched
+        callers = len({self._tree.caller_path(row) for row in group.rows})
+        for part in parts.values():
+            part.declared = -(-(len(part.paths) + len(part.untouched)) // callers)
+        return list(parts.values())
+
+    def _swallow(self, group: Group) -> None:
+        """Take in everything below, without telling it apart any more."""
+        waiting = list(group.rows)
+        while waiting:
+            below = self._tree.children.get(waiting.pop(), [])
+            group.rows += below
+            waiting += below
+        group.paths = dict.fromkeys(self._tree.path[row] for row in group.rows)
+
+
+def _keyed(families: Sequence[Family]) -> Iterator[tuple[object, Family]]:
+    """Families with what corresponding ones under another caller have in common."""
+    seen: dict[object, int] = {}
+    for family in families:
+        key = (family.slot, family.class_name, family.structure, family.kind)
+        seen[key] = seen.get(key, 0) + 1
+        yield (key, seen[key]), family
+
+
+def _steady_flops(tree: CallTree, families: Families, own_flops: Sequence[int]) -> list[int]:
+    """FLOPs of each call with all it made, without those of siblings side by side: routing decides what they get."""
+    routed: dict[int, set[int]] = {}
+    inclusive = list(own_flops)
+    for row in range(len(tree.path) - 1, -1, -1):
+        caller = tree.parent[row]
+        if caller < 0:
+            continue
+        above = tree.path[caller]
+        if above not in routed:
+            side_by_side = (family for family in families.families_of(above) if family.kind is LoopKind.PARFOR)
+            routed[above] = {path for family in side_by_side for path in family.paths}
+        if tree.path[row] not in routed[above]:
+            inclusive[caller] += inclusive[row]
+    return inclusive

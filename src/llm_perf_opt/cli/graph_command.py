@@ -1,0 +1,120 @@
+"""`llm-perf-opt graph`: fold a trace into a picture a person can read, and draw it in any format."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llm_perf_opt.cli.output import JsonOption
+from llm_perf_opt.cli.talk import say
+from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.plugins import DRAWINGS
+
+SourceArgument = Annotated[
+    Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
+]
+PhaseOption = Annotated[str | None, typer.Option(help="Which phase of a run; the prefill if absent.")]
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help=f"One of: {', '.join(DRAWINGS.names())}. By default what --out ends in, or text."),
+]
+OutOption = Annotated[Path | None, typer.Option(help="File to write; without it the picture goes to stdout.")]
+DepthOption = Annotated[int | None, typer.Option(min=0, help="Open exactly so many levels of boxes.")]
+FocusOption = Annotated[str | None, typer.Option(help="Module path or label of a family to show alone.")]
+MaxBoxesOption = Annotated[int, typer.Option(min=1, help="Open boxes while no more than this many show.")]
+MetricOption = Annotated[
+    Literal["flops", "bytes", "parameters", "calls"], typer.Option(help="What boxes are weighed by.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
+
+
+def graph(
+    source: SourceArgument,
+    phase: PhaseOption = None,
+    format_name: FormatOption = None,
+    out: OutOption = None,
+    depth: DepthOption = None,
+    focus: FocusOption = None,
+    max_boxes: MaxBoxesOption = 40,
+    metric: MetricOption = "flops",
+    force: ForceOption = False,
+    json_wanted: JsonOption = False,
+) -> None:
+    """Fold a trace into families of modules and draw it; needs no torch."""
+    from llm_perf_opt.pipeline import GraphRequest, graph_view
+
+    name = _format_of(format_name, out, json_wanted)
+    drawing = DRAWINGS.get(name)(metric)
+    if out is not None:
+        _require_free(out, force)
+    view = graph_view(
+        GraphRequest(source=source, phase=phase, depth=depth, focus=focus, max_boxes=max_boxes, metric=metric)
+    )
+    picture = drawing.render(view)
+    if out is not None:
+        _write(out, picture)
+        _close(source, phase, out, name)
+    elif isinstance(picture, str):
+        sys.stdout.write(picture if picture.endswith("\n") else f"{picture}\n")
+    else:
+        raise UsageError(
+            f"The format {name!r} needs a file.",
+            why="it is not text, and stdout is for text",
+            fix=f"add --out {source.name or 'graph'}{drawing.suffix}",
+        )
+
+
+def _format_of(format_name: str | None, out: Path | None, json_wanted: bool) -> str:
+    if json_wanted and format_name not in (None, "json"):
+        raise UsageError(
+            f"--json and --format {format_name} contradict each other.",
+            why="--json is short for --format json",
+            fix="give one of the two",
+        )
+    if json_wanted or format_name is not None:
+        return "json" if format_name is None else format_name
+    if out is None:
+        return "text"
+    suffixes = {name: DRAWINGS.get(name).suffix for name in DRAWINGS.names()}
+    named = [name for name, suffix in suffixes.items() if out.name.endswith(suffix)]
+    if named:
+        return max(named, key=lambda name: len(suffixes[name]))  # .speedscope.json before .json
+    alike = [name for name, suffix in suffixes.items() if out.suffix and suffix.endswith(out.suffix)]
+    if not alike:
+        raise UsageError(
+            f"No format is known for the ending of {out}.",
+            why="without --format it tells how to draw",
+            fix=f"add --format, one of: {', '.join(DRAWINGS.names())}",
+        )
+    return alike[0]
+
+
+def _require_free(out: Path, force: bool) -> None:
+    if out.exists() and not force:
+        raise PerfOptError(
+            f"Would overwrite {out}.",
+            why="a file is never overwritten silently",
+            fix="add --force to replace it, or choose another --out",
+        )
+
+
+def _write(out: Path, picture: str | bytes) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(picture.encode() if isinstance(picture, str) else picture)
+    except OSError as error:
+        raise PerfOptError(
+            f"Cannot write {out}.", why=error.strerror or type(error).__name__, fix="choose another --out"
+        ) from error
+
+
+def _close(source: Path, phase: str | None, out: Path, name: str) -> None:
+    """Say what was written and the next command."""
+    say(f"Wrote {out}")
+    of_phase = f" --phase {shlex.quote(phase)}" if phase else ""
+    other = "--format text" if name == "html" else f"--out {shlex.quote(str(out.with_suffix('.html')))}"
+    say(f"Next: llm-perf-opt graph {shlex.quote(str(source))}{of_phase} {other}")

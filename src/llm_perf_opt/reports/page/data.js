@@ -1,0 +1,100 @@
+// Reads the embedded view. A box row has the order of `_box_row` in page_data.py.
+
+export class Box {
+  constructor(number, row, tables) {
+    const [parent, id, className, path, stage, instances, calls, callsPerInstance, loops, figures, own, params, inputs, outputs, members, open] = row;
+    const { strings } = tables;
+    this.number = number;
+    this.parentNumber = parent;
+    this.id = strings[id];
+    this.className = strings[className];
+    this.path = strings[path];
+    this.stage = strings[stage];
+    this.instances = instances;
+    this.calls = calls;
+    this.callsPerInstance = callsPerInstance;
+    this.loops = loops.map(([kind, text, over]) => ({ kind, text, over }));
+    this.figureRow = figures;
+    this.ownRow = own;
+    this.isOpenAtFirst = open === 1;
+    this.parent = null;
+    this.children = [];
+    this.arrowsIn = [];
+    this.arrowsOut = [];
+    this.refs = { params, inputs, outputs, members, tables };
+  }
+
+  get label() {
+    return `${this.className} @ ${this.path || "(root)"}`;
+  }
+
+  get level() {
+    return this.parent ? this.parent.level + 1 : 1;
+  }
+
+  /** Constructor parameters as pairs of texts. */
+  get params() {
+    const { params, tables } = this.refs;
+    return tables.params[params].map(([key, value]) => [tables.strings[key], tables.strings[value]]);
+  }
+
+  get inputs() {
+    return tensorGroups(this.refs.inputs, this.refs.tables);
+  }
+
+  get outputs() {
+    return tensorGroups(this.refs.outputs, this.refs.tables);
+  }
+
+  /** Paths of all instances. */
+  get members() {
+    return this.refs.members.map((number) => this.refs.tables.strings[number]);
+  }
+
+  /** Ancestors, nearest first. */
+  *ancestors() {
+    for (let box = this.parent; box; box = box.parent) yield box;
+  }
+
+  /** The box and everything inside it, outer before inner. */
+  *walk() {
+    const waiting = [this];
+    while (waiting.length) {
+      const box = waiting.pop();
+      yield box;
+      for (let at = box.children.length - 1; at >= 0; at -= 1) waiting.push(box.children[at]);
+    }
+  }
+}
+
+function tensorGroups(number, tables) {
+  return tables.tensors[number].map(([tensors, calls]) => ({ tensors: tensors.map((at) => tables.strings[at]), calls }));
+}
+
+/** The whole picture from its JSON text. */
+export function readView(text) {
+  const raw = JSON.parse(text);
+  const tables = { strings: raw.strings, params: raw.params, tensors: raw.tensors };
+  const boxes = raw.boxes.map((row, number) => new Box(number, row, tables));
+  for (const box of boxes) {
+    if (box.parentNumber < 0) continue;
+    box.parent = boxes[box.parentNumber];
+    box.parent.children.push(box);
+  }
+  for (const [source, target, calls] of raw.arrows) {
+    const arrow = { source: boxes[source], target: boxes[target], calls };
+    arrow.source.arrowsOut.push(arrow);
+    arrow.target.arrowsIn.push(arrow);
+  }
+  return {
+    title: raw.title,
+    metric: raw.metric,
+    caption: raw.caption,
+    stages: raw.stages,
+    figureNames: raw.figures,
+    totalRow: raw.totals,
+    stagesSeen: raw.stages.filter((stage) => boxes.some((box) => box.stage === stage)),
+    boxes,
+    roots: boxes.filter((box) => !box.parent),
+  };
+}

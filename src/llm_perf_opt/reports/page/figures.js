@@ -1,0 +1,92 @@
+// What a box costs: inclusive, its own, and as a share of its stage and of the whole run.
+import { exact, formatBytes, formatCount, formatFlops, formatMacs, formatShortCount } from "./numbers.js";
+
+/** Every figure, as the panel lists them. */
+export const FIGURES = [
+  { key: "flops", label: "FLOPs", format: formatFlops },
+  { key: "macs", label: "MACs", format: formatMacs },
+  { key: "bytes_moved", label: "Bytes moved", format: formatBytes },
+  { key: "parameters", label: "Parameters", format: formatShortCount },
+  { key: "activation_bytes", label: "Activation memory", format: formatBytes },
+  { key: "unpriced_ops", label: "Unpriced ops", format: formatCount },
+];
+
+const PRICED = new Set(["flops", "macs", "bytes_moved"]);
+
+/** Those that boxes and chart can be measured by; calls of a box count with the calls of all boxes inside it. */
+export const METRICS = [
+  ...FIGURES.filter(({ key }) => ["flops", "bytes_moved", "parameters", "activation_bytes"].includes(key)),
+  { key: "calls", label: "Calls", format: (value) => `${formatCount(value)} in all` },
+];
+
+/** The metric with this key. */
+export function metricNamed(key) {
+  return METRICS.find((metric) => metric.key === key);
+}
+
+/** Looks figures up in a view; sums over stages are made when first asked for. */
+export class Ledger {
+  constructor(view) {
+    this.view = view;
+    this.columnOf = new Map(view.figureNames.map((name, column) => [name, column]));
+    this.stageSums = new Map();
+    this.callsWithin = callsWithin(view.boxes);
+  }
+
+  inclusive(box, key) {
+    return key === "calls" ? this.callsWithin[box.number] : exact(box.figureRow[this.columnOf.get(key)]);
+  }
+
+  /** Whether ops inside the box have no price, so that its figure is a lower bound. */
+  isLowerBound(box, key) {
+    return PRICED.has(key) && this.inclusive(box, "unpriced_ops") > 0n;
+  }
+
+  own(box, key) {
+    return key === "calls" ? BigInt(box.calls) : exact(box.ownRow[this.columnOf.get(key)]);
+  }
+
+  total(key) {
+    if (key !== "calls") return exact(this.view.totalRow[this.columnOf.get(key)]);
+    return this.view.roots.reduce((sum, box) => sum + this.callsWithin[box.number], 0n);
+  }
+
+  /** What runs in this stage, in all boxes; null where a part is unknown. */
+  stageTotal(stage, key) {
+    const name = `${key} ${stage}`;
+    if (!this.stageSums.has(name)) this.stageSums.set(name, this.sumOwn(this.view.boxes, stage, key));
+    return this.stageSums.get(name);
+  }
+
+  /** What the run counts and no box holds: modules that did not run, ops outside any module. */
+  outsideBoxes(key) {
+    const parts = [this.total(key), ...this.view.roots.map((box) => this.inclusive(box, key))];
+    return parts.includes(null) ? null : parts.reduce((rest, part) => rest - part);
+  }
+
+  /** The part of a box that belongs to the box's own stage: a box may hold boxes of other stages. */
+  partInStage(box, key) {
+    return this.sumOwn(box.walk(), box.stage, key);
+  }
+
+  sumOwn(boxes, stage, key) {
+    const column = this.columnOf.get(key);
+    let sum = 0n;
+    for (const box of boxes) {
+      if (box.stage !== stage) continue;
+      if (box.ownRow[column] === null) return null;
+      sum += BigInt(box.ownRow[column]);
+    }
+    return sum;
+  }
+}
+
+/** Calls of each box and of all inside it. Outer boxes come before inner ones, so the sums are made from the end. */
+function callsWithin(boxes) {
+  const sums = boxes.map((box) => BigInt(box.calls));
+  for (let number = boxes.length - 1; number >= 0; number -= 1) {
+    const { parentNumber } = boxes[number];
+    if (parentNumber >= 0) sums[parentNumber] += sums[number];
+  }
+  return sums;
+}

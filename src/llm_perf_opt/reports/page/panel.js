@@ -1,0 +1,134 @@
+// Everything about one box, or about the whole run when none is selected.
+import { byId, html } from "./elements.js";
+import { FIGURES } from "./figures.js";
+import { formatCount, formatShare, plural } from "./numbers.js";
+import { shortLabel } from "./box-texts.js";
+import { oneLine } from "./text-width.js";
+
+const FEW = 60;
+
+export class Panel {
+  constructor(view, store, ledger, navigator) {
+    Object.assign(this, { view, store, ledger, navigator });
+    this.area = byId("panel");
+  }
+
+  draw() {
+    const { selected } = this.store.state;
+    this.area.replaceChildren(...(selected ? this.boxParts(selected) : this.wholeParts()));
+    this.area.scrollTop = 0;
+  }
+
+  wholeParts() {
+    const rows = FIGURES.map(({ key, label, format }) => {
+      const total = this.ledger.total(key);
+      return row(label, amount(total, format, key));
+    });
+    return [
+      html("h2", {}, "The whole run"),
+      html("ul", { class: "caption" }, ...this.view.caption.map((line) => html("li", {}, line))),
+      table("Totals", [], rows),
+      ...this.stageTable(),
+      html("p", { class: "hint" }, "Click a box for its figures. Double-click, or the triangle, opens it. Arrow keys walk the tree, / searches, Ctrl + wheel zooms."),
+    ];
+  }
+
+  stageTable() {
+    const shown = FIGURES.filter(({ key }) => ["flops", "bytes_moved", "parameters"].includes(key));
+    const line = (name, parts) =>
+      html("tr", {}, html("th", { scope: "row" }, name), ...shown.map(({ key, format }, at) =>
+        html("td", {}, format(parts[at]), html("small", {}, formatShare(parts[at], this.ledger.total(key))))));
+    const rows = this.view.stagesSeen.map((stage) => line(stage, shown.map(({ key }) => this.ledger.stageTotal(stage, key))));
+    const rest = shown.map(({ key }) => this.ledger.outsideBoxes(key));
+    if (rest.some(Boolean)) rows.push(line("in no box", rest));
+    return rows.length ? [table("Stages", ["Stage", ...shown.map(({ label }) => label)], rows)] : [];
+  }
+
+  boxParts(box) {
+    return [
+      html("header", { class: "box-title" },
+        html("h2", { class: "wrap" }, box.className),
+        html("button", { type: "button", class: "close", "aria-label": "Back to the whole run", title: "Back to the whole run (Esc)", onclick: () => this.navigator.clear() }, "×")),
+      html("p", { class: "wrap mono" }, `@ ${box.path || "(root)"}`),
+      html("p", { class: "chips" },
+        html("span", { class: "chip" }, `stage ${oneLine(box.stage)}`),
+        ...box.loops.map((loop) => html("span", { class: `loop ${loop.kind}` }, `${loop.text} (${loop.over})`))),
+      this.costTable(box),
+      table("Calls", [], [
+        row("Calls", formatCount(BigInt(box.calls))),
+        row("Instances", formatCount(BigInt(box.instances))),
+        row("Calls per instance", box.callsPerInstance.map((calls) => formatCount(BigInt(calls))).join(" or ")),
+      ]),
+      ...this.flowPart(box),
+      ...tensorPart("Inputs", box.inputs),
+      ...tensorPart("Outputs", box.outputs),
+      ...paramPart(box.params),
+      ...memberPart(box.members),
+    ];
+  }
+
+  costTable(box) {
+    const rows = FIGURES.map(({ key, label, format }) => {
+      const value = this.ledger.inclusive(box, key);
+      const own = this.ledger.own(box, key);
+      const inStage = this.ledger.partInStage(box, key);
+      return html("tr", { "data-figure": key },
+        html("th", { scope: "row" }, label),
+        html("td", { class: "inclusive" }, this.ledger.isLowerBound(box, key) ? "≥ " : "", ...amount(value, format, key)),
+        html("td", { class: "own" }, format(own)),
+        html("td", { class: "of-stage" }, formatShare(inStage, this.ledger.stageTotal(box.stage, key))),
+        html("td", { class: "of-total" }, formatShare(value, this.ledger.total(key))));
+    });
+    return table("Cost", ["", "with all inside", "own ops", "of stage", "of total"], rows, "cost");
+  }
+
+  flowPart(box) {
+    const jump = (other, calls) => html("li", {}, html("button", { type: "button", class: "jump", onclick: () => this.navigator.select(other) }, oneLine(shortLabel(other))), ` ${plural(calls, "call")}`);
+    const incoming = box.arrowsIn.map(({ source, calls }) => jump(source, calls));
+    const outgoing = box.arrowsOut.map(({ target, calls }) => jump(target, calls));
+    const inside = box.children.slice(0, FEW).map((child) => jump(child, child.calls));
+    return [list("Takes tensors from", incoming), list("Gives tensors to", outgoing), list("Inside", inside)].flat();
+  }
+}
+
+/** Figure for people, and the exact number under it. */
+function amount(value, format, key) {
+  return [html("span", {}, format(value)), value === null || value < 1000n ? null : html("small", { class: "exact", "data-exact": key }, formatCount(value))].filter(Boolean);
+}
+
+function row(label, content) {
+  return html("tr", {}, html("th", { scope: "row" }, label), html("td", {}, ...[content].flat()));
+}
+
+function table(title, heads, rows, name = "") {
+  const head = heads.length ? [html("thead", {}, html("tr", {}, ...heads.map((text) => html("th", { scope: "col" }, text))))] : [];
+  return html("table", { class: name || null }, html("caption", {}, title), ...head, html("tbody", {}, ...rows));
+}
+
+function list(title, items) {
+  return items.length ? [html("h3", {}, title), html("ul", { class: "list" }, ...items)] : [];
+}
+
+function tensorPart(title, groups) {
+  const items = groups.map(({ tensors, calls }) =>
+    html("li", {}, ...tensors.map((tensor) => html("div", { class: "mono wrap" }, tensor)), html("small", {}, `in ${plural(calls, "call")}`)));
+  return list(title, items);
+}
+
+function paramPart(params) {
+  if (!params.length) return [];
+  const rows = params.map(([key, value]) => html("tr", {}, html("th", { scope: "row", class: "mono wrap" }, key), html("td", { class: "mono wrap" }, value)));
+  return [table("Made with", [], rows, "params")];
+}
+
+function memberPart(members) {
+  if (members.length < 2) return [];
+  const item = (path) => html("li", { class: "mono wrap" }, path);
+  const items = html("ul", { class: "list" }, ...members.slice(0, FEW).map(item));
+  const rest = members.slice(FEW);
+  const button = html("button", { type: "button", onclick: () => {
+    items.append(...rest.map(item));
+    button.remove();
+  } }, `Show ${rest.length.toLocaleString("en-US")} more`);
+  return [html("h3", {}, "Instances"), items, ...(rest.length ? [button] : [])];
+}

@@ -1,0 +1,64 @@
+"""Colours and type of the picture: light by itself, dark where the reader's system asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llm_perf_opt.reports.stage_colours import StageColour, mixed
+from llm_perf_opt.reports.text_width import FONTS
+
+TITLE_SIZE = 17.0
+CLASS_SIZE = 11.5
+TEXT_SIZE = 10.5
+BADGE_SIZE = 10.0
+_TINTS = (0.04, 0.08, 0.12, 0.16, 0.2)  # how much of the stage's colour is in the ground, by depth
+
+_LIGHT = """
+text { font-family: %(fonts)s; fill: #1b1f24; }
+.page { fill: #ffffff; }
+.soft { fill: #57606a; }
+.leaf { fill: #ffffff; stroke-width: 1.2; }
+.group { stroke-width: 1.2; }
+.card { fill: none; stroke-width: 1; }
+.track { fill: #d5dae0; }
+.wire { fill: none; stroke: #57606a; stroke-width: 1.3; }
+.head { fill: #57606a; }
+.for { fill: #1b1f24; }
+.parfor { fill: #ffffff; stroke: #1b1f24; stroke-width: 1; }
+.on-for { fill: #ffffff; }
+.on-parfor { fill: #1b1f24; }
+"""
+_DARK = """
+text { fill: #e6edf3; }
+.page { fill: #0d1117; }
+.soft { fill: #9ba6b2; }
+.track { fill: #3a424d; }
+.leaf { fill: #161b22; }
+.wire { stroke: #9ba6b2; }
+.head { fill: #9ba6b2; }
+.for { fill: #e6edf3; }
+.parfor { fill: #161b22; stroke: #e6edf3; }
+.on-for { fill: #0d1117; }
+.on-parfor { fill: #e6edf3; }
+"""
+
+
+def style_sheet(colours: Iterable[StageColour]) -> str:
+    """The content of the style element: `line-N` and `fill-N` are stage N's colour, `tint-N-D` its tint at depth D.
+
+    Tints are opaque, so that a nested picture costs a renderer no blending.
+    """
+    colours = list(colours)
+    light = "".join(_stage_rules(number, colour.line, "#ffffff") for number, colour in enumerate(colours))
+    dark = "".join(_stage_rules(number, colour.line_on_dark, "#0d1117") for number, colour in enumerate(colours))
+    return f"{_LIGHT % {'fonts': FONTS}}{light}@media (prefers-color-scheme: dark) {{{_DARK}{dark}}}\n"
+
+
+def tint_class(stage: int, depth: int) -> str:
+    """The class for a box with boxes inside; the deeper, the stronger, up to a point."""
+    return f"tint-{stage}-{min(depth, len(_TINTS) - 1)}"
+
+
+def _stage_rules(number: int, colour: str, ground: str) -> str:
+    tints = [f".tint-{number}-{depth} {{ fill: {mixed(colour, ground, part)}; }}" for depth, part in enumerate(_TINTS)]
+    return "\n".join([f".line-{number} {{ stroke: {colour}; }}", f".fill-{number} {{ fill: {colour}; }}", *tints, ""])

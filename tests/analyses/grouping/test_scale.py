@@ -1,0 +1,28 @@
+"""The size a view must carry: 25,000 modules, 100,000 calls, a million ops. Times are CPU seconds."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from llm_perf_opt.analyses.grouping import group
+from tests.analyses.grouping.made_runs import drawn
+from tests.callgraph.test_scale import build
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_hundred_thousand_calls_are_grouped_in_five_seconds() -> None:
+    graph = build()
+    start = time.process_time()
+    view = group(graph)
+    assert time.process_time() - start < 5
+    assert drawn(view) == {
+        "Layer @ layers.[0-29]": "for 30",
+        "Expert @ layers.[0-29].experts.[0-99]": "for 100",
+        "Linear @ layers.[0-29].experts.[0-99].[gate_proj,up_proj,down_proj]": "for 3",
+        "Layer @ layers.[30-60]": "for 31",
+        "Expert @ layers.[30-60].experts.[0-99]": "for 100",
+        "Linear @ layers.[30-60].experts.[0-99].[gate_proj,up_proj,down_proj]": "for 3",
+    }

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.stand_ins import FLOPS
+
+
+@pytest.fixture
+def runs(run: Run, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Two runs alike, and one with an op more in its head and another mode in its header."""
+    for name, mode in (("a", "plain"), ("b", "plain"), ("odd", "odd")):
+        assert run("trace", "stand-in", "--mode", mode, "--out", tmp_path / name)[0] == 0
+    return tmp_path / "a", tmp_path / "b", tmp_path / "odd"
+
+
+def test_runs_that_agree(run: Run, runs: tuple[Path, Path, Path]) -> None:
+    code, out, err = run("compare", runs[0], runs[1], "--strict")
+    assert (code, err) == (0, "")
+    assert "The traces agree" in out
+
+
+def test_an_unexplained_difference_fails_under_strict_alone(run: Run, runs: tuple[Path, Path, Path]) -> None:
+    code, out, _ = run("compare", runs[0], runs[2], "--json")
+    assert code == 0
+    causes = next(table for table in json.loads(out)["tables"] if table["title"] == "Why they differ")
+    assert {row["cause"] for row in causes["rows"]} == {"unexplained"}
+    code, out, err = run("compare", runs[0], runs[2], "--strict")
+    assert code == 1
+    assert "head" in out
+    assert "Unexplained differences: 2." in err
+
+
+def test_one_phase_of_two(run: Run, runs: tuple[Path, Path, Path]) -> None:
+    code, _, err = run("compare", runs[0], runs[2], "--strict", "--phase", "decode")
+    assert code == 1
+    assert "Unexplained differences: 1." in err
+
+
+def test_two_files(run: Run, runs: tuple[Path, Path, Path]) -> None:
+    code, out, _ = run("compare", runs[0] / "prefill.callgraph.json", runs[1] / "decode.callgraph.json")
+    assert code == 0
+    assert "prefill/decode" in out
+
+
+def test_budgets_that_hold_and_one_that_does_not(run: Run, runs: tuple[Path, Path, Path]) -> None:
+    held = ["--budget", "prefill.head.flops<=+1%", "--budget", f"total.flops=={2 * FLOPS}"]
+    code, out, _ = run("compare", runs[0], runs[2], *held)
+    assert code == 0
+    assert out.count("holds") == 2
+    code, out, err = run("compare", runs[0], runs[2], *held, "--budget", "total.ops<=+10%")
+    assert code == 1
+    assert "violated" in out
+    assert "total.ops<=+10%" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--budget", "prefill.head.flop<=1"], "did you mean 'flops'?"),
+        (["--budget", "prefil.head.flops<=1"], "did you mean 'prefill.head'?"),
+        (["--phase", "vision"], "prefill, decode"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(
+    run: Run, runs: tuple[Path, Path, Path], words: list[str], hint: str
+) -> None:
+    code, out, err = run("compare", runs[0], runs[1], *words)
+    assert (code, out) == (2, "")
+    assert hint in err
+
+
+def test_a_folder_without_traces(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("compare", tmp_path, tmp_path)
+    assert code == 2
+    assert "There is no trace" in err
