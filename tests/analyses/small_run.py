@@ -64,6 +64,11 @@ def small_run(*, phase: str = "prefill", with_unpriced: bool = False) -> CallGra
     run.leave([(X, state)])
     run.leave([(X, state)])
     op(ACTIVATE, state)
+    return finished(run, phase)
+
+
+def finished(run: CallGraphBuilder, phase: str) -> CallGraph:
+    """The graph of a run by hand, with the encoder as a stage of its own."""
     return run.finish(
         model="small",
         phase=phase,

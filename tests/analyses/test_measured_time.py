@@ -7,7 +7,7 @@ import pytest
 from llm_perf_opt.analyses.measured_time import measured_times, time_report
 from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, OpKind
 from llm_perf_opt.errors import PerfOptError
-from tests.analyses.small_run import PROJECT_FLOPS, small_run
+from tests.analyses.small_run import PROJECT_FLOPS, finished, small_run
 
 LINEAR = OpKind(name="aten::linear", inputs=(), outputs=())
 # path, start, end: the calls of `small_run`, root 0 to 100
@@ -35,15 +35,7 @@ def timed_run(*, device: bool = False, extra_call: bool = False, phase: str = "p
         run.timed_op(LINEAR, duration_ns=2, device_ns=4 if device else None)
     while stack:
         run.leave((), stack.pop())
-    return run.finish(
-        model="small",
-        phase=phase,
-        tracer="hand",
-        workload={},
-        stages=[("vision", ("encoder",))],
-        runtime={},
-        library_versions={},
-    )
+    return finished(run, phase)
 
 
 def test_stages_share_out_the_whole_time_and_take_the_flops_of_the_priced_run() -> None:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from llm_perf_opt.callgraph import CallGraphBuilder, OpKind
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.weightless import fallbacks, propagation, real_ops
+from llm_perf_opt.weightless.adoption import adopt_module
 from llm_perf_opt.weightless.environment import Disguise, environment
 from llm_perf_opt.weightless.ghost import _ACTIVE, _LATEST, Ghost, new_ghost
 from llm_perf_opt.weightless.higher_order import run_higher_order
@@ -179,8 +180,6 @@ class Engine(TorchDispatchMode):
 
     def adopt(self, module: T) -> T:
         """Turn the parameters and meta buffers of a module built elsewhere into ghosts, keeping ties."""
-        from llm_perf_opt.weightless.adoption import adopt_module
-
         return adopt_module(module)
 
     def materialise(self, tensor: torch.Tensor, why: str) -> torch.Tensor:

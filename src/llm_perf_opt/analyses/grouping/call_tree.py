@@ -25,7 +25,6 @@ class CallTree:
     parent: Sequence[int]  # row of the caller, always before the row itself, or OUTSIDE
     weight: Sequence[int]
     children: dict[int, list[int]]  # row, or OUTSIDE -> rows called from it, in order; absent where there are none
-    has_single_calls: bool  # every weight is 1, and rows stand in the order of entry
 
     def caller_path(self, row: int) -> int:
         """The path row of the caller, or OUTSIDE."""
@@ -66,7 +65,6 @@ def _tree(
         parent=parent,
         weight=weight or [1] * len(path),
         children=children,
-        has_single_calls=weight is None,
     )
 
 
