@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -21,6 +20,7 @@ from llm_perf_opt.callgraph.queries import events_of
 from llm_perf_opt.callgraph.records import CallColumns, Json, OpColumns, OpKind, Parameter, StorageColumns, TensorMeta
 from llm_perf_opt.callgraph.storage_log import ORIGINS
 from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.whole_files import write_whole
 
 
 def write_callgraph(graph: CallGraph, path: Path, *, overwrite: bool, with_events: bool = False) -> None:
@@ -34,17 +34,12 @@ def write_callgraph(graph: CallGraph, path: Path, *, overwrite: bool, with_event
             why="a trace is never overwritten silently",
             fix="choose another name, or ask to overwrite",
         )
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            file.writelines(_sealed(to_json_dict(graph, with_events=with_events)))
-        partial.replace(path)
+        write_whole(path, _sealed(to_json_dict(graph, with_events=with_events)))
     except OSError as error:
         raise PerfOptError(
             f"{path} could not be written.", why=str(error), fix="check that the folder exists and has room"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _sealed(document: Mapping[str, Json]) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from llm_perf_opt.cli.output import JsonOption
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.plugins import DRAWINGS
+from llm_perf_opt.whole_files import write_whole
 
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
@@ -105,7 +106,7 @@ def _require_free(out: Path, force: bool) -> None:
 def _write(out: Path, picture: str | bytes) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(picture.encode() if isinstance(picture, str) else picture)
+        write_whole(out, [picture.encode() if isinstance(picture, str) else picture])
     except OSError as error:
         raise PerfOptError(
             f"Cannot write {out}.", why=error.strerror or type(error).__name__, fix="choose another --out"

@@ -102,10 +102,13 @@ class ProfilerTracer:
         return self._export(profiler, target.phase), facts, stop, failure
 
     def _export(self, profiler: profile, phase: str) -> Mapping[str, Any]:
-        with tempfile.TemporaryDirectory() as scratch:
-            file = (self._keep_in or Path(scratch)) / f"{phase}{CHROME_SUFFIX}"
+        name = f"{phase}{CHROME_SUFFIX}"
+        with tempfile.TemporaryDirectory(dir=self._keep_in) as scratch:
+            file = Path(scratch) / name
             profiler.export_chrome_trace(str(file))
             document: Mapping[str, Any] = json.loads(file.read_bytes())
+            if self._keep_in is not None:
+                file.replace(self._keep_in / name)  # whole or not at all
             return document
 
 
