@@ -15,6 +15,7 @@ CLASSES = ("torch.Tensor", "torch.autocast", "torch.distributions.Distribution",
 
 BY_OTHERS = {
     "torch.manual_seed",  # torch._dynamo wraps it when it is first imported
+    "torch.Tensor.__slotnames__",  # copyreg keeps it there from the first time that a tensor is pickled
     "torch.nn.Module.smart_apply",  # transformers adds it for good when it first initialises a model
 }
 

@@ -55,6 +55,36 @@ def test_a_short_count_has_three_digits() -> None:
 
 def test_counts_are_exact() -> None:
     assert units.format_count(3_336_106_240) == "3,336,106,240"
+    assert units.format_count(2**53 + 1) == "9,007,199,254,740,993"  # no float holds it
+
+
+def test_a_mean_of_counts_has_three_digits() -> None:
+    assert [units.format_count(count) for count in (4.0, 10 / 3, 1e6 / 3)] == ["4", "3.33", "333,333"]
+
+
+def test_bandwidth_has_decimal_prefixes() -> None:
+    assert [units.format_bytes_per_s(rate) for rate in (0, 3.35e12, 819.2e9)] == ["0 B/s", "3.35 TB/s", "819 GB/s"]
+
+
+def test_intensity_has_no_prefix() -> None:
+    shown = [units.format_flops_per_byte(value) for value in (0, 0.25, 1.0, 295.34, 12_345.6)]
+    assert shown == ["0 FLOP/B", "0.25 FLOP/B", "1.00 FLOP/B", "295 FLOP/B", "12,346 FLOP/B"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (0, "0 %"),
+        (0.4127, "41.3 %"),
+        (1, "100 %"),
+        (0.0999951, "10.0 %"),  # not "10.00 %"
+        (12.5, "1,250 %"),
+        (-0.0523, "-5.23 %"),
+        (0.000123, "0.0123 %"),
+    ],
+)
+def test_a_ratio_of_one_is_the_whole(ratio: float, text: str) -> None:
+    assert units.format_ratio(ratio) == text
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,23 @@ A plug-in imports no other plug-in. A registry holds import paths, so listing na
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.registry import Registry
 
 if TYPE_CHECKING:
     from llm_perf_opt.callgraph import CallGraph
     from llm_perf_opt.document import GraphView, Report
+    from llm_perf_opt.export_outcome import ExportWishes, PartOutcome
+    from llm_perf_opt.hardware.calibration import Calibration
+    from llm_perf_opt.measurement import InferenceRequest, Kernel, OperatorTime, PageMeasurement, SessionRequest
+    from llm_perf_opt.testimony import Testimony
 
 Json = Any  # JSON-safe value: None, bool, int, float, str, list, dict with string keys
 Emit = Callable[[str, Json], None]  # the name of a runtime fact and its value so far
@@ -56,7 +60,7 @@ class Target:
     `build` and `invoke` are plain torch code that runs the same with real tensors and with ghosts. The targets of one
     workload share one `build`, which builds once. Calls that no stage claims belong to a stage named after the phase.
     `runtime` is what the adapter claims of the model's loops; `observe` sees them happen, and what it emits wins. Every
-    tracer enters it around `invoke`, before it wraps anything itself (`tracers.runtime_facts.observing`).
+    tracer enters it around `invoke`, before it wraps anything itself (`execution.runtime_facts.observing`).
     """
 
     model: str
@@ -128,6 +132,125 @@ class PartialTrace(PerfOptError):
         self.graph = graph
 
 
+class KnowsClosedForms(Protocol):
+    """An adapter that can tell what its model costs without running it, and without torch."""
+
+    def closed_forms(self, workload: Workload) -> tuple[Testimony, ...]:
+        """One testimony per stage of every phase."""
+        ...
+
+    def describe(self, workload: Workload) -> dict[str, Json]:
+        """The workload with every default filled in, as a trace keeps it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of a model that is worth a static graph: one module, or several wrapped as one."""
+
+    name: str  # "sam-block-windowed"
+    path: str  # of the module in the run; its last distinct call gives the arguments
+    title: str = ""
+    phase: str = "prefill"
+    axes: tuple[str, ...] = ()  # names of the dimensions of its first tensor; an empty name: do not try to vary it
+    wrap: Callable[[Any], Any] | None = None  # (the built model) -> the module to export in place of the one at `path`
+    wraps: tuple[str, ...] = ()  # the modules that do the work of the wrapper, where that is not `path` alone
+    adaptation: str = ""  # what the wrapper changes
+    instead: tuple[str, ...] = ()  # names of the parts to export where this one cannot be
+
+
+class KnowsParts(Protocol):
+    """An adapter that names the pieces of its model that an exporter should take."""
+
+    def parts(self) -> tuple[Part, ...]:
+        """In the order of a matrix of results."""
+        ...
+
+
+class Witness(Protocol):
+    """An independent counter. A stage it cannot count gets a testimony with the reason, not an exception."""
+
+    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
+        """One testimony per stage of every phase, in the order in which they run."""
+        ...
+
+
+class ExportLab(Protocol):
+    """Takes a part of a model through the exporters of one library."""
+
+    def examine(self, target: Target, part: Part, wishes: ExportWishes) -> PartOutcome:
+        """What became of the part; a refusal of an exporter is a result with a place and a reason, not an exception."""
+        ...
+
+
+class StageWatch(Protocol):
+    """Told where the stages of a run begin and end: a clock, the ranges of a profiler. Stages nest."""
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Entered when the stage begins, left when it ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """What a session made of a request. `workload` is the same run for an adapter, with everything decided."""
+
+    token_ids: tuple[int, ...]
+    text: str | None  # None: no tokenizer
+    context_tokens: int
+    decode_steps: int
+    cache_tokens: int
+    workload: Workload
+
+
+class Session(Protocol):
+    """A model with weights on a device, and the adapter that tells the costs of what it runs."""
+
+    adapter: ModelAdapter
+    device: str
+    notes: tuple[str, ...]
+
+    @property
+    def model(self) -> Any:
+        """The torch module, built when it is first asked for."""
+        ...
+
+    def infer(self, request: InferenceRequest, watch: StageWatch, ranges: str = "none") -> Inference:
+        """Run it once, each stage told to `watch`; `ranges` names "stages" or "modules" in the profilers' records."""
+        ...
+
+
+class Runner(Protocol):
+    """Measures a session, page by page."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        warmup: int = 1,
+        repeats: int = 3,
+        clock: str = "auto",
+        threads: int | None = None,
+        watch: StageWatch | None = None,
+    ) -> None: ...
+
+    def environment(self) -> dict[str, Json]:
+        """What the times depend on besides the model."""
+        ...
+
+    def measure(self, request: InferenceRequest) -> PageMeasurement:
+        """Raw samples of one page."""
+        ...
+
+    def operators(self, request: InferenceRequest, chrome_trace: Path, *, modules: bool) -> tuple[OperatorTime, ...]:
+        """Operators by stage from a pass of its own, and its Chrome trace."""
+        ...
+
+    def ranged_pass(self, request: InferenceRequest, *, modules: bool) -> None:
+        """One pass whose stages are named ranges, for a profiler that watches from outside."""
+        ...
+
+
 class Reporter(Protocol):
     """One output format. It sees a report, never an analysis."""
 
@@ -150,40 +273,22 @@ class Drawing(Protocol):
         ...
 
 
-T_co = TypeVar("T_co", covariant=True)
+class Calibrator(Protocol):
+    """Measures the machine at hand."""
 
-
-class Registry(Generic[T_co]):
-    """Names -> `"package.module:attribute"`, imported at the first `get`."""
-
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
-        self.kind = kind
-        self._entries = dict(entries)
-
-    def names(self) -> tuple[str, ...]:
-        """Every registered name, in the order of the table."""
-        return tuple(self._entries)
-
-    def get(self, name: str) -> T_co:
-        """The registered object; an unknown name raises with the nearest known one."""
-        if name not in self._entries:
-            raise UsageError(
-                f"No {self.kind} named {name!r}.",
-                why=f"known {self.kind}s: {', '.join(self._entries)}",
-                fix=self._nearest(name),
-            )
-        module, _, attribute = self._entries[name].partition(":")
-        return cast("T_co", getattr(importlib.import_module(module), attribute))
-
-    def _nearest(self, name: str) -> str:
-        import difflib
-
-        close = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.5)
-        return f"did you mean {close[0]!r}?" if close else "pick one of the known names"
+    def __call__(
+        self, *, device: str = "cpu", dtype: str = "bfloat16", threads: int | None = None, smoke: bool = False
+    ) -> Calibration:
+        """How long each kind of work takes; with `smoke` only the smallest sizes are tried."""
+        ...
 
 
 MODELS: Registry[type[ModelAdapter]] = Registry(
-    "model", {"deepseek-ocr": "llm_perf_opt.models.deepseek_ocr.adapter:DeepSeekOcrAdapter"}
+    "model",
+    {
+        "deepseek-ocr": "llm_perf_opt.models.deepseek_ocr.adapter:DeepSeekOcrAdapter",
+        "got-ocr2": "llm_perf_opt.models.got_ocr2.adapter:GotOcr2Adapter",
+    },
 )
 FOLDERS: Registry[type[FolderAdapter]] = Registry(
     "kind of model folder", {"huggingface": "llm_perf_opt.models.huggingface.adapter:HuggingFaceAdapter"}
@@ -192,6 +297,20 @@ FolderInputs = Callable[[str, Callable[[], Any], Workload], tuple[Target, ...]]
 # Model types whose inputs no signature tells: model folders that know them give the targets for such a folder.
 FOLDER_INPUTS: Registry[FolderInputs] = Registry(
     "model type with inputs of its own", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.released:released_targets"}
+)
+SESSIONS: Registry[Callable[[SessionRequest], Session]] = Registry(
+    "model that can be profiled",
+    {
+        "deepseek-ocr": "llm_perf_opt.models.deepseek_ocr.session:open_session",
+        "deepseek-ocr-tiny": "llm_perf_opt.models.deepseek_ocr.session:open_tiny_session",
+    },
+)
+RUNNERS: Registry[type[Runner]] = Registry("kind of run", {"timed": "llm_perf_opt.runs.timed_runs:TimedRuns"})
+# (command line of a process that makes a ranged pass, folder for files, stage of interest) -> the kernels it launched
+OutsideProfiler = Callable[[Sequence[str], Path, str], "tuple[Kernel, ...]"]
+OUTSIDE_PROFILERS: Registry[OutsideProfiler] = Registry(
+    "profiler of another vendor",
+    {"nsys": "llm_perf_opt.runs.nsight:run_nsys", "ncu": "llm_perf_opt.runs.nsight:run_ncu"},
 )
 TRACERS: Registry[type[Tracer]] = Registry(
     "tracer",
@@ -202,12 +321,29 @@ TRACERS: Registry[type[Tracer]] = Registry(
         "profiler": "llm_perf_opt.tracers.profiler_tracer:ProfilerTracer",
     },
 )
+WITNESSES: Registry[type[Witness]] = Registry(
+    "source of figures",
+    {
+        "torch-counter": "llm_perf_opt.witnesses.torch_counter:TorchCounter",
+        "fvcore": "llm_perf_opt.witnesses.fvcore_counter:FvcoreCounter",
+        "closed-form": "llm_perf_opt.witnesses.closed_form:ClosedForm",
+        "exported": "llm_perf_opt.exports.export_witness:ExportWitness",
+    },
+)
+CALIBRATORS: Registry[Calibrator] = Registry("calibrator", {"torch": "llm_perf_opt.runs.calibration:calibrate"})
+# The same for the pieces of such a model that are worth a static graph.
+FOLDER_PARTS: Registry[Callable[[], tuple[Part, ...]]] = Registry(
+    "model type with parts of its own", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.parts:released_parts"}
+)
+EXPORT_LABS: Registry[type[ExportLab]] = Registry("export lab", {"torch": "llm_perf_opt.exports.torch_lab:TorchLab"})
 REPORTERS: Registry[type[Reporter]] = Registry(
     "report format",
     {
         "text": "llm_perf_opt.reports.text_report:TextReport",
         "json": "llm_perf_opt.reports.json_report:JsonReport",
         "markdown": "llm_perf_opt.reports.markdown_report:MarkdownReport",
+        "csv": "llm_perf_opt.reports.csv_report:CsvReport",
+        "html": "llm_perf_opt.reports.html_report:HtmlReport",
     },
 )
 DRAWINGS: Registry[type[Drawing]] = Registry(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 _DECIMAL_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _BINARY_PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_BEYOND_PREFIXES = 1e9  # no prefix makes it short, so it has an exponent
 _SECOND_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
 def format_count(count: float) -> str:
-    """`3,336,106,240`: exact, with thousands separators."""
-    return f"{count:,}"
+    """`3,336,106,240`: exact, with thousands separators; a mean of counts has three significant digits."""
+    if isinstance(count, int):
+        return f"{count:,}"
+    return f"{count:,.0f}" if count.is_integer() else _significant(count)
 
 
 def format_short_count(count: float) -> str:
@@ -37,6 +40,21 @@ def format_bytes(size_bytes: float) -> str:
     return _scaled(size_bytes, 1024, _BINARY_PREFIXES, "B")
 
 
+def format_bytes_per_s(rate: float) -> str:
+    """`3.35 TB/s`: decimal prefixes, as makers of memory state it; three significant digits."""
+    return _scaled(round(rate), 1000, _DECIMAL_PREFIXES, "B/s")
+
+
+def format_flops_per_byte(intensity: float) -> str:
+    """`295 FLOP/B`: three significant digits, no prefixes."""
+    return f"{_significant(intensity)} FLOP/B"
+
+
+def format_ratio(ratio: float) -> str:
+    """`41.3 %`: one is the whole; three significant digits."""
+    return f"{_significant(ratio * 100)} %"
+
+
 def format_seconds(seconds: float) -> str:
     """`218 ms`: the largest unit that leaves a figure of at least one, three significant digits."""
     for step, unit in _SECOND_STEPS:
@@ -48,14 +66,24 @@ def format_seconds(seconds: float) -> str:
 def _scaled(value: float, base: int, prefixes: tuple[str, ...], unit: str) -> str:
     """Exact below `base`, otherwise with the prefix that leaves a figure from 1 to just under `base`."""
     if abs(value) < base:
-        return f"{value:,} {unit}"
+        return f"{format_count(value)} {unit}"
     exponent = 1
     while exponent < len(prefixes) - 1 and abs(value) / base**exponent >= base - 0.5:  # 999.5 k would print as 1000 k
         exponent += 1
     return f"{_three_digits(value / base**exponent)} {prefixes[exponent]}{unit}"
 
 
+def _significant(value: float) -> str:
+    """Three significant digits at any size; 0 is `0`, and only what is below a ten-thousandth has an exponent."""
+    if value == 0 or abs(value) >= 0.9995:
+        is_long = 999.5 <= abs(value) < _BEYOND_PREFIXES
+        return f"{value:,.0f}" if value == 0 or is_long else _three_digits(value)
+    return f"{value:.3g}"
+
+
 def _three_digits(value: float) -> str:
     magnitude = abs(value)
+    if magnitude >= _BEYOND_PREFIXES:
+        return f"{value:.3g}"
     decimals = 2 if magnitude < 9.995 else 1 if magnitude < 99.95 else 0
     return f"{value:.{decimals}f}"

@@ -253,7 +253,7 @@ def test_an_unknown_origin() -> None:
     assert storages is not None
     graph = replace(TOY, storages=replace(storages, origin=("heap", *storages.origin[1:])))
     assert graph.problems() == [
-        "storages: 'heap' is no origin; known are parameter, buffer, input, activation, external"
+        "storages: 'heap' is no origin; known are parameter, buffer, input, activation, external, scratch"
     ]
 
 

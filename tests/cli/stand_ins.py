@@ -5,7 +5,8 @@ from __future__ import annotations
 from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder
 from llm_perf_opt.callgraph.records import OpKind
 from llm_perf_opt.errors import UsageError
-from llm_perf_opt.plugins import Sight, Stage, Target, Workload
+from llm_perf_opt.plugins import ModelAdapter, Sight, Stage, Target, Workload
+from llm_perf_opt.testimony import Method, Testimony
 
 ROWS = 3  # the one matrix product of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
 FLOPS = 120
@@ -69,3 +70,10 @@ class StandInTracer:
             runtime=target.runtime,
             library_versions={},
         )
+
+
+class WrongWitness:
+    """Agrees with nobody."""
+
+    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
+        return (Testimony(source="wrong", phase="prefill", stage="head", method=Method.ISOLATED, flops=FLOPS + 7),)

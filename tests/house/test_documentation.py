@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from llm_perf_opt.analyses.reconcile import CAUSES
 from llm_perf_opt.cli.app import app
-from llm_perf_opt.plugins import DRAWINGS, FOLDERS, MODELS, REPORTERS, TRACERS
+from llm_perf_opt.plugins import DRAWINGS, FOLDERS, MODELS, REPORTERS, TRACERS, WITNESSES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -27,7 +29,7 @@ def shown_commands() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "registry", [MODELS, FOLDERS, TRACERS, REPORTERS, DRAWINGS], ids=lambda registry: registry.kind
+    "registry", [MODELS, FOLDERS, TRACERS, WITNESSES, REPORTERS, DRAWINGS], ids=lambda registry: registry.kind
 )
 def test_every_plugin_is_documented(registry: object) -> None:
     text = "".join(page.read_text("utf-8") for page in PAGES)
@@ -51,7 +53,32 @@ def test_the_pages_show_commands_at_all() -> None:
     assert len(shown_commands()) >= 8
 
 
-def test_the_page_on_the_file_names_every_key_of_the_schema() -> None:
-    page = (ROOT / "docs" / "callgraph-file.md").read_text("utf-8")
-    schema = json.loads((ROOT / "src" / "llm_perf_opt" / "callgraph" / "schema.json").read_text("utf-8"))
+SCHEMAS = {
+    "callgraph-file.md": "callgraph/schema.json",
+    "static-compute-file.md": "analyses/static_compute/static_compute.schema.json",
+}
+
+
+@pytest.mark.parametrize("page_name", SCHEMAS)
+def test_the_page_on_a_file_names_every_key_of_its_schema(page_name: str) -> None:
+    page = (ROOT / "docs" / page_name).read_text("utf-8")
+    schema = json.loads((ROOT / "src" / "llm_perf_opt" / SCHEMAS[page_name]).read_text("utf-8"))
     assert [key for key in schema["properties"] if f"`{key}`" not in page] == []
+
+
+def test_the_page_on_costs_names_every_cause_of_the_ledger() -> None:
+    page = (ROOT / "docs" / "what-does-it-cost.md").read_text("utf-8")
+    assert [cause for cause in CAUSES if f"`{cause}`" not in page] == []
+
+
+OLDER_NAMES = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", (ROOT / "docs" / "older-names.md").read_text("utf-8"), re.M)
+
+
+@pytest.mark.parametrize(("older", "now"), OLDER_NAMES)
+def test_every_older_name_leads_to_something_that_exists(older: str, now: str) -> None:
+    module, _, name = now.rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_page_of_older_names_has_all_ten() -> None:
+    assert len(OLDER_NAMES) == 10

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_perf_opt.cli import doctor_command
 from llm_perf_opt.cli.trace_command import trace
-from llm_perf_opt.pipeline import TraceRequest
+from llm_perf_opt.pipeline.tracing import TraceRequest
 from llm_perf_opt.plugins import Workload
 from llm_perf_opt.tracers.torchlens_tracer import WORKS_BELOW, WORKS_FROM
 
@@ -22,15 +22,20 @@ def names(requirements: list[str]) -> set[str]:
 def test_doctor_looks_for_every_dependency() -> None:
     extras = PROJECT["optional-dependencies"]
     assert {need.distribution for need in doctor_command.NEEDS if need.extra is None} == names(PROJECT["dependencies"])
-    for extra in ("hf", "png", "profile", "torchlens", "weights"):
+    for extra in extras.keys() - {"all", "dev"}:
         assert {need.distribution for need in doctor_command.NEEDS if need.extra == extra} == names(extras[extra])
+
+
+def test_all_is_every_extra_and_dev_has_them_all() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert extras["all"] == [f"llm-perf-opt[{','.join(sorted(extras.keys() - {'all', 'dev'}))}]"]
+    assert "llm-perf-opt[all]" in extras["dev"]
 
 
 def test_the_torchlens_that_is_installed_is_one_that_can_be_read() -> None:
     lowest, highest = (".".join(map(str, release)) for release in (WORKS_FROM, WORKS_BELOW))
     wanted = f"torchlens>={lowest},<{highest}"
     assert PROJECT["optional-dependencies"]["torchlens"] == [wanted]
-    assert wanted in PROJECT["optional-dependencies"]["dev"]
 
 
 def test_the_tested_torch_is_the_required_one() -> None:

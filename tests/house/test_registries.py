@@ -10,7 +10,23 @@ import pytest
 from llm_perf_opt import plugins
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
-from llm_perf_opt.plugins import DRAWINGS, FOLDER_INPUTS, FOLDERS, MODELS, REPORTERS, TRACERS, Registry, Sight
+from llm_perf_opt.measurement import SessionRequest
+from llm_perf_opt.plugins import (
+    DRAWINGS,
+    EXPORT_LABS,
+    FOLDER_INPUTS,
+    FOLDER_PARTS,
+    FOLDERS,
+    MODELS,
+    OUTSIDE_PROFILERS,
+    REPORTERS,
+    RUNNERS,
+    SESSIONS,
+    TRACERS,
+    WITNESSES,
+    Registry,
+    Sight,
+)
 
 
 def method_takes(plugin: type[Any], method: str, *names: str) -> bool:
@@ -61,9 +77,51 @@ def test_a_drawing_has_a_suffix_and_draws_a_view_by_a_metric(name: str) -> None:
     assert method_takes(drawing, "render", "view")
 
 
+@pytest.mark.parametrize("name", WITNESSES.names())
+def test_a_witness_testifies_on_an_adapter_and_a_workload(name: str) -> None:
+    assert method_takes(WITNESSES.get(name), "testify", "adapter", "workload")
+
+
+@pytest.mark.parametrize("name", SESSIONS.names())
+def test_a_session_is_opened_by_a_request_and_builds_nothing_yet(name: str) -> None:
+    session = SESSIONS.get(name)(SessionRequest(dtype="float32"))
+    assert session.device == "cpu"
+    assert list(inspect.signature(session.adapter.targets).parameters) == ["workload"]
+    assert method_takes(type(session), "infer", "request", "watch", "ranges")
+
+
+@pytest.mark.parametrize("name", RUNNERS.names())
+def test_a_runner_measures_requests_of_a_session(name: str) -> None:
+    runner = RUNNERS.get(name)
+    assert next(iter(inspect.signature(runner).parameters)) == "session"
+    assert method_takes(runner, "measure", "request")
+    assert method_takes(runner, "operators", "request", "chrome_trace", "modules")
+    assert method_takes(runner, "ranged_pass", "request", "modules")
+
+
+@pytest.mark.parametrize("name", OUTSIDE_PROFILERS.names())
+def test_an_outside_profiler_takes_a_program_a_folder_and_a_stage(name: str) -> None:
+    assert list(inspect.signature(OUTSIDE_PROFILERS.get(name)).parameters) == ["program", "folder", "stage"]
+
+
+@pytest.mark.parametrize("name", EXPORT_LABS.names())
+def test_an_export_lab_examines_a_part_of_a_target(name: str) -> None:
+    assert method_takes(EXPORT_LABS.get(name), "examine", "target", "part", "wishes")
+
+
+@pytest.mark.parametrize("name", FOLDER_PARTS.names())
+def test_parts_of_a_model_type_have_names_of_their_own(name: str) -> None:
+    parts = FOLDER_PARTS.get(name)()
+    assert len({part.name for part in parts}) == len(parts) > 0
+    assert {other for part in parts for other in part.instead} <= {part.name for part in parts}
+
+
 def test_every_registry_is_held_to_its_protocol_here() -> None:
     registries = {name for name, value in vars(plugins).items() if isinstance(value, Registry)}
-    assert registries == {"MODELS", "FOLDERS", "FOLDER_INPUTS", "TRACERS", "REPORTERS", "DRAWINGS"}
+    assert registries == {
+        *("MODELS", "FOLDERS", "FOLDER_INPUTS", "FOLDER_PARTS", "TRACERS", "WITNESSES", "REPORTERS", "DRAWINGS"),
+        *("SESSIONS", "RUNNERS", "OUTSIDE_PROFILERS", "CALIBRATORS", "EXPORT_LABS"),
+    }
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

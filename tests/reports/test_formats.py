@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import html
 import json
 import re
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from llm_perf_opt.document import Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.document import BarChart, Column, Kind, Level, Note, Report, Series, Table
 from llm_perf_opt.plugins import REPORTERS
+from tests.reports.made_reports import full_report, hostile_report, limits_report
 
 COLUMNS = (
     Column("stage"),
@@ -38,6 +41,15 @@ def render(name: str) -> str:
     return REPORTERS.get(name)().render(REPORT)
 
 
+def read(name: str, text: str) -> str:
+    """What a person sees: of a web page its words, of anything else the whole."""
+    return (
+        html.unescape(re.sub(r"<[^>]*>", " ", text.partition("<main")[2].partition("</main>")[0]))
+        if name == "html"
+        else text
+    )
+
+
 @pytest.mark.parametrize("name", REPORTERS.names())
 def test_every_format_shows_every_table_and_note_and_no_zero_for_the_unknown(name: str) -> None:
     text = render(name)
@@ -50,8 +62,93 @@ def test_every_format_shows_every_table_and_note_and_no_zero_for_the_unknown(nam
         "2 ops have no price.",
     ):
         assert word in text
-    assert re.search(r"(?<![\d.])0(?![\d.])", text) is None
+    assert re.search(r"(?<![\d.])0(?![\d.])", read(name, text)) is None
     assert text.endswith("\n")
+
+
+def titles(report: Report) -> Iterator[str]:
+    yield report.title
+    yield from (item.title for item in (*report.tables, *report.charts))
+    for chapter in report.chapters:
+        yield from titles(chapter)
+
+
+@pytest.mark.parametrize("name", REPORTERS.names())
+def test_every_format_tells_every_chapter_table_chart_and_picture(name: str) -> None:
+    report = full_report()
+    text = html.unescape(REPORTERS.get(name)().render(report))
+    assert [title for title in titles(report) if title not in text] == []
+    for word in (
+        "torch-counter",
+        "Agreement of sources",
+        "95th percentile",
+        "deepseek-ocr, prefill",
+        "H100 SXM, bfloat16",
+    ):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", REPORTERS.names())
+@pytest.mark.parametrize("make", [full_report, hostile_report, limits_report])
+def test_the_same_report_gives_the_same_bytes(name: str, make: Callable[[], Report]) -> None:
+    texts = [REPORTERS.get(name)().render(make()).encode("utf-8") for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["text", "markdown", "csv", "html"])
+def test_no_name_acts_in_a_terminal(name: str) -> None:
+    text = REPORTERS.get(name)().render(hostile_report())
+    assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\ud800-\udfff]", text) == []
+
+
+def test_text_is_ascii_with_chapters_underlined_and_bars_to_scale() -> None:
+    lines = REPORTERS.get("text")().render(full_report()).splitlines()
+    assert "".join(lines).isascii()
+    assert lines[lines.index("What it costs") + 1] == "=" * len("What it costs")
+    bars = {line.split()[0]: line.count("#") for line in lines[lines.index("FLOPs by stage") :][3:8]}
+    assert bars["sam"] == 40
+    assert bars["clip"] == round(40 * 1_097_324_003_328 / 2_371_542_061_056)
+    assert bars["decode"] == 1  # not zero, so not without a bar
+
+
+def test_a_stack_is_told_in_text_without_the_parts_that_are_nothing() -> None:
+    series = (Series("linear", (3, 0, 0)), Series("conv2d", (0, 2, 0)), Series("attention", (None, 1, 0)))
+    chart = BarChart(title="c", categories=("x", "y", "z"), series=series, kind=Kind.COUNT, is_stacked=True)
+    lines = REPORTERS.get("text")().render(Report(title="r", charts=(chart,))).splitlines()
+    told = [tuple(line.split()[:3]) for line in lines if line[:1] in ("x", "y", "z")]
+    known = [("x", "linear", "3"), ("x", "attention", "?"), ("y", "conv2d", "2"), ("y", "attention", "1")]
+    assert told == [*known, ("z", "linear", "0"), ("z", "conv2d", "0"), ("z", "attention", "0")]
+
+
+def test_json_holds_charts_and_chapters_as_data() -> None:
+    report = full_report()
+    document = json.loads(REPORTERS.get("json")().render(report))
+    costs = document["chapters"][1]
+    assert [chapter["title"] for chapter in costs["chapters"]] == ["Do the sources agree?", "Memory"]
+    assert costs["charts"][0]["series"][0]["values"][0] == 2_371_542_061_056
+    assert costs["charts"][0]["unit"] == "flops"
+    memory = costs["chapters"][1]["charts"][0]
+    assert len(memory["lines"][0]["points"]) == 4000
+    assert memory["y"] == {"name": "live bytes", "unit": "bytes", "is_log": False}
+    assert document["chapters"][0]["graph"]["title"] == "deepseek-ocr, prefill"
+    assert costs["tables"][0]["rows"][2]["mfu_ratio"] is None
+    assert {"rate_flops_per_s", "bandwidth_bytes_per_s", "intensity_flops_per_byte"} <= costs["tables"][0]["rows"][
+        0
+    ].keys()
+
+
+def test_json_keys_never_swallow_a_column() -> None:
+    columns = (Column("FLOPs", Kind.FLOPS), Column("flops", Kind.FLOPS), Column("\u6a21\u578b"), Column("?!"))
+    table = Table(title="t", columns=columns, rows=((1, 2, "a", "b"),))
+    rows = json.loads(REPORTERS.get("json")().render(Report(title="r", tables=(table,))))["tables"][0]["rows"]
+    assert list(rows[0].items()) == [("flops", 1), ("flops_2", 2), ("\u6a21\u578b", "a"), ("column", "b")]
+
+
+def test_markdown_names_turn_into_no_markup() -> None:
+    cell = "<b>*x*</b> __init__ a_b [l](u)"
+    table = Table(title="t", columns=(Column("name"),), rows=((cell,),))
+    text = REPORTERS.get("markdown")().render(Report(title="r", tables=(table,)))
+    assert r"| \<b>\*x\*\</b> \_\_init\_\_ a_b [l]\(u) |" in text
 
 
 def test_text_lines_up_and_prints_units() -> None:

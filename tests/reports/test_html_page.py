@@ -116,12 +116,12 @@ def test_the_modules_write_names_as_text_only() -> None:
 
 
 def test_a_module_holds_one_idea() -> None:
-    files = {**page_modules(), "page.css": page_file("page.css")}
+    files = {**page_modules(), "page.css": page_file("page.css"), "theme.css": page_file("theme.css")}
     assert {name: len(text.splitlines()) for name, text in files.items() if len(text.splitlines()) > 400} == {}
 
 
 def test_stages_have_the_colours_of_every_other_drawing() -> None:
-    shown = re.findall(r"--stage-\d: light-dark\((#\w+), (#\w+)\);", page_file("page.css"))
+    shown = re.findall(r"--stage-\d: light-dark\((#\w+), (#\w+)\);", page_file("theme.css"))
     assert shown == [(colour.line, colour.line_on_dark) for colour in stage_colours._PALETTE]
     assert f"HUES = {len(shown)};" in page_modules()["box-colours.js"]
 

@@ -17,10 +17,10 @@ pytest.importorskip("transformers", minversion="5.0", reason="the sample is writ
 
 from benchmarks.breadth.routing_record import RoutingRecorder
 from llm_perf_opt.callgraph import CallGraph, Observation
+from llm_perf_opt.execution import nested_tensors
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.plugins import Target, Tracer, Workload
-from llm_perf_opt.tracers import nested_tensors
 from llm_perf_opt.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.tracers.profiler_tracer import ProfilerTracer
 from llm_perf_opt.tracers.torchlens_tracer import TorchLensTracer
@@ -134,7 +134,7 @@ def assert_torchlens_equal(hooks: CallGraph, torchlens: CallGraph, named: set[st
 
 def blind_to_caches(target: Target, monkeypatch: pytest.MonkeyPatch) -> CallGraph:
     with monkeypatch.context() as patch:
-        patch.setattr(nested_tensors, "_is_cache", lambda value: False)
+        patch.setattr(nested_tensors, "is_cache", lambda value: False)
         return HooksTracer().trace(target)
 
 

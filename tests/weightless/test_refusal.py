@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from llm_perf_opt.callgraph import CallGraphBuilder
-from llm_perf_opt.tracers.module_calls import watch_modules
+from llm_perf_opt.execution.module_calls import watch_modules
 from llm_perf_opt.weightless import Engine, Limits, Refusal
 
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from llm_perf_opt.analyses.coverage import UnpricedOp, merged_unpriced, priced_total
+from llm_perf_opt.analyses.live_bytes import memory_by_stage
 from llm_perf_opt.analyses.parameter_owners import parameters_by_stage
 from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import (
-    calls_of,
-    count_kinds,
-    count_kinds_by_stage,
-    stage_names,
-    stage_of_calls,
-    stage_of_ops,
-)
-from llm_perf_opt.callgraph.records import OpKind, StorageColumns
+from llm_perf_opt.callgraph.queries import calls_of, count_kinds, count_kinds_by_stage, stage_names, stage_of_calls
+from llm_perf_opt.callgraph.records import OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +20,8 @@ class StageCost:
 
     `modules` counts the distinct modules called in the stage; one that is called in two stages counts in both.
     `flops`, `vector_flops` and `bytes_moved` are sums over the ops that have a price; the others are in `unpriced`.
-    `activation_bytes` is all memory the stage's ops brought to life, `peak_live_bytes` the most that activations
-    occupied at once while one of its ops ran, including those of earlier stages that were still alive.
+    `activation_bytes` is all memory the stage's ops brought to life, `peak_live_bytes` the most that was alive at
+    once while one of its ops ran, activations of earlier stages and the scratch of composite ops included.
     """
 
     name: str
@@ -69,7 +61,7 @@ def stage_costs(graph: CallGraph) -> StageCosts:
     parameters = parameters_by_stage(graph)
     has_prices = graph.ops is not None and any(price(kind) is not None for kind in graph.op_kinds)
     counts = count_kinds_by_stage(graph) if has_prices else None
-    memory = _memory_by_stage(graph) if has_prices else None
+    memory = memory_by_stage(graph) if has_prices else None
     found = []
     for row, name in enumerate(stage_names(graph)):
         paths = [path for path, stage in zip(calls.path, stages, strict=True) if stage == row]
@@ -147,35 +139,6 @@ def _all_known(values: Iterable[int | None]) -> list[int] | None:
             return None
         known.append(value)
     return known
-
-
-def _memory_by_stage(graph: CallGraph) -> list[tuple[int, int]] | None:
-    """Per stage: activation bytes born in it, and the most bytes of activations alive during one of its ops."""
-    if graph.ops is None or graph.storages is None:
-        return None
-    stage_by_op = stage_of_ops(graph)
-    born, peaks = [0] * len(stage_names(graph)), [0] * len(stage_names(graph))
-    for storage in _activations(graph.storages):
-        start = graph.storages.born_op[storage]
-        if start < len(stage_by_op):  # what no op ever wrote belongs to no stage
-            born[stage_by_op[start]] += graph.storages.bytes[storage]
-    for stage, live in zip(stage_by_op, _live_bytes(graph.storages, len(stage_by_op)), strict=True):
-        if live > peaks[stage]:
-            peaks[stage] = live
-    return list(zip(born, peaks, strict=True))
-
-
-def _activations(storages: StorageColumns) -> list[int]:
-    return [row for row, origin in enumerate(storages.origin) if origin == "activation"]
-
-
-def _live_bytes(storages: StorageColumns, ops: int) -> array[int]:
-    """Bytes of activations alive while each op ran."""
-    steps = [0] * (ops + 1)
-    for row in _activations(storages):
-        steps[storages.born_op[row]] += storages.bytes[row]
-        steps[storages.freed_op[row]] -= storages.bytes[row]
-    return array("q", accumulate(steps))[:ops]
 
 
 def _assert_complete(graph: CallGraph, total: StageCost, *, has_prices: bool) -> None:

@@ -85,13 +85,13 @@ class StorageColumns:
     """Every block of memory; row i is storage i. It is live from `born_op` up to, not including, `freed_op`.
 
     Storages that existed before the run have `born_op` 0 and an origin other than `activation`; those that outlive it
-    have `freed_op` equal to the number of ops.
+    have `freed_op` equal to the number of ops. `scratch` is what a composite op holds beside its result while it runs.
     """
 
     bytes: array[int]
     born_op: array[int]
     freed_op: array[int]
-    origin: tuple[str, ...]  # "parameter" | "buffer" | "input" | "activation" | "external"
+    origin: tuple[str, ...]  # "parameter" | "buffer" | "input" | "activation" | "external" | "scratch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from itertools import repeat
 from llm_perf_opt.callgraph.dtypes import tensor_bytes
 from llm_perf_opt.callgraph.records import StorageColumns, TensorMeta
 
-ORIGINS = ("parameter", "buffer", "input", "activation", "external")
+ORIGINS = ("parameter", "buffer", "input", "activation", "external", "scratch")
 _CODES = {origin: code for code, origin in enumerate(ORIGINS)}
 
 

@@ -9,9 +9,14 @@ import typer
 
 from llm_perf_opt import __version__
 from llm_perf_opt.cli.compare_command import compare
+from llm_perf_opt.cli.cost_command import cost
+from llm_perf_opt.cli.devices_command import devices_app
 from llm_perf_opt.cli.doctor_command import doctor
+from llm_perf_opt.cli.export_command import export
 from llm_perf_opt.cli.graph_command import graph
 from llm_perf_opt.cli.models_command import models
+from llm_perf_opt.cli.predict_command import predict
+from llm_perf_opt.cli.profile_command import profile
 from llm_perf_opt.cli.report_command import report
 from llm_perf_opt.cli.talk import say, start_talking
 from llm_perf_opt.cli.trace_command import trace
@@ -25,11 +30,23 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (trace, graph, report, compare, models, doctor):
-    app.command()(verb)
+for verb, line in (  # what fits on a line of the list; `VERB --help` tells the rest
+    (trace, "Run a model without weights; what each stage costs."),
+    (graph, "Fold a trace into a picture that a person can read."),
+    (cost, "What each stage costs, from several sources."),
+    (report, "Everything that needs no weights, on one page."),
+    (predict, "How fast it could be on a device you need not have."),
+    (profile, "Run it for real, and say what holds it back."),
+    (export, "Which parts become static graphs, and why others not."),
+    (compare, "Two traces side by side, every difference explained."),
+    (models, "The models known by name."),
+    (doctor, "What is installed and what is missing."),
+):
+    app.command(short_help=line)(verb)
+app.add_typer(devices_app, short_help="List devices, describe one, measure this one, add your own.")
 
 
 def _show_version(wanted: bool) -> None:

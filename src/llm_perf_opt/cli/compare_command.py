@@ -33,7 +33,7 @@ def compare(
     json_wanted: JsonOption = False,
 ) -> None:
     """Hold two traces side by side and name the cause of every difference; needs no torch."""
-    from llm_perf_opt.pipeline import CompareRequest, run_compare
+    from llm_perf_opt.pipeline.comparing import CompareRequest, run_compare
 
     reporter = choose_reporter(format_name, json_wanted)
     request = CompareRequest(left=left, right=right, phases=tuple(phase or ()), budgets=tuple(budget or ()), rows=rows)

@@ -12,6 +12,7 @@ import typer
 from llm_perf_opt.cli.output import JsonOption
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.pipeline.free_places import require_free
 from llm_perf_opt.plugins import DRAWINGS
 from llm_perf_opt.whole_files import write_whole
 
@@ -46,12 +47,12 @@ def graph(
     json_wanted: JsonOption = False,
 ) -> None:
     """Fold a trace into families of modules and draw it; needs no torch."""
-    from llm_perf_opt.pipeline import GraphRequest, graph_view
+    from llm_perf_opt.pipeline.drawing import GraphRequest, graph_view
 
     name = _format_of(format_name, out, json_wanted)
     drawing = DRAWINGS.get(name)(metric)
     if out is not None:
-        _require_free(out, force)
+        require_free([out], force=force)
     view = graph_view(
         GraphRequest(source=source, phase=phase, depth=depth, focus=focus, max_boxes=max_boxes, metric=metric)
     )
@@ -92,15 +93,6 @@ def _format_of(format_name: str | None, out: Path | None, json_wanted: bool) -> 
             fix=f"add --format, one of: {', '.join(DRAWINGS.names())}",
         )
     return alike[0]
-
-
-def _require_free(out: Path, force: bool) -> None:
-    if out.exists() and not force:
-        raise PerfOptError(
-            f"Would overwrite {out}.",
-            why="a file is never overwritten silently",
-            fix="add --force to replace it, or choose another --out",
-        )
 
 
 def _write(out: Path, picture: str | bytes) -> None:

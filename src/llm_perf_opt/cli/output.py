@@ -26,6 +26,16 @@ def choose_reporter(format_name: str | None, json_wanted: bool) -> Reporter:
     return REPORTERS.get("json" if json_wanted else format_name or "text")()
 
 
+def reporter_of_suffix(suffix: str) -> Reporter:
+    """The format whose files end like this."""
+    known = {REPORTERS.get(name).suffix: name for name in REPORTERS.names()}
+    if suffix not in known:
+        raise UsageError(
+            f"No format ends in {suffix!r}.", why=f"known: {', '.join(known)}", fix="name the file so, or give --format"
+        )
+    return REPORTERS.get(known[suffix])()
+
+
 def show(report: Report, reporter: Reporter) -> None:
     """Print the result."""
     sys.stdout.write(reporter.render(report))

@@ -1,26 +1,121 @@
-"""`llm-perf-opt report`: the tables of a trace made earlier, in any format, without torch."""
+"""`llm-perf-opt report`: one page with everything that needs no weights, or the tables of traces made earlier."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, reporter_of_suffix, show
+from llm_perf_opt.cli.talk import say
+from llm_perf_opt.cli.workload_options import MODEL_HELP, TrustOption, takes_workload
+from llm_perf_opt.document import Report
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.pipeline.free_places import require_free
+from llm_perf_opt.plugins import Reporter, Workload
+from llm_perf_opt.whole_files import write_whole
 
-PATHS_HELP = "Trace files, or folders that hold them."
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL_OR_TRACE...", help=f"{MODEL_HELP} Or traces made earlier.", show_default=False),
+]
+TimesOption = Annotated[
+    list[Path] | None, typer.Option(metavar="TRACE", help="Traces that measured time, to put on the costs.")
+]
+DeviceOption = Annotated[str | None, typer.Option(help="Predict for this device: llm-perf-opt devices list.")]
+DevicesOption = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own.")]
+ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try what exports; takes a minute more.")]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
+OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page in a browser.")]
 
 
+@takes_workload()
 def report(
-    paths: Annotated[list[Path], typer.Argument(metavar="TRACE...", help=PATHS_HELP, show_default=False)],
-    times: Annotated[
-        list[Path] | None, typer.Option(metavar="TRACE", help="Traces that measured time, to put on the costs.")
-    ] = None,
+    sources: SourcesArgument,
+    workload: Workload,
+    times: TimesOption = None,
+    device: DeviceOption = None,
+    devices: DevicesOption = None,
+    exports: ExportsOption = False,
+    out: OutOption = None,
+    force: ForceOption = False,
+    open_page: OpenOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    trust_remote_code: TrustOption = False,
 ) -> None:
-    """Print the per-stage table of a trace made earlier; needs no torch."""
-    from llm_perf_opt.pipeline import report_on
+    """Write one report of MODEL_OR_TRACE: what runs, what it costs, does it fit, how fast could it be.
 
-    show(report_on(paths, times or ()), choose_reporter(format_name, json_wanted))
+    Of traces made earlier, without --out and --device, it prints the per-stage tables alone; that needs no torch.
+    """
+    reporter = _reporter(format_name, json_wanted, out)
+    _refuse_overwriting(out, force=force, open_page=open_page)
+    if _is_for_tables(sources, out, device):
+        _show_tables(sources, times or (), reporter)
+        return
+    made = _whole(_one(sources, times), workload, device, devices, exports, trust_remote_code)
+    if out is None:
+        show(made, reporter)
+        return
+    write_whole(out, [reporter.render(made).encode()])
+    say(f"Wrote {out}")
+    if open_page:
+        webbrowser.open(out.resolve().as_uri())
+
+
+def _is_for_tables(sources: Sequence[str], out: Path | None, device: str | None) -> bool:
+    from llm_perf_opt.pipeline.trace_files import are_traces
+
+    return out is None and device is None and are_traces(sources)
+
+
+def _show_tables(sources: Sequence[str], times: Sequence[Path], reporter: Reporter) -> None:
+    from llm_perf_opt.pipeline.reporting import report_on
+
+    show(report_on([Path(source) for source in sources], times), reporter)
+
+
+def _one(sources: Sequence[str], times: Sequence[Path] | None) -> str:
+    if len(sources) != 1 or times:
+        raise UsageError(
+            "One report is made of one model or one folder of traces.",
+            why="several traces and --times are for the tables alone",
+            fix="leave --out and --device away, or name one model",
+        )
+    return sources[0]
+
+
+def _whole(
+    model: str, workload: Workload, device: str | None, devices: Path | None, exports: bool, trust_remote_code: bool
+) -> Report:
+    from llm_perf_opt.pipeline.whole_report import WholeRequest, run_whole_report
+
+    request = WholeRequest(
+        model=model,
+        workload=workload,
+        device=device,
+        devices_file=devices,
+        with_exports=exports,
+        trust_remote_code=trust_remote_code,
+    )
+    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+        return run_whole_report(request)
+
+
+def _reporter(format_name: str | None, json_wanted: bool, out: Path | None) -> Reporter:
+    if out is None or format_name or json_wanted:
+        return choose_reporter(format_name, json_wanted)
+    return reporter_of_suffix(out.suffix)
+
+
+def _refuse_overwriting(out: Path | None, *, force: bool, open_page: bool) -> None:
+    if open_page and out is None:
+        raise UsageError("There is no page to open.", why="nothing is written", fix="add --out report.html")
+    if out is not None:
+        require_free([out], force=force)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -13,24 +12,10 @@ import typer
 
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
 from llm_perf_opt.cli.talk import say, talk_more
+from llm_perf_opt.cli.workload_options import ModelArgument, RoutingOption, TrustOption, takes_workload
 from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.plugins import MODELS, TRACERS, Workload
+from llm_perf_opt.plugins import TRACERS, Workload
 
-_MODEL_HELP = f"A model ({', '.join(MODELS.names())}) or a local Hugging Face folder; it needs no weights in it."
-
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help=_MODEL_HELP, show_default=False)]
-ImageOption = Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of a blank page, or an image file.")]
-ModeOption = Annotated[str | None, typer.Option(help="The model's image mode: tiny, small, base, large, gundam.")]
-CropsOption = Annotated[str | None, typer.Option(help="COLUMNSxROWS, instead of what the image size gives.")]
-PromptOption = Annotated[int | None, typer.Option(min=1, help="Text tokens in the prompt.")]
-DecodeOption = Annotated[int, typer.Option(min=0, help="Tokens to decode after the prefill.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="Sequences run together.")]
-DtypeOption = Annotated[
-    Literal["bfloat16", "float16", "float32"], typer.Option(help="Type of weights and activations.")
-]
-AttentionOption = Annotated[
-    Literal["eager", "sdpa", "flash"] | None, typer.Option(help="Attention code; the model's own default if absent.")
-]
 TracerOption = Annotated[str, typer.Option(help=f"How to look: {', '.join(TRACERS.names())}.")]
 WeightsOption = Annotated[
     str | None,
@@ -39,9 +24,6 @@ WeightsOption = Annotated[
 PictureOption = Annotated[
     str | None, typer.Option(metavar="MODULE=FILE", help="TorchLens's own picture of a module: svg, pdf or png.")
 ]
-RoutingOption = Annotated[
-    str | None, typer.Option(help="Who gets the tokens: balanced (the default), random:SEED, one, replay:FILE.")
-]
 DeviceOption = Annotated[
     Literal["cuda", "cpu"] | None,
     typer.Option(help="weightless: the device the code believes in, cuda unless told. Others: where it runs, cpu."),
@@ -49,20 +31,13 @@ DeviceOption = Annotated[
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the trace, one file per phase.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 if any op has no price.")]
-TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code in the model folder.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say more, also what the model's own code prints.")]
 
 
+@takes_workload()
 def trace(
     model: ModelArgument,
-    image: ImageOption = None,
-    mode: ModeOption = None,
-    crops: CropsOption = None,
-    prompt_tokens: PromptOption = None,
-    decode_steps: DecodeOption = 1,
-    batch: BatchOption = 1,
-    dtype: DtypeOption = "bfloat16",
-    attention: AttentionOption = None,
+    workload: Workload,
     tracer: TracerOption = "weightless",
     weights: WeightsOption = None,
     torchlens_picture: PictureOption = None,
@@ -77,21 +52,11 @@ def trace(
     verbose: VerboseOption = False,
 ) -> None:
     """Run MODEL_OR_DIR, without weights unless told otherwise, and print what each stage costs."""
-    from llm_perf_opt.pipeline import TraceRequest, run_trace
+    from llm_perf_opt.pipeline.tracing import TraceRequest, run_trace
 
     if verbose:
         talk_more()
     reporter = choose_reporter(format_name, json_wanted)
-    workload = Workload(
-        image=image,
-        mode=mode,
-        crops=_crop_grid(crops),
-        prompt_tokens=prompt_tokens,
-        decode_steps=decode_steps,
-        batch=batch,
-        dtype=dtype,
-        attention=attention,
-    )
     request = TraceRequest(
         model=model,
         workload=workload,
@@ -110,14 +75,6 @@ def trace(
     _close(run.files, out)
     if strict and run.unpriced_ops != 0:
         raise _unpriced_error(run.unpriced_ops)
-
-
-def _crop_grid(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    if not (match := re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text)):
-        raise typer.BadParameter(f"{text!r} is not COLUMNSxROWS, like 2x3", param_hint="--crops")
-    return int(match[1]), int(match[2])
 
 
 def _picture(text: str | None) -> tuple[str, Path] | None:

@@ -1,4 +1,4 @@
-"""The report: tables of raw numbers with their kind, notes, and at most one picture.
+"""The report: tables of raw numbers with their kind, charts, notes, at most one picture, and chapters of the same.
 
 Cells hold base units (FLOPs, bytes, seconds), so a format decides how a number is printed and JSON loses nothing.
 """
@@ -8,21 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from llm_perf_opt.document.cells import Cell, Kind
+from llm_perf_opt.document.chart import Chart
 from llm_perf_opt.document.graph_view import GraphView
-
-Cell = str | int | float | None  # None: not known, which is never the same as 0
-
-
-class Kind(StrEnum):
-    """What the cells of a column are, hence how they are printed and in which unit JSON holds them."""
-
-    TEXT = "text"
-    COUNT = "count"
-    FLOPS = "flops"
-    MACS = "macs"
-    BYTES = "bytes"
-    SECONDS = "seconds"
-    FLOPS_PER_S = "flops_per_s"
 
 
 class Level(StrEnum):
@@ -73,9 +61,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything one command has to say, ready for any format."""
+    """Everything one command has to say, ready for any format; `chapters` are reports of their own inside it."""
 
     title: str
     tables: tuple[Table, ...] = ()
     notes: tuple[Note, ...] = ()
     graph: GraphView | None = None
+    charts: tuple[Chart, ...] = ()
+    chapters: tuple[Report, ...] = ()

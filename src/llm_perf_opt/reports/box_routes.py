@@ -2,19 +2,26 @@
 
 Boxes stand in columns, columns in bands. An arrow to the next column crosses the channel between the two. Any other
 leaves to the right, follows a lane of that channel to the gutter above or below its band, and enters its target
-from the left in the same way. Arrows from one box share their lanes, because they carry the same tensor.
+from the left in the same way. Arrows from one box share their lanes, because they carry the same tensor. An arrow
+enters its target beside the port where a neighbour of its source leaves at that height for another box: on one
+height the two would run along each other, whichever lanes they had.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
+
+from llm_perf_opt.reports.box_lanes import Lanes
 
 LANE = 6.0
 CLEAR = 10.0  # between a box and the first lane: a family sticks out a little to the right and below
 ENTRY = 14.0  # between the last lane and the box on its right: room for the head of an arrow
 _ABOVE = 4.0  # between the content's upper edge and the first lane
+_BESIDE = 8.0  # from the port to the second place where arrows may enter
 
 Point = tuple[float, float]
 
@@ -36,35 +43,17 @@ class Wire:
     target: int
 
 
-@dataclass(slots=True)
-class Lanes:
-    """The strips of one channel: each source that runs through it has one, and two that do not meet may share."""
-
-    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
-    lane_of: dict[int, int] = field(default_factory=dict)
-    count: int = 0
-
-    def use(self, source: int, start: float, end: float) -> None:
-        """`source` runs from `start` to `end`, in addition to what it has already."""
-        low, high = self.spans.get(source, (math.inf, -math.inf))
-        self.spans[source] = (min(low, start, end), max(high, start, end))
-
-    def assign(self) -> None:
-        """Give out the lanes, the first free one to each."""
-        ends: list[float] = []
-        for source, (low, high) in sorted(self.spans.items(), key=lambda item: (item[1], item[0])):
-            free = next((lane for lane, end in enumerate(ends) if end < low), len(ends))
-            ends[free : free + 1] = [high]
-            self.lane_of[source] = free
-        self.count = len(ends)
-
-
 class Router:
     """Finds the lanes of all arrows among siblings, tells how wide channels must be, and then the corner points."""
 
     def __init__(self, cells: Sequence[Cell], wires: Iterable[Wire], columns_per_band: Sequence[int]) -> None:
         self._cells = cells
         self._wires = list(wires)
+        self._turning: defaultdict[tuple[int, int], list[Wire]] = defaultdict(list)  # by band and column of the source
+        for wire in self._wires:
+            if not self._is_level(wire):
+                source = self._cells[wire.source]
+                self._turning[source.band, source.column].append(wire)
         self._leaving = [[Lanes() for _ in range(count + 1)] for count in columns_per_band]
         self._entering = [[Lanes() for _ in range(count + 1)] for count in columns_per_band]
         self._crossed = {
@@ -101,8 +90,8 @@ class Router:
             if not self._is_next(wire):
                 for gutter, start, end in self._gutter_runs(wire, left_of):
                     self.gutters[gutter].use(wire.source, start, end)
-        for lanes in self.gutters:
-            lanes.assign()
+        for gutter, lanes in enumerate(self.gutters):
+            lanes.assign(self._earlier_in(gutter, left_of))
 
     def points(
         self,
@@ -114,7 +103,7 @@ class Router:
     ) -> list[Point]:
         """The corners of an arrow; `edges` are the right side of its source and the left side of its target."""
         source, target = self._cells[wire.source], self._cells[wire.target]
-        start_y, end_y = top_of(source.band) + source.port_y, top_of(target.band) + target.port_y
+        start_y, end_y = top_of(source.band) + source.port_y, top_of(target.band) + self._entry_y(wire)
         start, end = (edges[0], start_y), (edges[1], end_y)
         if self._is_next(wire):
             if start_y == end_y:
@@ -136,6 +125,23 @@ class Router:
         source, target = self._cells[wire.source], self._cells[wire.target]
         return source.band == target.band and source.column + 1 == target.column
 
+    def _is_level(self, wire: Wire) -> bool:
+        """Whether the two ports can be joined by one line."""
+        return self._is_next(wire) and self._cells[wire.source].port_y == self._cells[wire.target].port_y
+
+    def _entry_y(self, wire: Wire) -> float:
+        """The height at which an arrow meets its target: the port, or beside it where that height is taken."""
+        source, port_y = self._cells[wire.source], self._cells[wire.target].port_y
+        if self._is_level(wire) or not self._is_next(wire):
+            return port_y
+        is_taken = any(
+            other.source != wire.source
+            and other.target != wire.target
+            and abs(self._cells[other.source].port_y - port_y) < _BESIDE / 2
+            for other in self._turning[source.band, source.column]
+        )
+        return port_y + _BESIDE if is_taken else port_y
+
     def _gutters_of(self, wire: Wire) -> tuple[int, ...]:
         """The gutter between, above a shared band, or two of them joined by the margin. Gutter 0 is above band 0."""
         source, target = self._cells[wire.source].band, self._cells[wire.target].band
@@ -147,8 +153,9 @@ class Router:
         source, target = self._cells[wire.source], self._cells[wire.target]
         leaving = self._leaving[source.band][source.column + 1]
         if self._is_next(wire):
-            if source.port_y != target.port_y:
-                leaving.use(wire.source, source.port_y, target.port_y)
+            entry_y = self._entry_y(wire)
+            if source.port_y != entry_y:
+                leaving.use(wire.source, source.port_y, entry_y)
             return
         gutters = self._gutters_of(wire)
         leaving.use(wire.source, source.port_y, -math.inf if gutters[0] == source.band else math.inf)
@@ -162,6 +169,23 @@ class Router:
         if len(gutters) == 1:
             return [(gutters[0], out, into)]
         return [(gutters[0], 0.0, out), (gutters[1], 0.0, into)]
+
+    def _earlier_in(self, gutter: int, left_of: Callable[[int, int], float]) -> dict[int, set[int]]:
+        """For sources that go down from a gutter: those that come down to it at the same place, and must end above."""
+        coming: list[tuple[int, float]] = []
+        going: list[tuple[int, float]] = []
+        for wire in self._wires:
+            gutters = () if self._is_next(wire) else self._gutters_of(wire)
+            if gutter in gutters[:1]:
+                is_above = self._cells[wire.source].band < gutter
+                (coming if is_above else going).append((wire.source, self._leaving_x(wire.source, left_of)))
+            if gutter in gutters[-1:]:
+                going.append((wire.source, self._entering_x(wire, left_of)))
+        earlier: defaultdict[int, set[int]] = defaultdict(set)
+        for (lower, x), (upper, upper_x) in product(going, coming):
+            if lower != upper and abs(x - upper_x) < LANE / 2:
+                earlier[lower].add(upper)
+        return earlier
 
     def _leaving_x(self, source: int, left_of: Callable[[int, int], float]) -> float:
         cell = self._cells[source]

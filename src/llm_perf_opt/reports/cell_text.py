@@ -1,4 +1,4 @@
-"""How a row of cells reads to a person, in every format that is meant for people."""
+"""How a cell reads to a person, in every format that is meant for people."""
 
 from __future__ import annotations
 
@@ -18,16 +18,37 @@ _FORMATS: MappingProxyType[Kind, Callable[[float], str]] = MappingProxyType(
         Kind.BYTES: units.format_bytes,
         Kind.SECONDS: units.format_seconds,
         Kind.FLOPS_PER_S: units.format_flops_per_s,
+        Kind.BYTES_PER_S: units.format_bytes_per_s,
+        Kind.FLOPS_PER_BYTE: units.format_flops_per_byte,
+        Kind.RATIO: units.format_ratio,
+    }
+)
+_BASE_UNITS: MappingProxyType[Kind, str] = MappingProxyType(
+    {
+        Kind.FLOPS: "FLOP",
+        Kind.MACS: "MAC",
+        Kind.BYTES: "B",
+        Kind.SECONDS: "s",
+        Kind.FLOPS_PER_S: "FLOP/s",
+        Kind.BYTES_PER_S: "B/s",
+        Kind.FLOPS_PER_BYTE: "FLOP/B",
+        Kind.RATIO: "of 1",
     }
 )
 
 
 def row_texts(table: Table, row: Sequence[Cell]) -> list[str]:
     """Each cell with its unit; what is not known reads `?`, never 0."""
-    return [_cell_text(cell, column.kind) for column, cell in zip(table.columns, row, strict=True)]
+    return [cell_text(cell, column.kind) for column, cell in zip(table.columns, row, strict=True)]
 
 
-def _cell_text(cell: Cell, kind: Kind) -> str:
+def cell_text(cell: Cell, kind: Kind) -> str:
+    """`1.14 TFLOP`: three digits and a unit; words as they are; `?` for what is not known."""
     if cell is None:
         return UNKNOWN
     return cell if isinstance(cell, str) else _FORMATS[kind](cell)
+
+
+def exact_text(cell: float, kind: Kind) -> str:
+    """`1,139,967,033,344 FLOP`: every digit, in the base unit."""
+    return f"{cell:,} {_BASE_UNITS.get(kind, '')}".rstrip()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from functools import cache
 
 import jinja2
 
 from llm_perf_opt.document.graph_view import GraphView
 from llm_perf_opt.reports.page_data import page_json
+from llm_perf_opt.reports.page_policy import hash_source
 from llm_perf_opt.reports.page_script import page_file, page_script
 from llm_perf_opt.reports.view_metric import Metric, metric_named
 
@@ -33,23 +32,17 @@ class HtmlDrawing:
             libraries=libraries,
             script=script,
             style=style,
-            script_hashes=" ".join(map(_hash_source, (libraries, script))),
-            style_hash=_hash_source(style),
+            script_hashes=" ".join(map(hash_source, (libraries, script))),
+            style_hash=hash_source(style),
         )
 
 
 @cache
 def _parts() -> tuple[str, str, str]:
-    return page_file("vendor/libraries.js"), page_script(), page_file("page.css")
+    return page_file("vendor/libraries.js"), page_script(), page_file("theme.css") + page_file("page.css")
 
 
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(page_file("page.html.jinja"))
-
-
-def _hash_source(text: str) -> str:
-    """How a content security policy names the one text that it allows."""
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

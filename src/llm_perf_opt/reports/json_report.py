@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 
-from llm_perf_opt.document import Cell, Column, Kind, Report, Table
-
-# Counts and words need no unit; "bytes moved" already has one.
-_UNIT_OF = {
-    Kind.FLOPS: "flops",
-    Kind.MACS: "macs",
-    Kind.BYTES: "bytes",
-    Kind.SECONDS: "seconds",
-    Kind.FLOPS_PER_S: "flops_per_s",
-}
+from llm_perf_opt.document import Axis, BarChart, Cell, Chart, LineChart, Report, SpanChart, Table
+from llm_perf_opt.reports.column_keys import UNIT_OF, column_keys
+from llm_perf_opt.reports.json_drawing import JsonDrawing
 
 
 class JsonReport:
@@ -23,24 +15,63 @@ class JsonReport:
     suffix = ".json"
 
     def render(self, report: Report) -> str:
-        """The report as indented JSON, ending with a newline."""
-        document = {
-            "title": report.title,
-            "tables": [_table_object(table) for table in report.tables],
-            "notes": [{"level": note.level.value, "text": note.text} for note in report.notes],
-        }
-        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        """The report as indented ASCII, ending with a newline."""
+        return json.dumps(_report_object(report), indent=2, allow_nan=False) + "\n"
+
+
+def _report_object(report: Report) -> dict[str, object]:
+    return {
+        "title": report.title,
+        "tables": [_table_object(table) for table in report.tables],
+        "charts": [_chart_object(chart) for chart in report.charts],
+        "graph": None if report.graph is None else json.loads(JsonDrawing().render(report.graph)),
+        "notes": [{"level": note.level.value, "text": note.text} for note in report.notes],
+        "chapters": [_report_object(chapter) for chapter in report.chapters],
+    }
 
 
 def _table_object(table: Table) -> dict[str, object]:
-    keys = [_key(column) for column in table.columns]
+    keys = column_keys(table.columns)
     rows = [dict(zip(keys, row, strict=True)) for row in table.rows]
     footer: dict[str, Cell] | None = dict(zip(keys, table.footer, strict=True)) if table.footer else None
     return {"title": table.title, "rows": rows, "total": footer}
 
 
-def _key(column: Column) -> str:
-    """`activations` of kind bytes -> `activations_bytes`; `bytes moved` -> `bytes_moved`."""
-    words = re.findall(r"[a-z0-9]+", column.name.lower())
-    unit = _UNIT_OF.get(column.kind)
-    return "_".join(words if unit is None or unit in words else [*words, unit])
+def _chart_object(chart: Chart) -> dict[str, object]:
+    match chart:
+        case BarChart():
+            return {
+                "type": "bar",
+                "title": chart.title,
+                "caption": chart.caption,
+                "unit": UNIT_OF.get(chart.kind),
+                "is_stacked": chart.is_stacked,
+                "categories": list(chart.categories),
+                "series": [{"name": series.name, "values": list(series.values)} for series in chart.series],
+            }
+        case LineChart():
+            lines = [{"name": line.name, "style": line.style, "points": line.points} for line in chart.lines]
+            return {
+                "type": "line",
+                "title": chart.title,
+                "caption": chart.caption,
+                "x": _axis_object(chart.x),
+                "y": _axis_object(chart.y),
+                "lines": lines,
+                "marks": [{"x": mark.x, "y": mark.y, "text": mark.text} for mark in chart.marks],
+            }
+        case SpanChart():
+            spans = [
+                {"lane": span.lane, "name": span.name, "start": span.start, "end": span.end} for span in chart.spans
+            ]
+            return {
+                "type": "span",
+                "title": chart.title,
+                "caption": chart.caption,
+                "axis": _axis_object(chart.axis),
+                "spans": spans,
+            }
+
+
+def _axis_object(axis: Axis) -> dict[str, object]:
+    return {"name": axis.name, "unit": UNIT_OF.get(axis.kind), "is_log": axis.is_log}

@@ -31,7 +31,12 @@ _PALETTE = (
 def stage_colours(view: GraphView) -> dict[str, StageColour]:
     """Stage -> colour, in the order of the view; beyond the palette colours come round again."""
     named = dict.fromkeys([*view.stages, *(box.stage for box in view.visible())])
-    return {stage: _PALETTE[number % len(_PALETTE)] for number, stage in enumerate(named)}
+    return dict(zip(named, palette(len(named)), strict=True))
+
+
+def palette(count: int) -> list[StageColour]:
+    """The colours of so many stages."""
+    return [_PALETTE[number % len(_PALETTE)] for number in range(count)]
 
 
 def mixed(colour: str, ground: str, part: float) -> str:

@@ -30,9 +30,16 @@ class SvgDrawing:
 
     def render(self, view: GraphView) -> str:
         """One SVG document without scripts and without references to anything outside it."""
+        return self._svg(view, f"<style>{style_sheet(stage_colours(view).values())}</style>")
+
+    def embedded(self, view: GraphView, page_width: float) -> str:
+        """The same without a style, for a column of a page that has one (`svg_style.scoped_style_sheet`)."""
+        return self._svg(view, "", page_width)
+
+    def _svg(self, view: GraphView, style: str, widest: float = PAGE_WIDTH) -> str:
         painter = BoxPainter(view, self._metric)
         layout = BoxLayout(painter.measure)
-        roots = [layout.place(root, PAGE_WIDTH - 2 * _MARGIN) for root in view.roots]
+        roots = [layout.place(root, widest - 2 * _MARGIN) for root in view.roots]
         width = max([_NARROWEST, *(placed.width for placed in roots)])
         top = heading(view, self._metric, _MARGIN, width)
         y, parts = top.height, []
@@ -44,8 +51,7 @@ class SvgDrawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{page_width}" height="{page_height}" '
             f'viewBox="0 0 {page_width} {page_height}" role="img">'
             f"<title>{escaped(view.title)}</title><desc>{escaped(' '.join(view.caption))}</desc>"
-            f"<style>{style_sheet(stage_colours(view).values())}</style>"
-            f'<rect class="page" width="100%" height="100%"/>{top.elements}{"".join(parts)}</svg>\n'
+            f'{style}<rect class="page" width="100%" height="100%"/>{top.elements}{"".join(parts)}</svg>\n'
         )
 
 

@@ -80,7 +80,9 @@ def _stage_items(view: GraphView, metric: Metric) -> list[_Item]:
     whole = total(view, metric)
     items = []
     for number, stage in enumerate(stage_colours(view)):
-        cost = costs.get(stage, 0)
+        if stage not in costs:  # of another phase: it keeps its colour there
+            continue
+        cost = costs[stage]
         name = fitted(visible(stage), TEXT_SIZE, _WIDEST_STAGE, keep=0) or "(no stage)"
         words = f"{name}: {metric_text(cost, metric)}, {share_text(share(cost, whole))}"
         items.append(_Item(rectangle(0, -5.5, 11, 11, f"fill-{number}", radius=2), 11, words))

@@ -25,10 +25,13 @@ def number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def text(x: float, y: float, content: str, size: float, *, classes: str = "", bold: bool = False) -> str:
-    """One line of text, its baseline at `y`."""
+def text(
+    x: float, y: float, content: str, size: float, *, classes: str = "", bold: bool = False, anchor: str = ""
+) -> str:
+    """One line of text, its baseline at `y`; `anchor` is the part of it that stands at `x`: start, middle or end."""
     return (
         f'<text x="{number(x)}" y="{number(y)}" font-size="{number(size)}"'
+        + (f' text-anchor="{anchor}"' if anchor else "")
         + (f' class="{classes}"' if classes else "")
         + (' font-weight="bold"' if bold else "")
         + f">{escaped(content)}</text>"

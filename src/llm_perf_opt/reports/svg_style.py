@@ -54,6 +54,23 @@ def style_sheet(colours: Iterable[StageColour]) -> str:
     return f"{_LIGHT % {'fonts': FONTS}}{light}@media (prefers-color-scheme: dark) {{{_DARK}{dark}}}\n"
 
 
+def scoped_style_sheet(colours: Iterable[StageColour], scope: str) -> str:
+    """The same for a picture inside a page, below the selector `scope`: the page's own switch decides on dark.
+
+    The page says its choice in `data-theme` of its root; a printed page is light.
+    """
+    colours = list(colours)
+    light = "".join(_stage_rules(number, colour.line, "#ffffff") for number, colour in enumerate(colours))
+    dark = _DARK + "".join(
+        _stage_rules(number, colour.line_on_dark, "#0d1117") for number, colour in enumerate(colours)
+    )
+    return (
+        f"{scope} {{{_LIGHT % {'fonts': FONTS}}{light}}}\n"
+        f'@media screen and (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {scope} {{{dark}}} }}\n'
+        f'@media screen {{ :root[data-theme="dark"] {scope} {{{dark}}} }}\n'
+    )
+
+
 def tint_class(stage: int, depth: int) -> str:
     """The class for a box with boxes inside; the deeper, the stronger, up to a point."""
     return f"tint-{stage}-{min(depth, len(_TINTS) - 1)}"

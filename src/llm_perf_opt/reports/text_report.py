@@ -1,15 +1,18 @@
-"""Plain text for a terminal: columns lined up, numbers to the right, totals under a rule."""
+"""Plain text for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from llm_perf_opt.document import Kind, Level, Note, Report, Table
-from llm_perf_opt.reports.cell_text import row_texts
+from llm_perf_opt.document import Level, Note, Report
+from llm_perf_opt.reports.text_chart import chart_text
+from llm_perf_opt.reports.text_drawing import TextDrawing
+from llm_perf_opt.reports.text_table import table_text
+from llm_perf_opt.reports.visible_text import visible_ascii
 
-_GAP = "  "
 _NOTE_WIDTH = 110
+_RULES = ("", "=", "-")  # under the title of the report, of a chapter, of a chapter in a chapter
 
 
 class TextReport:
@@ -18,31 +21,22 @@ class TextReport:
     suffix = ".txt"
 
     def render(self, report: Report) -> str:
-        """Title, tables and notes, each apart by one empty line."""
-        parts = [report.title, *map(_table_text, report.tables)]
-        if report.notes:
-            parts.append("\n".join(map(_note_text, report.notes)))
-        return "\n\n".join(parts) + "\n"
+        """Title, tables, charts, picture and notes, each apart by one empty line; then the chapters."""
+        return "\n\n".join(_parts(report, 0)) + "\n"
 
 
-def _table_text(table: Table) -> str:
-    heading = [column.name for column in table.columns]
-    body = [row_texts(table, row) for row in table.rows]
-    footer = [row_texts(table, table.footer)] if table.footer else []
-    widths = [max(map(len, cells)) for cells in zip(heading, *body, *footer, strict=True)]
-    rule = _GAP.join("-" * width for width in widths)
-    lines = [_line(table, heading, widths), rule, *(_line(table, row, widths) for row in body)]
-    if footer:
-        lines += [rule, _line(table, footer[0], widths)]
-    return "\n".join([table.title, *lines] if table.title else lines)
-
-
-def _line(table: Table, texts: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (
-        text.ljust(width) if column.kind is Kind.TEXT else text.rjust(width)
-        for column, text, width in zip(table.columns, texts, widths, strict=True)
-    )
-    return _GAP.join(cells).rstrip()
+def _parts(report: Report, depth: int) -> Iterator[str]:
+    title = visible_ascii(report.title)
+    rule = _RULES[min(depth, len(_RULES) - 1)] * len(title)
+    yield f"{title}\n{rule}" if rule else title
+    yield from map(table_text, report.tables)
+    yield from map(chart_text, report.charts)
+    if report.graph is not None:
+        yield TextDrawing().render(report.graph).rstrip("\n")
+    if report.notes:
+        yield "\n".join(map(_note_text, report.notes))
+    for chapter in report.chapters:
+        yield from _parts(chapter, depth + 1)
 
 
 def _note_text(note: Note) -> str:
@@ -50,4 +44,4 @@ def _note_text(note: Note) -> str:
     wrap = textwrap.TextWrapper(
         width=_NOTE_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
-    return wrap.fill(label + note.text)
+    return wrap.fill(label + visible_ascii(note.text))

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.callgraph import Json
+from llm_perf_opt.execution.stage_ranges import MODULE_PREFIX
 
-MODULE_PREFIX = "module: "
-STAGE_PREFIX = "stage: "
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 

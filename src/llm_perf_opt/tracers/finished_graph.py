@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, Json
+from llm_perf_opt.execution.library_versions import library_versions
+from llm_perf_opt.execution.runtime_facts import RuntimeFacts
 from llm_perf_opt.plugins import Target
-from llm_perf_opt.tracers.library_versions import library_versions
-from llm_perf_opt.tracers.runtime_facts import RuntimeFacts
 
 
 def finished_graph(

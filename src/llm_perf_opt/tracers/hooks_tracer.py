@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, TensorMeta
+from llm_perf_opt.execution.few_collections import few_collections
+from llm_perf_opt.execution.module_calls import watch_modules
+from llm_perf_opt.execution.real_models import RealModels
+from llm_perf_opt.execution.runtime_facts import observing
+from llm_perf_opt.execution.silence import silenced
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
-from llm_perf_opt.tracers.few_collections import few_collections
 from llm_perf_opt.tracers.finished_graph import finished_graph
-from llm_perf_opt.tracers.module_calls import watch_modules
 from llm_perf_opt.tracers.module_tree import declare_modules
-from llm_perf_opt.tracers.real_models import RealModels
 from llm_perf_opt.tracers.real_tensors import RealTensors
-from llm_perf_opt.tracers.runtime_facts import observing
-from llm_perf_opt.tracers.silence import silenced
 
 
 class HooksTracer:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,17 @@ from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, OpKind, TensorMe
 from llm_perf_opt.callgraph.json_values import canonical_text
 from llm_perf_opt.callgraph.queries import deepest_claim
 from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.execution.module_calls import StopSite, watch_modules
+from llm_perf_opt.execution.quiet_profiler import quiet_profiler
+from llm_perf_opt.execution.real_models import RealModels
+from llm_perf_opt.execution.runtime_facts import RuntimeFacts, observing
+from llm_perf_opt.execution.silence import silenced
+from llm_perf_opt.execution.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
-from llm_perf_opt.tracers.chrome_trace import (
-    MODULE_PREFIX,
-    STAGE_PREFIX,
-    Entered,
-    Left,
-    ProfiledOp,
-    ProfiledRun,
-    read_chrome_trace,
-)
+from llm_perf_opt.tracers.chrome_trace import Entered, Left, ProfiledOp, ProfiledRun, read_chrome_trace
 from llm_perf_opt.tracers.finished_graph import finished_graph
-from llm_perf_opt.tracers.module_calls import StopSite, watch_modules
 from llm_perf_opt.tracers.module_tree import declare_modules
-from llm_perf_opt.tracers.real_models import RealModels
 from llm_perf_opt.tracers.real_tensors import RealTensors
-from llm_perf_opt.tracers.runtime_facts import RuntimeFacts, observing
-from llm_perf_opt.tracers.silence import silenced
 
 CHROME_SUFFIX = ".chrome-trace.json"
 Pairs = list[tuple[TensorMeta, int]]
@@ -92,7 +85,7 @@ class ProfilerTracer:
             self._models.inputs_moved(model),
             watch_modules(model, calls.enter, calls.leave) as stop,
             silenced(),
-            _quiet_profiler(),
+            quiet_profiler(),
             profile(activities=activities, record_shapes=True) as profiler,
         ):
             try:
@@ -173,15 +166,3 @@ def _notes(run: ProfiledRun) -> tuple[str, ...]:
     if run.unattributed_device_ns:
         notes.append(f"{run.unattributed_device_ns:,} ns of device time belong to no op")
     return tuple(notes)
-
-
-@contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """The profiler's library announces its start and end on stderr, below any level that Python could set."""
-    name, before = "KINETO_LOG_LEVEL", os.environ.get("KINETO_LOG_LEVEL")
-    os.environ.setdefault(name, "6")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]

@@ -18,13 +18,13 @@ import torch
 
 from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, TensorMeta
 from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.execution.real_models import RealModels
+from llm_perf_opt.execution.runtime_facts import observing
+from llm_perf_opt.execution.silence import silenced
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
 from llm_perf_opt.tracers.finished_graph import finished_graph
 from llm_perf_opt.tracers.module_tree import declare_modules
-from llm_perf_opt.tracers.real_models import RealModels
 from llm_perf_opt.tracers.real_tensors import RealTensors
-from llm_perf_opt.tracers.runtime_facts import observing
-from llm_perf_opt.tracers.silence import silenced
 
 WORKS_FROM, WORKS_BELOW = (2, 35), (2, 37)
 _ROOT = "target"  # the name of the model inside the module that TorchLens is given

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, TensorMeta
+from llm_perf_opt.execution.few_collections import few_collections
+from llm_perf_opt.execution.module_calls import watch_modules
+from llm_perf_opt.execution.runtime_facts import RuntimeFacts, observing
+from llm_perf_opt.execution.silence import silenced
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
-from llm_perf_opt.tracers.few_collections import few_collections
 from llm_perf_opt.tracers.finished_graph import finished_graph
-from llm_perf_opt.tracers.module_calls import watch_modules
 from llm_perf_opt.tracers.module_tree import declare_modules
-from llm_perf_opt.tracers.runtime_facts import RuntimeFacts, observing
-from llm_perf_opt.tracers.silence import silenced
 from llm_perf_opt.weightless import Engine, RoutingPolicy, routing_policy
 from llm_perf_opt.weightless.recording import OpRecorder, bytes_of
 

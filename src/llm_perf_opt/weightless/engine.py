@@ -37,6 +37,7 @@ from llm_perf_opt.weightless.recording import OpRecorder, flat_tensors, is_mutat
 from llm_perf_opt.weightless.refusal import Refusal, locate
 from llm_perf_opt.weightless.routing import RoutingPolicy, routing_policy
 from llm_perf_opt.weightless.rules import SHAPE_RULES, VALUE_RULES
+from llm_perf_opt.weightless.scratch import scratch_bytes
 from llm_perf_opt.weightless.spec import Spec, contiguous_spec, spec_of_tensor
 from llm_perf_opt.weightless.storage import RealStorages, Storage
 
@@ -50,13 +51,14 @@ _RETRIES = 6
 class Entry:
     """A line of the shape-propagation cache: how to make the outputs, and what kind of op it is."""
 
-    __slots__ = ("fresh", "kind", "mutates", "recipe")
+    __slots__ = ("fresh", "kind", "mutates", "recipe", "scratch")
 
     def __init__(self, func: Any, recipe: Recipe) -> None:
         self.recipe = recipe
         self.fresh: Spec | None = recipe.spec if type(recipe) is Fresh else None
         self.mutates = is_mutating(func)
         self.kind: OpKind | None = None
+        self.scratch = 0
 
 
 class Engine(TorchDispatchMode):
@@ -258,7 +260,8 @@ class Engine(TorchDispatchMode):
             kind = entry.kind
             if kind is None:
                 kind = entry.kind = self._kind(func, args, kwargs or _EMPTY, output)
-            self.recorder.hit(kind, tensors, output)
+                entry.scratch = scratch_bytes(func, args, kwargs or _EMPTY, is_cuda=self.disguise.is_cuda)
+            self.recorder.hit(kind, tensors, output, entry.scratch)
         return output
 
     def _kind(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> OpKind:

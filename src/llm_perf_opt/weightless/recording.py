@@ -14,7 +14,7 @@ import torch
 from llm_perf_opt.callgraph import CallGraphBuilder, OpKind, TensorMeta
 from llm_perf_opt.weightless.ghost import Ghost
 from llm_perf_opt.weightless.spec import Spec, dtype_name, spec_of_tensor
-from llm_perf_opt.weightless.storage import RealStorages
+from llm_perf_opt.weightless.storage import RealStorages, Storage
 
 _JSON_SCALARS = (bool, int, float, str, type(None))
 
@@ -42,8 +42,8 @@ class OpRecorder:
         """The number of the memory behind a tensor."""
         return tensor.memory.number if type(tensor) is Ghost else self._real.token(tensor).number
 
-    def hit(self, kind: OpKind, tensors: Sequence[torch.Tensor], output: Any) -> None:
-        """One op of a known kind."""
+    def hit(self, kind: OpKind, tensors: Sequence[torch.Tensor], output: Any, scratch: int = 0) -> None:
+        """One op of a known kind, which holds `scratch` bytes beside its result while it runs."""
         token = self.token
         if type(output) is Ghost:
             number = output.memory.number
@@ -52,6 +52,9 @@ class OpRecorder:
             outputs = [number]
         else:
             outputs = self._allocate_outputs(kind, list(flat_tensors(output)))
+        held = Storage() if scratch else None  # it dies when this method returns, after the op
+        if held is not None:
+            self.builder.allocate(held.number, scratch, "scratch")
         self.builder.op(kind, [token(tensor) for tensor in tensors], outputs)
 
     def _allocate_outputs(self, kind: OpKind, outputs: Sequence[torch.Tensor]) -> list[int]:

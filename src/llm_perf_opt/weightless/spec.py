@@ -81,11 +81,12 @@ def is_contiguous(spec: Spec) -> bool:
 
 
 def preserved_layout(spec: Spec, dtype: torch.dtype) -> Spec:
-    """What `torch.preserve_format` gives: the same strides if dense and non-overlapping, else row-major."""
+    """What `torch.preserve_format` gives: the same strides if dense and non-overlapping, else the nearest to them."""
     step = 1
     for stride, size in sorted((st, n) for n, st in zip(spec.shape, spec.stride, strict=True) if n != 1):
         if stride != step:
-            return contiguous_spec(spec.shape, dtype)
+            twin = torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device="meta")
+            return spec_of_tensor(torch.empty_like(twin))
         step *= size
     return spec_of(spec.shape, spec.stride, dtype)
 

@@ -7,8 +7,10 @@ import torch
 from PIL import Image
 
 from llm_perf_opt.models.deepseek_ocr.configuration import RELEASED_MODES, DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.inputs import count_image_tokens, make_inputs, pixels
+from llm_perf_opt.models.deepseek_ocr.inputs import make_inputs, pixels
+from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, synthetic_page
+from llm_perf_opt.models.deepseek_ocr.prompts import PromptIds, placeholder_ids
 
 RELEASED = DeepSeekOcrConfig()
 
@@ -34,7 +36,9 @@ def test_image_tokens(mode: str, grid: tuple[int, int], tokens: int) -> None:
 def test_the_sequence_is_bos_then_image_then_text() -> None:
     mode = RELEASED_MODES["base"]
     views = cut_views(synthetic_page(1240, 1754), mode)
-    inputs = make_inputs(RELEASED, mode, views, prompt_tokens=20, batch=2, dtype=torch.bfloat16)
+    inputs = make_inputs(
+        RELEASED, mode, views, prompt=PromptIds(after=placeholder_ids(20)), batch=2, dtype=torch.bfloat16
+    )
     ids = inputs.input_ids[1].tolist()
     assert inputs.num_tokens == 294
     assert inputs.num_image_tokens == 273
@@ -47,7 +51,9 @@ def test_the_sequence_is_bos_then_image_then_text() -> None:
 def test_a_page_without_tiles_carries_zeros_in_their_place() -> None:
     mode = RELEASED_MODES["base"]
     views = cut_views(synthetic_page(600, 600), mode)
-    inputs = make_inputs(RELEASED, mode, views, prompt_tokens=0, batch=1, dtype=torch.float32)
+    inputs = make_inputs(
+        RELEASED, mode, views, prompt=PromptIds(after=placeholder_ids(0)), batch=1, dtype=torch.float32
+    )
     tiles, page = inputs.images[0]
     assert tiles.shape == page.shape == (1, 3, 1024, 1024)
     assert not tiles.any()
@@ -57,7 +63,9 @@ def test_a_page_without_tiles_carries_zeros_in_their_place() -> None:
 def test_tiles_are_stacked_and_the_grid_is_columns_by_rows() -> None:
     mode = RELEASED_MODES["gundam"]
     views = cut_views(synthetic_page(1240, 1754), mode)
-    inputs = make_inputs(RELEASED, mode, views, prompt_tokens=20, batch=1, dtype=torch.bfloat16)
+    inputs = make_inputs(
+        RELEASED, mode, views, prompt=PromptIds(after=placeholder_ids(20)), batch=1, dtype=torch.bfloat16
+    )
     tiles, page = inputs.images[0]
     assert (list(tiles.shape), tiles.dtype) == ([6, 3, 640, 640], torch.bfloat16)
     assert list(page.shape) == [1, 3, 1024, 1024]

@@ -12,7 +12,8 @@ from PIL import Image, ImageOps
 
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.models.deepseek_ocr.configuration import RELEASED_MODES
-from llm_perf_opt.models.deepseek_ocr.pages import crop_grid, cut_views, open_page, synthetic_page
+from llm_perf_opt.models.deepseek_ocr.page_geometry import MOST_PIXELS, crop_grid
+from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page, stored_size, synthetic_page
 
 GRIDS = {(i, j) for i in range(1, 10) for j in range(1, 10) if 2 <= i * j <= 9}
 SIDES = st.integers(min_value=1, max_value=6000)
@@ -107,6 +108,19 @@ def test_a_photo_is_turned_upright_and_made_rgb(tmp_path: Path) -> None:
     page = open_page(str(path))
     assert (page.size, page.mode) == ((40, 60), "RGB")
     assert same(page, ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_size_in_the_head_of_a_file_is_that_of_the_upright_page(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "photo.jpg"
+    noise(60, 40).save(path, exif=exif)
+    assert stored_size(str(path)) == open_page(str(path)).size
+
+
+def test_a_synthetic_page_may_be_as_large_as_a_stored_one() -> None:
+    assert MOST_PIXELS == Image.MAX_IMAGE_PIXELS
 
 
 def test_a_size_gives_a_page_with_something_on_it() -> None:

@@ -8,6 +8,7 @@ from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, make_inputs
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, synthetic_page
+from llm_perf_opt.models.deepseek_ocr.prompts import PromptIds, placeholder_ids
 
 TINY = DeepSeekOcrConfig.tiny()
 
@@ -23,4 +24,11 @@ def tiny_model(attention: str = "eager") -> DeepseekOCRForCausalLM:
 
 def tiny_inputs(mode: str = "gundam", *, prompt_tokens: int = 6, batch: int = 1) -> OcrInputs:
     views = cut_views(synthetic_page(90, 130), TINY.modes[mode])
-    return make_inputs(TINY, TINY.modes[mode], views, prompt_tokens=prompt_tokens, batch=batch, dtype=torch.float32)
+    return make_inputs(
+        TINY,
+        TINY.modes[mode],
+        views,
+        prompt=PromptIds(after=placeholder_ids(prompt_tokens)),
+        batch=batch,
+        dtype=torch.float32,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations, pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.document import Arrow, Box
@@ -97,8 +97,21 @@ def test_every_arrow_starts_right_of_its_source_and_ends_left_of_its_target(node
         assert target.y <= route[-1][1] <= target.y + target.height
 
 
+def row(names: tuple[str, ...], *arrows: tuple[int, int]) -> Node:
+    return Node("C", "root", children=tuple(Node("C", name) for name in names), arrows=arrows)
+
+
+# Two arrows that change places between columns of equal ports; one that comes down to a gutter where another goes up.
+SWAP = row(("0", "1", "2", "3"), (0, 3), (1, 2))
+SHIFT = row(("0", "1", "2", "3", "4", "5"), (0, 4), (1, 5), (0, 3))
+GUTTER = row(("0", "1xx", "2xx", "3", "4x", "5"), (0, 4), (0, 5), (4, 2), (5, 0), (5, 4))
+
+
 @settings(max_examples=40, deadline=None)
 @given(nodes(), st.sampled_from([300.0, 800.0]))
+@example(SWAP, 800.0)
+@example(SHIFT, 800.0)
+@example(GUTTER, 300.0)
 def test_two_sources_never_share_a_line(node: Node, limit: float) -> None:
     """Arrows of different boxes may cross, but none runs along another, except into the same target."""
     placed = BoxLayout(measure).place(box_of(node), limit)

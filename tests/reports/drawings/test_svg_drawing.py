@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
@@ -117,6 +118,12 @@ def test_the_legend_adds_up_to_the_total() -> None:
     stages = [text for text in texts if re.match(r"(sam|clip|prefill): ", text)]
     assert sum(int(text.rsplit(", ", 1)[1].removesuffix(" %")) for text in stages) in (99, 100, 101)
     assert len(stages) == 3
+
+
+def test_the_legend_lists_no_stage_of_another_phase() -> None:
+    view = view_of(Node("Model", "model", 1000, 10, stage="decode"))
+    texts = [text.text or "" for text in root_of(replace(view, stages=("sam", "decode"))).iter(f"{SVG}text")]
+    assert [text for text in texts if re.match(r"(sam|decode): ", text)] == ["decode: 1.00 kFLOP, 100 %"]
 
 
 def test_unknown_is_not_zero() -> None:

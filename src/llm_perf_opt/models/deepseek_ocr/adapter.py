@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.plugins import Target, Workload
+from llm_perf_opt.models.deepseek_ocr.view_sizes import mode_of_sizes, require_sizes_of_model
+from llm_perf_opt.plugins import Json, Part, Target, Workload
+from llm_perf_opt.testimony import Testimony
 
 
 class DeepSeekOcrAdapter:
@@ -19,3 +21,32 @@ class DeepSeekOcrAdapter:
         from llm_perf_opt.models.deepseek_ocr.targets import make_targets
 
         return make_targets(self.config, workload)
+
+    def describe(self, workload: Workload) -> dict[str, Json]:
+        """The workload with every default filled in, and the lengths that follow from it; loads no torch."""
+        from llm_perf_opt.models.deepseek_ocr.plan import make_plan
+
+        return make_plan(self.config, workload).described()
+
+    def closed_forms(self, workload: Workload) -> tuple[Testimony, ...]:
+        """Every stage by formula; loads no torch, and an imaging library only to read the size of an image file."""
+        from llm_perf_opt.models.deepseek_ocr.closed_forms import closed_forms
+
+        return closed_forms(self.config, workload)
+
+    def with_view_sizes(
+        self, *, base_size: int, crop_size: int | None, patch_size: int, downsample_ratio: int
+    ) -> tuple[DeepSeekOcrAdapter, str]:
+        """An adapter that has an image mode of these sizes, and its name; this very one if it has it already.
+
+        `patch_size` and `downsample_ratio` are fixed by the model: anything else is refused.
+        """
+        require_sizes_of_model(self.config, patch_size=patch_size, downsample_ratio=downsample_ratio)
+        config, mode = mode_of_sizes(self.config, base_size, crop_size)
+        return (self if config is self.config else DeepSeekOcrAdapter(config)), mode
+
+    def parts(self) -> tuple[Part, ...]:
+        """The pieces that an exporter should take, in the order of a matrix of results."""
+        from llm_perf_opt.models.deepseek_ocr.parts import make_parts
+
+        return make_parts(global_block=self.config.sam.global_attn_indexes[0])

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from llm_perf_opt.models.deepseek_ocr.blueprint import ImageViews
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, ImageMode
-from llm_perf_opt.models.deepseek_ocr.pages import NO_TILES, PageViews
-
-FIRST_TEXT_ID = 5
-TEXT_IDS = 100
+from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens
+from llm_perf_opt.models.deepseek_ocr.pages import PageViews
+from llm_perf_opt.models.deepseek_ocr.prompts import PromptIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +36,28 @@ class OcrInputs:
         """Positions per page that vision fills."""
         return int(self.images_seq_mask[0].sum())
 
+    def to(self, device: str) -> OcrInputs:
+        """The same inputs in the memory of a device."""
+        return OcrInputs(
+            input_ids=self.input_ids.to(device),
+            images=tuple((tiles.to(device), page.to(device)) for tiles, page in self.images),
+            images_seq_mask=self.images_seq_mask.to(device),
+            images_spatial_crop=self.images_spatial_crop.to(device),
+        )
+
 
 def make_inputs(
-    config: DeepSeekOcrConfig, mode: ImageMode, views: PageViews, *, prompt_tokens: int, batch: int, dtype: torch.dtype
+    config: DeepSeekOcrConfig, mode: ImageMode, views: PageViews, *, prompt: PromptIds, batch: int, dtype: torch.dtype
 ) -> OcrInputs:
-    """BOS, the image tokens, then `prompt_tokens` placeholders for text: without a tokenizer only their number counts.
+    """BOS, the text before the page, the image tokens, then the text after it.
 
     Pixels are normalised to [-1, 1] and then cast to `dtype`. A page without tiles carries zeros in their place, which
     the model takes as "none".
     """
     image_tokens = count_image_tokens(config, mode, views.grid)
-    text_ids = [FIRST_TEXT_ID + index % TEXT_IDS for index in range(prompt_tokens)]
-    ids = [config.decoder.bos_token_id, *[config.decoder.image_token_id] * image_tokens, *text_ids]
-    mask = [False, *[True] * image_tokens, *[False] * prompt_tokens]
+    leading = [config.decoder.bos_token_id, *prompt.before]
+    ids = [*leading, *[config.decoder.image_token_id] * image_tokens, *prompt.after]
+    mask = [*[False] * len(leading), *[True] * image_tokens, *[False] * len(prompt.after)]
     page = pixels([views.global_view]).to(dtype)
     tiles = pixels(views.tiles).to(dtype) if views.tiles else torch.zeros_like(page)
     return OcrInputs(
@@ -58,20 +66,6 @@ def make_inputs(
         images_seq_mask=torch.tensor([mask] * batch),
         images_spatial_crop=torch.tensor([views.grid] * batch),
     )
-
-
-def count_image_tokens(config: DeepSeekOcrConfig, mode: ImageMode, grid: tuple[int, int]) -> int:
-    """One per feature, one per row of features for the newline, and one that separates the views.
-
-    With side s of the global view and k of a tile: s * (s + 1) + 1, plus (columns * k + 1) * rows * k when there are
-    tiles.
-    """
-    side = config.sam.feature_side(mode.global_size)
-    tokens = side * (side + 1) + 1
-    if mode.crop_size is not None and grid != NO_TILES:
-        tile_side = config.sam.feature_side(mode.crop_size)
-        tokens += (grid[0] * tile_side + 1) * grid[1] * tile_side
-    return tokens
 
 
 def pixels(views: Sequence[Image.Image]) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from llm_perf_opt.models.deepseek_ocr.blueprint import CausalLmOutput, DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.cache import PastKeyValues
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
-from llm_perf_opt.models.deepseek_ocr.inputs import FIRST_TEXT_ID, OcrInputs
+from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs
+from llm_perf_opt.models.deepseek_ocr.prompts import FIRST_TEXT_ID
 
 
 def prefill(model: DeepseekOCRForCausalLM, inputs: OcrInputs) -> CausalLmOutput:

@@ -15,16 +15,18 @@ import torch
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.models.huggingface.folder import import_transformers, load_config, load_model_class, read_folder
 from llm_perf_opt.models.huggingface.inputs import Found, Sizes, Subject, accepted_modalities, find_inputs
+from llm_perf_opt.models.huggingface.parts import guess_parts
 from llm_perf_opt.models.huggingface.phases import DecodeState, decode, prefill
 from llm_perf_opt.models.huggingface.probe import Probe
 from llm_perf_opt.models.huggingface.stages import guess_stages
-from llm_perf_opt.plugins import FOLDER_INPUTS, Json, Target, Workload
+from llm_perf_opt.plugins import FOLDER_INPUTS, FOLDER_PARTS, Json, Part, Target, Workload
 
 log = logging.getLogger(__name__)
 
 DEFAULT_PROMPT_TOKENS = 128
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ATTENTIONS = ("eager", "sdpa")
+TRANSFORMERS_NAMES = {"flash": "flash_attention_2"}
 # What a constructor raises when sizes do not fit, a field is missing, or an optional package is not there.
 BUILD_ERRORS = (
     ArithmeticError,
@@ -61,6 +63,13 @@ class HuggingFaceAdapter:
             return FOLDER_INPUTS.get(self._folder.model_type)(name, build, workload)
         _refuse_nonsense(workload)
         return self._probed_targets(name, workload)
+
+    def parts(self) -> tuple[Part, ...]:
+        """Those of the model type's own folder here, or one of each kind of block."""
+        if self._folder.model_type in FOLDER_PARTS.names():
+            return FOLDER_PARTS.get(self._folder.model_type)()
+        with torch.device("meta"):
+            return guess_parts(build_model(self._model_class, self._config, None, "float32"))
 
     def _probed_targets(self, name: str, workload: Workload) -> tuple[Target, ...]:
         dtype = DTYPES[workload.dtype]
@@ -103,7 +112,7 @@ def build_model(model_class: Any, config: Any, attention: str | None, dtype: str
     version: str = import_transformers().__version__
     wishes: dict[str, Any] = {"dtype" if int(version.split(".")[0]) >= 5 else "torch_dtype": DTYPES[dtype]}
     if attention is not None:
-        wishes["attn_implementation"] = attention
+        wishes["attn_implementation"] = TRANSFORMERS_NAMES.get(attention, attention)
     try:
         return model_class._from_config(copy.deepcopy(config), **wishes).eval()
     except BUILD_ERRORS as error:

@@ -7,6 +7,7 @@ kernel of `_grouped_mm` would refuse every dtype but bfloat16.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ import torch
 from llm_perf_opt.weightless.ghost import Ghost
 from llm_perf_opt.weightless.recipes import Constant, Fresh
 from llm_perf_opt.weightless.rules.registry import argument, shape_rule
-from llm_perf_opt.weightless.spec import contiguous_spec, spec_of
+from llm_perf_opt.weightless.spec import contiguous_spec, preserved_layout, spec_of, spec_of_tensor
 
 _MEMORY_EFFICIENT, _MATH = 2, 0
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @shape_rule("_fused_sdp_choice")
@@ -40,11 +42,38 @@ def scaled_dot_product_attention(engine: Any, func: Any, args: Any, kwargs: Mapp
     if mask is not None:
         torch.broadcast_shapes(mask.shape, (*lead, query.shape[-2], key.shape[-2]))
     shape = (*lead, query.shape[-2], value.shape[-1])
-    if len(shape) == 4 and query.shape[-1] == value.shape[-1]:
-        # Fused kernels write [batch, tokens, heads, dim] and return its transpose.
+    kernel = attention_kernel(args, kwargs, is_cuda=engine.disguise.is_cuda)
+    if kernel is AttentionKernel.FLASH and shape == tuple(query.shape):
+        return Fresh(preserved_layout(spec_of_tensor(query), query.dtype))
+    if kernel is AttentionKernel.MEMORY_EFFICIENT:
+        # It writes [batch, tokens, heads, dim] and returns its transpose.
         _, heads, tokens, dim = shape
         return Fresh(spec_of(shape, (heads * tokens * dim, dim, heads * dim, 1), query.dtype))
     return Fresh(contiguous_spec(shape, query.dtype))
+
+
+class AttentionKernel(Enum):
+    """The kernels that torch has for fused attention; MATH writes the scores to memory."""
+
+    FLASH = auto()
+    MEMORY_EFFICIENT = auto()
+    MATH = auto()
+
+
+def attention_kernel(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_cuda: bool) -> AttentionKernel:
+    """Which kernel torch picks on the device that is modelled.
+
+    All fused ones need four dimensions. The flash kernel needs heads of one size; on CUDA it also needs 16-bit floats
+    and no mask, and the memory-efficient one takes what is left.
+    """
+    query, value = args[0], args[2]
+    if query.ndim != 4 or argument(args, kwargs, 4, "dropout_p", 0.0):
+        return AttentionKernel.MATH
+    is_one_size = query.shape[-1] == value.shape[-1]
+    if not is_cuda:
+        return AttentionKernel.FLASH if is_one_size else AttentionKernel.MATH
+    is_flash = is_one_size and query.dtype in _HALVES and argument(args, kwargs, 3, "attn_mask", None) is None
+    return AttentionKernel.FLASH if is_flash else AttentionKernel.MEMORY_EFFICIENT
 
 
 @shape_rule("_grouped_mm")

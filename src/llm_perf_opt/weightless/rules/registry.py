@@ -9,7 +9,7 @@ Tables are keyed by `id` of the overload: hashing an `OpOverload` is a Python-le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llm_perf_opt.weightless.propagation import overloads
@@ -49,6 +49,6 @@ def real_rule(*names: str) -> Callable[[Rule], Rule]:
     return _register(REAL_RULES, names)
 
 
-def argument(args: tuple[Any, ...], kwargs: Any, index: int, name: str, default: Any) -> Any:
+def argument(args: Sequence[Any], kwargs: Any, index: int, name: str, default: Any) -> Any:
     """An op argument that may come by position or by name."""
     return args[index] if len(args) > index else kwargs.get(name, default)

@@ -1,0 +1,1 @@
+"""Full-size models of transformers, counted by several sources."""

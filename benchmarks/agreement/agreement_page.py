@@ -1,0 +1,76 @@
+"""The table of the page: one line per model and phase, every figure from the data file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.agreement.subjects import SUBJECTS
+
+SECTION = "agreement of sources"
+ONE_PERCENT = 0.01
+
+
+def section(header: Mapping[str, Any], records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Versions, a summary, and a table per kind of model."""
+    ran = {name: record for name, record in records.items() if record["status"] == "ok"}
+    phases = [(record["class"], phase) for record in ran.values() for phase in record["phases"].values()]
+    plain = [cls for cls, phase in phases if _gap(phase, "torch-counter") <= ONE_PERCENT]
+    named = [cls for cls, phase in phases if _gap(phase, "torch-counter") > ONE_PERCENT >= rest(phase, "torch-counter")]
+    lines = [
+        f"Made with torch {header['torch']}, transformers {header['transformers']} and fvcore {header['fvcore']}.",
+        "",
+        f"{len(ran)} models, {len(phases)} phases. Against torch's counter {len(plain)} phases agree within 1 % as they"
+        f" are, {len(named)} once its blind spots are added, {len(phases) - len(plain) - len(named)} do not.",
+    ]
+    for kind, names in SUBJECTS.items():
+        of_kind = {name: records[name] for name in names if name in records}
+        lines += ["", f"### {kind.capitalize()}", "", *_table(of_kind)]
+    return "\n".join(lines)
+
+
+def _table(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    columns = ("model", "parameters", "phase", "counted FLOPs", "torch's counter", "cause", "left over")
+    yield f"| {' | '.join((*columns, 'fvcore', 'cause', 'left over'))} |"
+    yield "|---|--:|---|--:|--:|---|--:|--:|---|--:|"
+    for name, record in records.items():
+        if record["status"] != "ok":
+            yield f"| `{name}` | | {record['status']} | | | | | | | |"
+            continue
+        for phase, figures in record["phases"].items():
+            cells = [f"`{record['class']}`", f"{record['parameters']:,}", phase, f"{figures['counted']:,}"]
+            for counter in ("torch-counter", "fvcore"):
+                cells += _cells(figures, counter)
+            yield f"| {' | '.join(cells)} |"
+
+
+def _cells(figures: Mapping[str, Any], counter: str) -> tuple[str, str, str]:
+    told = figures[counter]
+    if told["failures"]:
+        return "", told["failures"][0].replace("|", "\\|")[:120], ""
+    return _share(_gap(figures, counter, signed=True)), causes(figures, counter), _share(rest(figures, counter))
+
+
+def _gap(figures: Mapping[str, Any], counter: str, *, signed: bool = False) -> float:
+    """How much of the count a source has less, or more, than counted."""
+    gap = (figures[counter]["flops"] - figures["counted"]) / max(1, figures["counted"])
+    return float(gap if signed else abs(gap))
+
+
+def rest(figures: Mapping[str, Any], counter: str) -> float:
+    """The part of the count that is still unaccounted for when every known blind spot is added."""
+    told = figures[counter]
+    accounted = told["flops"] + sum(told["left_out"].values()) - sum(told["added"].values())
+    return float(abs(accounted - figures["counted"]) / max(1, figures["counted"]))
+
+
+def causes(figures: Mapping[str, Any], counter: str) -> str:
+    """The causes by the FLOPs they stand for, the largest first, then ops that nobody has a figure for."""
+    told = figures[counter]
+    parts = sorted({**told["left_out"], **told["added"]}.items(), key=lambda part: -part[1])
+    unknown = [f"op-without-formula: `{operator}`" for operator in told["unknown"]]
+    return ", ".join([cause for cause, flops in parts if flops] + unknown)
+
+
+def _share(share: float) -> str:
+    return "0" if share == 0 else f"{100 * share:+.2f} %" if abs(share) >= 1e-4 else f"{share:+.0e}"

@@ -1,0 +1,74 @@
+"""One model type at full size: the weightless count, torch's counter and fvcore, and what parts them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.agreement.subjects import KIND_OF
+from benchmarks.breadth.fork_pool import Record
+from benchmarks.breadth.full_size_configs import full_size_config
+from llm_perf_opt.analyses.counted import counted
+from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.models.huggingface.model_class import class_names
+from llm_perf_opt.plugins import WITNESSES, Workload
+from llm_perf_opt.testimony import Testimony
+from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+
+COUNTERS = ("torch-counter", "fvcore")
+ADDED = ("elementwise-counted", "rounded-up")  # causes by which a source counts more than the matrix work
+
+
+def compare(model_type: str) -> Record:
+    """Totals by phase of every source, with the causes of each difference; built and run without weights."""
+    started = time.process_time()
+    chosen = full_size_config(model_type)
+    name = chosen.class_name or class_names(model_type)[0]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / model_type
+        chosen.config.architectures = [name]
+        chosen.config.save_pretrained(folder)
+        adapter = HuggingFaceAdapter(folder, trust_remote_code=False)
+        graphs = [WeightlessTracer().trace(target) for target in adapter.targets(Workload())]
+        ours = [testimony for graph in graphs for testimony in counted(graph)]
+        theirs = {counter: WITNESSES.get(counter)().testify(adapter, Workload()) for counter in COUNTERS}
+    return {
+        "kind": KIND_OF[model_type],
+        "class": name,
+        "changed": chosen.why,
+        "parameters": sum(t.parameters or 0 for t in ours if t.phase == graphs[0].phase),
+        "inputs": str(graphs[0].workload["modalities"]),
+        "phases": {
+            graph.phase: {
+                "counted": sum(t.flops or 0 for t in ours if t.phase == graph.phase),
+                "unpriced": [spot.operator for t in ours if t.phase == graph.phase for spot in t.blind_spots],
+                **{counter: _told([t for t in told if t.phase == graph.phase]) for counter, told in theirs.items()},
+            }
+            for graph in graphs
+        },
+        "seconds": round(time.process_time() - started, 1),
+        "status": "ok",
+    }
+
+
+def _told(testimonies: Sequence[Testimony]) -> Record:
+    """The total of a phase; `left_out` and `added` are FLOPs by cause, `unknown` the ops without any figure."""
+    failures = [testimony.failure for testimony in testimonies if testimony.failure is not None]
+    left_out: Counter[str] = Counter()
+    added: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    for spot in (spot for testimony in testimonies for spot in testimony.blind_spots):
+        if spot.flops is None:
+            unknown[spot.operator] += spot.calls
+        else:
+            (added if spot.cause in ADDED else left_out)[spot.cause] += spot.flops
+    return {
+        "flops": sum(testimony.flops or 0 for testimony in testimonies),
+        "left_out": dict(left_out),
+        "added": dict(added),
+        "unknown": dict(unknown),
+        "failures": failures,
+    }

@@ -1,0 +1,282 @@
+"""How well a calibrated prediction meets a real run of full-size DeepSeek-OCR on this processor.
+
+    python -m benchmarks.calibrated_prediction --out docs/data/calibrated_prediction.json --docs
+
+Calibrates the processor, runs the model with random bfloat16 weights in five image modes, and holds the times of each
+stage against those predicted from weightless traces. One mode, the reference, may be used to correct each stage by one
+factor; errors count in the other modes only. Takes about seven minutes and 10 GB, and wants the machine for itself.
+Which expert gets how many rows is data, so the routing of the real run is replayed in the traces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.calibrated_prediction_page import write_page
+from benchmarks.profiled_ops import largest_misses
+from llm_perf_opt.analyses.calibrated import StageTime, predict_stages
+from llm_perf_opt.execution.real_models import RealModels
+from llm_perf_opt.hardware.calibration import Calibration, read_calibration, write_calibration
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.moe import MoEGate
+from llm_perf_opt.plugins import Target, Workload
+from llm_perf_opt.runs.calibration import calibrate
+from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.weightless import ReplayRouting
+
+MODES: dict[str, tuple[str, tuple[int, int] | None, int]] = {  # name -> mode, crops, repeats
+    "tiny": ("tiny", None, 9),
+    "small": ("small", None, 9),
+    "base": ("base", None, 7),
+    "large": ("large", None, 5),
+    "gundam-2x3": ("gundam", (2, 3), 5),
+}
+REFERENCE = "base"
+DECODE_STEPS = 8
+STAGES = ("sam", "clip", "projector", "prefill", "decode")
+PATHS = {"sam": "model.sam_model", "clip": "model.vision_model", "projector": "model.projector"}
+MEDIAN_GOAL, WORST_GOAL = 0.15, 0.30
+Clock = Callable[[], float]
+
+
+def main() -> int:
+    options = parsed_options()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.set_num_threads(options.threads)
+    clock = time.process_time if options.clock == "cpu" else time.perf_counter
+    calibration = calibration_for(options)
+    models = RealModels(weights="random", device="cpu")
+    model = models.model_of(targets_of(options.modes[0])[0])
+    rows, missed = [], []
+    for name in options.modes:
+        logging.info("Running %s.", name)
+        routing = recorded_routing(model, name)
+        times = stage_times(model, name, clock, options.repeats or MODES[name][2])
+        predicted = predictions(name, calibration, routing)
+        balanced = predictions(name, calibration, None)
+        for stage in STAGES:
+            rows.append(row_of(name, stage, times[stage], predicted[stage], balanced[stage]))
+            print(line_of(rows[-1]), flush=True)
+            if abs(rows[-1]["error"]) > MEDIAN_GOAL:
+                missed.append((name, stage))
+        rows_of_mode = [stage for mode, stage in missed if mode == name]
+        if rows_of_mode and not options.quick:
+            explain(model, name, rows_of_mode, predicted)
+        gc.collect()
+    record = record_of(calibration, rows, options)
+    print_verdicts(record)
+    if options.out is not None:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    if options.docs:
+        write_page(record)
+    return 0
+
+
+def parsed_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="where to write the record as JSON")
+    parser.add_argument("--docs", action="store_true", help="rewrite the tables of docs/how-good-is-the-prediction.md")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--repeats", type=int, help="instead of each mode's own number")
+    parser.add_argument("--calibration", type=Path, help="read it from here if it exists, otherwise write it there")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: one thread on a busy machine")
+    parser.add_argument("--quick", action="store_true", help="do not profile the stages that miss")
+    return parser.parse_args()
+
+
+def calibration_for(options: argparse.Namespace) -> Calibration:
+    file: Path | None = options.calibration
+    if file is not None and file.exists():
+        return read_calibration(file)
+    calibration = calibrate(threads=options.threads, clock=options.clock)
+    if file is not None:
+        write_calibration(calibration, file)
+    return calibration
+
+
+def targets_of(name: str) -> tuple[Target, Target]:
+    mode, crops, _ = MODES[name]
+    workload = Workload(image="1240x1754", mode=mode, crops=crops, decode_steps=DECODE_STEPS)
+    prefill, decode = DeepSeekOcrAdapter().targets(workload)
+    return prefill, decode
+
+
+def recorded_routing(model: torch.nn.Module, name: str) -> dict[str, list[list[int]]]:
+    """Per phase, how many rows each expert got, router call by router call; this run also warms the machine up."""
+    found: dict[str, list[list[int]]] = {}
+    for target in targets_of(name):
+        calls: list[list[int]] = []
+
+        def note(gate: MoEGate, _: Any, output: Any, calls: list[list[int]] = calls) -> None:
+            calls.append(torch.bincount(output[0].flatten(), minlength=gate.n_routed_experts).tolist())
+
+        hooks = [gate.register_forward_hook(note) for gate in model.modules() if isinstance(gate, MoEGate)]
+        target.invoke(model)
+        for hook in hooks:
+            hook.remove()
+        found[target.phase] = calls
+    return found
+
+
+def stage_times(model: torch.nn.Module, name: str, clock: Clock, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each stage in every repeat: `prefill` is what the vision stages leave, `decode` is one step."""
+    samples: dict[str, list[float]] = defaultdict(list)
+    prefill, decode = targets_of(name)
+    for _ in range(repeats):
+        with timed_stages(model, clock) as spent:
+            started = clock()
+            prefill.invoke(model)
+            whole = clock() - started
+        started = clock()
+        decode.invoke(model)
+        samples["decode"].append((clock() - started) / DECODE_STEPS)
+        for stage, seconds in spent.items():
+            samples[stage].append(seconds)
+        samples["prefill"].append(whole - sum(spent.values()))
+    return samples
+
+
+@contextmanager
+def timed_stages(model: torch.nn.Module, clock: Clock) -> Iterator[dict[str, float]]:
+    """Adds up what each vision stage takes, with two readings of the clock per call and nothing else."""
+    spent = dict.fromkeys(PATHS, 0.0)
+    modules = {stage: model.get_submodule(path) for stage, path in PATHS.items()}
+
+    def timed(stage: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            started = clock()
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                spent[stage] += clock() - started
+
+        return run
+
+    for stage, module in modules.items():
+        module.__dict__["forward"] = timed(stage, module.forward)
+    try:
+        yield spent
+    finally:
+        for module in modules.values():
+            del module.__dict__["forward"]
+
+
+def predictions(
+    name: str, calibration: Calibration, routing: dict[str, list[list[int]]] | None
+) -> dict[str, StageTime]:
+    """Every stage from weightless traces; of decode all steps together."""
+    found = {}
+    for target in targets_of(name):
+        policy = "balanced" if routing is None else ReplayRouting(routing[target.phase])
+        graph = WeightlessTracer(routing=policy, device="cpu").trace(target)
+        found.update({stage.name: stage for stage in predict_stages(graph, calibration)})
+    return found
+
+
+def row_of(mode: str, stage: str, samples: list[float], predicted: StageTime, balanced: StageTime) -> dict[str, Any]:
+    steps = DECODE_STEPS if stage == "decode" else 1
+    median = statistics.median(samples)
+    return {
+        "mode": mode,
+        "stage": stage,
+        "measured_s": median,
+        "measured_fastest_s": min(samples),
+        "measured_slowest_s": max(samples),
+        "repeats": len(samples),
+        "predicted_s": predicted.time.median_s / steps,
+        "predicted_low_s": predicted.time.fastest_s / steps,
+        "predicted_high_s": predicted.time.slowest_s / steps,
+        "error": predicted.time.median_s / steps / median - 1,
+        "error_balanced_routing": balanced.time.median_s / steps / median - 1,
+        "error_of_fastest": predicted.time.fastest_s / steps / min(samples) - 1,
+        "fresh_bytes": predicted.fresh_bytes // steps,
+        "unpredicted_ops": dict(predicted.unpredicted),
+        "families_s": {family: seconds / steps for family, seconds in list(predicted.by_family.items())[:6]},
+    }
+
+
+def line_of(row: dict[str, Any]) -> str:
+    return (
+        f"{row['mode']:11} {row['stage']:9} measured {row['measured_s'] * 1e3:9.2f} ms "
+        f"[{row['measured_fastest_s'] * 1e3:9.2f} {row['measured_slowest_s'] * 1e3:9.2f}]  "
+        f"predicted {row['predicted_s'] * 1e3:9.2f} ms [{row['predicted_low_s'] * 1e3:9.2f} "
+        f"{row['predicted_high_s'] * 1e3:9.2f}]  error {row['error']:+7.1%}  fastest against fastest "
+        f"{row['error_of_fastest']:+7.1%}"
+    )
+
+
+def explain(model: torch.nn.Module, name: str, stages: list[str], predicted: dict[str, StageTime]) -> None:
+    """Where a stage misses: the ops whose predicted and profiled times differ most."""
+    for target in targets_of(name):
+        wanted = [stage for stage in stages if (stage == "decode") == (target.phase == "decode")]
+        if not wanted:
+            continue
+        profiled = largest_misses(model, target, [predicted[stage] for stage in wanted])
+        for stage, lines in profiled.items():
+            print(f"  {name}, {stage}: ops that differ most, over the whole stage")
+            for line in lines:
+                print(f"    {line}", flush=True)
+
+
+def record_of(calibration: Calibration, rows: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    factors = {row["stage"]: row["measured_s"] / row["predicted_s"] for row in rows if row["mode"] == REFERENCE}
+    for row in rows:
+        factor = factors.get(row["stage"])
+        row["held_out"] = row["mode"] != REFERENCE
+        row["error_after_reference"] = None if factor is None else (1 + row["error"]) * factor - 1
+    held_out = [row for row in rows if row["held_out"]]
+    return {
+        "device": calibration.device,
+        "threads": calibration.threads,
+        "clock": options.clock,
+        "library_versions": dict(calibration.library_versions),
+        "reference": REFERENCE,
+        "reference_factors": factors,
+        "microbenchmarks_alone": verdict_of([row["error"] for row in held_out]),
+        "with_reference": verdict_of(
+            [row["error_after_reference"] for row in held_out if row["error_after_reference"] is not None]
+        ),
+        "rows": rows,
+    }
+
+
+def verdict_of(errors: list[float]) -> dict[str, Any] | None:
+    if not errors:
+        return None
+    sizes = sorted(map(abs, errors))
+    median, worst = statistics.median(sizes), sizes[-1]
+    return {
+        "median_error": median,
+        "worst_error": worst,
+        "reached": median <= MEDIAN_GOAL and worst <= WORST_GOAL,
+        "count": len(sizes),
+    }
+
+
+def print_verdicts(record: dict[str, Any]) -> None:
+    for name in ("microbenchmarks_alone", "with_reference"):
+        verdict = record[name]
+        if verdict is not None:
+            print(
+                f"{name}: median error {verdict['median_error']:.1%} (goal {MEDIAN_GOAL:.0%}), worst "
+                f"{verdict['worst_error']:.1%} (goal {WORST_GOAL:.0%}), over {verdict['count']} stages held out: "
+                f"{'reached' if verdict['reached'] else 'missed'}"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

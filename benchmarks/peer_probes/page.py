@@ -1,0 +1,213 @@
+"""docs/beside-other-tools.md and the short table of the README, from the record alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from benchmarks.peer_probes.environment import PEERS
+from benchmarks.peer_probes.findings import (
+    Row,
+    attention_finding,
+    counted,
+    direct_call_finding,
+    experts_finding,
+    failures,
+    offer,
+    weights_finding,
+)
+
+Record = Mapping[str, Any]
+NOTHING = "(nothing came)"
+BESIDES = {
+    "memory": "memory",
+    "kv-cache": "KV cache",
+    "predicted-time": "time on a GPU",
+    "serving": "serving",
+    "picture": "picture",
+    "backward": "backward",
+    "values": "values of tensors",
+    "activations": "activations",
+    "measured-kernels": "measured kernels",
+}
+SHORT_BESIDES = ("memory", "kv-cache", "predicted-time", "serving", "picture", "backward", "values")
+
+TEMPLATE = Path(__file__).parent / "page.md"
+MODEL_COLUMNS = ("tool", "model", "weights", "its own figure", "as FLOPs", "of exact", "wall s", "CPU s", "peak GB")
+TRAP_COLUMNS = (
+    "tool",
+    "fused attention, without memory",
+    "fused attention, with weights",
+    "child called by `forward`",
+    "experts, without memory",
+    "experts, with weights",
+)
+SHORT_COLUMNS = (
+    "tool", "Llama-3.2-1B, 512 tokens", "s, GB", "DeepSeek-OCR, a page", "s, GB", "needs weights", "gives besides"
+)  # fmt: skip
+
+
+def page_of(record: Record) -> str:
+    exact = record["exact_flops"]
+    words = {
+        "versions": _versions(record),
+        "short_table": readme_table(record).strip(),
+        "dense_tokens": str(record["small_sizes"]["dense_tokens"]),
+        "dense_exact": f"{exact['dense-sdpa']:,}",
+        "dense_table": _model_table(record, ("dense-sdpa", "dense-eager")),
+        "ocr_exact": f"{exact['ocr']:,}",
+        "ocr_table": _model_table(record, ("ocr",)),
+        "trap_table": _trap_table(record),
+        "besides_table": _besides_table(record),
+        "failed_offers": " ".join(_failed_offers(record)),
+    }
+    page = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(words | _better(record))
+    return re.sub(r"\n{3,}", "\n\n", page)  # what is empty leaves no hole
+
+
+def readme_table(record: Record) -> str:
+    """Eight rows: what is found, what it costs to find it, and what else each tool gives."""
+    lines = _head(SHORT_COLUMNS, "lrrrrll")
+    for name, told in record["peers"].items():
+        if "failure" in told:
+            lines.append(f"| {PEERS[name].title} | not asked: {told['failure']} | | | | | |")
+            continue
+        dense, page = counted(told, "dense-sdpa"), counted(told, "ocr")
+        besides = ", ".join(BESIDES[kind] for kind in SHORT_BESIDES if offer(told, kind) is not None)
+        cells = [PEERS[name].title, _share(record, dense), _spent(dense), _share(record, page), _spent(page)]
+        lines.append(f"| {' | '.join([*cells, weights_finding(told, PEERS[name].reads), besides or 'nothing more'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _versions(record: Record) -> str:
+    made = dict(record["made_with"])
+    threads, python = made.pop("threads"), made.pop("python")
+    named = ", ".join(f"{name} {version}" for name, version in made.items())
+    return f"Made with Python {python}, {named}, with {threads} threads of a CPU and no GPU."
+
+
+def _model_table(record: Record, subjects: tuple[str, ...]) -> str:
+    lines = _head(MODEL_COLUMNS, "lllrrrrrr")
+    for name, told in record["peers"].items():
+        for subject in subjects:
+            lines += [_model_row(record, name, subject, row) for row in told["runs"] if _is_count_of(row, subject)]
+        if "failure" in told:
+            lines.append(f"| {PEERS[name].title} | | | {_cell(told['failure'])} | | | | | |")
+    return "\n".join(lines)
+
+
+def _is_count_of(row: Row, subject: str) -> bool:
+    return row["question"] == "count" and row["subject"] == subject
+
+
+def _model_row(record: Record, name: str, subject: str, row: Row) -> str:
+    cells = [PEERS[name].title, f"`{subject}`", row["weights"] if PEERS[name].reads == "module" else "configuration"]
+    if row["status"] == "ok":
+        cells += [f"{row['printed']:,.0f} {row['unit']}", f"{row['flops']:,}", _share(record, row)]
+    else:
+        cells += [_cell(row["reason"]), "", ""]
+    return f"| {' | '.join([*cells, str(row['wall_s']), str(row['cpu_s']), _gigabytes(row)])} |"
+
+
+def _trap_table(record: Record) -> str:
+    lines = _head(TRAP_COLUMNS, "llllll")
+    for name, told in record["peers"].items():
+        if "failure" in told or PEERS[name].reads != "module":
+            continue
+        cells = [
+            PEERS[name].title,
+            attention_finding(record, told, "none"),
+            attention_finding(record, told, "random"),
+            direct_call_finding(record, told),
+            experts_finding(record, told, "none"),
+            experts_finding(record, told, "random"),
+        ]
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines)
+
+
+def _besides_table(record: Record) -> str:
+    kinds = ("memory", "kv-cache", "predicted-time", "serving", "picture", "backward")
+    lines = _head(("tool", *(BESIDES[kind] for kind in kinds)), "l" * (1 + len(kinds)))
+    for name, told in record["peers"].items():
+        if "failure" not in told:
+            lines.append(f"| {PEERS[name].title} | {' | '.join(_besides(told, kind) for kind in kinds)} |")
+    return "\n".join(lines)
+
+
+def _besides(told: Mapping[str, Any], kind: str) -> str:
+    found = offer(told, kind)
+    if found is not None:
+        return _cell(f"{_figure(found)}: {found['of']}")
+    names = told["names"][kind]
+    if not names:
+        return "no"
+    return f"only names: {', '.join(f'`{name}`' for name in names[:3])}{' and more' if len(names) > 3 else ''}"
+
+
+def _failed_offers(record: Record) -> Iterator[str]:
+    for name, told in record["peers"].items():
+        for row in failures(told):
+            if row["question"] != "count":
+                wanted = BESIDES[row["question"]]
+                yield f"{PEERS[name].title} was asked for {wanted} and failed: {_cell(row['reason'])}."
+
+
+def _better(record: Record) -> dict[str, str]:
+    peers = record["peers"]
+
+    def given(name: str, kind: str) -> str:
+        found = offer(peers[name], kind)
+        return NOTHING if found is None else f"{_figure(found)}, {found['of']}"
+
+    def of(name: str, subject: str, say: Callable[[Row], str]) -> str:
+        row = counted(peers[name], subject)
+        return NOTHING if row is None else say(row)
+
+    one_head = record["small_sizes"]["dense_flops_with_one_head_position"]
+    return {
+        "torchinfo_call": of("torchinfo", "dense-sdpa", lambda row: f"{row['call_wall_s']:.1f} s"),
+        "fvcore_silent": of("fvcore", "ocr", lambda row: str(len(row["left_out"]))),
+        "torch_backward": given("torch-counter", "backward"),
+        "calflops_both": of("calflops", "dense-sdpa", lambda row: f"{row['printed']:,.0f} beside {row['flops']:,}"),
+        "torchlens_values": given("torchlens", "values"),
+        "viewer_share": of("llm-viewer", "dense-sdpa", lambda row: f"{row['flops'] / one_head:.2%}"),
+        "aic_kernels": given("aiconfigurator", "measured-kernels"),
+        "aic_serving": given("aiconfigurator", "serving"),
+    }
+
+
+def _head(columns: Sequence[str], sides: str) -> list[str]:
+    return [f"| {' | '.join(columns)} |", f"|{'|'.join('--:' if side == 'r' else '---' for side in sides)}|"]
+
+
+def _figure(found: Row) -> str:
+    if found["unit"] == "bytes":
+        large = found["figure"] >= 1e9
+        return f"{found['figure'] / (1e9 if large else 1e6):.3g} {'GB' if large else 'MB'}"
+    if found["unit"] == "s":
+        return f"{found['figure'] * 1e3:.2g} ms"
+    return f"{found['figure']:,.0f} {found['unit']}"
+
+
+def _share(record: Record, row: Row | None) -> str:
+    if row is None:
+        return "no answer"
+    exact = record["exact_flops"][row["subject"]]
+    share = row["flops"] / exact
+    return "exact" if row["flops"] == exact else f"{share:.1%}" if abs(share - 1) > 0.001 else f"{share:.3%}"
+
+
+def _spent(row: Row | None) -> str:
+    return "" if row is None else f"{row['wall_s']:.0f}, {_gigabytes(row)}"
+
+
+def _gigabytes(row: Row) -> str:
+    return f"{row['peak_bytes'] / 1e9:.1f}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -1,0 +1,130 @@
+"""What other tools say of the same two models, what it costs to ask them, and what they cannot be asked.
+
+    python -m benchmarks.peers --docs                       everything; writes docs/data/peers.json and the page
+    python -m benchmarks.peers --docs --llm-viewer FOLDER   with LLM-Viewer, which is a repository and no package
+    python -m benchmarks.peers --render                     only makes the page again from docs/data/peers.json
+
+The tools are installed into an environment of their own (`--venv`). Each is asked about a model without memory first,
+on the meta device, and with random weights where that fails. Needs about 12 GB and a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer_probes.defined_names import names_about
+from benchmarks.peer_probes.environment import (
+    PEERS,
+    Peer,
+    make_environment,
+    python_of,
+    site_packages,
+    surroundings,
+    versions,
+)
+from benchmarks.peer_probes.page import page_of
+from benchmarks.peer_probes.processes import batched, measured
+from benchmarks.peer_probes.workloads import EXACT_FLOPS, SMALL_SIZES
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA, PAGE = ROOT / "docs" / "data" / "peers.json", ROOT / "docs" / "beside-other-tools.md"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "llm-perf-opt" / "peers-venv"
+LARGE = ("dense-sdpa", "dense-eager", "ocr")
+SMALL = ("fused-attention", "direct-call", "experts")
+AICONFIGURATOR = ("memory", "kv-cache", "predicted-time", "serving", "measured-kernels")
+OFFERS = {
+    "torchinfo": ("memory/dense-sdpa/none",),
+    "fvcore": ("activations/dense-sdpa/none",),
+    "torch-counter": ("backward/direct-call/random",),
+    "calflops": ("backward/direct-call/random",),
+    "torchlens": (
+        "memory/dense-sdpa/random",
+        "backward/direct-call/random",
+        "values/experts/random",
+        "picture/experts/random",
+    ),
+    "llm-viewer": tuple(f"{kind}/dense-sdpa/none" for kind in ("memory", "kv-cache", "predicted-time", "picture")),
+    "aiconfigurator": tuple(f"{kind}/dense-sdpa/none" for kind in AICONFIGURATOR),
+    "llm-perf-opt": (
+        *(f"{kind}/dense-sdpa/none" for kind in ("memory", "kv-cache", "predicted-time")),
+        "picture/experts/none",
+    ),
+}
+
+
+def main() -> int:
+    options = parsed()
+    if options.render:
+        PAGE.write_text(page_of(json.loads(DATA.read_text())), encoding="utf-8")
+        return 0
+    failures = make_environment(options.venv)
+    python, environment = python_of(options.venv), surroundings(options.threads, options.llm_viewer)
+    if options.llm_viewer is None:
+        failures["llm-viewer"] = "no package on PyPI; give its code with --llm-viewer"
+    peers = {}
+    for name, peer in PEERS.items():
+        if options.only and name not in options.only:
+            continue
+        peers[name] = about(name, peer, failures.get(name), python, environment)
+        if name not in failures:
+            peers[name]["names"] = names_about(sources_of(name, peer, options))
+    record = {
+        "made_with": versions(python) | {"python": platform.python_version(), "threads": str(options.threads)},
+        "exact_flops": {name: exact() for name, exact in EXACT_FLOPS.items()},
+        "small_sizes": SMALL_SIZES,
+        "peers": peers,
+    }
+    text = json.dumps(record, indent=2) + "\n"
+    print(text, end="")
+    if options.docs:
+        DATA.write_text(text)
+        PAGE.write_text(page_of(record), encoding="utf-8")
+    return 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, default=CACHE, help="where the tools are installed")
+    parser.add_argument("--llm-viewer", type=Path, help="a folder with the code of github.com/hahnyuan/LLM-Viewer")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=PEERS, help="ask these tools alone")
+    parser.add_argument("--docs", action="store_true", help="write the record and the page")
+    parser.add_argument("--render", action="store_true", help="write the page from the record that is there")
+    options = parser.parse_args()
+    if options.only and options.docs:
+        parser.error("--docs writes what one run says of every tool; leave --only out")
+    return options
+
+
+def about(name: str, peer: Peer, failure: str | None, python: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Everything that one tool was asked."""
+    if failure is not None:
+        return {"failure": failure, "runs": []}
+    print(f"== {peer.title}", file=sys.stderr)
+    runs = []
+    for subject in LARGE:
+        runs.append(measured(python, name, f"count/{subject}/none", environment))
+        if runs[-1]["status"] != "ok" and peer.reads == "module":
+            runs.append(measured(python, name, f"count/{subject}/random", environment))
+    small = [f"count/{subject}/{weights}" for subject in SMALL for weights in ("none", "random")]
+    runs += batched(python, name, [*(small if peer.reads == "module" else []), *OFFERS[name]], environment)
+    for row in runs:
+        if row["subject"] != "direct-call":
+            row.pop("flops_by_module", None)
+    return {"runs": runs}
+
+
+def sources_of(name: str, peer: Peer, options: argparse.Namespace) -> Path:
+    if name == "llm-viewer":
+        return Path(options.llm_viewer)
+    return (ROOT / "src" if name == "llm-perf-opt" else site_packages(options.venv)) / peer.sources
+
+
+if __name__ == "__main__":
+    sys.exit(main())

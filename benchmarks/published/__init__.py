@@ -1,0 +1,1 @@
+"""Predictions for DeepSeek-OCR, held against what was published of it."""

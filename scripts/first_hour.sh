@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# A stranger's first hour, from an empty folder: build the wheel, install it, and do what the pages say.
+# Fails on the first command that does not do what the text says. Needs Python 3.11 or newer and pip.
+#
+#   bash scripts/first_hour.sh [FOLDER]     FOLDER must be empty or absent; a temporary one unless told
+#   FIRST_HOUR_SLOW=1                       also the commands that run the full-size model for real (8 GB, minutes)
+set -euo pipefail
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=${PYTHON:-python3}
+if [ $# -gt 0 ]; then
+  folder=$1
+  mkdir -p "$folder"
+  [ -z "$(ls -A "$folder")" ] || { echo "$folder is not empty." >&2; exit 2; }
+  folder=$(cd "$folder" && pwd)
+else
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+fi
+cd "$folder"
+
+say() { echo "== $*"; }
+within() { # SECONDS TEXT COMMAND...: run it, show how long it took, and fail when that was too long
+  local limit=$1 text=$2 started seconds
+  shift 2
+  started=$(date +%s%N)
+  "$@"
+  seconds=$((($(date +%s%N) - started) / 1000000))
+  echo "   $text: ${seconds} ms (limit ${limit} s)"
+  [ "$seconds" -le $((limit * 1000)) ] || { echo "$text took too long." >&2; exit 1; }
+}
+
+say "wheel"
+"$python" -m venv build-venv
+build-venv/bin/pip install --quiet --disable-pip-version-check build
+build-venv/bin/python -m build --wheel --outdir "$folder/dist" "$repository" >build.log 2>&1 || { tail -20 build.log; exit 1; }
+wheel=$(ls dist/*.whl)
+bytes=$(stat -c %s "$wheel")
+echo "   $(basename "$wheel"): $bytes bytes (limit 3 MB)"
+[ "$bytes" -lt 3000000 ] || { echo "The wheel is too large." >&2; exit 1; }
+
+say "a clean environment with the wheel alone"
+"$python" -m venv venv
+venv/bin/pip install --quiet --disable-pip-version-check "torch==2.13.0"
+venv/bin/pip install --quiet --disable-pip-version-check "$wheel"
+venv/bin/pip check
+export PATH="$folder/venv/bin:$PATH" HF_HUB_OFFLINE=1 NO_COLOR=1
+export BROWSER=true  # what --open starts
+
+say "the first answer"
+within 15 "first table" sh -c 'llm-perf-opt trace deepseek-ocr --image 1240x1754 --out run/ 2>/dev/null >first-table.txt'
+grep -q "3,336,106,240" first-table.txt
+within 15 "first picture" sh -c 'llm-perf-opt graph run/ --out graph.html 2>/dev/null'
+grep -q "<html" graph.html
+within 60 "one report" sh -c 'llm-perf-opt report deepseek-ocr --image 1240x1754 --device h100-sxm --out report.html 2>/dev/null'
+grep -q "How fast could it be" report.html
+
+say "what an extra would bring is said, not a traceback"
+if llm-perf-opt trace deepseek-ocr --mode base --tracer torchlens >out.txt 2>err.txt; then echo "torchlens ran without torchlens." >&2; exit 1; fi
+grep -q "pip install" err.txt
+
+say "everything"
+venv/bin/pip install --quiet --disable-pip-version-check "${wheel}[all]" pandas nbclient ipykernel
+
+say "every command of the pages"
+python "$repository/scripts/page_commands.py" "$repository"
+
+say "the notebook"
+python "$repository/scripts/run_notebook.py" "$repository/examples/deepseek_ocr.ipynb"
+
+say "add a model, as the guide says"
+python "$repository/scripts/follow_guide.py" "$repository/docs/add-a-model.md"
+
+say "done"

@@ -1,0 +1,37 @@
+"""Takes the pictures of a report page that the documentation shows, in a real browser, on a desk and on a phone.
+
+Usage: PYTHONPATH=. python scripts/take_report_screenshots.py report.html docs/images
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.browser.chromium import chromium
+
+COST = "What does it cost?"
+
+# name -> (width, height, dark, the chapter that is scrolled to, or None for the top)
+SCENES: dict[str, tuple[int, int, bool, str | None]] = {
+    "report-light": (1280, 1240, False, None),
+    "report-dark": (1280, 1240, True, COST),
+    "report-phone": (390, 844, False, None),
+}
+
+
+def main(page: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (width, height, dark, chapter) in SCENES.items():
+        with tempfile.TemporaryDirectory() as profile, chromium(Path(profile), width, height, dark=dark) as driver:
+            driver.get(page.resolve().as_uri())
+            if chapter is not None:
+                driver.find_element("link text", chapter).click()
+            driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+            driver.save_screenshot(str(folder / f"{name}.png"))
+            print(folder / f"{name}.png", [entry["message"] for entry in driver.get_log("browser")])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

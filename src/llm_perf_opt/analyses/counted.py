@@ -1,0 +1,103 @@
+"""The trace's own testimony: each stage as it ran inside the whole run, in the terms in which other sources speak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llm_perf_opt.analyses.active_parameters import active_parameters
+from llm_perf_opt.analyses.parameter_owners import parameters_by_stage
+from llm_perf_opt.analyses.pricing import price
+from llm_perf_opt.analyses.pricing.op_cost import elements_of
+from llm_perf_opt.analyses.stage_costs import StageCost, stage_costs
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.queries import count_kinds_by_stage
+from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.testimony import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analyses.memory import RunMemory
+
+SOURCE = "counted"
+
+
+def counted(graph: CallGraph) -> tuple[Testimony, ...]:
+    """One testimony per stage that ran; a trace without ops has nothing to say of any."""
+    costs = [stage for stage in stage_costs(graph).stages if stage.calls or stage.ops]
+    if graph.ops is None:
+        return tuple(_silent(graph, stage) for stage in costs)
+    kinds, parameters, active = count_kinds_by_stage(graph), parameters_by_stage(graph), active_parameters(graph)
+    return tuple(
+        _testimony(graph, stage, kinds[stage.name], parameters[stage.name], active[stage.name]) for stage in costs
+    )
+
+
+def counted_run(graphs: Sequence[CallGraph], memory: RunMemory | None) -> tuple[Testimony, ...]:
+    """All phases of one run; what they hold in memory is told by the last of them."""
+    said = [testimony for graph in graphs for testimony in counted(graph)]
+    if not said or memory is None:
+        return tuple(said)
+    last, cache = graphs[-1], memory.cache
+    grown = last.runtime.get("decode_steps", 0) * last.workload.get("batch", 1) if last.phase == "decode" else 0
+    said[-1] = replace(
+        said[-1],
+        weight_bytes=memory.phases[-1].weight_bytes,
+        kv_cache_bytes=None if cache is None else cache.bytes + grown * cache.bytes_per_token,
+        kv_bytes_per_token=None if cache is None else cache.bytes_per_token,
+    )
+    return tuple(said)
+
+
+def _testimony(
+    graph: CallGraph, stage: StageCost, kinds: Mapping[OpKind, int], parameters: int, active: int
+) -> Testimony:
+    operators = tuple(sorted(_operators(kinds), key=lambda operator: -(operator.flops or 0)))
+    return Testimony(
+        source=SOURCE,
+        phase=graph.phase,
+        stage=stage.name,
+        method=Method.EXTRACTED,
+        flops=stage.flops,
+        parameters=parameters,
+        activations=sum(operator.activations or 0 for operator in operators if operator.family is not Family.ATTENTION),
+        bytes_moved=stage.bytes_moved,
+        active_parameters=active,
+        operators=operators,
+        blind_spots=tuple(
+            BlindSpot(cause="op-without-formula", operator=op.name, calls=op.count, flops=op.flops_bound)
+            for op in stage.unpriced
+        ),
+    )
+
+
+def _operators(kinds: Mapping[OpKind, int]) -> Iterator[OperatorFigure]:
+    """One figure per op name that does matrix work or has no price; the elementwise rest is in no total."""
+    totals: dict[str, tuple[int, int, int]] = {}
+    unpriced: dict[str, int] = {}
+    for kind, count in kinds.items():
+        cost = price(kind)
+        if cost is None:
+            unpriced[kind.name] = unpriced.get(kind.name, 0) + count
+        elif cost.flops:
+            flops, calls, outputs = totals.get(kind.name, (0, 0, 0))
+            totals[kind.name] = (
+                flops + cost.flops * count,
+                calls + count,
+                outputs + elements_of(kind.outputs) * count,
+            )
+    for name, (flops, calls, outputs) in totals.items():
+        yield OperatorFigure(name=name, family=family_of(name), flops=flops, calls=calls, activations=outputs)
+    for name, calls in unpriced.items():
+        yield OperatorFigure(name=name, family=Family.OTHER, flops=None, calls=calls)
+
+
+def _silent(graph: CallGraph, stage: StageCost) -> Testimony:
+    return Testimony(
+        source=SOURCE,
+        phase=graph.phase,
+        stage=stage.name,
+        method=Method.EXTRACTED,
+        parameters=stage.parameters,
+        failure=f"the tracer {graph.tracer!r} sees no ops",
+    )

@@ -1,0 +1,99 @@
+"""The key-value cache, found in the run itself: what a decode step takes in, reads, and hands on grown by one token.
+
+No name and no class of a cache is looked at. Recurrent states qualify too; they do not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.callgraph.dtypes import tensor_bytes
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.callgraph.records import TensorMeta
+
+DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCache:
+    """What is carried from one step to the next. `bytes` is its size when the first step begins."""
+
+    tensors: tuple[TensorMeta, ...]
+    bytes: int
+    bytes_per_token: int  # added by one step, for each sequence of the batch; 0 where it does not grow
+
+
+Held = tuple[TensorMeta, int]  # a tensor and the row of its storage
+
+
+def kv_cache(graphs: Sequence[CallGraph]) -> KvCache | None:
+    """The cache that the phases of one run share; None where none of them decodes, as in a prefill alone."""
+    decoding = (graph for graph in graphs if graph.phase == DECODE)
+    return next((cache for graph in decoding if (cache := _cache_of(graph)) is not None), None)
+
+
+def _cache_of(graph: CallGraph) -> KvCache | None:
+    if graph.calls is None or graph.ops is None or -1 not in graph.calls.parent:
+        return None
+    first = graph.calls.parent.index(-1)
+    pairs = list(_carried(graph, first))
+    if not pairs:
+        return None
+    grown = sum(tensor_bytes(after) - tensor_bytes(before) for before, after in pairs)
+    before = tuple(before for before, _ in pairs)
+    batch = graph.workload.get("batch", 1)
+    return KvCache(tensors=before, bytes=sum(map(tensor_bytes, before)), bytes_per_token=grown // batch)
+
+
+def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMeta]]:
+    """Tensors that went into a call, were read in it, and came out again, at most one dimension larger.
+
+    A tensor that is given twice, as by a cache that is also an attribute of another argument, counts once.
+    """
+    read = _storages_read(graph, call)
+    leaving = list(dict.fromkeys(_tensors(graph, call, "output")))
+    for meta, storage in dict.fromkeys(_tensors(graph, call, "input")):
+        if storage not in read or len(meta.shape) < 2:
+            continue
+        match = next((held for held in leaving if _continues(meta, held[0], steps=1)), None)
+        if match is not None:
+            leaving.remove(match)
+            yield meta, match[0]
+
+
+def _continues(before: TensorMeta, after: TensorMeta, *, steps: int) -> bool:
+    """Whether one may be the other up to so many steps later: `[1, 8, 100, 64]` and `[1, 8, 101, 64]`."""
+    if before.dtype != after.dtype or len(before.shape) != len(after.shape):
+        return False
+    grown = [new - old for old, new in zip(before.shape, after.shape, strict=True) if new != old]
+    return not grown or (len(grown) == 1 and 0 < grown[0] <= steps)
+
+
+def cached_storages(graph: CallGraph, cache: KvCache) -> frozenset[int]:
+    """Rows of the memory of the cache: what forwards take in as such, and what leaves them in its shape."""
+    calls = calls_of(graph)
+    forwards = [call for call, parent in enumerate(calls.parent) if parent == -1]
+    held = {one for call in forwards for side in ("input", "output") for one in _tensors(graph, call, side)}
+    before = set(cache.tensors)
+    return frozenset(
+        storage for meta, storage in held if any(_continues(one, meta, steps=len(forwards)) for one in before)
+    )
+
+
+def _tensors(graph: CallGraph, call: int, side: str) -> Iterator[Held]:
+    calls = calls_of(graph)
+    counts, metas, storages = (
+        (calls.input_count, calls.input_metas, calls.input_storages)
+        if side == "input"
+        else (calls.output_count, calls.output_metas, calls.output_storages)
+    )
+    start = sum(counts[:call])
+    rows = slice(start, start + counts[call])
+    return zip((graph.tensor_metas[row] for row in metas[rows]), storages[rows], strict=True)
+
+
+def _storages_read(graph: CallGraph, call: int) -> frozenset[int]:
+    calls, starts = calls_of(graph), tensor_offsets(graph)[0]
+    return frozenset(ops_of(graph).input_storages[starts[calls.first_op[call]] : starts[calls.end_op[call]]])

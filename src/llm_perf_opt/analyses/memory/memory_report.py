@@ -1,0 +1,157 @@
+"""The chapter on memory: does it fit, what is alive at the peak, and the curve of every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llm_perf_opt.analyses.memory.attention_cases import AttentionCase, attention_table, stage_label
+from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, StageMemory, run_memory
+from llm_perf_opt.analyses.memory.peak import Peak
+from llm_perf_opt.analyses.memory.timeline import StageCurve, step_points
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.document import Axis, Cell, Chart, Column, Kind, Level, Line, LineChart, Mark, Note, Report, Table
+from llm_perf_opt.units import format_bytes
+
+TOP_TENSORS = 10
+
+
+def memory_report(graphs: Sequence[CallGraph], cases: Sequence[AttentionCase] = ()) -> Report:
+    """Everything about memory that the phases of one run tell; `cases` adds eager against fused attention."""
+    memory = run_memory(graphs)
+    peaks = [phase for phase in memory.phases if phase.peak is not None]
+    curves = tuple(chart for phase in memory.phases for chart in _stage_charts(phase))
+    return Report(
+        title="Does it fit?",
+        tables=(
+            _need_table(memory),
+            *([_cache_table(memory)] if memory.cache is not None else []),
+            _stage_table([stage for phase in memory.phases for stage in phase.stages]),
+            *(_alive_table(phase.phase, phase.peak) for phase in peaks if phase.peak is not None),
+            *([attention_table(cases)] if cases else []),
+        ),
+        charts=tuple(chart for phase in memory.phases for chart in _whole_chart(phase)),
+        notes=tuple(_notes(memory)),
+        chapters=(Report(title="Live memory, stage by stage", charts=curves),) if curves else (),
+    )
+
+
+def _need_table(memory: RunMemory) -> Table:
+    columns = (
+        Column("phase"),
+        Column("weights", Kind.BYTES),
+        Column("buffers", Kind.BYTES),
+        Column("inputs", Kind.BYTES),
+        Column("KV cache at the peak", Kind.BYTES),
+        Column("other activations at the peak", Kind.BYTES),
+        Column("needed in all", Kind.BYTES),
+    )
+    rows = tuple(
+        (
+            phase.phase,
+            phase.weight_bytes,
+            phase.buffer_bytes,
+            phase.input_bytes,
+            phase.peak_kv_bytes,
+            phase.peak_other_bytes,
+            phase.total_bytes,
+        )
+        for phase in memory.phases
+    )
+    return Table(title="Memory that a device needs", columns=columns, rows=rows)
+
+
+def _cache_table(memory: RunMemory) -> Table:
+    assert memory.cache is not None
+    return Table(
+        title="KV cache",
+        columns=(
+            Column("tensors", Kind.COUNT),
+            Column("before the first decode step", Kind.BYTES),
+            Column("per token", Kind.BYTES),
+        ),
+        rows=((len(memory.cache.tensors), memory.cache.bytes, memory.cache.bytes_per_token),),
+    )
+
+
+def _stage_table(stages: Sequence[StageMemory]) -> Table:
+    columns = (
+        Column("stage"),
+        Column("weights", Kind.BYTES),
+        Column("given", Kind.BYTES),
+        Column("KV cache", Kind.BYTES),
+        Column("peak live", Kind.BYTES),
+        Column("module at the peak"),
+        Column("op at the peak"),
+    )
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (
+            stage_label(stage.phase, stage.stage),
+            stage.weight_bytes,
+            stage.input_bytes,
+            stage.kv_bytes,
+            stage.peak.bytes,
+            stage.peak.path,
+            stage.peak.op,
+        )
+        for stage in stages
+    )
+    return Table(title="Memory by stage", columns=columns, rows=rows)
+
+
+def _alive_table(phase: str, peak: Peak) -> Table:
+    columns = (
+        Column("tensor"),
+        Column("tensors", Kind.COUNT),
+        Column("bytes", Kind.BYTES),
+        Column("made by"),
+        Column("in module"),
+    )
+    shown, rest = peak.alive[:TOP_TENSORS], peak.alive[TOP_TENSORS:]
+    rows: list[tuple[Cell, ...]] = [(one.tensor, one.count, one.bytes, one.made_by, one.path) for one in shown]
+    if rest:
+        rows.append(("all others", sum(one.count for one in rest), sum(one.bytes for one in rest), "", ""))
+    total = ("total", sum(one.count for one in peak.alive), sum(one.bytes for one in peak.alive), "", "")
+    return Table(title=f"Alive at the peak of {phase}", columns=columns, rows=tuple(rows), footer=total)
+
+
+def _whole_chart(phase: PhaseMemory) -> Iterator[Chart]:
+    """The whole phase with a mark at each stage's peak."""
+    if phase.timeline is not None:
+        marks = tuple(_mark(stage.stage, stage.peak.op_row, stage.peak) for stage in phase.stages)
+        yield _chart(f"Live memory, all of {phase.phase}", phase.timeline.whole, marks)
+
+
+def _stage_charts(phase: PhaseMemory) -> Iterator[Chart]:
+    """Each stage by itself, if there are several."""
+    if phase.timeline is not None and len(phase.timeline.stages) > 1:
+        for curve, stage in zip(phase.timeline.stages, phase.stages, strict=True):
+            mark = _mark("peak", curve.live_bytes.index(curve.peak_bytes), stage.peak)
+            yield _chart(f"Live memory of {stage_label(phase.phase, curve.stage)}", curve, (mark,))
+
+
+def _chart(title: str, curve: StageCurve, marks: tuple[Mark, ...]) -> LineChart:
+    return LineChart(
+        title=title,
+        x=Axis("ops run", Kind.COUNT),
+        y=Axis("live bytes", Kind.BYTES),
+        lines=(Line("activations", step_points(curve.live_bytes), "step"),),
+        marks=marks,
+        caption="Bytes of activations alive while each op ran; weights and inputs are not in it.",
+    )
+
+
+def _mark(name: str, x: int, peak: Peak) -> Mark:
+    return Mark(x, peak.bytes, f"{name}: {format_bytes(peak.bytes)} in {peak.path}")
+
+
+def _notes(memory: RunMemory) -> Iterator[Note]:
+    yield Note(
+        "Live memory is that of tensors, from the op that makes one until its last reference is gone, and of what a "
+        "composite op holds while it runs. Fragmentation of the allocator, workspaces inside kernels and the CUDA "
+        "context (some hundred MiB) are not in it."
+    )
+    for phase in memory.phases:
+        if phase.peak is None:
+            yield Note(f"{phase.phase}: the trace follows no memory, so its peak is unknown.", Level.WARNING)
+    if memory.cache is None:
+        yield Note("No phase decodes, so the size of a KV cache is unknown; trace at least one decode step.")

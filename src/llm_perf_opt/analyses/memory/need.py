@@ -1,0 +1,170 @@
+"""How much memory a device needs for a phase, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.memory.kv_cache import KvCache, cached_storages, kv_cache
+from llm_perf_opt.analyses.memory.peak import Peak, living_storages, peak_of
+from llm_perf_opt.analyses.memory.timeline import Timeline, timeline
+from llm_perf_opt.callgraph.dtypes import tensor_bytes
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.queries import calls_of, deepest_claim, stage_names, stage_of_calls
+from llm_perf_opt.callgraph.records import Parameter
+
+_WEIGHTS = ("parameter", "buffer")
+_OUTSIDE = ("input", "external")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """One stage of one phase. `input_bytes` is what its modules are given; the peak counts whatever is alive then.
+
+    `kv_bytes` is the part of the peak that belongs to the cache, None where no phase tells what the cache is.
+    """
+
+    phase: str
+    stage: str
+    weight_bytes: int
+    input_bytes: int | None
+    kv_bytes: int | None
+    peak: Peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """What a device must hold at once to run one phase: all weights, the inputs, and what is alive at the peak.
+
+    `peak_kv_bytes` is part of the peak's bytes and not added to them again.
+    """
+
+    phase: str
+    weight_bytes: int
+    buffer_bytes: int
+    input_bytes: int | None
+    peak: Peak | None  # None: the trace follows no memory
+    peak_kv_bytes: int | None
+    stages: tuple[StageMemory, ...]
+    timeline: Timeline | None
+
+    @property
+    def peak_other_bytes(self) -> int | None:
+        """Activations at the peak, the cache apart."""
+        return None if self.peak is None else self.peak.bytes - (self.peak_kv_bytes or 0)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Weights, buffers, inputs and the peak together; None while one of them is unknown."""
+        if self.peak is None or self.input_bytes is None:
+            return None
+        return self.weight_bytes + self.buffer_bytes + self.input_bytes + self.peak.bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMemory:
+    """All phases of one run, and the cache that they share."""
+
+    phases: tuple[PhaseMemory, ...]
+    cache: KvCache | None
+
+    @property
+    def total_bytes(self) -> int | None:
+        """What the most demanding phase needs; None while one phase is unknown."""
+        totals = [phase.total_bytes for phase in self.phases]
+        known = [total for total in totals if total is not None]
+        return max(known) if known and len(known) == len(totals) else None
+
+
+def run_memory(graphs: Sequence[CallGraph]) -> RunMemory:
+    """The memory of every phase of a run."""
+    cache = kv_cache(graphs)
+    return RunMemory(phases=tuple(_phase(graph, cache) for graph in graphs), cache=cache)
+
+
+def _phase(graph: CallGraph, cache: KvCache | None) -> PhaseMemory:
+    curve = timeline(graph)
+    peak = None if curve is None else peak_of(graph, curve.whole)
+    weights = {origin: sum(size for _, size, kind in _weights(graph) if kind == origin) for origin in _WEIGHTS}
+    return PhaseMemory(
+        phase=graph.phase,
+        weight_bytes=weights["parameter"],
+        buffer_bytes=weights["buffer"],
+        input_bytes=_outside_bytes(graph),
+        peak=peak,
+        peak_kv_bytes=None if peak is None else _kv_bytes(graph, cache, peak.op_row),
+        stages=() if curve is None else tuple(_stages(graph, curve, cache)),
+        timeline=curve,
+    )
+
+
+def _stages(graph: CallGraph, curve: Timeline, cache: KvCache | None) -> Iterator[StageMemory]:
+    owned = weight_bytes_by_stage(graph)
+    given = _given_by_stage(graph)
+    for stage in curve.stages:
+        peak = peak_of(graph, stage)
+        yield StageMemory(
+            phase=graph.phase,
+            stage=stage.stage,
+            weight_bytes=owned[stage.stage],
+            input_bytes=given[stage.stage],
+            kv_bytes=_kv_bytes(graph, cache, peak.op_row),
+            peak=peak,
+        )
+
+
+def weight_bytes_by_stage(graph: CallGraph) -> dict[str, int]:
+    """Stage -> bytes of the weights and buffers it owns by name; tied ones count once, where they are named first."""
+    claims = {path: name for name, paths in graph.stages for path in paths}
+    owned = dict.fromkeys(stage_names(graph), 0)
+    for parameter, size_bytes, _ in _weights(graph):
+        owned[deepest_claim(parameter.name.rpartition(".")[0], claims) or graph.phase] += size_bytes
+    return owned
+
+
+def _weights(graph: CallGraph) -> Iterator[tuple[Parameter, int, str]]:
+    """Every weight and buffer once, its bytes, and which of the two it is."""
+    seen: set[int] = set()
+    for parameter in graph.parameters:
+        if parameter.storage in seen:
+            continue
+        is_stored = parameter.storage >= 0 and graph.storages is not None
+        if is_stored:
+            seen.add(parameter.storage)
+        size_bytes = graph.storages.bytes[parameter.storage] if graph.storages and is_stored else None
+        yield (
+            parameter,
+            tensor_bytes(parameter.meta) if size_bytes is None else size_bytes,
+            "buffer" if parameter.is_buffer else "parameter",
+        )
+
+
+def _outside_bytes(graph: CallGraph) -> int | None:
+    """Memory that was there before the run and is no weight: inputs, and constants the code made by itself."""
+    if graph.storages is None:
+        return None
+    rows = zip(graph.storages.origin, graph.storages.bytes, strict=True)
+    return sum(size_bytes for origin, size_bytes in rows if origin in _OUTSIDE)
+
+
+def _given_by_stage(graph: CallGraph) -> dict[str, int]:
+    """Stage -> bytes behind the tensors that come in where a call enters the stage from another, weights apart."""
+    assert graph.storages is not None, "a graph that has a timeline has storages"
+    calls, names, stages = calls_of(graph), stage_names(graph), stage_of_calls(graph)
+    given: dict[str, set[int]] = {name: set() for name in names}
+    start = 0
+    for call, (parent, count) in enumerate(zip(calls.parent, calls.input_count, strict=True)):
+        if parent < 0 or stages[parent] != stages[call]:
+            given[names[stages[call]]].update(calls.input_storages[start : start + count])
+        start += count
+    return {
+        name: sum(graph.storages.bytes[row] for row in rows if graph.storages.origin[row] not in _WEIGHTS)
+        for name, rows in given.items()
+    }
+
+
+def _kv_bytes(graph: CallGraph, cache: KvCache | None, op_row: int) -> int | None:
+    if cache is None or graph.storages is None:
+        return None
+    rows = cached_storages(graph, cache)
+    return sum(graph.storages.bytes[row] for row in living_storages(graph.storages, op_row) if row in rows)

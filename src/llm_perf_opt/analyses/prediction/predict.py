@@ -1,0 +1,112 @@
+"""How long each stage of a trace would take on a device: a bound that nothing beats, and a band of what is likely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from llm_perf_opt.analyses.prediction.band import NOTHING, Band
+from llm_perf_opt.analyses.prediction.fusion import fused_kernels
+from llm_perf_opt.analyses.prediction.kernel_time import kernel_time
+from llm_perf_opt.analyses.prediction.kernels import Kernel
+from llm_perf_opt.analyses.prediction.works import StageWork, stage_works
+from llm_perf_opt.analyses.roofline.bound import Bound, SpeedOfLight, speed_of_light
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.hardware import Device
+from llm_perf_opt.hardware.priors import EfficiencyPriors, efficiency_priors
+
+
+class Execution(StrEnum):
+    """Who launches the kernels."""
+
+    EAGER = "eager"  # PyTorch, op by op, from the host
+    FUSED = "fused"  # an engine with grouped experts, fused vector ops and captured graphs: the host costs nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """One stage on one device.
+
+    `device_time` is how long kernels keep the device busy, `host_time` how long the host takes to launch them, `wall`
+    the slower of the two. No time lies below `light`.
+    """
+
+    work: StageWork
+    light: SpeedOfLight
+    launches: int  # after fusion, where the execution fuses
+    device_time: Band
+    host_time: Band
+    bound_by: Bound
+
+    @property
+    def name(self) -> str:
+        """The stage."""
+        return self.work.name
+
+    @property
+    def wall(self) -> Band:
+        """From the first launch to the last result."""
+        return self.device_time.slower(self.host_time)
+
+
+def predict_stages(
+    graph: CallGraph, device: Device, execution: Execution = Execution.EAGER, priors: EfficiencyPriors | None = None
+) -> tuple[StagePrediction, ...]:
+    """Every stage of one phase that launches anything."""
+    bands = priors or efficiency_priors()
+    fused = fused_kernels(graph) if execution is Execution.FUSED else {}
+    return tuple(
+        predict_work(work, fused.get(work.name, work.kernels), device, execution, bands)
+        for work in stage_works(graph)
+        if work.launches
+    )
+
+
+def predict_work(
+    work: StageWork, kernels: Mapping[Kernel, int], device: Device, execution: Execution, priors: EfficiencyPriors
+) -> StagePrediction:
+    """One piece of work, done by `kernels`: its own, or those that are left of them after fusion."""
+    light = speed_of_light(work.required_by_dtype, work.must_read_bytes or 0, device, forwards=work.forwards)
+    busy, shares = _device_time(kernels, device, priors)
+    streaming_s = light.bandwidth_s / max(priors.weight_bandwidth.high, priors.vector_bandwidth.high)
+    busy = busy.at_least(max(light.seconds, streaming_s))
+    launches = sum(kernels.values())
+    host = NOTHING if execution is Execution.FUSED else launch_band(device, priors).times(launches)
+    return StagePrediction(
+        work=work,
+        light=light,
+        launches=launches,
+        device_time=busy,
+        host_time=host,
+        bound_by=Bound.LAUNCHES if host.middle > busy.middle else max(shares, key=lambda bound: shares[bound]),
+    )
+
+
+def _device_time(
+    kernels: Mapping[Kernel, int], device: Device, priors: EfficiencyPriors
+) -> tuple[Band, dict[Bound, float]]:
+    """The sum over all kernels, and how much of its high edge each cause takes."""
+    total = NOTHING
+    shares = dict.fromkeys(Bound, 0.0)
+    for kernel, count in kernels.items():
+        time = kernel_time(kernel, device, priors)
+        total += time.band.times(count)
+        shares[time.bound_by] += time.band.high * count
+    return total, shares
+
+
+def launch_band(device: Device, priors: EfficiencyPriors) -> Band:
+    """What the host spends on one launch: the device's own figure where it was measured, otherwise the prior."""
+    if device.launch_overhead_ns is not None:
+        seconds = device.launch_overhead_ns * 1e-9
+        return Band(seconds, seconds)
+    return Band(priors.eager_launch_us.low * 1e-6, priors.eager_launch_us.high * 1e-6)
+
+
+def total_wall(predictions: Sequence[StagePrediction]) -> Band:
+    """The stages one after the other."""
+    total = NOTHING
+    for prediction in predictions:
+        total += prediction.wall
+    return total

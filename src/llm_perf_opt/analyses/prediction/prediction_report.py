@@ -1,0 +1,230 @@
+"""The predictions of a run as tables and charts, with every reservation about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llm_perf_opt.analyses.memory import RunMemory, run_memory
+from llm_perf_opt.analyses.prediction.band import NOTHING
+from llm_perf_opt.analyses.prediction.predict import Execution, StagePrediction, predict_stages, total_wall
+from llm_perf_opt.analyses.roofline import op_rooflines, op_table, roofline_of_bands
+from llm_perf_opt.analyses.roofline.bound import Bound, is_known
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.document import BarChart, Cell, Chart, Column, Kind, Level, Note, Report, Series, Table
+from llm_perf_opt.hardware import Device
+from llm_perf_opt.hardware.device import PEAKS_OF_DTYPE
+from llm_perf_opt.units import format_bytes, format_seconds
+
+_EXECUTIONS = {
+    Execution.EAGER: "Eager PyTorch: the host launches every op of the trace, one after the other.",
+    Execution.FUSED: "An optimised engine: grouped experts, fused vector ops, captured graphs, no scheduler.",
+}
+
+_SHOWN_OPS = 12
+
+
+def prediction_report(graphs: Sequence[CallGraph], device: Device, execution: Execution = Execution.EAGER) -> Report:
+    """Bound and band of every stage of every phase on `device`, and whether the run fits in its memory."""
+    predictions = [stage for graph in graphs for stage in predict_stages(graph, device, execution)]
+    memory = run_memory(graphs)
+    dtype = main_dtype(predictions)
+    return Report(
+        title=f"{graphs[0].model} on {device.name}: how fast could it be",
+        tables=(
+            _stage_table(predictions),
+            _detail_table(predictions),
+            _memory_table(memory, device),
+            op_table(op_rooflines(graphs, device)[:_SHOWN_OPS]),
+        ),
+        notes=tuple(_notes(graphs, predictions, device, execution, dtype)),
+        charts=_charts(predictions, device, dtype),
+    )
+
+
+def main_dtype(predictions: Sequence[StagePrediction]) -> str | None:
+    """The dtype in which most FLOPs run; None where none run."""
+    flops: dict[str, int] = {}
+    for prediction in predictions:
+        for dtype, count in prediction.work.flops_by_dtype.items():
+            flops[dtype] = flops.get(dtype, 0) + count
+    return max(flops, key=lambda dtype: flops[dtype], default=None)
+
+
+def _stage_table(predictions: Sequence[StagePrediction]) -> Table:
+    columns = (
+        Column("stage"),
+        Column("FLOPs", Kind.FLOPS),
+        Column("bytes moved", Kind.BYTES),
+        Column("launches", Kind.COUNT),
+        Column("lower bound", Kind.SECONDS),
+        Column("low", Kind.SECONDS),
+        Column("high", Kind.SECONDS),
+        Column("bound by"),
+    )
+    total = total_wall(predictions)
+    footer: tuple[Cell, ...] = (
+        "total",
+        sum(stage.work.flops for stage in predictions),
+        sum(stage.work.bytes_moved for stage in predictions),
+        sum(stage.launches for stage in predictions),
+        sum(stage.light.seconds for stage in predictions),
+        total.low,
+        total.high,
+        "",
+    )
+    rows = tuple(
+        (
+            stage.name,
+            stage.work.flops,
+            stage.work.bytes_moved,
+            stage.launches,
+            stage.light.seconds,
+            stage.wall.low,
+            stage.wall.high,
+            str(stage.bound_by),
+        )
+        for stage in predictions
+    )
+    return Table(title="Predicted time by stage", columns=columns, rows=rows, footer=footer)
+
+
+def _detail_table(predictions: Sequence[StagePrediction]) -> Table:
+    names = (
+        ("FLOPs at the peak", Kind.SECONDS),
+        ("bytes read once", Kind.BYTES),
+        ("at full bandwidth", Kind.SECONDS),
+        ("device low", Kind.SECONDS),
+        ("device high", Kind.SECONDS),
+        ("host low", Kind.SECONDS),
+        ("host high", Kind.SECONDS),
+    )
+    rows = tuple(
+        (
+            stage.name,
+            stage.light.compute_s,
+            stage.work.must_read_bytes,
+            stage.light.bandwidth_s,
+            stage.device_time.low,
+            stage.device_time.high,
+            stage.host_time.low,
+            stage.host_time.high,
+        )
+        for stage in predictions
+    )
+    columns = (Column("stage"), *(Column(*name) for name in names))
+    return Table(title="Where the bound and the band come from", columns=columns, rows=rows)
+
+
+def _memory_table(memory: RunMemory, device: Device) -> Table:
+    columns = (
+        Column("phase"),
+        Column("weights", Kind.BYTES),
+        Column("inputs", Kind.BYTES),
+        Column("KV cache at the peak", Kind.BYTES),
+        Column("other at the peak", Kind.BYTES),
+        Column("needed", Kind.BYTES),
+        Column("device memory", Kind.BYTES),
+        Column("of the device", Kind.RATIO),
+        Column("fits"),
+    )
+    rows = tuple(
+        (
+            phase.phase,
+            phase.weight_bytes + phase.buffer_bytes,
+            phase.input_bytes,
+            phase.peak_kv_bytes,
+            phase.peak_other_bytes,
+            phase.total_bytes,
+            device.memory_bytes,
+            None if phase.total_bytes is None else phase.total_bytes / device.memory_bytes,
+            None if phase.total_bytes is None else "yes" if phase.total_bytes <= device.memory_bytes else "no",
+        )
+        for phase in memory.phases
+    )
+    return Table(title="Does it fit", columns=columns, rows=rows)
+
+
+def _charts(predictions: Sequence[StagePrediction], device: Device, dtype: str | None) -> tuple[Chart, ...]:
+    bars = BarChart(
+        title="Predicted time by stage",
+        categories=tuple(stage.name for stage in predictions),
+        series=(
+            Series("lower bound", tuple(stage.light.seconds for stage in predictions)),
+            Series("low", tuple(stage.wall.low for stage in predictions)),
+            Series("high", tuple(stage.wall.high for stage in predictions)),
+        ),
+        kind=Kind.SECONDS,
+        caption="No run can be faster than the lower bound; a run is expected between low and high.",
+    )
+    if dtype is None or not is_known(dtype, device):
+        return (bars,)
+    rates = {
+        stage.name: (
+            stage.work.flops / stage.work.bytes_moved,
+            stage.work.flops / stage.wall.high,
+            stage.work.flops / stage.wall.low,
+        )
+        for stage in predictions
+        if stage.work.flops and stage.work.bytes_moved
+    }
+    return bars, roofline_of_bands(rates, device, dtype)
+
+
+def _notes(
+    graphs: Sequence[CallGraph],
+    predictions: Sequence[StagePrediction],
+    device: Device,
+    execution: Execution,
+    dtype: str | None,
+) -> Iterator[Note]:
+    yield Note(_EXECUTIONS[execution])
+    yield Note(
+        "Nothing beats the lower bound: FLOPs at the dense peak, or what must be read once at full bandwidth. "
+        "The band comes from kernels and frameworks measured elsewhere. docs/how-fast-could-it-be.md explains both."
+    )
+    yield from _decode_notes(graphs, predictions)
+    yield from _launch_notes(predictions)
+    yield from _reservations(predictions, device, dtype)
+
+
+def _decode_notes(graphs: Sequence[CallGraph], predictions: Sequence[StagePrediction]) -> Iterator[Note]:
+    for graph in graphs:
+        steps = graph.runtime.get("decode_steps")
+        stage = next((stage for stage in predictions if stage.name == graph.phase == "decode"), None)
+        if stage is not None and isinstance(steps, int) and steps > 1:
+            band = stage.wall.times(1 / steps)
+            yield Note(
+                f"The {steps} steps of the decode take {format_seconds(band.low)} to {format_seconds(band.high)} each."
+            )
+
+
+def _launch_notes(predictions: Sequence[StagePrediction]) -> Iterator[Note]:
+    for stage in predictions:
+        if stage.bound_by is Bound.LAUNCHES and stage.host_time != NOTHING:
+            yield Note(
+                f"{stage.name} is bound by its {stage.launches:,} launches: the device would be done in "
+                f"{format_seconds(stage.device_time.low)} to {format_seconds(stage.device_time.high)}."
+            )
+
+
+def _reservations(predictions: Sequence[StagePrediction], device: Device, dtype: str | None) -> Iterator[Note]:
+    names = () if dtype is None else PEAKS_OF_DTYPE.get(dtype, ())
+    used = {f"peak_tflops_dense.{name}" for name in names} | {"bandwidth_gb_per_s", "memory_gb"}
+    for figure in sorted(used & set(device.unverified)):
+        yield Note(f"The figure {figure} of {device.name} was not read in a source.", Level.WARNING)
+    for other in {dtype for stage in predictions for dtype in stage.work.flops_by_dtype}:
+        if not is_known(other, device):
+            yield Note(
+                f"{device.name} has no known rate for {other}: that work is counted at a faster one.", Level.WARNING
+            )
+    unpriced = sum(stage.work.unpriced_ops for stage in predictions)
+    if unpriced:
+        yield Note(f"{unpriced:,} ops have no price: of their work only the bytes are in the band.", Level.WARNING)
+    if any(stage.work.must_read_bytes is None for stage in predictions):
+        yield Note("The trace follows no memory: the lower bound rests on FLOPs alone.", Level.WARNING)
+    if device.cache_bytes is None:
+        yield Note(f"No cache size is known for {device.name}: every byte is counted as coming from memory.")
+    else:
+        yield Note(
+            f"The bound grants {device.name} that its {format_bytes(device.cache_bytes)} of cache hold what they can."
+        )

@@ -1,0 +1,177 @@
+"""The join: times of a run, FLOPs and bytes of traces of the same workloads, peaks of the device.
+
+The time of a stage is the median over the passes of a page, added up over the pages. Its cost is that of one pass over
+each page. So a figure of the run is one division, and nothing is weighted by how often a page was repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from llm_perf_opt.analyses.prediction import StageWork
+from llm_perf_opt.analyses.profile.spread import Spread, spread_of
+from llm_perf_opt.analyses.roofline import StageEfficiency, check_physics, stage_efficiency
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.hardware import Device
+from llm_perf_opt.measurement import STAGES_OUTSIDE_THE_MODEL, PageMeasurement
+from llm_perf_opt.units import format_seconds
+
+STEP_STAGE = "decode"
+LANGUAGE_STAGES = ("prefill", "decode")
+_UNATTRIBUTED_LIMIT = 0.05  # of a pass
+_SHORT_PASS_NS = 1_000_000_000  # below it one interruption by the system may take more than that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadCosts:
+    """What one pass over a page of this workload costs, by stage."""
+
+    workload: Mapping[str, object]
+    works: Mapping[str, StageWork]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """One stage over all pages. `time` is over passes of single pages, `total_ns` the sum of the pages' medians.
+
+    `occurrences` is how often it ran in one pass over every page: decode steps for decode, pages for the others.
+    `efficiency` is that of one occurrence on average, None without costs or without a known device.
+    """
+
+    name: str
+    time: Spread
+    total_ns: float
+    occurrences: int
+    flops: int | None
+    bytes_moved: int | None
+    must_read_bytes: int | None
+    launches: int | None
+    efficiency: StageEfficiency | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFigures:
+    """Several stages as one: their FLOPs over their time. None is unknown."""
+
+    stages: tuple[str, ...]
+    time_ns: float
+    flops: int | None
+    mfu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """All there is to say about a run, apart from its raw samples."""
+
+    stages: tuple[StageFigures, ...]
+    model: GroupFigures  # both forwards: vision, prefill and decode
+    language_model: GroupFigures  # prefill without its vision stages, and decode
+    wall: Spread
+    first_token: Spread
+    step: Spread | None  # None: no decode step ran
+    unattributed_ns: float
+
+
+def join_run(
+    pages: Sequence[PageMeasurement], costs: Sequence[WorkloadCosts | None], device: Device | None, dtype: str
+) -> RunFigures:
+    """`costs` has one entry per page, None where no trace was made. What no device can do is refused."""
+    _require_sums(pages)
+    names = list(dict.fromkeys(name for page in pages for one in page.passes for name in one.stages_ns))
+    stages = tuple(_stage(name, pages, costs, device, dtype) for name in names)
+    known = [stage.efficiency for stage in stages if stage.efficiency is not None]
+    if device is not None:
+        check_physics(known, device)
+    inside = tuple(name for name in names if name not in STAGES_OUTSIDE_THE_MODEL)
+    steps = [ns for page in pages for one in page.passes for ns in one.stages_ns.get(STEP_STAGE, ())]
+    return RunFigures(
+        stages=stages,
+        model=_group(stages, inside, device, dtype),
+        language_model=_group(stages, LANGUAGE_STAGES, device, dtype),
+        wall=spread_of([one.wall_ns for page in pages for one in page.passes]),
+        first_token=spread_of([_first_token_ns(one.stages_ns) for page in pages for one in page.passes]),
+        step=spread_of(steps) if steps else None,
+        unattributed_ns=sum(median(one.unattributed_ns for one in page.passes) for page in pages),
+    )
+
+
+def _stage(
+    name: str,
+    pages: Sequence[PageMeasurement],
+    costs: Sequence[WorkloadCosts | None],
+    device: Device | None,
+    dtype: str,
+) -> StageFigures:
+    total_ns = sum(median(one.stage_ns(name) for one in page.passes) for page in pages)
+    works = [None if cost is None else cost.works.get(name) for cost in costs]
+    occurrences = sum(page.decode_steps for page in pages) if name == STEP_STAGE else len(pages)
+    flops = _sum([None if work is None else work.flops for work in works])
+    bytes_moved = _sum([None if work is None else work.bytes_moved for work in works])
+    launches = _sum([None if work is None else work.launches for work in works])
+    must_read = _sum([None if work is None else work.must_read_bytes for work in works])
+    efficiency = None
+    if device is not None and flops is not None and occurrences and total_ns:
+        efficiency = stage_efficiency(
+            name,
+            flops=round(flops / occurrences),
+            bytes_moved=None if bytes_moved is None else round(bytes_moved / occurrences),
+            weight_bytes=None if must_read is None else round(must_read / occurrences),
+            seconds=total_ns / occurrences * 1e-9,
+            device=device,
+            dtype=dtype,
+            launches=None if launches is None else round(launches / occurrences),
+        )
+    return StageFigures(
+        name=name,
+        time=spread_of([one.stage_ns(name) for page in pages for one in page.passes]),
+        total_ns=total_ns,
+        occurrences=occurrences,
+        flops=flops,
+        bytes_moved=bytes_moved,
+        must_read_bytes=must_read,
+        launches=launches,
+        efficiency=efficiency,
+    )
+
+
+def _group(stages: Sequence[StageFigures], names: Sequence[str], device: Device | None, dtype: str) -> GroupFigures:
+    chosen = [stage for stage in stages if stage.name in names]
+    flops = _sum([stage.flops for stage in chosen])
+    time_ns = sum(stage.total_ns for stage in chosen)
+    is_known = device is not None and flops is not None and time_ns > 0
+    return GroupFigures(
+        stages=tuple(stage.name for stage in chosen),
+        time_ns=time_ns,
+        flops=flops,
+        mfu=flops / (time_ns * 1e-9) / device.peak(dtype) if is_known and device is not None and flops else None,
+    )
+
+
+def _first_token_ns(stages_ns: Mapping[str, tuple[int, ...]]) -> int:
+    """From the page to the first token: everything before decode, and the first choice of a token."""
+    before = sum(sum(samples) for name, samples in stages_ns.items() if name not in (STEP_STAGE, "sampling"))
+    return before + sum(stages_ns.get("sampling", ())[:1])
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) and values else None
+
+
+def _require_sums(pages: Sequence[PageMeasurement]) -> None:
+    """Stages are parts of their pass: together never longer than it, and in its best pass nearly as long.
+
+    A stage that is missing is missing from every pass; a gap in one of them is the machine's doing.
+    """
+    for page in pages:
+        best = min(page.passes, key=lambda one: one.unattributed_ns)
+        gap_ns = best.unattributed_ns
+        if gap_ns < 0 or (best.wall_ns > _SHORT_PASS_NS and gap_ns > _UNATTRIBUTED_LIMIT * best.wall_ns):
+            raise PerfOptError(
+                f"{page.image}: the stages do not add up to the pass.",
+                why=f"the pass took {format_seconds(best.wall_ns * 1e-9)}, its stages "
+                f"{format_seconds((best.wall_ns - gap_ns) * 1e-9)}",
+                fix="measure again on a quiet machine; if it stays, a stage is missing or counted twice",
+            )

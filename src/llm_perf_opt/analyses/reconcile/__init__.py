@@ -1,0 +1,7 @@
+"""Sources of figures held against each other: every difference with its cause, or marked as unexplained."""
+
+from llm_perf_opt.analyses.reconcile.causes import CAUSES, Cause
+from llm_perf_opt.analyses.reconcile.explain import Explanation
+from llm_perf_opt.analyses.reconcile.ledger import Difference, Ledger, reconcile
+
+__all__ = ["CAUSES", "Cause", "Difference", "Explanation", "Ledger", "reconcile"]

@@ -1,0 +1,147 @@
+"""The ledger: each pair of sources, stage by stage and family by family, with what explains their difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from llm_perf_opt.analyses.reconcile.causes import CAUSES
+from llm_perf_opt.analyses.reconcile.explain import WHOLE_FAMILY, Explanation, explain
+from llm_perf_opt.testimony import BlindSpot, Family, Testimony
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Two sources on one family of operators of one stage; `family` None means the stage as a whole.
+
+    With no difference the entry says that they agree.
+    """
+
+    phase: str
+    stage: str
+    family: Family | None
+    left: str
+    right: str
+    left_flops: int
+    right_flops: int
+    explanations: tuple[Explanation, ...]
+
+    @property
+    def flops(self) -> int:
+        """How much more the left source counts; negative where the right one does."""
+        return self.left_flops - self.right_flops
+
+    @property
+    def unexplained_flops(self) -> int:
+        """What is left when every explanation has taken its part, less what the causes may leave over."""
+        leftover = abs(self.flops) - sum(part.flops for part in self.explanations)
+        allowed = max((CAUSES[part.cause].tolerance for part in self.explanations), default=0.0)
+        return 0 if abs(leftover) <= allowed * max(self.left_flops, self.right_flops) else leftover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Every pair that could be compared, and the sources that could not be asked, with the reason."""
+
+    entries: tuple[Difference, ...]
+    missing: tuple[tuple[str, str, str, str], ...]  # source, phase, stage, reason
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """The entries in which two sources do not agree."""
+        return tuple(entry for entry in self.entries if entry.flops)
+
+    @property
+    def unexplained(self) -> tuple[Difference, ...]:
+        """The entries with a difference that no cause accounts for."""
+        return tuple(entry for entry in self.entries if entry.unexplained_flops)
+
+
+def reconcile(testimonies: Sequence[Testimony], *, context_tokens: int | None = None) -> Ledger:
+    """Hold every pair of sources side by side, per stage; `context_tokens` is the length of the sequence, if known."""
+    stages: dict[tuple[str, str], list[Testimony]] = {}
+    missing = []
+    for testimony in testimonies:
+        if testimony.failure is not None:
+            missing.append((testimony.source, testimony.phase, testimony.stage, testimony.failure))
+        elif testimony.flops is not None:
+            stages.setdefault((testimony.phase, testimony.stage), []).append(testimony)
+    entries = [
+        entry
+        for sources in map(_with_known_gaps, stages.values())
+        for left, right in combinations(sources, 2)
+        for entry in _entries(left, right, context_tokens)
+    ]
+    return Ledger(entries=tuple(entries), missing=tuple(missing))
+
+
+def _with_known_gaps(sources: Sequence[Testimony]) -> list[Testimony]:
+    """Blind spots without a figure get the one that another source has for the same family of operators."""
+    known: dict[Family, int] = {}
+    for source in sources:
+        for operator in source.operators:
+            if operator.family in WHOLE_FAMILY.values() and operator.flops:
+                known[operator.family] = max(known.get(operator.family, 0), _flops_of(source, operator.family))
+    return [replace(source, blind_spots=tuple(_filled(source, known))) for source in sources]
+
+
+def _filled(source: Testimony, known: dict[Family, int]) -> Iterator[BlindSpot]:
+    """One cause may name several ops of a family; the first takes the figure of all of them."""
+    taken: set[Family] = set()
+    for spot in source.blind_spots:
+        family = WHOLE_FAMILY.get(spot.cause)
+        if family is None or spot.flops is not None or family not in known:
+            yield spot
+            continue
+        yield replace(spot, flops=0 if family in taken else known[family] - _flops_of(source, family))
+        taken.add(family)
+
+
+def _flops_of(source: Testimony, family: Family) -> int:
+    return sum(operator.flops or 0 for operator in source.operators if operator.family is family)
+
+
+def _entries(left: Testimony, right: Testimony, context_tokens: int | None) -> Iterator[Difference]:
+    """Per family where both list operators, and on the whole stage otherwise.
+
+    A source may run as products what another runs fused, so where the stage agrees as a whole the families are not
+    held against each other.
+    """
+    left_flops, right_flops = _by_family(left), _by_family(right)
+    if left.flops == right.flops or not (left_flops and right_flops):
+        yield _difference(left, right, None, left.flops or 0, right.flops or 0, context_tokens)
+        return
+    for family in dict.fromkeys((*left_flops, *right_flops)):
+        yield _difference(left, right, family, left_flops.get(family, 0), right_flops.get(family, 0), context_tokens)
+
+
+def _difference(
+    left: Testimony,
+    right: Testimony,
+    family: Family | None,
+    left_flops: int,
+    right_flops: int,
+    context_tokens: int | None,
+) -> Difference:
+    more, less = (left, right) if left_flops >= right_flops else (right, left)
+    gap = abs(left_flops - right_flops)
+    return Difference(
+        phase=left.phase,
+        stage=left.stage,
+        family=family,
+        left=left.source,
+        right=right.source,
+        left_flops=left_flops,
+        right_flops=right_flops,
+        explanations=explain(more, less, family, gap, context_tokens) if gap else (),
+    )
+
+
+def _by_family(testimony: Testimony) -> dict[Family, int]:
+    """FLOPs by family; empty unless the operators add up to the stage, since then they cannot be compared."""
+    totals: dict[Family, int] = {}
+    for operator in testimony.operators:
+        if operator.flops:
+            totals[operator.family] = totals.get(operator.family, 0) + operator.flops
+    return totals if sum(totals.values()) == testimony.flops else {}

@@ -1,0 +1,155 @@
+"""`static_compute.json`: the whole answer as data, raw integers in base units, null for what is not known.
+
+The schema is published beside this file as `static_compute.schema.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llm_perf_opt.analyses.reconcile import Difference
+from llm_perf_opt.analyses.static_compute.figures import Coverage, StageFigures, StaticCompute
+from llm_perf_opt.testimony import Method, OperatorFigure, Testimony
+
+SCHEMA_VERSION = 1
+
+
+def static_compute_document(
+    static: StaticCompute, *, tool_version: str, memory: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The document that the schema describes; `memory` is the memory analysis of the same run, if there was one."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "metadata": {
+            "tool_version": tool_version,
+            "library_versions": dict(static.library_versions),
+            "model": static.model,
+            "workload": dict(static.workload),
+            "flop_convention": "one multiply-add is two FLOPs; causal attention is not halved",
+        },
+        "total": _total(static),
+        "stages": [_stage(stage) for stage in static.stages],
+        "sources": _sources(static),
+        "ledger": {
+            "entries": [_entry(entry) for entry in static.ledger.entries],
+            "missing": [
+                dict(zip(("source", "phase", "stage", "reason"), entry, strict=True)) for entry in static.ledger.missing
+            ],
+            "unexplained": len(static.ledger.unexplained),
+        },
+        "coverage": _coverage(static.coverage),
+        "memory": None if memory is None else dict(memory),
+        "notes": list(static.notes),
+    }
+
+
+def _total(static: StaticCompute) -> dict[str, Any]:
+    return {
+        "parameters": static.parameters,
+        "active_parameters": static.last("active_parameters"),
+        "flops": static.flops,
+        "macs": _halved(static.flops),
+        "bytes_moved": _sum(stage.first("bytes_moved") for stage in static.stages),
+        "weight_bytes": static.last("weight_bytes"),
+        "kv_cache_bytes": static.last("kv_cache_bytes"),
+        "kv_bytes_per_token": static.last("kv_bytes_per_token"),
+    }
+
+
+def _stage(stage: StageFigures) -> dict[str, Any]:
+    preferred, cost = stage.preferred, stage.cost
+    return {
+        "phase": stage.phase,
+        "name": stage.name,
+        "parameters": stage.first("parameters"),
+        "active_parameters": stage.first("active_parameters"),
+        "flops": stage.flops,
+        "macs": _halved(stage.flops),
+        "flops_source": None if preferred is None else preferred.source,
+        "flops_method": None if preferred is None else preferred.method.value,
+        "isolated_flops": stage.by_method(Method.ISOLATED),
+        "extracted_flops": stage.by_method(Method.EXTRACTED),
+        "analytic_flops": stage.by_method(Method.CLOSED_FORM),
+        "activations": stage.first("activations"),
+        "bytes_moved": stage.first("bytes_moved"),
+        "activation_bytes": None if cost is None else cost.activation_bytes,
+        "peak_live_bytes": None if cost is None else cost.peak_live_bytes,
+        "calls": None if cost is None else cost.calls,
+        "operators": [_operator(operator) for operator in stage.operators],
+        "notes": [f"{source.source}: {note}" for source in stage.sources for note in source.notes],
+    }
+
+
+def _sources(static: StaticCompute) -> dict[str, list[dict[str, Any]]]:
+    sources: dict[str, list[dict[str, Any]]] = {}
+    for stage in static.stages:
+        for testimony in stage.sources:
+            sources.setdefault(testimony.source, []).append(_testimony(testimony))
+    return sources
+
+
+def _testimony(testimony: Testimony) -> dict[str, Any]:
+    return {
+        "phase": testimony.phase,
+        "stage": testimony.stage,
+        "method": testimony.method.value,
+        "unit": testimony.unit,
+        "flops": testimony.flops,
+        "parameters": testimony.parameters,
+        "activations": testimony.activations,
+        "failure": testimony.failure,
+        "seconds": testimony.seconds,
+        "operators": [_operator(operator) for operator in testimony.operators],
+        "blind_spots": [
+            {"cause": spot.cause, "operator": spot.operator, "calls": spot.calls, "flops": spot.flops}
+            for spot in testimony.blind_spots
+        ],
+    }
+
+
+def _operator(operator: OperatorFigure) -> dict[str, Any]:
+    return {
+        "name": operator.name,
+        "family": operator.family.value,
+        "flops": operator.flops,
+        "calls": operator.calls,
+        "activations": operator.activations,
+    }
+
+
+def _entry(entry: Difference) -> dict[str, Any]:
+    return {
+        "phase": entry.phase,
+        "stage": entry.stage,
+        "family": None if entry.family is None else entry.family.value,
+        "left": entry.left,
+        "right": entry.right,
+        "left_flops": entry.left_flops,
+        "right_flops": entry.right_flops,
+        "difference_flops": entry.flops,
+        "unexplained_flops": entry.unexplained_flops,
+        "explanations": [
+            {"cause": part.cause, "flops": part.flops, "detail": part.detail} for part in entry.explanations
+        ],
+    }
+
+
+def _coverage(coverage: Coverage | None) -> dict[str, Any] | None:
+    if coverage is None:
+        return None
+    return {
+        "ops": coverage.ops,
+        "priced_ops": coverage.priced_ops,
+        "flops_bound": coverage.flops_bound,
+        "unpriced": [{"name": op.name, "count": op.count, "flops_bound": op.flops_bound} for op in coverage.unpriced],
+    }
+
+
+def _halved(flops: int | None) -> int | None:
+    return None if flops is None else flops // 2
+
+
+def _sum(values: Any) -> int | None:
+    known = list(values)
+    return None if not known or None in known else sum(known)

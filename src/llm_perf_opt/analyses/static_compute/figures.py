@@ -1,0 +1,161 @@
+"""What is known of each stage when every source has spoken, and which source each figure is taken from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.coverage import UnpricedOp, merged_unpriced, price_coverage
+from llm_perf_opt.analyses.parameter_owners import count_distinct_parameters
+from llm_perf_opt.analyses.reconcile import Ledger, reconcile
+from llm_perf_opt.analyses.stage_costs import StageCost, stage_costs
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.records import Json
+from llm_perf_opt.testimony import Method, OperatorFigure, Testimony
+
+_PREFERENCE = (Method.ISOLATED, Method.EXTRACTED, Method.CLOSED_FORM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """One stage of one phase. `flops` comes from `preferred`; every source's own figure stays in `sources`."""
+
+    phase: str
+    name: str
+    sources: tuple[Testimony, ...]
+    cost: StageCost | None  # None: nothing was traced
+
+    @property
+    def preferred(self) -> Testimony | None:
+        """The most direct source that saw everything: isolated, then extracted, then closed form."""
+        spoken = [source for source in self.sources if source.flops is not None]
+        complete = [source for source in spoken if not source.blind_spots]
+        for method in _PREFERENCE:
+            for source in complete:
+                if source.method is method:
+                    return source
+        return spoken[0] if spoken else None
+
+    @property
+    def flops(self) -> int | None:
+        """The preferred figure."""
+        return None if self.preferred is None else self.preferred.flops
+
+    @property
+    def operators(self) -> tuple[OperatorFigure, ...]:
+        """The operators behind the figure, the most expensive first, by the names of the run itself where it agrees."""
+        agreeing = [source for source in self.sources if source.flops == self.flops and source.operators]
+        extracted = [source for source in agreeing if source.method is Method.EXTRACTED]
+        operators = (extracted or agreeing)[0].operators if agreeing else ()
+        return tuple(sorted(operators, key=lambda operator: -(operator.flops or 0)))
+
+    def by_method(self, method: Method) -> int | None:
+        """The figure of the first source that came about this way and saw everything."""
+        for source in self.sources:
+            if source.method is method and source.flops is not None and not source.blind_spots:
+                return source.flops
+        return None
+
+    def first(self, field: str) -> int | None:
+        """The first source's value of a figure that not every source gives, such as `parameters`."""
+        for source in self.sources:
+            value: int | None = getattr(source, field)
+            if value is not None:
+                return value
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Ops that ran, and those in no total, each with a bound of the matrix work it may hide."""
+
+    ops: int
+    unpriced: tuple[UnpricedOp, ...]
+
+    @property
+    def priced_ops(self) -> int:
+        """Ops that are in the totals."""
+        return self.ops - sum(op.count for op in self.unpriced)
+
+    @property
+    def flops_bound(self) -> int:
+        """The most that the totals may lack."""
+        return sum(op.flops_bound for op in self.unpriced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticCompute:
+    """The whole answer, before any format. `coverage` is None where nothing was traced."""
+
+    model: str
+    workload: Mapping[str, Json]
+    library_versions: Mapping[str, str]
+    stages: tuple[StageFigures, ...]
+    ledger: Ledger
+    coverage: Coverage | None
+    parameters: int | None
+    notes: tuple[str, ...]
+
+    @property
+    def flops(self) -> int | None:
+        """All stages together; one unknown stage makes the sum unknown."""
+        known = [stage.flops for stage in self.stages]
+        return None if not known or None in known else sum(flops or 0 for flops in known)
+
+    @property
+    def unpriced_ops(self) -> int | None:
+        """Ops in no total; None where nothing was traced."""
+        return None if self.coverage is None else self.coverage.ops - self.coverage.priced_ops
+
+    def last(self, field: str) -> int | None:
+        """A figure of the run as a whole, from the last stage whose sources give it."""
+        found = (stage.first(field) for stage in reversed(self.stages))
+        return next((value for value in found if value is not None), None)
+
+
+def static_compute(
+    *,
+    model: str,
+    workload: Mapping[str, Json],
+    graphs: Sequence[CallGraph],
+    testimonies: Sequence[Testimony],
+    notes: Sequence[str] = (),
+) -> StaticCompute:
+    """Put the testimonies of all sources together, stage by stage, and hold them against each other."""
+    costs = {(graph.phase, cost.name): cost for graph in graphs for cost in stage_costs(graph).stages}
+    by_stage: dict[tuple[str, str], list[Testimony]] = {}
+    for testimony in testimonies:
+        by_stage.setdefault((testimony.phase, testimony.stage), []).append(testimony)
+    stages = tuple(
+        StageFigures(phase=phase, name=name, sources=tuple(sources), cost=costs.get((phase, name)))
+        for (phase, name), sources in by_stage.items()
+        if any(source.failure is None for source in sources)
+    )
+    context = workload.get("context_tokens")
+    return StaticCompute(
+        model=model,
+        workload=workload,
+        library_versions=graphs[0].library_versions if graphs else {},
+        stages=stages,
+        ledger=reconcile(testimonies, context_tokens=context if isinstance(context, int) else None),
+        coverage=_coverage(graphs),
+        parameters=count_distinct_parameters(graphs) if graphs else _sum_of_parameters(stages),
+        notes=tuple(notes),
+    )
+
+
+def _coverage(graphs: Sequence[CallGraph]) -> Coverage | None:
+    if not graphs or any(graph.ops is None for graph in graphs):
+        return None
+    covered = [price_coverage(graph) for graph in graphs]
+    return Coverage(
+        ops=sum(coverage.ops for coverage in covered),
+        unpriced=merged_unpriced(op for coverage in covered for op in coverage.unpriced),
+    )
+
+
+def _sum_of_parameters(stages: Sequence[StageFigures]) -> int | None:
+    """Of the stages of the first phase: later phases run the same weights."""
+    phase = stages[0].phase if stages else None
+    counts = [stage.first("parameters") for stage in stages if stage.phase == phase]
+    return None if not counts or None in counts else sum(count or 0 for count in counts)

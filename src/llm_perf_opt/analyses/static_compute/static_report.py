@@ -1,0 +1,157 @@
+"""The static compute report for people: totals, the five-column stage table, sources side by side, operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_perf_opt.analyses.static_compute.figures import StageFigures, StaticCompute
+from llm_perf_opt.analyses.static_compute.source_tables import agreement_chart, ledger_table, operators_of, source_table
+from llm_perf_opt.document import BarChart, Cell, Column, Kind, Level, Note, Report, Series, Table
+from llm_perf_opt.units import format_count, format_flops
+
+TOP_OPERATORS = 8
+
+
+def static_report(static: StaticCompute) -> Report:
+    """Everything but memory, which is a chapter of its own; each stage is a chapter too."""
+    return Report(
+        title=f"{static.model}: static compute",
+        tables=(_totals(static), source_table(static), _stages(static), *ledger_table(static), _configuration(static)),
+        charts=tuple(_charts(static)),
+        notes=tuple(_notes(static)),
+        chapters=tuple(_stage_chapter(stage) for stage in static.stages),
+    )
+
+
+def _configuration(static: StaticCompute) -> Table:
+    told = {name.replace("_", " "): _text(value) for name, value in static.workload.items() if value is not None}
+    rows = (("model", static.model), *told.items())
+    return Table(title="Configuration", columns=(Column("setting"), Column("value")), rows=rows)
+
+
+def _text(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _totals(static: StaticCompute) -> Table:
+    flops = static.flops
+    return Table(
+        title="Totals",
+        columns=(
+            Column("parameters", Kind.COUNT),
+            Column("active parameters", Kind.COUNT),
+            Column("FLOPs", Kind.FLOPS),
+            Column("MACs", Kind.MACS),
+            Column("KV cache", Kind.BYTES),
+            Column("KV per token", Kind.BYTES),
+        ),
+        rows=(
+            (
+                static.parameters,
+                static.last("active_parameters"),
+                flops,
+                None if flops is None else flops // 2,
+                static.last("kv_cache_bytes"),
+                static.last("kv_bytes_per_token"),
+            ),
+        ),
+    )
+
+
+def _stages(static: StaticCompute) -> Table:
+    columns = (
+        Column("stage"),
+        Column("parameters", Kind.COUNT),
+        Column("FLOPs", Kind.FLOPS),
+        Column("activations", Kind.COUNT),
+        Column("bytes moved", Kind.BYTES),
+    )
+    rows = tuple(_stage_row(stage) for stage in static.stages)
+    total: tuple[Cell, ...] = ("total", static.parameters, static.flops, _sum(rows, 3), _sum(rows, 4))
+    return Table(title="Stages", columns=columns, rows=rows, footer=total)
+
+
+def _stage_row(stage: StageFigures) -> tuple[Cell, ...]:
+    return stage.name, stage.first("parameters"), stage.flops, stage.first("activations"), stage.first("bytes_moved")
+
+
+def _sum(rows: tuple[tuple[Cell, ...], ...], column: int) -> Cell:
+    cells = [row[column] for row in rows]
+    numbers = [cell for cell in cells if isinstance(cell, int)]
+    return sum(numbers) if len(numbers) == len(cells) else None
+
+
+def _charts(static: StaticCompute) -> Iterator[BarChart]:
+    stages = [stage for stage in static.stages if stage.flops]
+    if not stages:
+        return
+    names = dict.fromkeys(_short(operator.name) for stage in stages for operator in stage.operators if operator.flops)
+    yield BarChart(
+        title="FLOPs by stage and operator",
+        categories=tuple(stage.name for stage in stages),
+        series=tuple(Series(name, tuple(_flops_of(stage, name) for stage in stages)) for name in names),
+        kind=Kind.FLOPS,
+        is_stacked=True,
+    )
+    yield from agreement_chart(static)
+
+
+def _short(operator: str) -> str:
+    return operator.removeprefix("aten.").removesuffix(".default")
+
+
+def _flops_of(stage: StageFigures, name: str) -> int:
+    return sum(operator.flops or 0 for operator in stage.operators if _short(operator.name) == name)
+
+
+def _stage_chapter(stage: StageFigures) -> Report:
+    """The most expensive operators of one stage, by the source that its figure is taken from."""
+    columns = (
+        Column("operator"),
+        Column("kind"),
+        Column("calls", Kind.COUNT),
+        Column("FLOPs", Kind.FLOPS),
+        Column("share", Kind.RATIO),
+    )
+    rows = tuple(
+        (
+            _short(operator.name),
+            operator.family.value,
+            operator.calls,
+            operator.flops,
+            None if operator.flops is None or not stage.flops else operator.flops / stage.flops,
+        )
+        for operator in stage.operators[:TOP_OPERATORS]
+    )
+    source = stage.preferred
+    told = Note(f"FLOPs are those of {source.source} ({source.method.value}).") if source else Note("No source.")
+    more = len(stage.operators) - TOP_OPERATORS
+    cut = (Note(f"{more} more operators are in the JSON file."),) if more > 0 else ()
+    said = (Note(f"{source.source}: {note}.") for source in stage.sources for note in source.notes)
+    return Report(
+        title=f"{stage.name} ({stage.phase})" if stage.name != stage.phase else stage.name,
+        tables=(Table(title="Top operators", columns=columns, rows=rows),) if rows else (),
+        notes=(told, *cut, *said),
+    )
+
+
+def _notes(static: StaticCompute) -> Iterator[Note]:
+    yield Note("A multiply-add counts as two FLOPs; causal attention is not halved; elementwise work is not included.")
+    coverage = static.coverage
+    if coverage is not None:
+        yield Note(f"Coverage: {format_count(coverage.priced_ops)} of {format_count(coverage.ops)} ops have a price.")
+        for op in coverage.unpriced:
+            text = (
+                f"{op.name} has no price and is in no total: {op.count:,} ops, at most {format_flops(op.flops_bound)}."
+            )
+            yield Note(text, Level.WARNING)
+    for source, phase, stage, reason in static.ledger.missing:
+        yield Note(f"{source} says nothing of {stage} ({phase}): {reason}.", Level.WARNING)
+    for entry in static.ledger.unexplained:
+        apart, unknown = format_flops(abs(entry.flops)), format_flops(abs(entry.unexplained_flops))
+        text = (
+            f"{entry.stage} ({entry.phase}), {operators_of(entry)}: {entry.left} and {entry.right} differ by {apart}, "
+            f"of which {unknown} has no known cause."
+        )
+        yield Note(text, Level.WARNING)
+    yield from map(Note, static.notes)

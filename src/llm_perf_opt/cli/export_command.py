@@ -1,0 +1,132 @@
+"""`llm-perf-opt export`: static graphs of parts of a model, and a reason for every refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.talk import say
+from llm_perf_opt.cli.workload_options import ModelArgument, TrustOption, takes_workload
+from llm_perf_opt.document import Report
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.export_outcome import Check, ExportWishes
+from llm_perf_opt.plugins import Workload
+
+_DEFAULTS = ExportWishes()
+_CHECKS = {
+    "export": Check.EXPORT,
+    "dynamic": Check.DYNAMIC,
+    "onnx": Check.ONNX,
+    "onnxruntime": Check.PARITY,
+}
+
+PartOption = Annotated[
+    list[str] | None,
+    typer.Option("--part", help="A part of the matrix, or the path of any module; may be repeated. All if absent."),
+]
+CompileOption = Annotated[
+    list[str] | None,
+    typer.Option("--compile", metavar="PART", help="Also compile this part and time it; may be repeated."),
+]
+PhaseOption = Annotated[Literal["prefill", "decode"], typer.Option(help="Which run a module path is taken from.")]
+CheckOption = Annotated[
+    list[str] | None,
+    typer.Option("--check", help=f"Try only: {', '.join(_CHECKS)}; may be repeated. All of them if absent."),
+]
+WeightsOption = Annotated[int, typer.Option(min=0, help="MiB of random weights that one part may take.")]
+RunsOption = Annotated[int, typer.Option(min=1, help="Timed runs of each kind for --compile.")]
+OperatorsOption = Annotated[bool, typer.Option("--operators", help="Print the operators of each graph as well.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for .pt2, .onnx, listings and the matrix.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit 1 if an op has no price or a difference has no cause.")
+]
+
+
+@takes_workload(dtype="float32")
+def export(
+    model: ModelArgument,
+    workload: Workload,
+    part: PartOption = None,
+    phase: PhaseOption = "prefill",
+    check: CheckOption = None,
+    compile_parts: CompileOption = None,
+    compile_runs: RunsOption = _DEFAULTS.compile_runs,
+    max_weights: WeightsOption = _DEFAULTS.max_weight_bytes >> 20,
+    operators: OperatorsOption = False,
+    out: OutOption = None,
+    force: ForceOption = False,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    strict: StrictOption = False,
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Export parts of MODEL_OR_DIR as static graphs, without weights, and say why where it is refused."""
+    from llm_perf_opt.pipeline.exporting import ExportRequest, run_export
+
+    reporter = choose_reporter(format_name, json_wanted)
+    request = ExportRequest(
+        model=model,
+        workload=workload,
+        parts=tuple(part or ()),
+        compiled_parts=tuple(compile_parts or ()),
+        phase=phase,
+        wishes=ExportWishes(checks=_checks(check), compile_runs=compile_runs, max_weight_bytes=max_weights << 20),
+        trust_remote_code=trust_remote_code,
+        out=out,
+        force=force,
+    )
+    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+        run = run_export(request)
+    show(run.report if operators else _without_operators(run.report), reporter)
+    _close(model, run.files, out)
+    if strict:
+        _refuse_holes([name for figure in run.flops for name in figure.unpriced], run.report.title)
+        _refuse_differences([figure.name for figure in run.flops if not figure.is_explained])
+
+
+def _checks(names: list[str] | None) -> frozenset[Check]:
+    """Those asked for; the graph itself is always made, since all others start from it."""
+    for name in names or ():
+        if name not in _CHECKS:
+            raise typer.BadParameter(f"{name!r} is none of: {', '.join(_CHECKS)}", param_hint="--check")
+    return frozenset(_CHECKS[name] for name in names or _CHECKS) | {Check.EXPORT}
+
+
+def _without_operators(report: Report) -> Report:
+    return replace(report, chapters=())
+
+
+def _close(model: str, files: tuple[Path, ...], out: Path | None) -> None:
+    """Say what was written and the next command."""
+    if out is None:
+        say("Nothing written: add --out DIR to keep graphs and matrix.")
+        return
+    for file in files:
+        say(f"Wrote {file}")
+    say(f"Next: llm-perf-opt cost {shlex.quote(model)} --sources counted,exported")
+
+
+def _refuse_holes(unpriced: list[str], title: str) -> None:
+    if unpriced:
+        raise PerfOptError(
+            f"{title}: {len(unpriced)} operators have no price and are not in the totals.",
+            why="--strict was given",
+            fix="see the warnings above for their names; without --strict the table stands with its holes listed",
+        )
+
+
+def _refuse_differences(parts: list[str]) -> None:
+    if parts:
+        raise PerfOptError(
+            f"The FLOPs of {', '.join(parts)} differ between sources for no known reason.",
+            why="--strict was given",
+            fix="see the table of FLOPs above, and report the difference",
+        )

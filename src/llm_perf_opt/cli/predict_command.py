@@ -1,0 +1,63 @@
+"""`llm-perf-opt predict`: how long each stage would take on a device that need not be at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.workload_options import RoutingOption, SourceArgument, TrustOption, takes_workload
+from llm_perf_opt.plugins import Workload
+
+DeviceOption = Annotated[
+    str | None, typer.Option(help="Id or reported name of a device: llm-perf-opt devices list.", show_default=False)
+]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="In place of a device: a calibration, from llm-perf-opt devices calibrate."),
+]
+DevicesOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template.")
+]
+ExecutionOption = Annotated[
+    Literal["eager", "fused"],
+    typer.Option(help="Who launches kernels: PyTorch op by op, or an engine that fuses and captures them."),
+]
+
+
+@takes_workload()
+def predict(
+    model: SourceArgument,
+    workload: Workload,
+    device: DeviceOption = None,
+    devices: DevicesOption = None,
+    calibration: CalibrationOption = None,
+    execution: ExecutionOption = "eager",
+    routing: RoutingOption = None,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
+    from llm_perf_opt.pipeline.predicting import PredictRequest, run_predict
+
+    reporter = choose_reporter(format_name, json_wanted)
+    request = PredictRequest(
+        model=model,
+        device=device,
+        calibration_file=calibration,
+        workload=workload,
+        devices_file=devices,
+        execution=execution,
+        routing=routing,
+        trust_remote_code=trust_remote_code,
+    )
+    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+        report = run_predict(request)
+    is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
+    show(replace(report, charts=()) if is_short else report, reporter)

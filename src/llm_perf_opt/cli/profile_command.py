@@ -1,0 +1,99 @@
+"""`llm-perf-opt profile`: run a model for real, time its stages, and say how close it came to the device."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.talk import say
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.pipeline.profile.run_folder import FAILURE_FILE
+from llm_perf_opt.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from llm_perf_opt.config import ConfiguredRun
+    from llm_perf_opt.pipeline.profile.profiling import ProfileRun
+    from llm_perf_opt.pipeline.profile.sweeping import Sweep
+
+_OVERRIDES_HELP = "Choices and values, like model=deepseek-ocr-tiny workload.image=page.png run.repeats=5."
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help=_OVERRIDES_HELP, show_default=False)
+]
+MultirunOption = Annotated[
+    bool, typer.Option("--multirun", "-m", help="One run for every combination of values that are lists: a=1,2.")
+]
+ShowOption = Annotated[bool, typer.Option("--show-config", help="Print the configuration as YAML and run nothing.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Clear a run.folder that holds another run.")]
+
+
+def profile(
+    overrides: OverridesArgument = None,
+    multirun: MultirunOption = False,
+    show_config: ShowOption = False,
+    force: ForceOption = False,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+) -> None:
+    """Run a model for real, time every stage, and hold it against the device."""
+    from llm_perf_opt import config
+    from llm_perf_opt.pipeline.profile.sweeping import read_sweep
+
+    reporter = choose_reporter(format_name, json_wanted)
+    words = list(overrides or ())
+    if show_config:
+        sys.stdout.write(config.show_config(words))
+        return
+    if multirun:
+        folder = config.run_configured(words, partial(_run_one_of_many, force=force), multirun=True)
+        sweep = read_sweep(folder)
+        show(sweep.report, reporter)
+        _close_sweep(folder, sweep)
+        return
+    done: list[ProfileRun] = []
+    config.run_configured(words, lambda run: done.append(_run(run, force=force)), multirun=False)
+    report = done[0].report
+    is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables; report.html has it all
+    show(replace(report, charts=(), chapters=()) if is_short else report, reporter)
+    _close(done[0])
+
+
+def _run(run: ConfiguredRun, *, force: bool) -> ProfileRun:
+    from llm_perf_opt.cli.progress_bar import progress_bar
+    from llm_perf_opt.pipeline.profile.profiling import run_profile
+
+    with progress_bar() as progress, contextlib.redirect_stdout(sys.stderr):
+        return run_profile(run.request, run.folder, run.config_text, force=force, progress=progress)
+
+
+def _run_one_of_many(run: ConfiguredRun, *, force: bool) -> None:
+    """A run that fails leaves the reason in its folder, and the others go on."""
+    failure = run.folder / FAILURE_FILE
+    failure.unlink(missing_ok=True)
+    try:
+        _run(run, force=force)
+    except PerfOptError as error:
+        write_whole(failure, [f"{' '.join(run.overrides)}\n{error}\n".encode()])
+
+
+def _close(run: ProfileRun) -> None:
+    for file in run.files:
+        say(f"Wrote {file}")
+    say(f"Next: open {shlex.quote(str(run.folder / 'report.html'))}")
+
+
+def _close_sweep(folder: Path, sweep: Sweep) -> None:
+    say(f"Wrote {len(sweep.runs)} runs to {folder}, each with report.html and metrics.json")
+    if sweep.failures:
+        raise PerfOptError(
+            f"{len(sweep.failures)} of {len(sweep.runs)} runs failed.",
+            why=f"the first of them: {sweep.failures[0]}",
+            fix=f"see {FAILURE_FILE} in their folders; the same command runs only what is not finished",
+        )

@@ -1,0 +1,1 @@
+"""The configuration files of `llm-perf-opt profile`: one folder per group, one file per choice."""

@@ -1,0 +1,103 @@
+"""torch.compile as a benchmark: where the graph breaks, how long compiling takes, and eager against compiled time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llm_perf_opt.export_outcome import Check, CompileFigures, GraphBreak, Outcome, Verdict
+from llm_perf_opt.exports.failure import EXPORT_ERRORS, failed
+from llm_perf_opt.exports.part_under_test import PartUnderTest
+from llm_perf_opt.exports.random_part import copied_inputs, with_random_weights
+from llm_perf_opt.exports.tensor_signature import TensorsOnly
+
+# Dynamo tags modules at construction from the first compilation on, and switches off the checks of distributions.
+_PATCHED: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (torch.nn.Module, ("__init__", "__setstate__", "___needs_generation_tag_patch")),
+    (torch.distributions.Distribution, ("_validate_args",)),
+)
+_COMPILER_MISSING = ("InvalidCxxCompiler", "CppCompileError", "No working C++ compiler")
+
+
+def compile_part(subject: PartUnderTest, runs: int) -> tuple[Outcome, CompileFigures | None]:
+    """Compile the module with the arguments of its call, then time eager and compiled runs in turns."""
+    started = time.perf_counter()
+    call = with_random_weights(subject)
+    try:
+        with torch.no_grad(), _fresh_dynamo():
+            figures = _figures(call, runs)
+    except EXPORT_ERRORS as error:
+        outcome = failed(Check.COMPILE, error, instead=subject.part.instead, seconds=time.perf_counter() - started)
+        return _without_compiler(outcome) or outcome, None
+    told = f"{figures.graphs} graphs, {len(figures.breaks)} breaks, compiled in {figures.compile_seconds:.1f} s"
+    outcome = Outcome(check=Check.COMPILE, verdict=Verdict.OK, told=told, seconds=time.perf_counter() - started)
+    return outcome, figures
+
+
+def _figures(call: TensorsOnly, runs: int) -> CompileFigures:
+    args, kwargs = call.rebuilt(copied_inputs(call))
+    explained = torch._dynamo.explain(call.module)(*args, **kwargs)
+    breaks = tuple(map(_graph_break, explained.break_reasons))
+    torch._dynamo.reset()
+    compiled = torch.compile(call.module)
+    compile_seconds = _seconds(compiled, call)
+    _seconds(call.module, call)
+    pairs = [(_seconds(call.module, call), _seconds(compiled, call)) for _ in range(runs)]
+    return CompileFigures(
+        graphs=explained.graph_count,
+        breaks=breaks,
+        compile_seconds=compile_seconds,
+        eager_seconds=statistics.median(eager for eager, _ in pairs),
+        compiled_seconds=statistics.median(fast for _, fast in pairs),
+        runs=runs,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _seconds(forward: Callable[..., Any], call: TensorsOnly) -> float:
+    """One run; the arguments are rebuilt before the clock starts, since a run may write to its cache."""
+    args, kwargs = call.rebuilt(copied_inputs(call))
+    started = time.perf_counter()
+    forward(*args, **kwargs)
+    return time.perf_counter() - started
+
+
+def _graph_break(found: Any) -> GraphBreak:
+    frame = found.user_stack[-1] if found.user_stack else None
+    site = "unknown" if frame is None else f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+    return GraphBreak(reason=str(found.reason).strip().partition("\n")[0][:300], site=site)
+
+
+def _without_compiler(outcome: Outcome) -> Outcome | None:
+    if not any(word in f"{outcome.error} {outcome.reason}" for word in _COMPILER_MISSING):
+        return None
+    return Outcome(
+        check=Check.COMPILE,
+        verdict=Verdict.SKIPPED,
+        told="torch.compile needs a C++ compiler on this machine",
+        error=outcome.error,
+        reason=outcome.reason,
+        remedy="install g++ or clang, or set CXX",
+    )
+
+
+@contextmanager
+def _fresh_dynamo() -> Iterator[None]:
+    """What dynamo remembers of other modules changes neither breaks nor times; what it patches is put back."""
+    before = [(owner, name, vars(owner).get(name)) for owner, names in _PATCHED for name in names]
+    torch._dynamo.reset()
+    try:
+        yield
+    finally:
+        torch._dynamo.reset()
+        for owner, name, value in before:
+            if value is not None:
+                setattr(owner, name, value)
+            elif name in vars(owner):
+                delattr(owner, name)

@@ -1,0 +1,15 @@
+"""Devices and what they can do at most: peaks, bandwidth, memory, each figure with its source."""
+
+from llm_perf_opt.hardware.device import Device
+from llm_perf_opt.hardware.device_file import device_template, device_text, read_devices
+from llm_perf_opt.hardware.table import DeviceTable, find_device, load_devices
+
+__all__ = [
+    "Device",
+    "DeviceTable",
+    "device_template",
+    "device_text",
+    "find_device",
+    "load_devices",
+    "read_devices",
+]

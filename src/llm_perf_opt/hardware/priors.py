@@ -1,0 +1,75 @@
+"""What real kernels and frameworks reach, as bands with their sources; the figures are in `priors.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """A band that sources found on several devices: a share of a peak, or microseconds where the name says so."""
+
+    low: float
+    high: float
+    source: str
+    note: str = ""
+    at_least: int = 0  # the number of rows or sequences from which on the band holds, in a list of bands
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise ValueError(f"a band runs from low to high, not from {self.low} to {self.high}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficiencyPriors:
+    """Every band a prediction rests on. The lists are ordered by size: the last that applies holds."""
+
+    eager_launch_us: Prior
+    matmul_floor_us: Prior
+    attention_floor_us: Prior
+    vector_floor_us: Prior
+    weight_bandwidth: Prior
+    vector_bandwidth: Prior
+    attention_fraction: Prior
+    attention_bandwidth: tuple[Prior, ...]
+    small_matmul_fraction: tuple[Prior, ...]
+    large_matmul_fraction: tuple[Prior, ...]
+
+    def named(self) -> tuple[tuple[str, Prior], ...]:
+        """Every band with its name in the file, lists told apart by where they begin."""
+        found: list[tuple[str, Prior]] = []
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, Prior):
+                found.append((name, value))
+            else:
+                found += [(f"{name} from {prior.at_least:,}", prior) for prior in value]
+        return tuple(found)
+
+
+def applying(bands: tuple[Prior, ...], size: int) -> Prior:
+    """The last band that begins at or below `size`; below the first, the first."""
+    return next((prior for prior in reversed(bands) if prior.at_least <= size), bands[0])
+
+
+@cache
+def efficiency_priors() -> EfficiencyPriors:
+    """The bands that come with the package."""
+    text = resources.files(__package__).joinpath("priors.toml").read_text(encoding="utf-8")
+    return EfficiencyPriors(**{name: _bands(value) for name, value in tomllib.loads(text).items()})
+
+
+def _bands(value: dict[str, Any] | list[dict[str, Any]]) -> Any:
+    if isinstance(value, list):
+        return tuple(_prior(entry) for entry in value)
+    return _prior(value)
+
+
+def _prior(entry: dict[str, Any]) -> Prior:
+    fields = dict(entry)
+    at_least = fields.pop("rows", 0) or fields.pop("sequences", 0)
+    return Prior(**fields, at_least=at_least)

@@ -1,0 +1,117 @@
+"""The closed forms of one workload as testimonies, stage by stage; nothing runs and no torch is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.formulas import (
+    KvCache,
+    Views,
+    Work,
+    active_weights,
+    clip_work,
+    counted_activations,
+    decode_passes,
+    decoder_work,
+    parameters_by_stage,
+    prefill_pass,
+    projector_work,
+    sam_work,
+    total_flops,
+    weight_bytes,
+    weight_bytes_read_per_step,
+)
+from llm_perf_opt.models.deepseek_ocr.plan import BYTES_PER_VALUE, Plan, make_plan
+from llm_perf_opt.plugins import Workload
+from llm_perf_opt.testimony import Family, Method, OperatorFigure, Testimony
+
+SOURCE = "closed-form"
+
+
+def closed_forms(config: DeepSeekOcrConfig, workload: Workload) -> tuple[Testimony, ...]:
+    """One testimony for each vision stage and for prefill; and, if any steps are asked for, one for decode."""
+    plan = make_plan(config, workload)
+    told = [*_vision(config, plan), _prefill(config, plan)]
+    if plan.decode_steps:
+        told.append(_decode(config, plan))
+    return tuple(told)
+
+
+def _vision(config: DeepSeekOcrConfig, plan: Plan) -> Iterator[Testimony]:
+    views, owned = views_of(plan), parameters_by_stage(config)
+    yield _testimony("sam", [piece for view in views for piece in sam_work(config.sam, view)], owned["sam"])
+    yield _testimony("clip", [piece for view in views for piece in clip_work(config, view)], owned["clip"])
+    features = [piece for view in views for piece in projector_work(config, view)]
+    yield _testimony("projector", features, owned["projector"])
+
+
+def _prefill(config: DeepSeekOcrConfig, plan: Plan) -> Testimony:
+    passes = prefill_pass(plan.context_tokens, batch=plan.batch)
+    work = decoder_work(config.decoder, passes, plan.attention)
+    told = _testimony("prefill", work, parameters_by_stage(config)["decoder"])
+    return _with_memory(told, config, plan, held_tokens=plan.context_tokens)
+
+
+def _decode(config: DeepSeekOcrConfig, plan: Plan) -> Testimony:
+    passes = decode_passes(plan.context_tokens, steps=plan.decode_steps, batch=plan.batch)
+    work = decoder_work(config.decoder, passes, plan.attention)
+    told = replace(_testimony("decode", work, parameters_by_stage(config)["decoder"]), phase="decode")
+    read = weight_bytes_read_per_step(config.decoder, BYTES_PER_VALUE[plan.dtype], batch=plan.batch)
+    note = f"one decoding step reads at most {read:,} bytes of weights, each once"
+    told = _with_memory(told, config, plan, held_tokens=plan.context_tokens + plan.decode_steps)
+    return replace(told, notes=(note,))
+
+
+def _with_memory(told: Testimony, config: DeepSeekOcrConfig, plan: Plan, *, held_tokens: int) -> Testimony:
+    bytes_per_value = BYTES_PER_VALUE[plan.dtype]
+    cache = KvCache.of(config.decoder, bytes_per_value)
+    return replace(
+        told,
+        weight_bytes=weight_bytes(config, bytes_per_value),
+        kv_bytes_per_token=cache.bytes_at(1),
+        kv_cache_bytes=cache.bytes_at(held_tokens, batch=plan.batch),
+    )
+
+
+def views_of(plan: Plan) -> tuple[Views, ...]:
+    """The batches of views that the encoders see: the tiles of each page together, then its global view."""
+    page = Views(pixels=plan.mode.global_size, views=plan.batch, calls=plan.batch)
+    if plan.mode.crop_size is None or plan.tiles == 0:
+        return (page,)
+    return Views(pixels=plan.mode.crop_size, views=plan.batch * plan.tiles, calls=plan.batch), page
+
+
+def _testimony(stage: str, work: Sequence[Work], parameters: int) -> Testimony:
+    return Testimony(
+        source=SOURCE,
+        phase="prefill",
+        stage=stage,
+        method=Method.CLOSED_FORM,
+        flops=total_flops(work),
+        parameters=parameters,
+        active_parameters=active_weights(work),
+        activations=counted_activations(work),
+        operators=_operators(work),
+    )
+
+
+def _operators(work: Sequence[Work]) -> tuple[OperatorFigure, ...]:
+    """The same product of every layer and view as one operator, in the order in which they first run."""
+    by_name: dict[str, list[Work]] = {}
+    for piece in work:
+        by_name.setdefault(piece.operator, []).append(piece)
+    return tuple(_operator(name, pieces) for name, pieces in by_name.items())
+
+
+def _operator(name: str, pieces: list[Work]) -> OperatorFigure:
+    calls = [piece.calls for piece in pieces if piece.calls is not None]
+    is_seen = pieces[0].family is not Family.ATTENTION
+    return OperatorFigure(
+        name=name,
+        family=pieces[0].family,
+        flops=total_flops(pieces),
+        calls=sum(calls) if len(calls) == len(pieces) else None,
+        activations=counted_activations(pieces) if is_seen else None,
+    )

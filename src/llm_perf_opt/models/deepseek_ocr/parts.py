@@ -1,0 +1,125 @@
+"""The pieces of DeepSeek-OCR that are worth a static graph, and what to take where a piece has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llm_perf_opt.models.deepseek_ocr.static_experts import AllExperts, GroupedExperts
+from llm_perf_opt.plugins import Part
+
+_SAM = "model.sam_model"
+_CLIP = "model.vision_model"
+_PROJECTOR = "model.projector"
+_MOE = "model.layers.1.mlp"
+_PIXELS = ("batch", "channels", "", "")  # two sides that vary add hundreds of guards, and minutes
+_WINDOWED = ("batch", "", "", "width")
+_MAP = ("batch", "rows", "", "width")  # a feature map, channels last; columns behave as rows do
+_STATIC_MOE = ("moe-layer-grouped", "moe-layer-all-experts")
+_INSTEAD_OF_ALL = ("vision", "decoder-layer-dense", "attention-with-kv", *_STATIC_MOE)
+
+
+class VisionEncoder(nn.Module):
+    """SAM, CLIP and the projector as one function of pixels, without the loop over views."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.sam_model = model.sam_model
+        self.vision_model = model.vision_model
+        self.projector = model.projector
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """`[views, 3, side, side]` to `[views, tokens, hidden]`."""
+        local = self.sam_model(pixels)
+        contextual = self.vision_model(pixels, local)
+        both = torch.cat([contextual[:, 1:], local.flatten(2).transpose(1, 2)], dim=-1)
+        embeds: Tensor = self.projector(both)
+        return embeds
+
+
+def make_parts(global_block: int) -> tuple[Part, ...]:
+    """In the order in which they run; `global_block` is the index of a SAM block without windows."""
+    return (*_vision_parts(global_block), *_decoder_parts(), *_whole_model())
+
+
+def released_parts() -> tuple[Part, ...]:
+    """Those of the released code, whose module paths are the same."""
+    return make_parts(global_block=2)
+
+
+def _vision_parts(global_block: int) -> tuple[Part, ...]:
+    blocks = f"{_SAM}.blocks"
+    return (
+        Part(name="sam", path=_SAM, title="SAM encoder", axes=_PIXELS),
+        Part(name="sam-block-windowed", path=f"{blocks}.0", title="a SAM block with windows", axes=_WINDOWED),
+        Part(name="sam-block-global", path=f"{blocks}.{global_block}", title="a SAM block without windows", axes=_MAP),
+        Part(name="clip", path=_CLIP, title="CLIP encoder", axes=("batch", "", "", "")),
+        Part(name="clip-block", path=f"{_CLIP}.transformer.layers.0", title="a CLIP block"),
+        Part(name="projector", path=_PROJECTOR, title="from vision features to the width of the decoder"),
+        Part(
+            name="vision",
+            path=_SAM,
+            title="SAM, CLIP and projector as one encoder",
+            axes=_PIXELS,
+            wrap=_vision_encoder,
+            wraps=(_SAM, _CLIP, _PROJECTOR),
+            adaptation="VisionEncoder: one function of pixels",
+        ),
+    )
+
+
+def _decoder_parts() -> tuple[Part, ...]:
+    return (
+        Part(name="decoder-layer-dense", path="model.layers.0", title="the dense decoder layer"),
+        Part(
+            name="attention-with-kv",
+            path="model.layers.0.self_attn",
+            title="attention of one new token on a filled cache",
+            phase="decode",
+            axes=("batch", "", "width"),
+        ),
+        Part(name="expert", path=f"{_MOE}.experts.0", title="one expert on its share of the tokens"),
+        Part(name="moe-layer", path=_MOE, title="the mixture of experts as it is", instead=("expert", *_STATIC_MOE)),
+        Part(
+            name="moe-layer-grouped",
+            path=_MOE,
+            title="the mixture of experts with one grouped product",
+            wrap=_grouped_experts,
+            instead=("moe-layer-all-experts",),
+            adaptation="GroupedExperts: counts per expert stay in a tensor, products in bfloat16",
+        ),
+        Part(
+            name="moe-layer-all-experts",
+            path=_MOE,
+            title="the mixture of experts with every expert on every token",
+            wrap=_all_experts,
+            adaptation="AllExperts: every expert sees every token",
+        ),
+    )
+
+
+def _whole_model() -> tuple[Part, ...]:
+    return (
+        Part(name="full-model", path="", title="the whole model, prefill", instead=_INSTEAD_OF_ALL),
+        Part(
+            name="full-model-decode",
+            path="",
+            title="the whole model, one decoded token",
+            phase="decode",
+            instead=_INSTEAD_OF_ALL,
+        ),
+    )
+
+
+def _vision_encoder(root: Any) -> VisionEncoder:
+    return VisionEncoder(root.model).eval()
+
+
+def _grouped_experts(root: Any) -> GroupedExperts:
+    return GroupedExperts(root.model.layers[1].mlp).eval()
+
+
+def _all_experts(root: Any) -> AllExperts:
+    return AllExperts(root.model.layers[1].mlp).eval()

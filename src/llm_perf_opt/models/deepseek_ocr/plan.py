@@ -1,0 +1,120 @@
+"""A workload with every wish checked and every default filled in, in plain numbers: what targets and formulas share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, ImageMode
+from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens, count_tiles, view_grid, written_size
+from llm_perf_opt.plugins import Json, Workload
+
+DEFAULT_IMAGE = "1240x1754"  # A4 at 150 dots per inch
+DEFAULT_MODE = "gundam"  # what the released inference does when told nothing
+DEFAULT_PROMPT_TOKENS = 20
+DEFAULT_ATTENTION = "eager"
+ATTENTIONS = ("eager", "sdpa", "flash")
+BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one workload means for one configuration. `grid` is (columns, rows) of the tiles."""
+
+    image: str
+    mode_name: str
+    mode: ImageMode
+    grid: tuple[int, int]
+    image_tokens: int
+    prompt_tokens: int
+    decode_steps: int
+    batch: int
+    dtype: str
+    attention: str
+
+    @property
+    def tiles(self) -> int:
+        """How many the page is cut into; 0 when it is not cut."""
+        return count_tiles(self.grid)
+
+    @property
+    def context_tokens(self) -> int:
+        """Length of the sequence of the prefill: BOS, image, prompt."""
+        return 1 + self.image_tokens + self.prompt_tokens
+
+    def described(self) -> dict[str, Json]:
+        """The workload as a trace keeps it."""
+        return {
+            "image": self.image,
+            "mode": self.mode_name,
+            "crops": list(self.grid),
+            "prompt_tokens": self.prompt_tokens,
+            "image_tokens": self.image_tokens,
+            "context_tokens": self.context_tokens,
+            "decode_steps": self.decode_steps,
+            "batch": self.batch,
+            "dtype": self.dtype,
+            "attention": self.attention,
+        }
+
+
+def make_plan(config: DeepSeekOcrConfig, workload: Workload) -> Plan:
+    """Check and resolve `workload`; of an image file only the size is read."""
+    _refuse_nonsense(workload, config)
+    image = workload.image or DEFAULT_IMAGE
+    mode_name = workload.mode or DEFAULT_MODE
+    mode = config.modes[mode_name]
+    grid = view_grid(*page_size(image), mode, workload.crops)
+    return Plan(
+        image=image,
+        mode_name=mode_name,
+        mode=mode,
+        grid=grid,
+        image_tokens=count_image_tokens(config, mode, grid),
+        prompt_tokens=DEFAULT_PROMPT_TOKENS if workload.prompt_tokens is None else workload.prompt_tokens,
+        decode_steps=workload.decode_steps,
+        batch=workload.batch,
+        dtype=workload.dtype,
+        attention=workload.attention or DEFAULT_ATTENTION,
+    )
+
+
+def page_size(image: str) -> tuple[int, int]:
+    """(width, height) of an upright page, written as `"1240x1754"` or read from the head of that file."""
+    if (size := written_size(image)) is not None:
+        return size
+    from llm_perf_opt.models.deepseek_ocr.pages import stored_size
+
+    return stored_size(image)
+
+
+def _refuse_nonsense(workload: Workload, config: DeepSeekOcrConfig) -> None:
+    mode = workload.mode or DEFAULT_MODE
+    _require_known("mode", mode, config.modes)
+    _require_known("attention", workload.attention or DEFAULT_ATTENTION, ATTENTIONS)
+    _require_known("dtype", workload.dtype, BYTES_PER_VALUE)
+    _require_at_least("batch", workload.batch, 1)
+    _require_at_least("decode_steps", workload.decode_steps, 0)
+    _require_at_least("prompt_tokens", workload.prompt_tokens or 0, 0)
+    if workload.crops is None:
+        return
+    _require_at_least("crops", min(workload.crops), 1)
+    if config.modes[mode].crop_size is None:
+        raise UsageError(
+            f"Mode {mode!r} has no crops.",
+            why="it shows the model one view of the whole page",
+            fix=f"leave out the crops, or use mode {DEFAULT_MODE!r}",
+        )
+
+
+def _require_known(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise UsageError(
+            f"DeepSeek-OCR has no {what} named {name!r}.", why=f"known: {', '.join(known)}", fix="pick one of these"
+        )
+
+
+def _require_at_least(what: str, value: int, least: int) -> None:
+    if value < least:
+        raise UsageError(f"{what} cannot be {value}.", why=f"it must be at least {least}", fix="give a larger number")

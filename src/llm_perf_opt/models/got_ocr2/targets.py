@@ -1,0 +1,119 @@
+"""A workload becomes the prefill and the decode of GOT-OCR 2.0; what the model cannot mean is refused."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.models.got_ocr2.inputs import count_views, decode_inputs, prefill_inputs, tokens_per_view
+from llm_perf_opt.models.got_ocr2.stages import STAGES
+from llm_perf_opt.plugins import Target, Workload
+
+DEFAULT_PROMPT_TOKENS = 20
+ATTENTIONS = ("eager", "sdpa")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def make_targets(config: Any, workload: Workload) -> tuple[Target, ...]:
+    """Prefill of page and prompt; then, if any steps are asked for, decode on a cache of zeros of that length."""
+    _refuse_nonsense(workload)
+    config = config or _transformers().GotOcr2Config()
+    attention = workload.attention or "eager"
+    views, batch = count_views(workload.crops), workload.batch
+    prompt_tokens = DEFAULT_PROMPT_TOKENS if workload.prompt_tokens is None else workload.prompt_tokens
+    context = views * tokens_per_view(config) + prompt_tokens
+    first = Target(
+        model="got-ocr2",
+        phase="prefill",
+        workload={
+            "crops": list(workload.crops or (1, 1)),
+            "prompt_tokens": prompt_tokens,
+            "image_tokens": context - prompt_tokens,
+            "context_tokens": context,
+            "decode_steps": workload.decode_steps,
+            "batch": batch,
+            "dtype": workload.dtype,
+            "attention": attention,
+        },
+        build=cache(partial(_build, config, attention, DTYPES[workload.dtype])),
+        invoke=partial(
+            _call,
+            partial(
+                prefill_inputs,
+                config,
+                views=views,
+                prompt_tokens=prompt_tokens,
+                batch=batch,
+                dtype=DTYPES[workload.dtype],
+            ),
+        ),
+        stages=STAGES,
+        runtime={"images": batch, "crops_per_image": [views - 1] * batch, "decode_steps": 0},
+    )
+    steps = workload.decode_steps
+    if steps == 0:
+        return (first,)
+    return first, replace(
+        first,
+        phase="decode",
+        invoke=partial(_decode, context=context, batch=batch, steps=steps),
+        runtime={"images": 0, "crops_per_image": [], "decode_steps": steps},
+    )
+
+
+def _build(config: Any, attention: str, dtype: torch.dtype) -> Any:
+    model_class = _transformers().GotOcr2ForConditionalGeneration
+    return model_class._from_config(copy.deepcopy(config), attn_implementation=attention, dtype=dtype).eval()
+
+
+def _call(inputs: Callable[[], dict[str, Any]], model: Any) -> Any:
+    with torch.no_grad():
+        return model(**inputs(), use_cache=True)
+
+
+def _decode(model: Any, *, context: int, batch: int, steps: int) -> Any:
+    """`steps` forwards of one token each, on a cache of zeros, so that the phase stands alone."""
+    text = model.config.text_config
+    shape = (batch, text.num_key_value_heads, context, text.hidden_size // text.num_attention_heads)
+    past = _transformers().DynamicCache(config=text)
+    for layer in range(text.num_hidden_layers):
+        past.update(torch.zeros(shape, dtype=model.dtype), torch.zeros(shape, dtype=model.dtype), layer)
+    with torch.no_grad():
+        for step in range(steps):
+            past = model(**decode_inputs(context + step, batch), past_key_values=past, use_cache=True).past_key_values
+    return past
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise PerfOptError(
+            "transformers is not installed.",
+            why="it holds the code of GOT-OCR 2.0",
+            fix="pip install 'llm-perf-opt[hf]'",
+        ) from error
+
+
+def _refuse_nonsense(workload: Workload) -> None:
+    if workload.mode is not None:
+        raise UsageError("GOT-OCR 2.0 has no modes.", why="every view is 1024 x 1024 pixels", fix="leave --mode out")
+    if workload.image is not None:
+        raise UsageError(
+            "GOT-OCR 2.0 takes no --image.",
+            why="every page is stretched to 1024 x 1024",
+            fix="leave it out, or give --crops",
+        )
+    if workload.attention not in (None, *ATTENTIONS):
+        raise UsageError(
+            f"GOT-OCR 2.0 has no attention named {workload.attention!r}.",
+            why=f"known: {', '.join(ATTENTIONS)}",
+            fix="pick one",
+        )

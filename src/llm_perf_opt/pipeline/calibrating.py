@@ -1,0 +1,101 @@
+"""Measuring the machine at hand, and what the measurements say in short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.document import Cell, Column, Kind, Note, Report, Table
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.hardware import device_text
+from llm_perf_opt.hardware.calibration import Calibration, write_calibration
+from llm_perf_opt.hardware.measured_device import best_rates, largest_bandwidth, measured_device, points
+from llm_perf_opt.plugins import CALIBRATORS
+from llm_perf_opt.whole_files import write_whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateRequest:
+    """Everything `devices calibrate` can be asked for; the device of `--devices` is written beside `out`."""
+
+    out: Path
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+    threads: int | None = None
+    smoke: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateRun:
+    """The report, the files that were written, and the id under which the device is found in the second of them."""
+
+    report: Report
+    files: tuple[Path, ...]
+    device_id: str
+
+
+def run_calibrate(request: CalibrateRequest) -> CalibrateRun:
+    """Measure, then write both files; existing ones are refused before anything is measured."""
+    device_file = request.out.with_suffix(".toml")
+    files = (request.out, device_file)
+    for file in files:
+        if file.exists() and not request.force:
+            raise UsageError(
+                f"{file} exists.", why="nothing is overwritten unasked", fix="use --force or another --out"
+            )
+    calibration = CALIBRATORS.get("torch")(
+        device=request.device, dtype=request.dtype, threads=request.threads, smoke=request.smoke
+    )
+    device = measured_device(calibration)
+    request.out.parent.mkdir(parents=True, exist_ok=True)
+    write_calibration(calibration, request.out)
+    write_whole(device_file, [device_text(device).encode()])
+    return CalibrateRun(report=calibration_report(calibration), files=files, device_id=device.id)
+
+
+def calibration_report(calibration: Calibration) -> Report:
+    """The rates a person asks for first, and how long the smallest piece of each family of work takes."""
+    return Report(
+        title=calibration.title,
+        tables=(
+            Table(
+                title="Rates",
+                columns=(Column("of"), Column("best measured", Kind.FLOPS_PER_S), Column("bytes", Kind.BYTES_PER_S)),
+                rows=tuple(_rates(calibration)),
+            ),
+            Table(
+                title="Families of work",
+                columns=(
+                    Column("family"),
+                    Column("dtype"),
+                    Column("sizes tried", Kind.COUNT),
+                    Column("smallest", Kind.SECONDS),
+                    Column("largest", Kind.SECONDS),
+                    Column("usual spread", Kind.RATIO),
+                ),
+                rows=tuple(_families(calibration)),
+            ),
+        ),
+        notes=(
+            Note("The usual spread is the median, over sizes, of slowest less fastest try over the median try."),
+            Note("A machine that does other work at the same time measures itself too slow."),
+        ),
+    )
+
+
+def _rates(calibration: Calibration) -> Iterator[tuple[Cell, ...]]:
+    for dtype, rate in best_rates(calibration).items():
+        yield f"matrix products, {dtype}", rate, None
+    yield "memory", None, largest_bandwidth(calibration)
+    if calibration.fresh_byte is not None:
+        yield "memory fresh from the system, beyond writing it", None, 1 / calibration.fresh_byte.median_s
+
+
+def _families(calibration: Calibration) -> Iterator[tuple[Cell, ...]]:
+    for table in calibration.tables:
+        times = [time for _, time in points(table)]
+        spreads = sorted((time.slowest_s - time.fastest_s) / time.median_s for time in times)
+        medians = [time.median_s for time in times]
+        yield table.family, table.dtype, len(times), min(medians), max(medians), spreads[len(spreads) // 2]

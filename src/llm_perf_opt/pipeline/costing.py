@@ -1,0 +1,188 @@
+"""What a model costs, from several sources held against each other: trace, witnesses, ledger, memory, files."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from llm_perf_opt.analyses.counted import SOURCE as COUNTED
+from llm_perf_opt.analyses.counted import counted_run
+from llm_perf_opt.analyses.static_compute import StaticCompute, static_compute, static_report
+from llm_perf_opt.callgraph import CallGraph, read_callgraph
+from llm_perf_opt.document import Report
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.pipeline.adapters import find_adapter
+from llm_perf_opt.pipeline.trace_files import is_trace, trace_files
+from llm_perf_opt.pipeline.traced_workload import workload_of
+from llm_perf_opt.plugins import MODELS, WITNESSES, Json, ModelAdapter, PartialTrace, Workload
+from llm_perf_opt.testimony import Method, Testimony
+from llm_perf_opt.units import format_seconds
+
+log = logging.getLogger(__name__)
+
+SOURCES = (COUNTED, *WITNESSES.names())
+SOURCES_OF_A_FILE = (COUNTED, "closed-form")  # what a saved trace is held against without running anything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRequest:
+    """Everything `cost` can be asked for. `model` may also be a trace made earlier, or a folder of them."""
+
+    model: str
+    workload: Workload
+    sources: tuple[str, ...] | None = None  # None: all there are, or for a saved trace those that run nothing
+    routing: str | None = None
+    device: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRun:
+    """The traces that were counted, what all sources say together, and the report of it."""
+
+    graphs: tuple[CallGraph, ...]
+    static: StaticCompute
+    summary: Report  # without chapters
+    stage_chapters: tuple[Report, ...]
+    memory_chapter: Report | None  # None: nothing was traced
+    memory: Mapping[str, Json] | None
+
+    @property
+    def report(self) -> Report:
+        """Everything: the summary, a chapter per stage, and memory."""
+        memory = () if self.memory_chapter is None else (self.memory_chapter,)
+        return replace(self.summary, chapters=(*self.stage_chapters, *memory))
+
+
+def run_cost(request: CostRequest) -> CostRun:
+    """Ask every source, hold them side by side, and report; a source that fails is a note, not the end."""
+    sources = _known(request.sources)
+    if not is_trace(request.model):
+        return cost_of(find_adapter(request.model, request.trust_remote_code), request, sources or SOURCES)
+    return cost_of_graphs(tuple(read_callgraph(file) for file in trace_files([Path(request.model)])), sources)
+
+
+def cost_of_graphs(graphs: tuple[CallGraph, ...], sources: Sequence[str] | None = None) -> CostRun:
+    """The same for traces at hand, phases of one run; nothing is traced again."""
+    witnesses = [name for name in sources or SOURCES_OF_A_FILE if name != COUNTED]
+    return _run(graphs[0].model, graphs, _ask_about(graphs, witnesses), graphs[0].workload)
+
+
+def cost_of(adapter: ModelAdapter, request: CostRequest, sources: Sequence[str] = SOURCES) -> CostRun:
+    """The same for an adapter at hand; `request.model` is then only a name."""
+    testimonies: list[Testimony] = []
+    graphs: tuple[CallGraph, ...] = ()
+    if COUNTED in sources:
+        try:
+            graphs = _traced(adapter, request, request.workload)
+        except PartialTrace as stopped:  # wrong usage and a broken folder end the run; a model that raises does not
+            testimonies.append(_failed(COUNTED, f"{stopped.what} {stopped.why or ''}".strip()))
+    testimonies += _ask(adapter, request.workload, [name for name in sources if name != COUNTED])
+    other = _other_attention(adapter, request, graphs) if graphs else ()
+    return _run(request.model, graphs, testimonies, described(adapter, request.workload), other)
+
+
+def _traced(adapter: ModelAdapter, request: CostRequest, workload: Workload) -> tuple[CallGraph, ...]:
+    from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts  # closed forms alone need none of it
+
+    return trace_on_ghosts(
+        adapter,
+        TraceRequest(model=request.model, workload=workload, routing=request.routing, device=request.device),
+    )
+
+
+def _known(sources: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The sources as asked for; a wrong name is refused before any work."""
+    for name in sources or ():
+        if name != COUNTED:
+            WITNESSES.check(name)
+    return sources
+
+
+def _ask(adapter: ModelAdapter, workload: Workload, names: Sequence[str]) -> list[Testimony]:
+    testimonies: list[Testimony] = []
+    for name in names:
+        log.info("Asking %s ...", name)
+        started = time.perf_counter()
+        try:
+            said: tuple[Testimony, ...] = WITNESSES.get(name)().testify(adapter, workload)
+        except PerfOptError as error:
+            said = (_failed(name, f"{error.what} {error.why or ''}".strip()),)
+        testimonies += said
+        log.info("  %d stages in %s", len(said), format_seconds(time.perf_counter() - started))
+    return testimonies
+
+
+def _ask_about(graphs: Sequence[CallGraph], names: Sequence[str]) -> list[Testimony]:
+    """Witnesses of a trace made earlier: the model is found again by the name in the file."""
+    model = graphs[0].model
+    if model not in MODELS.names():
+        return [_failed(name, f"no model {model!r} is registered, and a trace holds no code") for name in names]
+    return _ask(MODELS.get(model)(), workload_of(graphs[0]), names)
+
+
+def _failed(source: str, reason: str) -> Testimony:
+    return Testimony(source=source, phase="all", stage="all", method=Method.ISOLATED, failure=reason)
+
+
+def _run(
+    model: str,
+    graphs: tuple[CallGraph, ...],
+    testimonies: Sequence[Testimony],
+    workload: Mapping[str, Json],
+    other_attention: Sequence[CallGraph] = (),
+) -> CostRun:
+    if not graphs:
+        static = static_compute(model=model, workload=workload, graphs=(), testimonies=testimonies)
+        return _cost_run(graphs, static)
+    from llm_perf_opt.analyses.memory import attention_cases, memory_document, memory_report, run_memory
+
+    memory = run_memory(graphs)
+    said = (*counted_run(graphs, memory), *testimonies)
+    static = static_compute(model=model, workload=graphs[0].workload, graphs=graphs, testimonies=said)
+    cases = attention_cases(*_eager_and_fused(graphs, other_attention))
+    return _cost_run(graphs, static, memory_report(graphs, cases), memory_document(memory, cases))
+
+
+def _cost_run(
+    graphs: tuple[CallGraph, ...],
+    static: StaticCompute,
+    memory_chapter: Report | None = None,
+    memory: Mapping[str, Json] | None = None,
+) -> CostRun:
+    report = static_report(static)
+    return CostRun(
+        graphs=graphs,
+        static=static,
+        summary=replace(report, chapters=()),
+        stage_chapters=report.chapters,
+        memory_chapter=memory_chapter,
+        memory=memory,
+    )
+
+
+def described(adapter: ModelAdapter, workload: Workload) -> dict[str, Json]:
+    """The workload with the adapter's defaults filled in, where it can tell them without running anything."""
+    if hasattr(adapter, "describe"):
+        return dict(adapter.describe(workload))
+    return {name: value for name, value in asdict(workload).items() if value is not None}
+
+
+def _other_attention(adapter: ModelAdapter, request: CostRequest, graphs: Sequence[CallGraph]) -> tuple[CallGraph, ...]:
+    """The same workload with the other kind of attention; nothing where the model has but one."""
+    other = "sdpa" if graphs[0].workload.get("attention", "eager") == "eager" else "eager"
+    try:
+        return _traced(adapter, request, replace(request.workload, attention=other))
+    except PerfOptError as error:
+        log.info("No figures for %s attention: %s", other, error.what)
+        return ()
+
+
+def _eager_and_fused(
+    graphs: Sequence[CallGraph], other: Sequence[CallGraph]
+) -> tuple[Sequence[CallGraph], Sequence[CallGraph]]:
+    is_eager = graphs[0].workload.get("attention", "eager") == "eager"
+    return (graphs, other) if is_eager else (other, graphs)

@@ -1,0 +1,105 @@
+"""The device table as reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.hardware import Device, find_device, load_devices
+
+
+def device_list(devices_file: Path | None = None) -> Report:
+    """One row per device."""
+    columns = (
+        Column("id"),
+        Column("name"),
+        Column("bf16", Kind.FLOPS_PER_S),
+        Column("fp16", Kind.FLOPS_PER_S),
+        Column("fp8", Kind.FLOPS_PER_S),
+        Column("fp32", Kind.FLOPS_PER_S),
+        Column("bandwidth", Kind.BYTES_PER_S),
+        Column("memory", Kind.BYTES),
+        Column("unverified figures", Kind.COUNT),
+    )
+    rows = tuple(_row(device) for device in load_devices(devices_file).devices.values())
+    note = Note(
+        "Dense rates, accumulation in float32; fp32 is the rate of the vector units. "
+        "llm-perf-opt devices show ID tells every figure with its source."
+    )
+    return Report(title="Known devices", tables=(Table(title="Devices", columns=columns, rows=rows),), notes=(note,))
+
+
+def _row(device: Device) -> tuple[Cell, ...]:
+    return (
+        device.id,
+        device.name,
+        *(device.peak_flops_per_s.get(name) for name in ("bf16", "fp16", "fp8", "fp32")),
+        device.bandwidth_bytes_per_s,
+        device.memory_bytes,
+        len(device.unverified),
+    )
+
+
+def device_report(name: str, devices_file: Path | None = None) -> Report:
+    """Everything that is known of one device."""
+    device = find_device(name, devices_file)
+    rates = Table(
+        title="Rates",
+        columns=(
+            Column("dtype"),
+            Column("dense peak", Kind.FLOPS_PER_S),
+            Column("best measured product", Kind.FLOPS_PER_S),
+            Column("of the peak", Kind.RATIO),
+            Column("verified"),
+        ),
+        rows=tuple(
+            (
+                dtype,
+                peak,
+                (best := device.achieved_flops_per_s.get(dtype)),
+                None if best is None else best / peak,
+                _verified(device, f"peak_tflops_dense.{dtype}"),
+            )
+            for dtype, peak in device.peak_flops_per_s.items()
+        ),
+    )
+    memory = Table(
+        title="Memory",
+        columns=(Column("what"), Column("bytes", Kind.BYTES), Column("rate", Kind.BYTES_PER_S), Column("verified")),
+        rows=(
+            ("memory", device.memory_bytes, device.bandwidth_bytes_per_s, _verified(device, "bandwidth_gb_per_s")),
+            *(
+                (name, size, None, _verified(device, figure))
+                for name, size, figure in (
+                    ("L2 cache", device.l2_bytes, "l2_mib"),
+                    ("last cache", device.last_cache_bytes, "last_cache_mib"),
+                )
+                if size is not None
+            ),
+        ),
+    )
+    further = Table(
+        title="Further figures",
+        columns=(Column("figure"), Column("value"), Column("verified")),
+        rows=tuple((name, str(value), _verified(device, name)) for name, value in device.facts.items()),
+    )
+    return Report(title=f"{device.name} ({device.id})", tables=(rates, memory, further), notes=tuple(_notes(device)))
+
+
+def _verified(device: Device, figure: str) -> str:
+    return "no" if figure in device.unverified else "yes"
+
+
+def _notes(device: Device) -> Iterator[Note]:
+    if device.reported_names:
+        yield Note(f"Reported as: {', '.join(device.reported_names)}.")
+    if device.notes:
+        yield Note(device.notes)
+    yield from (Note(f"Source: {source}") for source in device.sources)
+    if device.achieved_source:
+        yield Note(f"Source of the best measured product: {device.achieved_source}")
+    yield from (Note(f"Agrees: {source}") for source in device.cross_checks)
+    yield from (Note(f"Disagrees: {text}", Level.WARNING) for text in device.disagreements)
+    if device.unverified:
+        yield Note(f"Not read in a source: {', '.join(device.unverified)}.", Level.WARNING)

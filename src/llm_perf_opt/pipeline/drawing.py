@@ -1,0 +1,56 @@
+"""One phase of a trace, folded into a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.analyses.grouping import MAX_BOXES, group
+from llm_perf_opt.callgraph import CallGraph, read_callgraph
+from llm_perf_opt.document import GraphView
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX, trace_files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRequest:
+    """Everything `graph` can be asked for. Without `phase` it is the prefill, or the first phase there is."""
+
+    source: Path = Path()
+    phase: str | None = None
+    depth: int | None = None
+    focus: str | None = None
+    max_boxes: int = MAX_BOXES
+    metric: str = "flops"
+
+
+def graph_view(request: GraphRequest) -> GraphView:
+    """One phase of a trace made earlier, folded into families. Needs no torch."""
+    return view_of(_chosen_phase(request), request)
+
+
+def view_of(graph: CallGraph, request: GraphRequest) -> GraphView:
+    """The same for a trace at hand; where it lies and its phase are decided already."""
+    return group(
+        graph,
+        depth=request.depth,
+        focus=request.focus,
+        max_boxes=request.max_boxes,
+        metric=request.metric,
+    )
+
+
+def _chosen_phase(request: GraphRequest) -> CallGraph:
+    """A run names its files after their phases, so only the wanted one is read; a file alone says its phase itself."""
+    files = {file.name.removesuffix(TRACE_SUFFIX): file for file in trace_files([request.source])}
+    if len(files) == 1:
+        graph = read_callgraph(*files.values())
+        if request.phase in (None, graph.phase):
+            return graph
+        files = {graph.phase: request.source}
+    wanted = request.phase or ("prefill" if "prefill" in files else next(iter(files)))
+    if wanted not in files:
+        raise UsageError(
+            f"There is no phase {wanted!r} in {request.source}.", why=f"it holds: {', '.join(files)}", fix="choose one"
+        )
+    return read_callgraph(files[wanted])

@@ -1,0 +1,60 @@
+"""How fast a run could be on a device that need not be at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llm_perf_opt.analyses.calibrated import calibrated_report
+from llm_perf_opt.analyses.prediction import Execution, prediction_report
+from llm_perf_opt.callgraph import CallGraph, read_callgraph
+from llm_perf_opt.document import Report
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.hardware import find_device
+from llm_perf_opt.hardware.calibration import read_calibration
+from llm_perf_opt.pipeline.adapters import find_adapter
+from llm_perf_opt.pipeline.trace_files import is_trace, trace_files
+from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
+from llm_perf_opt.plugins import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictRequest:
+    """Everything `predict` can be asked for. `model` may be a trace made earlier, which brings its own workload.
+
+    The times come from figures of a device or from a calibration, never from both.
+    """
+
+    model: str
+    device: str | None = None
+    calibration_file: Path | None = None
+    workload: Workload = field(default_factory=Workload)
+    devices_file: Path | None = None
+    execution: str = "eager"
+    routing: str | None = None
+    trust_remote_code: bool = False
+
+
+def run_predict(request: PredictRequest) -> Report:
+    """The prediction of every stage; a wrong device is refused before anything is traced."""
+    if request.calibration_file is not None and request.device is None:
+        calibration = read_calibration(request.calibration_file)
+        return calibrated_report(_graphs(request, calibration.kind), calibration)
+    if request.device is None or request.calibration_file is not None:
+        raise UsageError(
+            "A prediction needs --device or --calibration, and not both.",
+            why="its times come from the figures of a device, or from measurements of one machine",
+            fix="llm-perf-opt devices list shows the devices, llm-perf-opt devices calibrate measures this machine",
+        )
+    device = find_device(request.device, request.devices_file)
+    return prediction_report(_graphs(request), device, Execution(request.execution))
+
+
+def _graphs(request: PredictRequest, device_kind: str | None = None) -> tuple[CallGraph, ...]:
+    if is_trace(request.model):
+        return tuple(read_callgraph(file) for file in trace_files([Path(request.model)]))
+    adapter = find_adapter(request.model, request.trust_remote_code)
+    return trace_on_ghosts(
+        adapter,
+        TraceRequest(model=request.model, workload=request.workload, routing=request.routing, device=device_kind),
+    )

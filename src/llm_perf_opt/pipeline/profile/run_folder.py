@@ -1,0 +1,141 @@
+"""The folder of one run: one writer at a time, files whole or not at all, and finished pages kept for a resumed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.measurement import PageMeasurement
+from llm_perf_opt.whole_files import write_whole
+
+CONFIG_FILE = "config.yaml"
+FAILURE_FILE = "failure.txt"  # why a run of a sweep ended early
+LOCK_FILE = ".lock"
+ENVIRONMENT_FILE = "env.json"
+PAGES = "pages"
+ARTIFACTS = (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    "metrics.json",
+    "report.md",
+    "report.html",
+    "operators.csv",
+    "chrome-trace.json",
+    "static_compute.json",
+    "kernels.json",
+    "nsight-request.json",
+)
+
+
+class RunFolder:
+    """A folder that this process alone writes to, until `open_run_folder` ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write_text(self, name: str, text: str) -> Path:
+        """One file, whole."""
+        write_whole(self.path / name, [text.encode()])
+        return self.path / name
+
+    def write_json(self, name: str, document: Any) -> Path:
+        """One JSON file, whole; what is no finite number is refused."""
+        return self.write_text(name, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def keep_environment(self, environment: Any) -> None:
+        """`env.json`; pages that were measured elsewhere, or with other settings, are no part of this run."""
+        file = self.path / ENVIRONMENT_FILE
+        if file.is_file() and json.loads(file.read_text("utf-8")) != environment and any(self._pages()):
+            raise PerfOptError(
+                f"{self.path} holds pages that were measured in another environment.",
+                why=f"{file} differs from this machine, its libraries or its settings",
+                fix="choose another run.folder, or add --force to measure all pages here",
+            )
+        self.write_json(ENVIRONMENT_FILE, environment)
+
+    def _pages(self) -> Iterator[Path]:
+        return (self.path / PAGES).glob("[0-9]*.json")
+
+    def keep_page(self, index: int, page: PageMeasurement) -> None:
+        """A finished page, which a resumed run does not measure again."""
+        (self.path / PAGES).mkdir(exist_ok=True)
+        self.write_json(f"{PAGES}/{index:05d}.json", page.to_json())
+
+    def finished_page(self, index: int, image: str) -> PageMeasurement | None:
+        """The page as it was measured before, or None; another image in its place is another page."""
+        file = self.path / PAGES / f"{index:05d}.json"
+        if not file.is_file():
+            return None
+        try:
+            page = PageMeasurement.from_json(json.loads(file.read_text("utf-8")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PerfOptError(
+                f"{file} is no measurement that can be read.",
+                why=f"{type(error).__name__}: {str(error)[:200]}",
+                fix="delete it, and its page is measured again",
+            ) from error
+        return page if page.image == image else None
+
+
+@contextmanager
+def open_run_folder(path: Path, config_text: str, *, force: bool) -> Iterator[RunFolder]:
+    """Take the folder for one run with this configuration; what an earlier one with the same finished is kept.
+
+    The lock is the operating system's, so it ends with the process however that ends. A folder of another run is
+    refused, unless `force` clears it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        stored = path / CONFIG_FILE
+        if force:
+            _clear(path)
+        elif stored.is_file() and stored.read_text("utf-8") != config_text:
+            raise PerfOptError(
+                f"{path} holds a run with another configuration.",
+                why=f"{stored} differs from what was asked for, and results of two runs must not mix",
+                fix="choose another run.folder, or add --force to clear this one",
+            )
+        elif not stored.is_file() and any(file.name not in (LOCK_FILE, FAILURE_FILE) for file in path.iterdir()):
+            raise PerfOptError(
+                f"{path} is not empty and holds no run.",
+                why=f"there is no {CONFIG_FILE} in it, so its files are not ours",
+                fix="choose another run.folder",
+            )
+        for left_behind in (path / PAGES).glob(".*.partial"):
+            left_behind.unlink()  # of a run that was killed while it wrote
+        folder = RunFolder(path)
+        folder.write_text(CONFIG_FILE, config_text)
+        yield folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl  # not everywhere: the other verbs do without it
+
+    with (path / LOCK_FILE).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise PerfOptError(
+                f"Another run is writing to {path}.",
+                why=f"process {lock.read().strip() or 'unknown'} holds its lock",
+                fix="wait for it, or choose another run.folder",
+            ) from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def _clear(path: Path) -> None:
+    """What a run writes, and nothing else: a mistyped path costs no file of another kind."""
+    shutil.rmtree(path / PAGES, ignore_errors=True)
+    for name in ARTIFACTS:
+        (path / name).unlink(missing_ok=True)

@@ -1,0 +1,36 @@
+"""The tables of traces: what each stage costs and, where it was measured, how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llm_perf_opt.analyses.measured_time import time_report
+from llm_perf_opt.analyses.stage_report import stage_report
+from llm_perf_opt.callgraph import CallGraph, read_callgraph
+from llm_perf_opt.document import Report
+from llm_perf_opt.pipeline.trace_files import trace_files
+
+
+def report_on(paths: Sequence[Path], times: Sequence[Path] = ()) -> Report:
+    """The per-stage report of traces made earlier; a folder stands for every trace in it. Needs no torch.
+
+    `times` are traces of the same run by a tracer that measures: what they took is put on what `paths` cost.
+    """
+    graphs = tuple(read_callgraph(file) for file in trace_files(paths))
+    if not times:
+        return report_of(graphs)
+    measured = tuple(read_callgraph(file) for file in trace_files(times))
+    return _joined(stage_report(graphs), time_report(measured, graphs))
+
+
+def report_of(graphs: Sequence[CallGraph]) -> Report:
+    """What each stage costs; and, where the tracer measured it, how long it took."""
+    report = stage_report(graphs)
+    timed = [graph for graph in graphs if graph.calls is not None and graph.calls.started_ns]
+    return _joined(report, time_report(timed)) if timed else report
+
+
+def _joined(first: Report, second: Report) -> Report:
+    return replace(first, tables=(*first.tables, *second.tables), notes=(*first.notes, *second.notes))

@@ -1,0 +1,1 @@
+"""The static analysis of a session from Python: configuration, analyzer, results and their writers."""

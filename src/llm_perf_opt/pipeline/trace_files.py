@@ -1,0 +1,61 @@
+"""Where the traces of a run lie: one file per phase, named after it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.plugins import MODELS
+
+TRACE_SUFFIX = ".callgraph.json"
+PHASE_ORDER = ("vision", "prefill", "decode")  # the order in which phases run; a phase of another name comes last
+
+
+def trace_files(paths: Sequence[Path]) -> list[Path]:
+    """The files themselves, and of a folder every trace in it, in the order in which the phases run."""
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise _not_there(path)
+        found = sorted(path.glob(f"*{TRACE_SUFFIX}"), key=_phase_rank) if path.is_dir() else [path]
+        if not found:
+            raise UsageError(
+                f"There is no trace in {path}.",
+                why=f"no file there ends in {TRACE_SUFFIX}",
+                fix=f"make one: llm-perf-opt trace deepseek-ocr --out {path}",
+            )
+        files += found
+    return files
+
+
+def _not_there(path: Path) -> UsageError:
+    """With the name beside it that comes nearest, if any does."""
+    beside = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    return UsageError(
+        f"There is no {path}.",
+        why="a call-graph file or a folder of them was expected there",
+        fix=f"did you mean {str(path.parent / close[0])!r}?" if close else "check the path, or trace the model first",
+    )
+
+
+def is_trace(model: str) -> bool:
+    """Whether what was named is a trace made earlier: a file of that kind, or a folder that holds one."""
+    path = Path(model)
+    if model in MODELS.names():
+        return False
+    return path.name.endswith(TRACE_SUFFIX) or (path.is_dir() and any(path.glob(f"*{TRACE_SUFFIX}")))
+
+
+def are_traces(names: Sequence[str]) -> bool:
+    """Whether all of them are traces, or can only be meant as such: several, a file, a folder that holds no model."""
+    first = Path(names[0])
+    is_plain_folder = names[0] not in MODELS.names() and first.is_dir() and not (first / "config.json").exists()
+    return all(map(is_trace, names)) or len(names) > 1 or first.is_file() or is_plain_folder
+
+
+def _phase_rank(file: Path) -> tuple[int, str]:
+    phase = file.name.removesuffix(TRACE_SUFFIX)
+    return (PHASE_ORDER.index(phase) if phase in PHASE_ORDER else len(PHASE_ORDER)), phase

@@ -1,0 +1,144 @@
+"""Adapter -> targets -> tracer -> call graphs -> files and report."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from llm_perf_opt.analyses.coverage import price_coverage
+from llm_perf_opt.callgraph import CallGraph, write_callgraph
+from llm_perf_opt.document import Report
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.pipeline.adapters import find_adapter
+from llm_perf_opt.pipeline.free_places import make_folder, require_free
+from llm_perf_opt.pipeline.reporting import report_of
+from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX
+from llm_perf_opt.plugins import TRACERS, DrawingTracer, ModelAdapter, PartialTrace, Target, Tracer, Workload
+from llm_perf_opt.units import format_count, format_seconds
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """Everything `trace` can be asked for. `model` is a registered name or a folder; a registered name wins."""
+
+    model: str
+    workload: Workload
+    tracer: str = "weightless"
+    routing: str | None = None  # of routing, device and weights, None leaves the choice to the tracer
+    device: str | None = None
+    weights: str | None = None  # "random", "none", or a folder
+    torchlens_picture: tuple[str, Path] | None = None  # a module, and where to draw it
+    trust_remote_code: bool = False
+    out: Path | None = None  # None: nothing is written
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRun:
+    """What a run left behind: one graph per phase, the files in the same order, and the per-stage report."""
+
+    graphs: tuple[CallGraph, ...]
+    files: tuple[Path, ...]
+    report: Report
+    unpriced_ops: int | None  # None: the tracer sees no ops
+
+
+def run_trace(request: TraceRequest) -> TraceRun:
+    """Trace every phase of the workload; files appear only after all of them succeeded.
+
+    A model that raises half-way leaves one file, of the phase in which it did, named as partial.
+    """
+    tracer = _make_tracer(request)
+    targets = find_adapter(request.model, request.trust_remote_code).targets(request.workload)
+    files = _free_files(request, targets)
+    graphs = tuple(_trace(tracer, target, request) for target in targets)
+    if request.torchlens_picture is not None:
+        _draw(cast("DrawingTracer", tracer), targets, graphs, *request.torchlens_picture)
+    for graph, file in zip(graphs, files, strict=False):
+        write_callgraph(graph, file, overwrite=request.force)
+        _partial_file(file.parent, graph.phase).unlink(missing_ok=True)
+    return TraceRun(graphs=graphs, files=files, report=report_of(graphs), unpriced_ops=_unpriced_ops(graphs))
+
+
+def trace_on_ghosts(adapter: ModelAdapter, request: TraceRequest) -> tuple[CallGraph, ...]:
+    """The graphs alone, one per phase, of an adapter at hand: nothing is written and nothing reported."""
+    tracer = _make_tracer(request)
+    return tuple(_trace(tracer, target, request) for target in adapter.targets(request.workload))
+
+
+def _draw(tracer: DrawingTracer, targets: Sequence[Target], graphs: Sequence[CallGraph], path: str, file: Path) -> None:
+    """The module's picture, from the first phase that calls it."""
+    for target, graph in zip(targets, graphs, strict=True):
+        if path in graph.call_counts:
+            tracer.picture(target, path, file)
+            log.info("Wrote %s", file)
+            return
+    raise UsageError(f"No phase calls the module {path!r}.", why="the trace has no call of it", fix="check the path")
+
+
+def _make_tracer(request: TraceRequest) -> Tracer:
+    """The tracer with what it was asked for; a wish that it cannot have is refused, not ignored."""
+    make = cast("Callable[..., Tracer]", TRACERS.get(request.tracer))
+    if request.torchlens_picture is not None and not hasattr(make, "picture"):
+        raise UsageError(
+            f"The tracer {request.tracer!r} draws no picture.", why="TorchLens does", fix="add --tracer torchlens"
+        )
+    takes = inspect.signature(make).parameters
+    wishes = {"routing": request.routing, "device": request.device, "weights": request.weights}
+    if "weights" not in takes and request.weights == "none":
+        del wishes["weights"]
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    for name in given:
+        if name not in takes:
+            raise UsageError(
+                f"The tracer {request.tracer!r} has no use for --{name}.",
+                why="it runs without weights" if name == "weights" else "it runs the model for real",
+                fix=f"leave --{name} out, or choose another --tracer",
+            )
+    return make(**given, **({"keep_in": request.out} if "keep_in" in takes else {}))
+
+
+def _unpriced_ops(graphs: Sequence[CallGraph]) -> int | None:
+    if any(graph.ops is None for graph in graphs):
+        return None
+    return sum(price_coverage(graph).unpriced_ops for graph in graphs)
+
+
+def _free_files(request: TraceRequest, targets: Sequence[Target]) -> tuple[Path, ...]:
+    """One file per phase, refused before the work begins where something would be overwritten."""
+    if request.out is None:
+        return ()
+    files = tuple(request.out / f"{target.phase}{TRACE_SUFFIX}" for target in targets)
+    beside = [request.out / f"{target.phase}.chrome-trace.json" for target in targets if request.tracer == "profiler"]
+    beside += [_partial_file(request.out, target.phase) for target in targets]
+    beside += [request.torchlens_picture[1]] if request.torchlens_picture is not None else []
+    require_free((*files, *beside), force=request.force)
+    make_folder(request.out)
+    return files
+
+
+def _partial_file(folder: Path, phase: str) -> Path:
+    return folder / f"{phase}.partial{TRACE_SUFFIX}"
+
+
+def _trace(tracer: Tracer, target: Target, request: TraceRequest) -> CallGraph:
+    log.info("Tracing %s, %s ...", target.model, target.phase)
+    started = time.perf_counter()
+    try:
+        graph = tracer.trace(target)
+    except PartialTrace as stopped:
+        if request.out is not None:
+            file = _partial_file(request.out, target.phase)
+            write_callgraph(stopped.graph, file, overwrite=request.force)
+            log.info("Wrote %s: what ran until the model stopped in %s", file, stopped.graph.stopped_in or "(root)")
+        raise
+    seconds = time.perf_counter() - started
+    log.info("  %s module calls in %s", format_count(sum(graph.call_counts.values())), format_seconds(seconds))
+    return graph

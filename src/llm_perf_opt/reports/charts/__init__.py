@@ -1,0 +1,1 @@
+"""Charts drawn as SVG, and the same charts as tables."""

@@ -1,0 +1,83 @@
+// The page reads without this script; with it tables can be sorted, the theme switched, and the contents follow.
+"use strict";
+{
+  const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
+  const root = document.documentElement;
+
+  function followTheme(button) {
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      const systemIsDark = matchMedia("(prefers-color-scheme: dark)").matches;
+      const now = root.dataset.theme ?? (systemIsDark ? "dark" : "light");
+      root.dataset.theme = now === "dark" ? "light" : "dark";
+    });
+  }
+
+  // The exact value is in the tooltip where the text is rounded. Null is not known, and sorts last either way.
+  function valueOf(cell) {
+    if (cell.classList.contains("unknown")) return null;
+    if (!cell.classList.contains("number")) return cell.textContent;
+    return Number.parseFloat((cell.title || cell.textContent).replaceAll(",", ""));
+  }
+
+  function compared(one, other, direction) {
+    if (one === null || other === null) return (one === null) - (other === null);
+    return direction * (typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other);
+  }
+
+  function sortBy(table, place, header) {
+    const before = header.getAttribute("aria-sort");
+    const isNumber = header.classList.contains("number");
+    const direction = before ? (before === "ascending" ? -1 : 1) : isNumber ? -1 : 1; // the largest first
+    for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+    header.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+    const rows = [...table.tBodies[0].rows].map((row) => [valueOf(row.cells[place]), row]);
+    rows.sort(([one], [other]) => compared(one, other, direction));
+    table.tBodies[0].append(...rows.map(([, row]) => row));
+  }
+
+  function makeSortable(table) {
+    if (table.tBodies[0].rows.length < 2) return;
+    [...table.tHead.rows[0].cells].forEach((header, place) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...header.childNodes);
+      header.append(button);
+      button.addEventListener("click", () => sortBy(table, place, header));
+    });
+  }
+
+  // The entry of the last heading above the middle of the window.
+  function followReading() {
+    const links = new Map(all("nav.side a").map((link) => [link.hash.slice(1), link]));
+    const headings = [...links.keys()].map((id) => document.getElementById(id));
+    const update = () => {
+      const passed = headings.filter((heading) => heading.getBoundingClientRect().top < innerHeight / 3);
+      const current = passed.at(-1)?.id;
+      for (const [id, link] of links) {
+        if (id === current) link.setAttribute("aria-current", "true");
+        else link.removeAttribute("aria-current");
+      }
+    };
+    let isWaiting = false;
+    addEventListener("scroll", () => {
+      if (isWaiting) return;
+      isWaiting = true;
+      requestAnimationFrame(() => { isWaiting = false; update(); });
+    }, { passive: true });
+    update();
+  }
+
+  function closeAfterChoice(details) {
+    details.addEventListener("click", (event) => {
+      if (event.target.closest("a")) details.open = false;
+    });
+  }
+
+  followTheme(document.getElementById("theme"));
+  all("main table").forEach(makeSortable);
+  all("details.contents").forEach(closeAfterChoice);
+  followReading();
+  addEventListener("beforeprint", () => all(".chart details").forEach((details) => { details.open = true; }));
+  root.dataset.ready = "yes";
+}

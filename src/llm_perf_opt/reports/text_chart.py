@@ -1,0 +1,76 @@
+"""A chart in plain text: bars of `#` beside their numbers; a curve is told by its ends and extremes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llm_perf_opt.document import BarChart, Chart, Column, LineChart, SpanChart, Table
+from llm_perf_opt.reports.charts.chart_table import has_few_points, short_tables
+from llm_perf_opt.reports.text_table import table_text
+from llm_perf_opt.reports.visible_text import visible_ascii
+
+_BAR_LENGTH = 40
+_MANY_POINTS = "Drawn in the format html; every point is in json and csv."
+
+
+def chart_text(chart: Chart) -> str:
+    """Title, numbers, bars where they fit, caption."""
+    match chart:
+        case BarChart():
+            tables: tuple[Table, ...] = (_bars(chart),)
+        case SpanChart():
+            tables = (_spans(chart),)
+        case LineChart():
+            tables = short_tables(chart)
+    parts = ["\n\n".join(map(table_text, tables)), visible_ascii(chart.caption)]
+    if isinstance(chart, LineChart) and not has_few_points(chart):
+        parts.append(_MANY_POINTS)
+    return "\n".join(part for part in parts if part)
+
+
+def _bars(chart: BarChart) -> Table:
+    """One row for each bar; all start at zero and share one scale. A bar below zero is drawn with `-`."""
+    largest = max((abs(value) for series in chart.series for value in series.values if value is not None), default=0)
+    rows = [
+        (category, name, value, _bar(value, largest))
+        for place, category in enumerate(chart.categories)
+        for name, value in _values(chart, place)
+    ]
+    columns = (Column("category"), Column("series"), Column("value", chart.kind), Column(""))
+    table = Table(title=chart.title, columns=columns, rows=tuple(rows))
+    return table if len(chart.series) > 1 else _without_column(table, 1)
+
+
+def _values(chart: BarChart, place: int) -> list[tuple[str, float | None]]:
+    """The values of one category by series; a stack is told without the parts that are nothing."""
+    values = [(series.name, series.values[place]) for series in chart.series]
+    parts = [(name, value) for name, value in values if value != 0] if chart.is_stacked else values
+    return parts or values
+
+
+def _spans(chart: SpanChart) -> Table:
+    """The table of spans, each with its stretch of the axis; a logarithmic axis is drawn evenly here."""
+    (table,) = short_tables(chart)
+    low = min((span.start for span in chart.spans), default=0.0)
+    whole = max((span.end for span in chart.spans), default=0.0) - low
+    bars = [_stretch((span.start - low, span.end - low), whole) for span in chart.spans]
+    rows = tuple((*row, bar) for row, bar in zip(table.rows, bars, strict=True))
+    return replace(table, columns=(*table.columns, Column("")), rows=rows)
+
+
+def _bar(value: float | None, largest: float) -> str:
+    if not value:
+        return ""
+    return ("#" if value > 0 else "-") * max(1, round(abs(value) / largest * _BAR_LENGTH))
+
+
+def _stretch(span: tuple[float, float], whole: float) -> str:
+    start, end = (round(place / whole * _BAR_LENGTH) if whole else 0 for place in span)
+    start = min(start, _BAR_LENGTH - 1)
+    return " " * start + "#" * max(1, end - start)
+
+
+def _without_column(table: Table, place: int) -> Table:
+    columns = (*table.columns[:place], *table.columns[place + 1 :])
+    rows = tuple((*row[:place], *row[place + 1 :]) for row in table.rows)
+    return replace(table, columns=columns, rows=rows)

@@ -1,0 +1,128 @@
+"""Measure a machine: every probe in turn, and the page faults of fresh memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.execution.library_versions import library_versions
+from llm_perf_opt.hardware.calibration import Calibration, RateTable
+from llm_perf_opt.runs.calibration.kernels import attention_probes, convolution_probes
+from llm_perf_opt.runs.calibration.memory import cast_probe, elementwise_probes, resampling_probes, row_probes
+from llm_perf_opt.runs.calibration.overheads import fresh_byte, overhead_probes
+from llm_perf_opt.runs.calibration.probe import Probe, measure
+from llm_perf_opt.runs.calibration.products import batched_product_probe, narrow_product_probe, product_probes
+from llm_perf_opt.runs.calibration.stopwatch import Stopwatch, sweep_buffer
+
+log = logging.getLogger(__name__)
+
+_POOL_BYTES = 768 * 2**20
+_SMOKE_POOL_BYTES = 64 * 2**20
+_REPORT_EVERY_S = 10.0
+_ROUNDS = 2
+
+
+def calibrate(
+    *,
+    device: str = "cpu",
+    dtype: str = "bfloat16",
+    clock: str = "wall",
+    threads: int | None = None,
+    smoke: bool = False,
+) -> Calibration:
+    """Times of every family of work on `device`, in `dtype` and float32, with `threads` or as many as torch uses.
+
+    `smoke` tries the smallest sizes only: it takes seconds, and shows that the machinery runs, not how fast the
+    machine is.
+    """
+    _refuse_absent(device)
+    previous_threads = torch.get_num_threads()
+    torch.set_num_threads(threads or previous_threads)
+    try:
+        watch = Stopwatch(device=device, clock=clock, swept=sweep_buffer(device))
+        if smoke:
+            probes = [probe.coarse() for probe in _probes(device, dtype, _SMOKE_POOL_BYTES)]
+            tables = _measured(probes, replace(watch, fewest=2, most=3), "the only round")
+        else:
+            probes = _probes(device, dtype, _POOL_BYTES)
+            rounds = [_measured(probes, watch, f"round {number} of {_ROUNDS}") for number in range(1, _ROUNDS + 1)]
+            tables = [best_of(tables) for tables in zip(*rounds, strict=True)]
+        on_cpu = torch.device(device).type == "cpu"
+        return Calibration(
+            device=device_name(device),
+            kind=torch.device(device).type,
+            threads=torch.get_num_threads(),
+            memory_bytes=_memory_bytes(device),
+            library_versions=library_versions(),
+            tables=tuple(tables),
+            fresh_byte=fresh_byte(watch) if on_cpu else None,
+            clock=clock,
+            is_smoke=smoke,
+        )
+    finally:
+        torch.set_num_threads(previous_threads)
+
+
+def device_name(device: str) -> str:
+    """What the driver, or for a processor the system, calls it."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes(device: str) -> int:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _probes(device: str, dtype: str, pool_bytes: int) -> list[Probe]:
+    dtypes = tuple(dict.fromkeys((dtype, "float32")))
+    probes = [*overhead_probes(device), *resampling_probes(device)]
+    for name in dtypes:
+        probes += elementwise_probes(name, device)
+        probes += row_probes(name, device)
+        probes += [cast_probe(name, other, device) for other in dtypes if other != name]
+        probes += [narrow_product_probe(name, device), batched_product_probe(name, device)]
+    probes += [*attention_probes(dtype, device), *convolution_probes(dtype, device)]
+    return probes + product_probes(dtype, device, pool_bytes)
+
+
+def _measured(probes: list[Probe], stopwatch: Stopwatch, title: str) -> list[RateTable]:
+    tables, reported = [], time.monotonic()
+    for done, probe in enumerate(probes, start=1):
+        tables.append(measure(probe, stopwatch))
+        if time.monotonic() - reported > _REPORT_EVERY_S:
+            reported = time.monotonic()
+            log.info("Calibrating, %s: %d of %d families of work.", title, done, len(probes))
+    return tables
+
+
+def best_of(tables: Sequence[RateTable]) -> RateTable:
+    """One table of several rounds: at each size the round with the lower median.
+
+    Another program that wakes up for some seconds slows down whole sizes of one round, and hardly ever of both.
+    """
+    columns = zip(*(table.times for table in tables), strict=True)
+    return replace(tables[0], times=tuple(min(times, key=lambda time: time.median_s) for times in columns))
+
+
+def _refuse_absent(device: str) -> None:
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"Cannot calibrate {device!r}.", why="cpu and cuda are known", fix="use --device cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise PerfOptError("There is no CUDA device here.", why="torch finds none", fix="use --device cpu")

@@ -1,0 +1,126 @@
+"""The CSV exports of Nsight Systems and Nsight Compute, read back, and each kernel put into the stage that launched it.
+
+Both programs write lines of talk before the table, so a table begins where its heading does.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.execution.stage_ranges import STAGE_PREFIX
+from llm_perf_opt.measurement import Kernel
+
+RANGES_HEADING = ("Name", "Projected Start (ns)", "Projected Duration (ns)")  # nsys stats -r nvtx_gpu_proj_trace
+GPU_TRACE_HEADING = ("Start (ns)", "Duration (ns)", "Name")  # nsys stats -r cuda_gpu_trace
+NCU_HEADING = ("ID", "Kernel Name")  # ncu --csv --page raw
+_NOT_KERNELS = "[CUDA "  # "[CUDA memcpy Host-to-Device]", "[CUDA memset]"
+_PUSHED = "Push/Pop_Range"
+_DURATION = "gpu__time_duration.sum"
+_NS_PER_UNIT = {"ns": 1, "nsecond": 1, "us": 10**3, "usecond": 10**3, "ms": 10**6, "msecond": 10**6, "s": 10**9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectedRange:
+    """A stage as the GPU saw it: from its first kernel to the end of its last."""
+
+    stage: str
+    start_ns: int
+    end_ns: int
+
+
+def read_ranges(text: str) -> tuple[ProjectedRange, ...]:
+    """The stages among the ranges of `nvtx_gpu_proj_trace`; the empty domain in `:name` is cut off."""
+    found = []
+    for row in table_rows(text, RANGES_HEADING):
+        name = row["Name"].lstrip(":")
+        if name.startswith(STAGE_PREFIX):
+            start_ns = int(row["Projected Start (ns)"])
+            end_ns = start_ns + int(row["Projected Duration (ns)"])
+            found.append(ProjectedRange(stage=name.removeprefix(STAGE_PREFIX), start_ns=start_ns, end_ns=end_ns))
+    return tuple(found)
+
+
+def read_kernels_by_stage(gpu_trace: str, ranges: Sequence[ProjectedRange]) -> tuple[Kernel, ...]:
+    """Kernels of `cuda_gpu_trace` by name and stage, the longest first; copies and fills are not kernels.
+
+    A kernel belongs to the innermost stage in which it began: of those that hold its start, the one that began last.
+    """
+    sums: dict[tuple[str, str | None], tuple[int, int]] = {}
+    for row in table_rows(gpu_trace, GPU_TRACE_HEADING):
+        if row["Name"].startswith(_NOT_KERNELS):
+            continue
+        key = (row["Name"], _stage_at(int(row["Start (ns)"]), ranges))
+        calls, total_ns = sums.get(key, (0, 0))
+        sums[key] = (calls + 1, total_ns + int(row["Duration (ns)"]))
+    found = [
+        Kernel(name=name, stage=stage, calls=calls, total_ns=total_ns)
+        for (name, stage), (calls, total_ns) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda kernel: (-kernel.total_ns, kernel.name, kernel.stage or "")))
+
+
+def _stage_at(moment_ns: int, ranges: Sequence[ProjectedRange]) -> str | None:
+    around = [one for one in ranges if one.start_ns <= moment_ns < one.end_ns]
+    return max(around, key=lambda one: (one.start_ns, -one.end_ns)).stage if around else None
+
+
+def read_ncu(text: str) -> tuple[Kernel, ...]:
+    """One entry per launch of `ncu --csv --page raw --nvtx`, with every metric that is a number.
+
+    The row below the heading holds units. The stage is the innermost range of ours in the stack of the launch.
+    """
+    rows = table_rows(text, NCU_HEADING)
+    units = next(rows, {})
+    found = []
+    for row in rows:
+        metrics = {name: number for name, value in row.items() if (number := _number(value)) is not None}
+        if _DURATION not in metrics:
+            raise PerfOptError(
+                "The export of Nsight Compute has no time of its kernels.",
+                why=f"there is no number under {_DURATION}",
+                fix=f"ask for it: --metrics {_DURATION}",
+            )
+        scale = _NS_PER_UNIT.get(units.get(_DURATION, ""), 1)
+        found.append(
+            Kernel(
+                name=row["Kernel Name"],
+                stage=_pushed_stage(row),
+                calls=1,
+                total_ns=round(metrics[_DURATION] * scale),
+                metrics={name: value for name, value in metrics.items() if "__" in name},
+            )
+        )
+    return tuple(found)
+
+
+def _pushed_stage(row: Mapping[str, str]) -> str | None:
+    """From a column such as `1 "<default domain>:stage: decode:none:..."`, outermost first."""
+    pushed = " ".join(value for name, value in row.items() if _PUSHED in name)
+    stages = re.findall(rf":{re.escape(STAGE_PREFIX)}([^:\"]+):", pushed)
+    return stages[-1].strip() if stages else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def table_rows(text: str, heading: Sequence[str]) -> Iterator[dict[str, str]]:
+    """The rows of the first table whose heading has all these columns; a file without one is refused."""
+    lines = text.splitlines()
+    starts = [place for place, line in enumerate(lines) if set(heading) <= set(next(csv.reader([line]), []))]
+    if not starts:
+        raise PerfOptError(
+            "This is no table of Nsight's that can be read.",
+            why=f"no line holds the columns {', '.join(heading)}",
+            fix="export it with the options that llm-perf-opt uses; other versions may name columns differently",
+        )
+    table = csv.DictReader(io.StringIO("\n".join(lines[starts[0] :])))
+    return (row for row in table if any(row.values()))

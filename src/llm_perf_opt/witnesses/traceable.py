@@ -1,0 +1,108 @@
+"""What `torch.jit.trace` needs: a module of tensors only, and convolutions under the one name that it records.
+
+Ghosts can be traced: the tracer writes an op down before it reaches the engine. It skips `conv2d` and its kin,
+expecting the `_convolution` inside, which no engine ever calls; here they are called by that name from the start.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from llm_perf_opt.execution.isolation import IsolatedCall
+from llm_perf_opt.execution.nested_tensors import tensors_in
+from llm_perf_opt.weightless import Ghost
+
+
+class OnTensors(torch.nn.Module):
+    """A module with one call's arguments, as a function of the tensors among them."""
+
+    def __init__(self, call: IsolatedCall) -> None:
+        super().__init__()
+        self.module = call.module
+        self._arguments = (call.args, call.kwargs)
+        self.tensors = tuple({id(tensor): tensor for tensor in tensors_in(self._arguments)}.values())
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors in what the module returns; a cache among the arguments is a new one in each call.
+
+        A real tensor, such as a mask, may depend on no argument at all, and the tracer refuses to return what it has
+        not seen being made; it sees the copy.
+        """
+        memo: dict[int, Any] = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
+        args, kwargs = copy.deepcopy(self._arguments, memo)
+        returned = tensors_in(self.module(*args, **kwargs))
+        return tuple(tensor if isinstance(tensor, Ghost) else tensor.clone() for tensor in returned)
+
+
+class RecordedConvolutions(TorchFunctionMode):
+    """Calls `torch._convolution` for every convolution with numeric padding."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Everything else passes unchanged."""
+        kwargs = kwargs or {}
+        convolve = _CONVOLUTIONS.get(func)
+        if convolve is None or any(isinstance(value, str) for value in (*args, *kwargs.values())):
+            return func(*args, **kwargs)
+        return convolve(*args, **kwargs)
+
+
+def _plain(dimensions: int) -> Callable[..., torch.Tensor]:
+    def convolve(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> torch.Tensor:
+        sizes = [_per_dimension(value, dimensions) for value in (stride, padding, dilation)]
+        return _convolution(input, weight, bias, *sizes, False, [0] * dimensions, groups)
+
+    return convolve
+
+
+def _transposed(dimensions: int) -> Callable[..., torch.Tensor]:
+    def convolve(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> torch.Tensor:
+        sizes = [_per_dimension(value, dimensions) for value in (stride, padding, dilation)]
+        return _convolution(input, weight, bias, *sizes, True, _per_dimension(output_padding, dimensions), groups)
+
+    return convolve
+
+
+def _convolution(*arguments: Any) -> torch.Tensor:
+    benchmark, deterministic, cudnn_enabled, allow_tf32 = False, False, True, True
+    convolve: Callable[..., torch.Tensor] = torch._convolution
+    return convolve(*arguments, benchmark, deterministic, cudnn_enabled, allow_tf32)
+
+
+def _per_dimension(value: Any, dimensions: int) -> list[int]:
+    sizes = [int(value)] if isinstance(value, (int, torch.Tensor)) else [int(size) for size in value]
+    return sizes * dimensions if len(sizes) == 1 else sizes
+
+
+_CONVOLUTIONS: dict[Any, Callable[..., torch.Tensor]] = {
+    F.conv1d: _plain(1),
+    F.conv2d: _plain(2),
+    F.conv3d: _plain(3),
+    F.conv_transpose1d: _transposed(1),
+    F.conv_transpose2d: _transposed(2),
+    F.conv_transpose3d: _transposed(3),
+}

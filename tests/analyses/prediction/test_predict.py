@@ -1,0 +1,144 @@
+"""Works, bounds and bands of runs that can be added up by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llm_perf_opt.analyses.prediction import Execution, predict_stages, prediction_report, stage_works, total_wall
+from llm_perf_opt.analyses.prediction.fusion import fused_kernels
+from llm_perf_opt.analyses.prediction.kernels import Work
+from llm_perf_opt.analyses.roofline import Bound
+from llm_perf_opt.hardware import Device, find_device, load_devices
+from tests.analyses.prediction.made_decode import CACHE_BYTES, EXPERTS, LAYERS, WEIGHT_BYTES, X_BYTES, made_decode
+from tests.analyses.small_run import PROJECT_FLOPS, small_run
+
+CARD = Device(
+    id="card",
+    name="Card",
+    vendor="nobody",
+    arch="none",
+    peak_flops_per_s={"bf16": 10**14, "fp32": 10**13},
+    bandwidth_bytes_per_s=10**9,
+    memory_bytes=10**10,
+)
+LOOKED_UP = X_BYTES + 32  # the rows that came out, and the indices
+READ_ONCE = LAYERS * EXPERTS * WEIGHT_BYTES + CACHE_BYTES + LOOKED_UP
+LAUNCHES = 1 + LAYERS * (1 + 2 * EXPERTS)
+
+
+def test_the_made_run_is_sound() -> None:
+    assert made_decode().problems() == []
+
+
+def test_what_prepares_a_phase_is_no_work_of_it_and_what_it_fills_was_there() -> None:
+    (work,) = stage_works(made_decode())
+    assert work.ops == work.launches == LAUNCHES
+    assert work.flops == LAYERS * EXPERTS * 2 * 4 * 8 * 8
+    assert work.must_read_bytes == READ_ONCE
+    assert work.forwards == 1
+
+
+def test_every_forward_reads_its_weights_again() -> None:
+    (work,) = stage_works(made_decode(steps=3))
+    assert (work.must_read_bytes, work.forwards, work.launches) == (3 * READ_ONCE, 3, 3 * LAUNCHES)
+
+
+def test_stages_hold_what_they_launch() -> None:
+    """The encoder projects twice and each of its norms activates; the decoder likewise, and one op runs outside."""
+    vision, prefill = stage_works(small_run())
+    assert (vision.launches, prefill.launches) == (4, 3)
+    assert (vision.flops, prefill.flops) == (2 * PROJECT_FLOPS, PROJECT_FLOPS)
+    assert vision.flops_by_dtype == {"float32": 2 * PROJECT_FLOPS}
+    assert vision.must_read_bytes == 256 + 128  # its weight once although it runs twice, and the input of the run
+    assert prefill.must_read_bytes == 256
+
+
+def test_an_op_without_a_price_is_counted_and_named() -> None:
+    _, prefill = stage_works(small_run(with_unpriced=True))
+    assert (prefill.unpriced_ops, prefill.launches, prefill.flops) == (1, 3, 0)
+
+
+def test_a_trace_that_follows_no_memory_has_a_bound_from_flops_alone() -> None:
+    graph = replace(small_run(), storages=None)
+    vision, _ = predict_stages(graph, CARD)
+    assert vision.work.must_read_bytes is None
+    assert vision.light.seconds == pytest.approx(2 * PROJECT_FLOPS / 1e13)
+
+
+def test_experts_become_one_product_per_layer_and_layers_stay_apart() -> None:
+    kernels = fused_kernels(made_decode())["decode"]
+    products = {kernel: count for kernel, count in kernels.items() if kernel.work is Work.MATMUL}
+    ((product, count),) = products.items()
+    assert count == LAYERS
+    assert product.flops == EXPERTS * 2 * 4 * 8 * 8
+    assert product.rows == 4
+    assert sum(kernels.values()) == 2 * LAYERS + 1, "vector work before the first product and after each"
+    eager = stage_works(made_decode())[0].kernels
+    for figure in ("flops", "bytes_moved"):
+        assert sum(getattr(kernel, figure) * n for kernel, n in kernels.items()) == sum(
+            getattr(kernel, figure) * n for kernel, n in eager.items()
+        )
+
+
+def test_bound_and_band_by_hand() -> None:
+    """A slow memory: the bytes that must be read take longer than everything else."""
+    (decode,) = predict_stages(made_decode(), CARD, Execution.FUSED)
+    assert decode.light.bandwidth_s == pytest.approx(READ_ONCE / 1e9)
+    assert decode.device_time.low >= decode.light.bandwidth_s / 0.946
+    assert decode.host_time.high == 0
+    assert decode.wall == decode.device_time
+
+
+def test_eager_launches_cost_what_the_prior_says_or_what_was_measured() -> None:
+    (decode,) = predict_stages(made_decode(), find_device("h100-sxm"))
+    assert decode.host_time.low == pytest.approx(LAUNCHES * 5e-6)
+    assert decode.host_time.high == pytest.approx(LAUNCHES * 20e-6)
+    assert decode.bound_by is Bound.LAUNCHES
+    (measured,) = predict_stages(made_decode(), replace(CARD, launch_overhead_ns=7000))
+    assert measured.host_time.low == measured.host_time.high == pytest.approx(LAUNCHES * 7e-6)
+
+
+@pytest.mark.parametrize("execution", Execution)
+def test_on_every_known_device_the_bound_lies_below_the_band(execution: Execution) -> None:
+    for device in load_devices().devices.values():
+        if "bf16" not in device.peak_flops_per_s and "fp16" not in device.peak_flops_per_s:
+            continue
+        stages = predict_stages(made_decode(2), device, execution)
+        for stage in stages:
+            assert 0 < stage.light.seconds <= stage.device_time.low <= stage.device_time.high
+        assert total_wall(stages).low >= sum(stage.light.seconds for stage in stages)
+
+
+def test_the_report_shows_bound_band_and_limit_and_says_what_it_rests_on() -> None:
+    report = prediction_report((small_run(), made_decode(4)), find_device("a10g"))
+    stages, details, memory, ops = report.tables
+    assert {row[0] for row in ops.rows} == {"prefill", "decode"}
+    assert [row[0] for row in stages.rows] == ["vision", "prefill", "decode"]
+    names = [column.name for column in stages.columns]
+    for row in stages.rows:
+        bound, low, high = (row[names.index(name)] for name in ("lower bound", "low", "high"))
+        assert isinstance(bound, float) and isinstance(low, float) and isinstance(high, float)
+        assert bound <= low <= high
+    assert stages.footer[names.index("launches")] == 4 + 3 + 4 * LAUNCHES
+    assert len(details.rows) == 3
+    assert [row[-1] for row in memory.rows] == ["yes", "yes"]
+    notes = " ".join(note.text for note in report.notes)
+    assert "peak_tflops_dense.fp32 of NVIDIA A10G" not in notes, "most FLOPs run in bfloat16"
+    assert "The 4 steps of the decode take" in notes
+    assert "decode is bound by its" in notes
+    bars, roofline = report.charts
+    assert [series.name for series in bars.series] == ["lower bound", "low", "high"]  # type: ignore[union-attr]
+    assert len(roofline.lines) == 2 + 3  # type: ignore[union-attr]
+
+
+def test_a_run_that_does_not_fit_is_told() -> None:
+    small = replace(CARD, memory_bytes=1000)
+    (row,) = prediction_report((made_decode(),), small).tables[2].rows
+    assert row[-1] == "no"
+
+
+def test_a_rate_that_a_device_does_not_have_is_a_warning() -> None:
+    report = prediction_report((small_run(),), replace(CARD, peak_flops_per_s={"bf16": 10**14}))
+    assert any("no known rate for float32" in note.text for note in report.notes)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.hardware.calibration import Calibration, read_calibration
+from llm_perf_opt.plugins import CALIBRATORS
+from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
+from tests.cli.conftest import Run
+
+
+def made_machine(
+    *, device: str = "cpu", dtype: str = "bfloat16", threads: int | None = None, smoke: bool = False
+) -> Calibration:
+    return calibration(
+        table("product", dtype, {"rows": (1, 64), "columns": (640,), "depth": (640,)}, product_seconds),
+        table("narrow_product", "float32", {"rows": (1, 64), "columns": (5,), "depth": (4,)}, product_seconds),
+        table("copy", dtype, {"elements": (16, 1024)}, lambda count: count * 1e-9),
+        table("module_call", "any", {"calls": (2,)}, lambda calls: 2e-6),
+        fresh_byte_s=1e-9,
+    )
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CALIBRATORS._entries, "torch", f"{__name__}:made_machine")
+
+
+def test_it_writes_the_calibration_and_a_device_beside_it(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "machine.json"
+    code, shown, said = run("devices", "calibrate", "--out", out, "--json")
+    assert code == 0
+    assert read_calibration(out) == made_machine()
+    rates = {row["of"]: row for row in json.loads(shown)["tables"][0]["rows"]}
+    assert "matrix products, bfloat16" in rates
+    assert f"Wrote {out.with_suffix('.toml')}" in said
+    code, shown, _ = run("devices", "show", "a-machine-tm-9000-2-threads", "--devices", out.with_suffix(".toml"))
+    assert code == 0
+    assert "A Machine (TM) 9000" in shown
+
+
+def test_it_overwrites_nothing_unasked(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "machine.json"
+    out.with_suffix(".toml").write_text("mine")
+    code, _, said = run("devices", "calibrate", "--out", out)
+    assert code == 2
+    assert "--force" in said
+    assert not out.exists()
+    assert run("devices", "calibrate", "--out", out, "--force")[0] == 0
+
+
+def test_predict_takes_a_calibration_in_place_of_a_device(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "machine.json"
+    run("devices", "calibrate", "--out", out)
+    code, shown, _ = run("predict", "stand-in", "--calibration", out, "--json")
+    assert code == 0
+    tables = json.loads(shown)["tables"]
+    assert [row["stage"] for row in tables[0]["rows"]] == ["head"]
+
+
+def test_predict_wants_one_of_the_two(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "machine.json"
+    run("devices", "calibrate", "--out", out)
+    assert run("predict", "stand-in")[0] == 2
+    assert run("predict", "stand-in", "--device", "rtx-5090", "--calibration", out)[0] == 2

@@ -1,0 +1,101 @@
+"""`cost`: sources by name, files that are never overwritten silently, and holes that `--strict` refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.analyses.static_compute.test_static_compute import SCHEMA
+from tests.cli.conftest import Run
+from tests.cli.stand_ins import FLOPS
+
+
+def test_the_count_of_every_stage_is_printed(run: Run) -> None:
+    code, out, err = run("cost", "stand-in", "--sources", "counted", "--json")
+    assert code == 0
+    (stages,) = (table for table in json.loads(out)["tables"] if table["title"] == "Stages")
+    assert stages["total"]["flops"] == 2 * FLOPS  # prefill and decode
+    assert "Nothing written" in err
+
+
+def test_a_model_without_closed_forms_is_a_note_and_not_the_end(run: Run) -> None:
+    code, out, _ = run("cost", "stand-in", "--sources", "counted,closed-form")
+    assert code == 0
+    assert "closed-form says nothing of" in out
+
+
+def test_an_unknown_source_is_refused_before_any_work(run: Run) -> None:
+    code, _, err = run("cost", "stand-in", "--sources", "counted,fvcor")
+    assert code == 2
+    assert "did you mean 'fvcore'?" in err
+    assert "Tracing" not in err
+
+
+def test_the_files_are_written_whole_and_never_twice(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("cost", "stand-in", "--sources", "counted", "--out", tmp_path)
+    assert code == 0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"static_compute.json", "static_compute.md", "static_compute.csv", "static_compute.html"}
+    assert all(str(tmp_path / name) in err for name in written)
+    jsonschema.validate(json.loads((tmp_path / "static_compute.json").read_text()), SCHEMA)
+    code, _, err = run("cost", "stand-in", "--sources", "counted", "--out", tmp_path)
+    assert code == 1
+    assert "--force" in err
+    assert run("cost", "stand-in", "--sources", "counted", "--out", tmp_path, "--force")[0] == 0
+
+
+def test_a_trace_made_earlier_is_counted_again_without_running_anything(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
+    code, out, err = run("cost", tmp_path, "--json")
+    assert code == 0
+    assert "Tracing" not in err
+    (stages,) = (table for table in json.loads(out)["tables"] if table["title"] == "Stages")
+    assert stages["total"]["flops"] == 2 * FLOPS
+
+
+def test_an_op_without_a_price_is_listed_and_refused_by_strict(run: Run) -> None:
+    code, out, err = run("cost", "stand-in", "--mode", "odd", "--sources", "counted", "--strict")
+    assert code == 1
+    assert "odd.scan.default has no price" in out
+    assert "--strict was given" in err
+
+
+def test_a_difference_without_a_cause_is_refused_by_strict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llm_perf_opt.plugins import WITNESSES
+
+    monkeypatch.setitem(WITNESSES._entries, "wrong", "tests.cli.stand_ins:WrongWitness")
+    code, out, err = run("cost", "stand-in", "--sources", "counted,wrong", "--strict")
+    assert code == 1
+    assert "has no known cause" in " ".join(out.split())
+    assert "no known cause" in err
+
+
+CLOSED_FORM = """
+import sys, time
+sys.argv = ["llm-perf-opt", "cost", "deepseek-ocr", "--image", "1240x1754", "--sources", "closed-form", "--json"]
+from llm_perf_opt.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+heavy = sorted({"torch", "numpy", "PIL", "transformers"} & set(sys.modules))
+print(time.process_time(), *heavy, file=sys.stderr)
+"""
+
+
+def test_closed_forms_need_no_torch_and_half_a_second() -> None:
+    """CPU time from the start of the interpreter. Other work on the machine lengthens it, so one of a dozen counts."""
+    for _ in range(12):
+        done = subprocess.run([sys.executable, "-c", CLOSED_FORM], capture_output=True, text=True, check=True)
+        seconds, *heavy = done.stderr.splitlines()[-1].split()
+        assert heavy == []
+        if float(seconds) < 0.5:
+            break
+    (stages,) = (table for table in json.loads(done.stdout)["tables"] if table["title"] == "Stages")
+    assert {row["stage"] for row in stages["rows"]} == {"sam", "clip", "projector", "prefill", "decode"}
+    assert float(seconds) < 0.5

@@ -1,0 +1,92 @@
+"""`predict` and `devices`: what they print, and what they refuse before any work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.hardware import load_devices, read_devices
+from tests.cli.conftest import Run
+from tests.cli.stand_ins import FLOPS
+
+
+def table(out: str, title: str) -> list[dict[str, object]]:
+    (found,) = (table for table in json.loads(out)["tables"] if table["title"] == title)
+    rows: list[dict[str, object]] = found["rows"]
+    return rows
+
+
+def test_every_stage_has_a_bound_and_a_band(run: Run) -> None:
+    code, out, _ = run("predict", "stand-in", "--device", "h100-sxm", "--json")
+    assert code == 0
+    rows = table(out, "Predicted time by stage")
+    assert sum(row["flops"] for row in rows) == 2 * FLOPS  # type: ignore[misc]
+    for row in rows:
+        bound, low, high = (row[key] for key in ("lower_bound_seconds", "low_seconds", "high_seconds"))
+        assert 0 <= bound <= low <= high  # type: ignore[operator]
+        assert row["bound_by"] in ("compute", "bandwidth", "launches")
+
+
+def test_a_trace_made_earlier_is_predicted_alike(run: Run, tmp_path: Path) -> None:
+    run("trace", "stand-in", "--out", tmp_path)
+    code, from_file, err = run("predict", tmp_path, "--device", "NVIDIA L4", "--json")
+    assert code == 0
+    assert "Tracing" not in err
+    _, directly, _ = run("predict", "stand-in", "--device", "l4", "--json")
+    assert json.loads(from_file)["tables"] == json.loads(directly)["tables"]
+
+
+def test_an_engine_that_fuses_has_no_host_time(run: Run) -> None:
+    _, out, _ = run("predict", "stand-in", "--device", "l4", "--execution", "fused", "--json")
+    assert {row["host_high_seconds"] for row in table(out, "Where the bound and the band come from")} == {0}
+    _, eager, _ = run("predict", "stand-in", "--device", "l4", "--json")
+    assert 0 not in {row["host_high_seconds"] for row in table(eager, "Where the bound and the band come from")}
+
+
+@pytest.mark.parametrize(("device", "told"), [("a100", "near are: a100-pcie-40g"), ("Orin", "more than one device")])
+def test_a_device_that_is_not_known_is_refused_before_any_work(run: Run, device: str, told: str) -> None:
+    code, out, err = run("predict", "stand-in", "--device", device)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert "Tracing" not in err
+
+
+def test_a_device_from_a_file(run: Run, tmp_path: Path) -> None:
+    _, text, _ = run("devices", "template", "mine")
+    file = tmp_path / "mine.toml"
+    file.write_text(text, encoding="utf-8")
+    code, out, _ = run("predict", "stand-in", "--device", "mine", "--devices", file)
+    assert code == 0
+    assert "My Device" in out
+    _, listed, _ = run("devices", "list", "--devices", file, "--json")
+    assert [row["id"] for row in table(listed, "Devices")] == [*load_devices().devices, "mine"]
+
+
+def test_the_list_shows_every_device(run: Run) -> None:
+    code, out, _ = run("devices", "list", "--json")
+    assert code == 0
+    rows = {row["id"]: row for row in table(out, "Devices")}
+    assert list(rows) == list(load_devices().devices)
+    assert rows["rtx-5090"]["bf16_flops_per_s"] == 209_500_000_000_000
+    assert rows["t4"]["bf16_flops_per_s"] is None
+
+
+def test_one_device_with_every_figure_and_its_sources(run: Run) -> None:
+    code, out, _ = run("devices", "show", "NVIDIA GeForce RTX 5090", "--json")
+    assert code == 0
+    rates = {row["dtype"]: row for row in table(out, "Rates")}
+    assert (rates["bf16"]["dense_peak_flops_per_s"], rates["fp16_acc16"]["dense_peak_flops_per_s"]) == (
+        209_500_000_000_000,
+        419_000_000_000_000,
+    )
+    text = run("devices", "show", "a10g")[1]
+    assert "Not read in a source: peak_tflops_dense.fp32" in text
+    assert "Disagrees: Lightning" in text
+
+
+def test_the_template_reads_as_it_stands(run: Run) -> None:
+    code, out, _ = run("devices", "template")
+    assert code == 0
+    assert list(read_devices(out, "the template")) == ["my-device"]

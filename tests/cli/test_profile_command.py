@@ -1,0 +1,147 @@
+"""The verb `profile`: overrides in, one folder per run out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+import llm_perf_opt.conf
+from llm_perf_opt.config import show_config
+from llm_perf_opt.pipeline.profile.page_list import list_pages
+from llm_perf_opt.pipeline.profile.profile_request import ProfileRequest
+from tests.cli.conftest import Run
+
+CONF = Path(llm_perf_opt.conf.__file__).parent
+GROUPS = ("model", "workload", "device", "run", "static_analysis", "profiler")
+CHOICES = [f"{group}={file.stem}" for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
+SMALL = ("model=deepseek-ocr-tiny", "workload.image=40x40", "workload.max_new_tokens=2", "run=quick")
+ALONE = ("profiler=off", "static_analysis=off")
+
+
+def test_the_defaults_are_those_of_the_records() -> None:
+    shown = yaml.safe_load(show_config([]))
+    expected = asdict(ProfileRequest())
+    assert shown == {**expected, "workload": {**expected["workload"], "mode": "base"}}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_makes_a_configuration(choice: str) -> None:
+    group, _, name = choice.partition("=")
+    said = yaml.safe_load((CONF / group / f"{name}.yaml").read_text("utf-8")) or {}
+    shown = yaml.safe_load(show_config([choice]))[group]
+    assert {key: shown[key] for key in said} == said
+
+
+def test_every_group_is_a_folder_of_choices() -> None:
+    assert {folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "__pycache__"} == set(GROUPS)
+    assert len(CHOICES) >= 2 * len(GROUPS) - 1
+
+
+def test_the_configuration_can_be_looked_at(run: Run) -> None:
+    code, out, _ = run("profile", "--show-config", "model=deepseek-ocr-tiny", "run.repeats=7")
+    assert code == 0
+    assert yaml.safe_load(out)["run"]["repeats"] == 7
+    assert yaml.safe_load(out)["model"]["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["model=unheard-of"], "Could not find 'model/unheard-of'"),
+        (["run.repeat=3"], "Key 'repeat' not in 'RunChoice'"),
+        (["run.repeats=many"], "could not be converted to Integer"),
+        (["run.repeats=0"], "run.repeats cannot be 0"),
+        (["workload.crops=two"], "'two' is no grid of crops"),
+        (["profiler.nsight=vtune"], "known: none, nsys, ncu"),
+        (["model.weights=best"], "known: random, stored"),
+        (["workload.image=nowhere.png"], "There is no page 'nowhere.png'"),
+        (["a b c"], "cannot be made"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_wrong_word_is_wrong_usage(run: Run, tmp_path: Path, words: list[str], why: str) -> None:
+    code, out, err = run("profile", *words, f"run.folder={tmp_path / 'run'}")
+    assert (code, out) == (2, "")
+    assert why in err
+    assert "Traceback" not in err
+
+
+def test_without_hydra_the_way_to_get_it_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hydra", None)
+    code, _, err = run("profile")
+    assert code == 1
+    assert "hydra is not installed" in err
+    assert "pip install 'llm-perf-opt[profile]'" in err
+
+
+def test_the_table_goes_to_stdout_and_the_talk_to_stderr(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, out, err = run("profile", *SMALL, *ALONE, f"run.folder={folder}")
+    assert code == 0, err
+    assert "Time by stage, per page" in out
+    assert "devices calibrate" in out  # how MFU would become known
+    assert f"Wrote {folder / 'metrics.json'}" in err
+    assert yaml.safe_load((folder / "config.yaml").read_text("utf-8"))["run"]["repeats"] == 2
+    assert json.loads((folder / "env.json").read_text("utf-8"))["torch"]["threads"] >= 1
+    code, out, _ = run("profile", *SMALL, *ALONE, f"run.folder={folder}", "--json")
+    assert code == 0
+    assert "Latency of a decode step" in json.dumps(json.loads(out))  # a program gets everything
+
+
+def test_a_folder_is_made_of_the_date(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("profile", *SMALL, *ALONE)
+    assert code == 0, err
+    (folder,) = (tmp_path / "profiles").iterdir()
+    assert (folder / "report.html").is_file()
+
+
+def test_a_sample_of_a_folder_of_images(run: Run, tmp_path: Path) -> None:
+    for name, colour in (("a.png", "red"), ("b.png", "blue"), ("c.png", "white")):
+        Image.new("RGB", (50, 70), colour).save(tmp_path / name)
+    words = (*SMALL, *ALONE, f"workload.image={tmp_path}", "workload.sample=2", "workload.seed=5")
+    code, _, err = run("profile", *words, f"run.folder={tmp_path / 'run'}")
+    assert code == 0, err
+    pages = json.loads((tmp_path / "run" / "metrics.json").read_text("utf-8"))["pages"]
+    chosen = list_pages(str(tmp_path), sample=2, seed=5)
+    assert [page["image"] for page in pages] == list(chosen)
+    assert {page["workload"]["image"] for page in pages} == {"50x70"}
+
+
+def test_a_failure_is_told_once_and_in_our_words(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("profile", *SMALL, *ALONE, "device.name=abacus", f"run.folder={tmp_path / 'run'}")
+    assert (code, out) == (2, "")
+    assert "abacus" in err
+    assert "Error executing job" not in err
+
+
+def test_many_runs_and_one_that_fails(run: Run, tmp_path: Path) -> None:
+    words = ("profile", "--multirun", *SMALL, *ALONE, "workload.mode=base,nonsense,tiny", f"run.folder={tmp_path}")
+    code, out, err = run(*words)
+    assert code == 1
+    assert "1 of 3 runs failed" in err
+    assert "DeepSeek-OCR has no mode named 'nonsense'" in err
+    assert [line.split()[:3] for line in out.splitlines() if line[:1].isdigit() and "runs in" not in line] == [
+        ["0", "deepseek-ocr-tiny", "base"],
+        ["1", "failed", "?"],
+        ["2", "deepseek-ocr-tiny", "tiny"],
+    ]
+    modes = [json.loads((tmp_path / run / "metrics.json").read_text("utf-8"))["request"]["workload"] for run in "02"]
+    assert [mode["mode"] for mode in modes] == ["base", "tiny"]
+    assert not (tmp_path / "1" / "metrics.json").exists()
+
+
+@pytest.mark.slow
+def test_joblib_runs_them_side_by_side(run: Run, tmp_path: Path) -> None:
+    words = ("profile", "--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *SMALL, *ALONE)
+    code, out, err = run(*words, "workload.prompt_tokens=3,9", "run.threads=1", f"run.folder={tmp_path}")
+    assert code == 0, err
+    assert "2 runs in" in out
+    pages = [json.loads((tmp_path / run / "metrics.json").read_text("utf-8"))["pages"][0] for run in "01"]
+    assert pages[1]["context_tokens"] - pages[0]["context_tokens"] == 6

@@ -1,0 +1,73 @@
+"""ONNX without weights, and onnxruntime against eager torch with random ones."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+from llm_perf_opt.execution.twins import meta_twin
+from llm_perf_opt.export_outcome import Check, Verdict
+from llm_perf_opt.exports.onnx_file import write_onnx
+from llm_perf_opt.exports.onnx_library import missing_packages
+from llm_perf_opt.exports.onnx_parity import _parity
+from llm_perf_opt.exports.quiet import quiet
+from llm_perf_opt.exports.torch_lab import export_part
+from tests.exports.tiny_lab import examined, prepared
+
+
+@pytest.mark.parametrize("name", ["clip-block", "projector", "decoder-layer-dense", "attention-with-kv", "expert"])
+def test_onnxruntime_gives_what_eager_gives(name: str) -> None:
+    found = examined(name, Check.PARITY)
+    assert found.outcome(Check.PARITY).verdict is Verdict.OK
+    assert found.parity is not None
+    assert found.parity.max_abs_error < 1e-3
+    assert found.parity.largest_value > 0.5  # else a small difference would say nothing
+
+
+def test_a_file_has_its_weights_as_inputs_and_no_values() -> None:
+    subject = prepared("expert")
+    with quiet():
+        _, program = export_part(subject, meta_twin(subject.call))
+        assert program is not None
+        written = write_onnx(subject, program)
+    assert written.outcome.verdict is Verdict.OK
+    graph = onnx.load_model_from_string(written.content).graph
+    shapes = {entry.name: [size.dim_value for size in entry.type.tensor_type.shape.dim] for entry in graph.input}
+    assert len(graph.initializer) == 0
+    assert shapes["x"] == [36, 32]
+    assert sorted(map(tuple, shapes.values())) == [(16, 32), (16, 32), (32, 16), (36, 32)]
+
+
+def test_a_grouped_product_is_named_as_what_onnx_lacks() -> None:
+    outcome = examined("moe-layer-grouped", Check.ONNX).outcome(Check.ONNX)
+    assert (outcome.verdict, outcome.operator) == (Verdict.FAILED, "aten._grouped_mm.default")
+    assert outcome.remedy == "export instead: moe-layer-all-experts"
+
+
+def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = importlib.import_module
+
+    def without_onnxscript(name: str, *more: Any) -> Any:
+        if name == "onnxscript":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return load(name, *more)
+
+    monkeypatch.setattr(importlib, "import_module", without_onnxscript)
+    outcome = missing_packages(Check.ONNX)
+    assert outcome is not None
+    assert (outcome.verdict, outcome.told) == (Verdict.SKIPPED, "onnxscript is not installed")
+    assert outcome.remedy == "pip install 'llm-perf-opt[onnx]'"
+
+
+def test_parity_measures_the_largest_difference_of_any_output() -> None:
+    parity = _parity([torch.tensor([1.0, -4.0]), torch.tensor([0.5])], [torch.tensor([1.0, -3.0]), torch.tensor([0.5])])
+    assert (parity.max_abs_error, parity.max_rel_error, parity.largest_value) == (1.0, 0.25, 4.0)
+
+
+def test_parity_refuses_another_number_of_outputs() -> None:
+    with pytest.raises(ValueError, match="eager gives 1 outputs, onnxruntime 2"):
+        _parity([torch.ones(1)], [torch.ones(1), torch.ones(1)])

@@ -1,0 +1,93 @@
+"""GOT-OCR 2.0, the worked example: sizes by hand, FLOPs by torch's own counter, calls by a real run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from llm_perf_opt.analyses.stage_costs import stage_costs
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Adapter
+from llm_perf_opt.plugins import Workload
+from llm_perf_opt.tracers.hooks_tracer import HooksTracer
+from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+
+transformers = pytest.importorskip(
+    "transformers", minversion="5.0", reason="the code of the model is in transformers 5"
+)
+
+HIDDEN, LAYERS, MLP, VOCABULARY = 1024, 24, 2816, 151_860
+
+
+def tiny_config() -> object:
+    return transformers.GotOcr2Config(
+        text_config={
+            "model_type": "qwen2",
+            "vocab_size": 99,
+            "hidden_size": 32,
+            "intermediate_size": 37,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+        },
+        vision_config={
+            "num_hidden_layers": 2,
+            "output_channels": 16,
+            "hidden_size": 32,
+            "mlp_dim": 37,
+            "num_attention_heads": 4,
+            "image_size": 64,
+            "patch_size": 2,
+            "window_size": 5,
+            "global_attn_indexes": (1,),
+        },
+        image_token_index=98,
+    )
+
+
+@pytest.fixture(scope="module")
+def prefill() -> object:
+    target, _ = GotOcr2Adapter().targets(Workload())
+    return WeightlessTracer().trace(target)
+
+
+def test_the_parameters_of_the_decoder_are_those_of_its_configuration(prefill: object) -> None:
+    layer = 4 * HIDDEN * HIDDEN + 3 * HIDDEN + 3 * HIDDEN * MLP + 2 * HIDDEN  # query, key and value have a bias
+    decoder = VOCABULARY * HIDDEN + LAYERS * layer + HIDDEN  # the head is tied to the embedding
+    costs = {stage.name: stage for stage in stage_costs(prefill).stages}
+    assert costs["prefill"].parameters == decoder
+    assert costs["projector"].parameters == 9 * 256 * 512 + 9 * 512 * HIDDEN + HIDDEN * HIDDEN + HIDDEN
+
+
+def test_the_flops_of_the_decoder_are_two_per_weight_and_token_plus_attention(prefill: object) -> None:
+    tokens = 256 + 20
+    weights = LAYERS * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * MLP) + VOCABULARY * HIDDEN
+    attention = LAYERS * 2 * 2 * tokens * tokens * HIDDEN
+    costs = {stage.name: stage for stage in stage_costs(prefill).stages}
+    assert costs["prefill"].flops == 2 * tokens * weights + attention
+
+
+def test_torchs_counter_agrees_on_the_whole_of_a_real_run() -> None:
+    (target,) = GotOcr2Adapter(tiny_config()).targets(Workload(decode_steps=0, dtype="float32", crops=(2, 1)))
+    counted = stage_costs(WeightlessTracer().trace(target)).total.flops
+    (again,) = GotOcr2Adapter(tiny_config()).targets(Workload(decode_steps=0, dtype="float32", crops=(2, 1)))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        again.invoke(again.build())
+    assert counted == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("phase", [0, 1])
+def test_weightless_calls_what_a_real_run_calls(phase: int) -> None:
+    wanted = Workload(dtype="float32", decode_steps=2, crops=(2, 2), batch=2)
+    weightless = WeightlessTracer(device="cpu").trace(GotOcr2Adapter(tiny_config()).targets(wanted)[phase])
+    real = HooksTracer().trace(GotOcr2Adapter(tiny_config()).targets(wanted)[phase])
+    assert weightless.call_counts == real.call_counts
+    assert weightless.edges == real.edges
+    assert weightless.output_metadata == real.output_metadata
+
+
+@pytest.mark.parametrize("wish", [{"mode": "base"}, {"image": "10x10"}, {"attention": "flash"}])
+def test_what_the_model_cannot_mean_is_refused(wish: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        GotOcr2Adapter().targets(Workload(**wish))

@@ -1,0 +1,45 @@
+"""The first table of the one report, on runs small enough to add up by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llm_perf_opt.analyses.prediction import Execution, predict_stages, total_wall
+from llm_perf_opt.hardware import find_device
+from llm_perf_opt.pipeline.costing import cost_of_graphs
+from llm_perf_opt.pipeline.short_answers import does_it_fit, how_fast, what_it_costs, what_runs
+from llm_perf_opt.units import format_seconds
+from tests.analyses.memory.made_decode import made_decode
+from tests.analyses.small_run import small_run
+
+H100 = find_device("h100-sxm")
+
+
+def test_what_runs_counts_a_module_once_and_a_call_every_time() -> None:
+    graphs = (small_run(), small_run(phase="decode"))
+    static = cost_of_graphs(graphs).static
+    assert what_runs(static, graphs).startswith("4 modules in 14 calls, 192 parameters")  # the head is tied
+
+
+def test_costs_are_told_by_phase_and_an_unknown_part_makes_a_phase_unknown() -> None:
+    static = cost_of_graphs((small_run(), small_run(phase="decode"))).static
+    assert what_it_costs(static) == "prefill 1.54 kFLOP, decode 1.54 kFLOP"  # three products of 4x8 with 8x8 each
+    unknown = replace(static, stages=tuple(replace(stage, sources=()) for stage in static.stages))
+    assert what_it_costs(unknown) == "prefill not known, decode not known"
+
+
+def test_memory_is_that_of_the_worst_phase_and_held_against_the_device() -> None:
+    graphs = (small_run(),)
+    needed = 3 * 256 + 256 + 128 + 4 * 128  # weights, a buffer, the input, the live tensors at the peak
+    assert does_it_fit(graphs, None) == f"{needed / 1024:.2f} KiB at the peak, of which 768 B are weights"
+    tight = replace(H100, memory_bytes=needed)
+    assert does_it_fit(graphs, tight).startswith("yes: ")
+    assert does_it_fit(graphs, replace(tight, memory_bytes=needed - 1)).startswith("no: ")
+    assert does_it_fit((replace(small_run(), ops=None),), H100) == "not known"
+
+
+def test_a_decode_is_told_by_the_token() -> None:
+    graph = replace(made_decode(steps=4), runtime={"decode_steps": 4})
+    wall = total_wall(predict_stages(graph, H100))
+    low, high = format_seconds(wall.low / 4), format_seconds(wall.high / 4)
+    assert how_fast((graph,), H100, Execution.EAGER) == f"decode of one token {low} to {high}"
