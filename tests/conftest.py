@@ -35,6 +35,17 @@ def torch_is_left_as_it_was() -> Iterator[None]:
     assert _state() == state
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tests of tiny models: small tensors lose more to a thread pool than they gain."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def _attributes() -> dict[str, object]:
     """Dotted name -> object. Modules grow by lazy imports, so only in classes is a new name a patch."""
     import torch.distributions

@@ -87,6 +87,11 @@ def operator_name(operator: str) -> str:
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
+def flops_in(testimony: Testimony, family: Family) -> int:
+    """What a source counts for one family of operators; operators without a figure add nothing."""
+    return sum(operator.flops or 0 for operator in testimony.operators if operator.family is family)
+
+
 def family_of(operator: str) -> Family:
     """The family of an operator, by the words of its name; resampling is no product, linear though it may be."""
     name = operator_name(operator)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 pytest.importorskip("transformers", minversion="5.0", reason="the sample is written for the classes of transformers 5")
 
@@ -15,6 +12,7 @@ from tests.breadth.tiny_models import TINY_MODELS
 from tests.breadth.tiny_models.model_case import TinyModel
 
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.breadth,
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),  # the library's own calls
 ]
@@ -27,15 +25,6 @@ UNROUTED = [model for model in TINY_MODELS if not model.routed]
 def transformers_has_settled() -> None:
     """The first model that transformers builds gives `torch.nn.Module` a method for good; let that be done already."""
     TINY_MODELS[0].build()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors lose more to a thread pool than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def name_of(model: TinyModel) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("transformers", minversion="5.0", reason="the tiny models are written for transformers 5")
 
@@ -58,13 +56,7 @@ TINY = [model for model in TINY_MODELS if model.model in SAMPLE]
 OCR_RUNS = [(mode, attention) for mode in ("tiny", "base", "gundam") for attention in ("eager", "sdpa", "flash")]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors lose more to a thread pool than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -33,6 +33,16 @@ class PriceCoverage:
         """How many ops ran without a price."""
         return sum(op.count for op in self.unpriced)
 
+    @property
+    def priced_ops(self) -> int:
+        """How many ops are in the totals."""
+        return self.ops - self.unpriced_ops
+
+    @property
+    def flops_bound(self) -> int:
+        """The most that the totals may lack."""
+        return sum(op.flops_bound for op in self.unpriced)
+
 
 def price_coverage(graph: CallGraph) -> PriceCoverage:
     """The coverage of a whole graph."""

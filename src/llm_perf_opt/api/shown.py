@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.document import GraphView, Report, Table
 from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.pipeline.file_formats import drawing_format_of, report_format_of
 from llm_perf_opt.plugins import DRAWINGS, REPORTERS
 from llm_perf_opt.whole_files import write_whole
 
@@ -50,11 +51,8 @@ class ShownReport:
     def save(self, path: str | Path) -> Path:
         """Write the report; the suffix is the format: .html, .md, .json, .csv or .txt."""
         path = Path(path)
-        for name in REPORTERS.names():
-            if REPORTERS.get(name).suffix == path.suffix:
-                write_whole(path, [REPORTERS.get(name)().render(self.report).encode()])
-                return path
-        raise UsageError(f"No format ends in {path.suffix!r}.", why="the suffix is the format", fix="use .html or .md")
+        write_whole(path, [REPORTERS.get(report_format_of(path))().render(self.report).encode()])
+        return path
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,14 +70,9 @@ class ShownGraph:
     def save(self, path: str | Path, metric: str = "flops") -> Path:
         """Write the picture; the suffix is the format: .html, .svg, .png, .dot, .mmd and so on."""
         path = Path(path)
-        for name in DRAWINGS.names():
-            if DRAWINGS.get(name).suffix == path.suffix:
-                drawn = DRAWINGS.get(name)(metric).render(self.view)
-                write_whole(path, [drawn.encode() if isinstance(drawn, str) else drawn])
-                return path
-        raise UsageError(
-            f"No drawing ends in {path.suffix!r}.", why="the suffix is the format", fix="use .html or .svg"
-        )
+        drawn = DRAWINGS.get(drawing_format_of(path))(metric).render(self.view)
+        write_whole(path, [drawn.encode() if isinstance(drawn, str) else drawn])
+        return path
 
 
 def _tables(report: Report) -> dict[str, Table]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.shown import ShownGraph, ShownReport
-from llm_perf_opt.callgraph import CallGraph, read_callgraph, write_callgraph
+from llm_perf_opt.callgraph import CallGraph, write_callgraph
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.pipeline.adapters import find_adapter
 from llm_perf_opt.pipeline.costing import cost_of_graphs
 from llm_perf_opt.pipeline.drawing import GraphRequest, view_of
 from llm_perf_opt.pipeline.reporting import report_of
-from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX, trace_files
+from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX, read_traces
 from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
 from llm_perf_opt.plugins import ModelAdapter, Workload
 
@@ -97,7 +97,7 @@ def trace(
 
 def load(path: str | Path) -> Trace:
     """A trace made earlier: a call-graph file, or a folder that holds one per phase. Needs no torch."""
-    graphs = tuple(read_callgraph(file) for file in trace_files([Path(path)]))
+    graphs = read_traces([Path(path)])
     return Trace(report=report_of(graphs), graphs=graphs)
 
 

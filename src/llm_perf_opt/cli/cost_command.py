@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import (
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    StrictOption,
+    choose_reporter,
+    model_prints_apart,
+    show,
+)
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.cli.workload_options import RoutingOption, SourceArgument, TrustOption, takes_workload
 from llm_perf_opt.errors import PerfOptError
@@ -20,10 +26,6 @@ SourcesOption = Annotated[
     typer.Option(help=f"Whom to ask, with commas: counted, {', '.join(WITNESSES.names())}. All of them unless told."),
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.json, .md, .csv, .html.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 if an op has no price or a difference has no cause.")
-]
 
 
 @takes_workload()
@@ -53,7 +55,7 @@ def cost(
         routing=routing,
         trust_remote_code=trust_remote_code,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+    with model_prints_apart():
         run = run_cost(request)
     show(run.report, reporter)
     if out is None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import (
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    StrictOption,
+    choose_reporter,
+    model_prints_apart,
+    show,
+)
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.cli.workload_options import ModelArgument, TrustOption, takes_workload
 from llm_perf_opt.document import Report
@@ -44,10 +50,6 @@ WeightsOption = Annotated[int, typer.Option(min=0, help="MiB of random weights t
 RunsOption = Annotated[int, typer.Option(min=1, help="Timed runs of each kind for --compile.")]
 OperatorsOption = Annotated[bool, typer.Option("--operators", help="Print the operators of each graph as well.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for .pt2, .onnx, listings and the matrix.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 if an op has no price or a difference has no cause.")
-]
 
 
 @takes_workload(dtype="float32")
@@ -83,7 +85,7 @@ def export(
         out=out,
         force=force,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+    with model_prints_apart():
         run = run_export(request)
     show(run.report if operators else _without_operators(run.report), reporter)
     _close(model, run.files, out)

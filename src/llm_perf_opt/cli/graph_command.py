@@ -12,6 +12,7 @@ import typer
 from llm_perf_opt.cli.output import JsonOption
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.pipeline.file_formats import drawing_format_of
 from llm_perf_opt.pipeline.free_places import require_free
 from llm_perf_opt.plugins import DRAWINGS
 from llm_perf_opt.whole_files import write_whole
@@ -81,18 +82,7 @@ def _format_of(format_name: str | None, out: Path | None, json_wanted: bool) -> 
         return "json" if format_name is None else format_name
     if out is None:
         return "text"
-    suffixes = {name: DRAWINGS.get(name).suffix for name in DRAWINGS.names()}
-    named = [name for name, suffix in suffixes.items() if out.name.endswith(suffix)]
-    if named:
-        return max(named, key=lambda name: len(suffixes[name]))  # .speedscope.json before .json
-    alike = [name for name, suffix in suffixes.items() if out.suffix and suffix.endswith(out.suffix)]
-    if not alike:
-        raise UsageError(
-            f"No format is known for the ending of {out}.",
-            why="without --format it tells how to draw",
-            fix=f"add --format, one of: {', '.join(DRAWINGS.names())}",
-        )
-    return alike[0]
+    return drawing_format_of(out)
 
 
 def _write(out: Path, picture: str | bytes) -> None:

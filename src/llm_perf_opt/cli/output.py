@@ -1,8 +1,10 @@
-"""The options `--format` and `--json`, which mean the same in every verb, and the way a report reaches stdout."""
+"""The options about results, which mean the same in every verb, and the way a report reaches stdout."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
@@ -11,6 +13,10 @@ from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.plugins import REPORTERS, Reporter
 
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit 1 if an op has no price or a difference has no cause.")
+]
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"One of: {', '.join(REPORTERS.names())}.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 
@@ -26,14 +32,9 @@ def choose_reporter(format_name: str | None, json_wanted: bool) -> Reporter:
     return REPORTERS.get("json" if json_wanted else format_name or "text")()
 
 
-def reporter_of_suffix(suffix: str) -> Reporter:
-    """The format whose files end like this."""
-    known = {REPORTERS.get(name).suffix: name for name in REPORTERS.names()}
-    if suffix not in known:
-        raise UsageError(
-            f"No format ends in {suffix!r}.", why=f"known: {', '.join(known)}", fix="name the file so, or give --format"
-        )
-    return REPORTERS.get(known[suffix])()
+def model_prints_apart() -> AbstractContextManager[object]:
+    """Some models print from their forward; that goes to stderr, since stdout is for the result."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def show(report: Report, reporter: Reporter) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.workload_options import RoutingOption, SourceArgument, TrustOption, takes_workload
 from llm_perf_opt.plugins import Workload
 
@@ -57,7 +55,7 @@ def predict(
         routing=routing,
         trust_remote_code=trust_remote_code,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+    with model_prints_apart():
         report = run_predict(request)
     is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
     show(replace(report, charts=()) if is_short else report, reporter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.pipeline.profile.run_folder import FAILURE_FILE
@@ -69,7 +68,7 @@ def _run(run: ConfiguredRun, *, force: bool) -> ProfileRun:
     from llm_perf_opt.cli.progress_bar import progress_bar
     from llm_perf_opt.pipeline.profile.profiling import run_profile
 
-    with progress_bar() as progress, contextlib.redirect_stdout(sys.stderr):
+    with progress_bar() as progress, model_prints_apart():
         return run_profile(run.request, run.folder, run.config_text, force=force, progress=progress)
 
 

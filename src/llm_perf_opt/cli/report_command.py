@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, reporter_of_suffix, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.cli.workload_options import MODEL_HELP, TrustOption, takes_workload
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
+from llm_perf_opt.pipeline.file_formats import report_format_of
 from llm_perf_opt.pipeline.free_places import require_free
-from llm_perf_opt.plugins import Reporter, Workload
+from llm_perf_opt.plugins import REPORTERS, Reporter, Workload
 from llm_perf_opt.whole_files import write_whole
 
 SourcesArgument = Annotated[
@@ -104,14 +103,14 @@ def _whole(
         with_exports=exports,
         trust_remote_code=trust_remote_code,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+    with model_prints_apart():
         return run_whole_report(request)
 
 
 def _reporter(format_name: str | None, json_wanted: bool, out: Path | None) -> Reporter:
     if out is None or format_name or json_wanted:
         return choose_reporter(format_name, json_wanted)
-    return reporter_of_suffix(out.suffix)
+    return REPORTERS.get(report_format_of(out))()
 
 
 def _refuse_overwriting(out: Path | None, *, force: bool, open_page: bool) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.talk import say, talk_more
 from llm_perf_opt.cli.workload_options import ModelArgument, RoutingOption, TrustOption, takes_workload
 from llm_perf_opt.errors import PerfOptError
@@ -29,7 +27,6 @@ DeviceOption = Annotated[
     typer.Option(help="weightless: the device the code believes in, cuda unless told. Others: where it runs, cpu."),
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the trace, one file per phase.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 if any op has no price.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say more, also what the model's own code prints.")]
 
@@ -69,7 +66,7 @@ def trace(
         out=out,
         force=force,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward; stdout is for the result
+    with model_prints_apart():
         run = run_trace(request)
     show(run.report, reporter)
     _close(run.files, out)

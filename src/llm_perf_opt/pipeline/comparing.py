@@ -15,9 +15,8 @@ from llm_perf_opt.analyses.comparison import (
     parse_budget,
     stages_by_name,
 )
-from llm_perf_opt.callgraph import read_callgraph
 from llm_perf_opt.document import Report
-from llm_perf_opt.pipeline.trace_files import trace_files
+from llm_perf_opt.pipeline.trace_files import read_traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class CompareRun:
 def run_compare(request: CompareRequest) -> CompareRun:
     """Hold two runs side by side; folders are matched phase by phase. Needs no torch."""
     budgets = [parse_budget(text) for text in request.budgets]
-    left, right = ([read_callgraph(file) for file in trace_files([path])] for path in (request.left, request.right))
+    left, right = (read_traces([path]) for path in (request.left, request.right))
     matched = match_phases(left, right, request.phases)
     comparisons = tuple(compare(*pair) for pair in matched.pairs)
     stages = stages_by_name(comparisons) if budgets else {}

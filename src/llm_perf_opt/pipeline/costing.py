@@ -11,11 +11,11 @@ from pathlib import Path
 from llm_perf_opt.analyses.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.counted import counted_run
 from llm_perf_opt.analyses.static_compute import StaticCompute, static_compute, static_report
-from llm_perf_opt.callgraph import CallGraph, read_callgraph
+from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.pipeline.adapters import find_adapter
-from llm_perf_opt.pipeline.trace_files import is_trace, trace_files
+from llm_perf_opt.pipeline.trace_files import is_trace, read_traces
 from llm_perf_opt.pipeline.traced_workload import workload_of
 from llm_perf_opt.plugins import MODELS, WITNESSES, Json, ModelAdapter, PartialTrace, Workload
 from llm_perf_opt.testimony import Method, Testimony
@@ -62,7 +62,7 @@ def run_cost(request: CostRequest) -> CostRun:
     sources = _known(request.sources)
     if not is_trace(request.model):
         return cost_of(find_adapter(request.model, request.trust_remote_code), request, sources or SOURCES)
-    return cost_of_graphs(tuple(read_callgraph(file) for file in trace_files([Path(request.model)])), sources)
+    return cost_of_graphs(read_traces([Path(request.model)]), sources)
 
 
 def cost_of_graphs(graphs: tuple[CallGraph, ...], sources: Sequence[str] | None = None) -> CostRun:
@@ -144,7 +144,7 @@ def _run(
     said = (*counted_run(graphs, memory), *testimonies)
     static = static_compute(model=model, workload=graphs[0].workload, graphs=graphs, testimonies=said)
     cases = attention_cases(*_eager_and_fused(graphs, other_attention))
-    return _cost_run(graphs, static, memory_report(graphs, cases), memory_document(memory, cases))
+    return _cost_run(graphs, static, memory_report(memory, cases), memory_document(memory, cases))
 
 
 def _cost_run(

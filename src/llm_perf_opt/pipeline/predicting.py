@@ -7,13 +7,13 @@ from pathlib import Path
 
 from llm_perf_opt.analyses.calibrated import calibrated_report
 from llm_perf_opt.analyses.prediction import Execution, prediction_report
-from llm_perf_opt.callgraph import CallGraph, read_callgraph
+from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.hardware import find_device
 from llm_perf_opt.hardware.calibration import read_calibration
 from llm_perf_opt.pipeline.adapters import find_adapter
-from llm_perf_opt.pipeline.trace_files import is_trace, trace_files
+from llm_perf_opt.pipeline.trace_files import is_trace, read_traces
 from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
 from llm_perf_opt.plugins import Workload
 
@@ -52,7 +52,7 @@ def run_predict(request: PredictRequest) -> Report:
 
 def _graphs(request: PredictRequest, device_kind: str | None = None) -> tuple[CallGraph, ...]:
     if is_trace(request.model):
-        return tuple(read_callgraph(file) for file in trace_files([Path(request.model)]))
+        return read_traces([Path(request.model)])
     adapter = find_adapter(request.model, request.trust_remote_code)
     return trace_on_ghosts(
         adapter,

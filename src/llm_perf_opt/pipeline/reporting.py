@@ -8,9 +8,9 @@ from pathlib import Path
 
 from llm_perf_opt.analyses.measured_time import time_report
 from llm_perf_opt.analyses.stage_report import stage_report
-from llm_perf_opt.callgraph import CallGraph, read_callgraph
+from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Report
-from llm_perf_opt.pipeline.trace_files import trace_files
+from llm_perf_opt.pipeline.trace_files import read_traces
 
 
 def report_on(paths: Sequence[Path], times: Sequence[Path] = ()) -> Report:
@@ -18,10 +18,10 @@ def report_on(paths: Sequence[Path], times: Sequence[Path] = ()) -> Report:
 
     `times` are traces of the same run by a tracer that measures: what they took is put on what `paths` cost.
     """
-    graphs = tuple(read_callgraph(file) for file in trace_files(paths))
+    graphs = read_traces(paths)
     if not times:
         return report_of(graphs)
-    measured = tuple(read_callgraph(file) for file in trace_files(times))
+    measured = read_traces(times)
     return _joined(stage_report(graphs), time_report(measured, graphs))
 
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm_perf_opt.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.plugins import MODELS
 
@@ -28,6 +29,11 @@ def trace_files(paths: Sequence[Path]) -> list[Path]:
             )
         files += found
     return files
+
+
+def read_traces(paths: Sequence[Path]) -> tuple[CallGraph, ...]:
+    """What lies there, in the order in which the phases run."""
+    return tuple(read_callgraph(file) for file in trace_files(paths))
 
 
 def _not_there(path: Path) -> UsageError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_perf_opt.analyses.prediction import Execution, prediction_report
 from llm_perf_opt.analyses.stage_report import stage_report
-from llm_perf_opt.callgraph import CallGraph, read_callgraph
+from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Note, Report
 from llm_perf_opt.hardware import Device, find_device
 from llm_perf_opt.pipeline.adapters import find_adapter
@@ -23,7 +23,7 @@ from llm_perf_opt.pipeline.short_answers import (
     what_it_costs,
     what_runs,
 )
-from llm_perf_opt.pipeline.trace_files import is_trace, trace_files
+from llm_perf_opt.pipeline.trace_files import is_trace, read_traces
 from llm_perf_opt.plugins import ModelAdapter, Workload
 
 EXECUTION = Execution.EAGER  # of the prediction: what the trace shows
@@ -59,7 +59,7 @@ def run_whole_report(request: WholeRequest) -> Report:
 
 def _cost(request: WholeRequest, adapter: ModelAdapter | None) -> CostRun:
     if adapter is None:
-        return cost_of_graphs(tuple(read_callgraph(file) for file in trace_files([Path(request.model)])))
+        return cost_of_graphs(read_traces([Path(request.model)]))
     wanted = CostRequest(model=request.model, workload=request.workload, routing=request.routing)
     return cost_of(adapter, wanted, QUICK_SOURCES)
 

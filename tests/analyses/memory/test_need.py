@@ -69,7 +69,8 @@ def test_a_prefill_alone_tells_no_cache() -> None:
 
 def test_the_report_says_what_the_analysis_found() -> None:
     graphs = [small_run(), made_decode()]
-    memory, report = run_memory(graphs), memory_report(graphs)
+    memory = run_memory(graphs)
+    report = memory_report(memory)
     tables = {table.title: table for table in report.tables}
     need = tables["Memory that a device needs"]
     for row, phase in zip(need.rows, memory.phases, strict=True):
@@ -82,14 +83,14 @@ def test_the_report_says_what_the_analysis_found() -> None:
 
 
 def test_what_is_alive_adds_up_in_the_table() -> None:
-    report = memory_report([small_run()])
+    report = memory_report(run_memory([small_run()]))
     (table,) = [one for one in report.tables if one.title == "Alive at the peak of prefill"]
     place = [column.kind for column in table.columns].index(Kind.BYTES)
     assert sum(int(row[place] or 0) for row in table.rows) == table.footer[place] == 4 * X_BYTES
 
 
 def test_every_phase_and_stage_has_a_curve_with_its_peak_marked() -> None:
-    report = memory_report([small_run()])
+    report = memory_report(run_memory([small_run()]))
     (stages,) = report.chapters
     charts = [chart for chart in (*report.charts, *stages.charts) if isinstance(chart, LineChart)]
     assert [chart.title for chart in charts] == [
@@ -105,7 +106,7 @@ def test_every_phase_and_stage_has_a_curve_with_its_peak_marked() -> None:
 
 
 def test_a_trace_without_memory_is_reported_as_unknown() -> None:
-    report = memory_report([replace(small_run(), ops=None)])
+    report = memory_report(run_memory([replace(small_run(), ops=None)]))
     assert (report.charts, report.chapters) == ((), ())
     assert report.tables[0].rows[0][-1] is None
     assert any("its peak is unknown" in note.text for note in report.notes)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.memory.attention_cases import AttentionCase, attention_table, stage_label
-from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, StageMemory, run_memory
+from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, StageMemory
 from llm_perf_opt.analyses.memory.peak import Peak
 from llm_perf_opt.analyses.memory.timeline import StageCurve, step_points
-from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.document import Axis, Cell, Chart, Column, Kind, Level, Line, LineChart, Mark, Note, Report, Table
 from llm_perf_opt.units import format_bytes
 
 TOP_TENSORS = 10
 
 
-def memory_report(graphs: Sequence[CallGraph], cases: Sequence[AttentionCase] = ()) -> Report:
+def memory_report(memory: RunMemory, cases: Sequence[AttentionCase] = ()) -> Report:
     """Everything about memory that the phases of one run tell; `cases` adds eager against fused attention."""
-    memory = run_memory(graphs)
     peaks = [phase for phase in memory.phases if phase.peak is not None]
     curves = tuple(chart for phase in memory.phases for chart in _stage_charts(phase))
     return Report(

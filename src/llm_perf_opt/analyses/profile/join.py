@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from llm_perf_opt.analyses.known_sum import known_sum
 from llm_perf_opt.analyses.prediction import StageWork
 from llm_perf_opt.analyses.profile.spread import Spread, spread_of
 from llm_perf_opt.analyses.roofline import StageEfficiency, check_physics, stage_efficiency
@@ -107,10 +108,10 @@ def _stage(
     total_ns = sum(median(one.stage_ns(name) for one in page.passes) for page in pages)
     works = [None if cost is None else cost.works.get(name) for cost in costs]
     occurrences = sum(page.decode_steps for page in pages) if name == STEP_STAGE else len(pages)
-    flops = _sum([None if work is None else work.flops for work in works])
-    bytes_moved = _sum([None if work is None else work.bytes_moved for work in works])
-    launches = _sum([None if work is None else work.launches for work in works])
-    must_read = _sum([None if work is None else work.must_read_bytes for work in works])
+    flops = known_sum([None if work is None else work.flops for work in works])
+    bytes_moved = known_sum([None if work is None else work.bytes_moved for work in works])
+    launches = known_sum([None if work is None else work.launches for work in works])
+    must_read = known_sum([None if work is None else work.must_read_bytes for work in works])
     efficiency = None
     if device is not None and flops is not None and occurrences and total_ns:
         efficiency = stage_efficiency(
@@ -138,7 +139,7 @@ def _stage(
 
 def _group(stages: Sequence[StageFigures], names: Sequence[str], device: Device | None, dtype: str) -> GroupFigures:
     chosen = [stage for stage in stages if stage.name in names]
-    flops = _sum([stage.flops for stage in chosen])
+    flops = known_sum([stage.flops for stage in chosen])
     time_ns = sum(stage.total_ns for stage in chosen)
     is_known = device is not None and flops is not None and time_ns > 0
     return GroupFigures(
@@ -153,11 +154,6 @@ def _first_token_ns(stages_ns: Mapping[str, tuple[int, ...]]) -> int:
     """From the page to the first token: everything before decode, and the first choice of a token."""
     before = sum(sum(samples) for name, samples in stages_ns.items() if name not in (STEP_STAGE, "sampling"))
     return before + sum(stages_ns.get("sampling", ())[:1])
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) and values else None
 
 
 def _require_sums(pages: Sequence[PageMeasurement]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.testimony import BlindSpot, Family, Testimony, family_of
+from llm_perf_opt.testimony import BlindSpot, Family, Testimony, family_of, flops_in
 
 _ADDS = frozenset({"elementwise-counted", "rounded-up"})  # causes that make a source count more, not less
 _BOUNDS = frozenset({"op-without-formula"})  # causes whose figure is an upper bound
@@ -68,13 +68,9 @@ def _belongs(spot: BlindSpot, other: Testimony, family: Family | None) -> bool:
     whole = WHOLE_FAMILY.get(spot.cause)
     if whole is None:
         return family is family_of(spot.operator) or spot.cause in _BOUNDS
-    if _flops_in(other, whole) or any(theirs.cause == spot.cause for theirs in other.blind_spots):
+    if flops_in(other, whole) or any(theirs.cause == spot.cause for theirs in other.blind_spots):
         return family is whole
     return family in (whole, Family.PRODUCT)
-
-
-def _flops_in(testimony: Testimony, family: Family) -> int:
-    return sum(operator.flops or 0 for operator in testimony.operators if operator.family is family)
 
 
 def _of(spot: BlindSpot, flops: int) -> Explanation:
@@ -101,5 +97,5 @@ def _by_convention(
 
 
 def _is_half(more: Testimony, less: Testimony) -> bool:
-    full, half = _flops_in(more, Family.ATTENTION), _flops_in(less, Family.ATTENTION)
+    full, half = flops_in(more, Family.ATTENTION), flops_in(less, Family.ATTENTION)
     return bool(full) and abs(2 * half - full) <= 0.01 * full

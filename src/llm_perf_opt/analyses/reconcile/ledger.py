@@ -8,7 +8,7 @@ from itertools import combinations
 
 from llm_perf_opt.analyses.reconcile.causes import CAUSES
 from llm_perf_opt.analyses.reconcile.explain import WHOLE_FAMILY, Explanation, explain
-from llm_perf_opt.testimony import BlindSpot, Family, Testimony
+from llm_perf_opt.testimony import BlindSpot, Family, Testimony, flops_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def _with_known_gaps(sources: Sequence[Testimony]) -> list[Testimony]:
     for source in sources:
         for operator in source.operators:
             if operator.family in WHOLE_FAMILY.values() and operator.flops:
-                known[operator.family] = max(known.get(operator.family, 0), _flops_of(source, operator.family))
+                known[operator.family] = max(known.get(operator.family, 0), flops_in(source, operator.family))
     return [replace(source, blind_spots=tuple(_filled(source, known))) for source in sources]
 
 
@@ -94,12 +94,8 @@ def _filled(source: Testimony, known: dict[Family, int]) -> Iterator[BlindSpot]:
         if family is None or spot.flops is not None or family not in known:
             yield spot
             continue
-        yield replace(spot, flops=0 if family in taken else known[family] - _flops_of(source, family))
+        yield replace(spot, flops=0 if family in taken else known[family] - flops_in(source, family))
         taken.add(family)
-
-
-def _flops_of(source: Testimony, family: Family) -> int:
-    return sum(operator.flops or 0 for operator in source.operators if operator.family is family)
 
 
 def _entries(left: Testimony, right: Testimony, context_tokens: int | None) -> Iterator[Difference]:

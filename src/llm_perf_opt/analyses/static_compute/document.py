@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llm_perf_opt.analyses.coverage import PriceCoverage
+from llm_perf_opt.analyses.known_sum import known_sum
 from llm_perf_opt.analyses.reconcile import Difference
-from llm_perf_opt.analyses.static_compute.figures import Coverage, StageFigures, StaticCompute
+from llm_perf_opt.analyses.static_compute.figures import StageFigures, StaticCompute
 from llm_perf_opt.testimony import Method, OperatorFigure, Testimony
 
 SCHEMA_VERSION = 1
@@ -50,7 +52,7 @@ def _total(static: StaticCompute) -> dict[str, Any]:
         "active_parameters": static.last("active_parameters"),
         "flops": static.flops,
         "macs": _halved(static.flops),
-        "bytes_moved": _sum(stage.first("bytes_moved") for stage in static.stages),
+        "bytes_moved": known_sum(stage.first("bytes_moved") for stage in static.stages),
         "weight_bytes": static.last("weight_bytes"),
         "kv_cache_bytes": static.last("kv_cache_bytes"),
         "kv_bytes_per_token": static.last("kv_bytes_per_token"),
@@ -135,7 +137,7 @@ def _entry(entry: Difference) -> dict[str, Any]:
     }
 
 
-def _coverage(coverage: Coverage | None) -> dict[str, Any] | None:
+def _coverage(coverage: PriceCoverage | None) -> dict[str, Any] | None:
     if coverage is None:
         return None
     return {
@@ -148,8 +150,3 @@ def _coverage(coverage: Coverage | None) -> dict[str, Any] | None:
 
 def _halved(flops: int | None) -> int | None:
     return None if flops is None else flops // 2
-
-
-def _sum(values: Any) -> int | None:
-    known = list(values)
-    return None if not known or None in known else sum(known)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.coverage import UnpricedOp, merged_unpriced, price_coverage
+from llm_perf_opt.analyses.coverage import PriceCoverage, merged_unpriced
+from llm_perf_opt.analyses.known_sum import known_sum
 from llm_perf_opt.analyses.parameter_owners import count_distinct_parameters
 from llm_perf_opt.analyses.reconcile import Ledger, reconcile
 from llm_perf_opt.analyses.stage_costs import StageCost, stage_costs
@@ -66,24 +67,6 @@ class StageFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """Ops that ran, and those in no total, each with a bound of the matrix work it may hide."""
-
-    ops: int
-    unpriced: tuple[UnpricedOp, ...]
-
-    @property
-    def priced_ops(self) -> int:
-        """Ops that are in the totals."""
-        return self.ops - sum(op.count for op in self.unpriced)
-
-    @property
-    def flops_bound(self) -> int:
-        """The most that the totals may lack."""
-        return sum(op.flops_bound for op in self.unpriced)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StaticCompute:
     """The whole answer, before any format. `coverage` is None where nothing was traced."""
 
@@ -92,20 +75,19 @@ class StaticCompute:
     library_versions: Mapping[str, str]
     stages: tuple[StageFigures, ...]
     ledger: Ledger
-    coverage: Coverage | None
+    coverage: PriceCoverage | None
     parameters: int | None
     notes: tuple[str, ...]
 
     @property
     def flops(self) -> int | None:
         """All stages together; one unknown stage makes the sum unknown."""
-        known = [stage.flops for stage in self.stages]
-        return None if not known or None in known else sum(flops or 0 for flops in known)
+        return known_sum(stage.flops for stage in self.stages)
 
     @property
     def unpriced_ops(self) -> int | None:
         """Ops in no total; None where nothing was traced."""
-        return None if self.coverage is None else self.coverage.ops - self.coverage.priced_ops
+        return None if self.coverage is None else self.coverage.unpriced_ops
 
     def last(self, field: str) -> int | None:
         """A figure of the run as a whole, from the last stage whose sources give it."""
@@ -138,24 +120,21 @@ def static_compute(
         library_versions=graphs[0].library_versions if graphs else {},
         stages=stages,
         ledger=reconcile(testimonies, context_tokens=context if isinstance(context, int) else None),
-        coverage=_coverage(graphs),
+        coverage=_coverage(list(costs.values())),
         parameters=count_distinct_parameters(graphs) if graphs else _sum_of_parameters(stages),
         notes=tuple(notes),
     )
 
 
-def _coverage(graphs: Sequence[CallGraph]) -> Coverage | None:
-    if not graphs or any(graph.ops is None for graph in graphs):
+def _coverage(costs: Sequence[StageCost]) -> PriceCoverage | None:
+    """Stages hold every op once; None where nothing was traced, or a tracer sees no ops."""
+    ops = known_sum(cost.ops for cost in costs)
+    if ops is None:
         return None
-    covered = [price_coverage(graph) for graph in graphs]
-    return Coverage(
-        ops=sum(coverage.ops for coverage in covered),
-        unpriced=merged_unpriced(op for coverage in covered for op in coverage.unpriced),
-    )
+    return PriceCoverage(ops=ops, unpriced=merged_unpriced(op for cost in costs for op in cost.unpriced))
 
 
 def _sum_of_parameters(stages: Sequence[StageFigures]) -> int | None:
     """Of the stages of the first phase: later phases run the same weights."""
     phase = stages[0].phase if stages else None
-    counts = [stage.first("parameters") for stage in stages if stage.phase == phase]
-    return None if not counts or None in counts else sum(count or 0 for count in counts)
+    return known_sum(stage.first("parameters") for stage in stages if stage.phase == phase)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llm_perf_opt.analyses.known_sum import known_sum
 from llm_perf_opt.analyses.static_compute import StageFigures, StaticCompute, static_report
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.pipeline.cost_files import cost_json, fvcore_table
@@ -118,19 +119,14 @@ def total_of(static: StaticCompute) -> StageAnalysisResult:
         phase=TOTAL,
         params=static.parameters,
         flops=static.flops,
-        activations=_sum(stage.activations for stage in stages),
+        activations=known_sum(stage.activations for stage in stages),
         operators=_merged(operator for stage in stages for operator in stage.operators),
-        isolated_flops=_sum(stage.isolated_flops for stage in stages),
-        extracted_flops=_sum(stage.extracted_flops for stage in stages),
-        analytic_flops=_sum(stage.analytic_flops for stage in stages),
+        isolated_flops=known_sum(stage.isolated_flops for stage in stages),
+        extracted_flops=known_sum(stage.extracted_flops for stage in stages),
+        analytic_flops=known_sum(stage.analytic_flops for stage in stages),
         notes=static.notes,
         sources=tuple(source for stage in stages for source in stage.sources),
     )
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    listed = list(values)
-    return None if not listed or None in listed else sum(value or 0 for value in listed)
 
 
 def _merged(operators: Iterable[OperatorFigure]) -> tuple[OperatorFigure, ...]:
@@ -142,9 +138,9 @@ def _merged(operators: Iterable[OperatorFigure]) -> tuple[OperatorFigure, ...]:
             continue
         by_name[new.name] = replace(
             known,
-            flops=_sum((known.flops, new.flops)),
-            calls=_sum((known.calls, new.calls)),
-            activations=_sum((known.activations, new.activations)),
+            flops=known_sum((known.flops, new.flops)),
+            calls=known_sum((known.calls, new.calls)),
+            activations=known_sum((known.activations, new.activations)),
         )
     return tuple(sorted(by_name.values(), key=lambda operator: -(operator.flops or 0)))
 
