@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.document import Axis, BarChart, Chart, Kind, Line, LineChart, Mark, Report, Series, Span, SpanChart
@@ -115,8 +115,20 @@ def charts(draw: st.DrawFn) -> Chart:
     return SpanChart(title="t", axis=draw(AXES), spans=tuple(draw(st.lists(spans, max_size=6))))
 
 
+SMALLEST = 5e-324  # the least a float holds: half of it is zero
+CLOSE = (1e30, math.nextafter(1e30, math.inf))
+
+
+def line_chart(*points: tuple[float, float]) -> LineChart:
+    return LineChart(title="t", x=Axis("x", Kind.BYTES), y=Axis("y", Kind.RATIO), lines=(Line("l", points),))
+
+
 @settings(max_examples=80, deadline=None)
 @given(chart=charts())
+@example(BarChart(title="t", categories=("", ""), series=(Series("", (None, SMALLEST)),), kind=Kind.COUNT))
+@example(line_chart((2 * SMALLEST, 2 * SMALLEST)))
+@example(line_chart((0.0, -SMALLEST), (2 * SMALLEST, SMALLEST)))
+@example(line_chart((CLOSE[0], -CLOSE[0]), (CLOSE[1], CLOSE[1])))
 def test_any_chart_is_drawn_inside_its_picture(chart: Chart) -> None:
     check_inside(chart)
     assert drawn(chart) == drawn(chart)
@@ -257,7 +269,9 @@ def test_a_scale_holds_its_ends_and_its_middle() -> None:
     assert Scale(Range(1, 100, is_log=True), 0, 10).at(10) == pytest.approx(5)
 
 
-@pytest.mark.parametrize("values", [[0.0], [5.0], [-5.0], [0.0, 0.0], [1e300, 1e-300], [5e-324]])
+@pytest.mark.parametrize(
+    "values", [[0.0], [5.0], [-5.0], [0.0, 0.0], [1e300, 1e-300], [5e-324], [0.0, 5e-324], [-1e-323, 1e-323]]
+)
 def test_a_range_is_never_empty(values: list[float]) -> None:
     for found in (range_from_zero(values), range_around(values, is_padded=True), log_range(values)):
         assert found.low < found.high

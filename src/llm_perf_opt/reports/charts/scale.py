@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MARGIN = 0.05  # of the range, that stays free beyond the data
+_ROUNDING = 1e-12  # of its values: a difference this small has no steps in it
+_LEAST = sys.float_info.min / sys.float_info.epsilon  # what is below it ends at zero when it is divided into steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Scale:
 def range_from_zero(values: Sequence[float]) -> Range:
     """Holds zero and every value, with room above the highest: for lengths and heights."""
     low, high = min([0.0, *values]), max([0.0, *values])
-    if low == high:
+    if _is_a_point(low, high):
         return Range(0.0, 1.0)
     margin = (high - low) * _MARGIN
     return Range(low - margin if low < 0 else low, high + margin if high > 0 else high)
@@ -53,8 +55,10 @@ def range_from_zero(values: Sequence[float]) -> Range:
 def range_around(values: Sequence[float], *, is_padded: bool) -> Range:
     """From the lowest to the highest value: for places along an axis."""
     low, high = min(values), max(values)
-    if low == high:
-        return Range(low - (abs(low) / 2 or 1.0), high + (abs(low) / 2 or 1.0))
+    if _is_a_point(low, high):
+        around = max(abs(low), abs(high)) / 2
+        margin = around if around > _LEAST else 1.0
+        return Range(low - margin, high + margin)
     margin = (high - low) * _MARGIN if is_padded else 0.0
     return Range(low - margin, high + margin)
 
@@ -66,3 +70,8 @@ def log_range(values: Sequence[float]) -> Range:
     factor = max(math.exp((math.log(high) - math.log(low)) * _MARGIN), 1.05) if high > low else 4.0
     low = max(low / factor, sys.float_info.min)
     return Range(low, min(max(high, low) * factor, sys.float_info.max), is_log=True)
+
+
+def _is_a_point(low: float, high: float) -> bool:
+    """Whether too little lies between the two to be divided into steps."""
+    return high - low <= max(_ROUNDING * max(abs(low), abs(high)), _LEAST)
