@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llm_perf_opt.callgraph.records import OpKind
+if TYPE_CHECKING:  # the command line reads the names of the checks before it knows whether there will be a graph
+    from llm_perf_opt.callgraph.records import OpKind
 
 
 class Check(StrEnum):

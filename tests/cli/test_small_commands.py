@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -25,6 +27,12 @@ def test_models_as_json(run: Run) -> None:
 
 def test_version(run: Run) -> None:
     assert run("--version") == (0, f"llm-perf-opt {__version__}\n", "")
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "llm_perf_opt", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"llm-perf-opt {__version__}\n", "")
 
 
 def test_no_verb_shows_the_verbs(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llm_perf_opt.analyses.memory import run_memory
 from llm_perf_opt.analyses.prediction import Execution, predict_stages, total_wall
 from llm_perf_opt.hardware import find_device
 from llm_perf_opt.pipeline.costing import cost_of_graphs
@@ -29,13 +30,13 @@ def test_costs_are_told_by_phase_and_an_unknown_part_makes_a_phase_unknown() -> 
 
 
 def test_memory_is_that_of_the_worst_phase_and_held_against_the_device() -> None:
-    graphs = (small_run(),)
+    memory = run_memory((small_run(),))
     needed = 3 * 256 + 256 + 128 + 4 * 128  # weights, a buffer, the input, the live tensors at the peak
-    assert does_it_fit(graphs, None) == f"{needed / 1024:.2f} KiB at the peak, of which 768 B are weights"
+    assert does_it_fit(memory, None) == f"{needed / 1024:.2f} KiB at the peak, of which 768 B are weights"
     tight = replace(H100, memory_bytes=needed)
-    assert does_it_fit(graphs, tight).startswith("yes: ")
-    assert does_it_fit(graphs, replace(tight, memory_bytes=needed - 1)).startswith("no: ")
-    assert does_it_fit((replace(small_run(), ops=None),), H100) == "not known"
+    assert does_it_fit(memory, tight).startswith("yes: ")
+    assert does_it_fit(memory, replace(tight, memory_bytes=needed - 1)).startswith("no: ")
+    assert does_it_fit(run_memory((replace(small_run(), ops=None),)), H100) == "not known"
 
 
 def test_a_decode_is_told_by_the_token() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 _LEAVES = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 12  # a cache of two caches, each an object with a list of layers with two tensors; no argument is deeper
 
@@ -16,6 +19,16 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     _collect(value, found, _DEPTH)
     return found
+
+
+def distinct_tensors(value: Any) -> list[torch.Tensor]:
+    """Every tensor in `value` once, in the order of appearance."""
+    return list({id(tensor): tensor for tensor in tensors_in(value)}.values())
+
+
+def with_tensors(arguments: T, others: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> T:
+    """A copy of `arguments` with the second tensor of each pair in the places of the first; a cache in it is new."""
+    return copy.deepcopy(arguments, {id(tensor): other for tensor, other in others})
 
 
 def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from llm_perf_opt.execution.nested_tensors import is_cache, tensors_in
+from llm_perf_opt.execution.nested_tensors import distinct_tensors, is_cache, tensors_in, with_tensors
 
 
 class TensorsOnly(torch.nn.Module):
@@ -23,7 +22,7 @@ class TensorsOnly(torch.nn.Module):
         super().__init__()
         self.module = module
         self.arguments = (args, kwargs)
-        self.given = list({id(tensor): tensor for tensor in tensors_in(self.arguments)}.values())
+        self.given = distinct_tensors(self.arguments)
         self.idle: list[torch.Tensor] = []
 
     def leave_out(self, places: Collection[int]) -> None:
@@ -41,10 +40,8 @@ class TensorsOnly(torch.nn.Module):
 
     def rebuilt(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the call with `tensors` in the places of those that were given."""
-        memo = {id(old): new for old, new in zip(self.given, tensors, strict=True)}
-        memo |= {id(tensor): tensor for tensor in self.idle}
-        args, kwargs = copy.deepcopy(self.arguments, memo)
-        return args, kwargs
+        kept = ((tensor, tensor) for tensor in self.idle)
+        return with_tensors(self.arguments, (*zip(self.given, tensors, strict=True), *kept))
 
 
 def input_names(call: TensorsOnly) -> list[str]:

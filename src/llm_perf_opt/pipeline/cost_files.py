@@ -47,5 +47,5 @@ def fvcore_table(run: CostRun) -> str:
 
 def cost_json(run: CostRun) -> str:
     """The document that `static_compute.schema.json` describes, as text."""
-    document = static_compute_document(run.static, tool_version=__version__, memory=run.memory)
+    document = static_compute_document(run.static, tool_version=__version__, memory=run.memory_document())
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.counted import counted_run
@@ -20,6 +21,9 @@ from llm_perf_opt.pipeline.traced_workload import workload_of
 from llm_perf_opt.plugins import MODELS, WITNESSES, Json, ModelAdapter, PartialTrace, Workload
 from llm_perf_opt.testimony import Method, Testimony
 from llm_perf_opt.units import format_seconds
+
+if TYPE_CHECKING:  # closed forms alone need no memory, and answer in half a second
+    from llm_perf_opt.analyses.memory import AttentionCase, RunMemory
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +51,28 @@ class CostRun:
     static: StaticCompute
     summary: Report  # without chapters
     stage_chapters: tuple[Report, ...]
-    memory_chapter: Report | None  # None: nothing was traced
-    memory: Mapping[str, Json] | None
+    memory: RunMemory | None = None  # None: nothing was traced
+    attention_cases: tuple[AttentionCase, ...] = ()
 
     @property
     def report(self) -> Report:
         """Everything: the summary, a chapter per stage, and memory."""
-        memory = () if self.memory_chapter is None else (self.memory_chapter,)
-        return replace(self.summary, chapters=(*self.stage_chapters, *memory))
+        return replace(self.summary, chapters=(*self.stage_chapters, *self._memory_chapters()))
+
+    def memory_document(self) -> Mapping[str, Json] | None:
+        """The part of `static_compute.json` on memory."""
+        if self.memory is None:
+            return None
+        from llm_perf_opt.analyses.memory import memory_document
+
+        return memory_document(self.memory, self.attention_cases)
+
+    def _memory_chapters(self) -> tuple[Report, ...]:
+        if self.memory is None:
+            return ()
+        from llm_perf_opt.analyses.memory import memory_report
+
+        return (memory_report(self.memory, self.attention_cases),)
 
 
 def run_cost(request: CostRequest) -> CostRun:
@@ -138,30 +156,19 @@ def _run(
     if not graphs:
         static = static_compute(model=model, workload=workload, graphs=(), testimonies=testimonies)
         return _cost_run(graphs, static)
-    from llm_perf_opt.analyses.memory import attention_cases, memory_document, memory_report, run_memory
+    from llm_perf_opt.analyses.memory import attention_cases, run_memory
 
     memory = run_memory(graphs)
     said = (*counted_run(graphs, memory), *testimonies)
     static = static_compute(model=model, workload=graphs[0].workload, graphs=graphs, testimonies=said)
     cases = attention_cases(*_eager_and_fused(graphs, other_attention))
-    return _cost_run(graphs, static, memory_report(memory, cases), memory_document(memory, cases))
+    return replace(_cost_run(graphs, static), memory=memory, attention_cases=tuple(cases))
 
 
-def _cost_run(
-    graphs: tuple[CallGraph, ...],
-    static: StaticCompute,
-    memory_chapter: Report | None = None,
-    memory: Mapping[str, Json] | None = None,
-) -> CostRun:
+def _cost_run(graphs: tuple[CallGraph, ...], static: StaticCompute) -> CostRun:
     report = static_report(static)
-    return CostRun(
-        graphs=graphs,
-        static=static,
-        summary=replace(report, chapters=()),
-        stage_chapters=report.chapters,
-        memory_chapter=memory_chapter,
-        memory=memory,
-    )
+    summary = replace(report, chapters=())
+    return CostRun(graphs=graphs, static=static, summary=summary, stage_chapters=report.chapters)
 
 
 def described(adapter: ModelAdapter, workload: Workload) -> dict[str, Json]:

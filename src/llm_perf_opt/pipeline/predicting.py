@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llm_perf_opt.analyses.calibrated import calibrated_report
+from llm_perf_opt.analyses.memory import need_table, run_memory
 from llm_perf_opt.analyses.prediction import Execution, prediction_report
 from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Report
@@ -36,7 +37,7 @@ class PredictRequest:
 
 
 def run_predict(request: PredictRequest) -> Report:
-    """The prediction of every stage; a wrong device is refused before anything is traced."""
+    """The prediction of every stage, and whether the run fits; a wrong device is refused before anything is traced."""
     if request.calibration_file is not None and request.device is None:
         calibration = read_calibration(request.calibration_file)
         return calibrated_report(_graphs(request, calibration.kind), calibration)
@@ -47,7 +48,9 @@ def run_predict(request: PredictRequest) -> Report:
             fix="llm-perf-opt devices list shows the devices, llm-perf-opt devices calibrate measures this machine",
         )
     device = find_device(request.device, request.devices_file)
-    return prediction_report(_graphs(request), device, Execution(request.execution))
+    graphs = _graphs(request)
+    report = prediction_report(graphs, device, Execution(request.execution))
+    return replace(report, tables=(*report.tables, need_table(run_memory(graphs), device)))
 
 
 def _graphs(request: PredictRequest, device_kind: str | None = None) -> tuple[CallGraph, ...]:

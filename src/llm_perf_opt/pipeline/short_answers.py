@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from llm_perf_opt.analyses.memory import run_memory
+from llm_perf_opt.analyses.memory import RunMemory
 from llm_perf_opt.analyses.prediction import Execution, predict_stages, total_wall
 from llm_perf_opt.analyses.static_compute import StaticCompute
 from llm_perf_opt.callgraph import CallGraph
@@ -58,9 +58,8 @@ def _flops(parts: Sequence[int | None]) -> str:
     return format_flops(sum(known)) if len(known) == len(parts) else _UNKNOWN
 
 
-def does_it_fit(graphs: Sequence[CallGraph], device: Device | None) -> str:
+def does_it_fit(memory: RunMemory, device: Device | None) -> str:
     """What a device needs at the worst moment, the weights in it, and its share of `device`."""
-    memory = run_memory(graphs)
     if memory.total_bytes is None:
         return _UNKNOWN
     weights = max(phase.weight_bytes for phase in memory.phases)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from llm_perf_opt.analyses.memory import memory_report
 from llm_perf_opt.analyses.prediction import Execution, prediction_report
 from llm_perf_opt.analyses.stage_report import stage_report
 from llm_perf_opt.callgraph import CallGraph
@@ -72,8 +73,8 @@ def _answered_chapters(
     if graphs:
         yield _what_runs(graphs), what_runs(static, graphs)
     yield replace(run.summary, title="What does it cost?", chapters=run.stage_chapters), what_it_costs(static)
-    if run.memory_chapter is not None:
-        yield run.memory_chapter, does_it_fit(graphs, device)
+    if run.memory is not None:
+        yield memory_report(run.memory, run.attention_cases, device), does_it_fit(run.memory, device)
     if device is not None and graphs:
         title = f"How fast could it be on {device.name}?"
         yield replace(prediction_report(graphs, device, EXECUTION), title=title), how_fast(graphs, device, EXECUTION)

@@ -6,7 +6,6 @@ expecting the `_convolution` inside, which no engine ever calls; here they are c
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from llm_perf_opt.execution.isolation import IsolatedCall
-from llm_perf_opt.execution.nested_tensors import tensors_in
+from llm_perf_opt.execution.nested_tensors import distinct_tensors, tensors_in, with_tensors
 from llm_perf_opt.weightless import Ghost
 
 
@@ -26,7 +25,7 @@ class OnTensors(torch.nn.Module):
         super().__init__()
         self.module = call.module
         self._arguments = (call.args, call.kwargs)
-        self.tensors = tuple({id(tensor): tensor for tensor in tensors_in(self._arguments)}.values())
+        self.tensors = tuple(distinct_tensors(self._arguments))
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors in what the module returns; a cache among the arguments is a new one in each call.
@@ -34,8 +33,7 @@ class OnTensors(torch.nn.Module):
         A real tensor, such as a mask, may depend on no argument at all, and the tracer refuses to return what it has
         not seen being made; it sees the copy.
         """
-        memo: dict[int, Any] = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
-        args, kwargs = copy.deepcopy(self._arguments, memo)
+        args, kwargs = with_tensors(self._arguments, zip(self.tensors, tensors, strict=True))
         returned = tensors_in(self.module(*args, **kwargs))
         return tuple(tensor if isinstance(tensor, Ghost) else tensor.clone() for tensor in returned)
 

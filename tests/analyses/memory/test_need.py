@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.memory import kv_cache, memory_document, memory_report, run_memory
+from llm_perf_opt.analyses.memory import kv_cache, memory_document, memory_report, need_table, run_memory
 from llm_perf_opt.document import Kind, LineChart
+from llm_perf_opt.hardware import find_device
 from tests.analyses.memory.made_decode import LAYERS, cached_bytes, made_decode
 from tests.analyses.small_run import X_BYTES, small_run
 
@@ -80,6 +81,25 @@ def test_the_report_says_what_the_analysis_found() -> None:
     assert tables["KV cache"].rows == ((4, 4 * cached_bytes(5), 4 * cached_bytes(1)),)
     stage_names = [row[0] for row in tables["Memory by stage"].rows]
     assert stage_names == ["prefill: vision", "prefill", "decode"]
+
+
+def test_a_device_that_holds_all_but_one_byte_is_too_small() -> None:
+    memory = run_memory((small_run(), made_decode()))
+    needed = memory.total_bytes
+    assert needed is not None
+    device = find_device("a10g")
+    table = memory_report(memory, device=device).tables[0]
+    assert (table.title, [row[-1] for row in table.rows]) == (f"Does it fit on {device.name}?", ["yes", "yes"])
+    assert table.rows[0][:7] == memory_report(memory).tables[0].rows[0], "a device adds columns and changes none"
+    shares = [row[-2:] for row in need_table(memory, replace(device, memory_bytes=needed)).rows]
+    assert (1.0, "yes") in shares
+    assert "no" in {row[-1] for row in need_table(memory, replace(device, memory_bytes=needed - 1)).rows}
+
+
+def test_what_is_not_known_neither_fits_nor_does_not() -> None:
+    memory = run_memory((replace(small_run(), ops=None),))
+    (row,) = need_table(memory, find_device("a10g")).rows
+    assert row[-2:] == (None, None)
 
 
 def test_what_is_alive_adds_up_in_the_table() -> None:

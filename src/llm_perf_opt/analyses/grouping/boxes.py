@@ -12,9 +12,9 @@ from llm_perf_opt.analyses.grouping.call_figures import CallFigures
 from llm_perf_opt.analyses.grouping.call_tree import CallTree
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow
 from llm_perf_opt.analyses.grouping.groups import Group
-from llm_perf_opt.analyses.grouping.labels import label_of
 from llm_perf_opt.analyses.grouping.loops import loops_of
 from llm_perf_opt.analyses.grouping.parameter_homes import ParameterHomes
+from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import stage_names, stage_of_calls
 from llm_perf_opt.document import Arrow, Box, Figures

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from llm_perf_opt.analyses.grouping.call_tree import CallTree
 from llm_perf_opt.analyses.grouping.groups import Group, Grouper
 from llm_perf_opt.analyses.grouping.kinship import UNKNOWN_CLASS
-from llm_perf_opt.analyses.grouping.labels import label_of
+from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.errors import UsageError
 

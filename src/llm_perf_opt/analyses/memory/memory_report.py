@@ -6,22 +6,24 @@ from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.memory.attention_cases import AttentionCase, attention_table, stage_label
 from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, StageMemory
+from llm_perf_opt.analyses.memory.need_table import need_table
 from llm_perf_opt.analyses.memory.peak import Peak
 from llm_perf_opt.analyses.memory.timeline import StageCurve, step_points
 from llm_perf_opt.document import Axis, Cell, Chart, Column, Kind, Level, Line, LineChart, Mark, Note, Report, Table
+from llm_perf_opt.hardware import Device
 from llm_perf_opt.units import format_bytes
 
 TOP_TENSORS = 10
 
 
-def memory_report(memory: RunMemory, cases: Sequence[AttentionCase] = ()) -> Report:
+def memory_report(memory: RunMemory, cases: Sequence[AttentionCase] = (), device: Device | None = None) -> Report:
     """Everything about memory that the phases of one run tell; `cases` adds eager against fused attention."""
     peaks = [phase for phase in memory.phases if phase.peak is not None]
     curves = tuple(chart for phase in memory.phases for chart in _stage_charts(phase))
     return Report(
         title="Does it fit?",
         tables=(
-            _need_table(memory),
+            need_table(memory, device),
             *([_cache_table(memory)] if memory.cache is not None else []),
             _stage_table([stage for phase in memory.phases for stage in phase.stages]),
             *(_alive_table(phase.phase, phase.peak) for phase in peaks if phase.peak is not None),
@@ -31,31 +33,6 @@ def memory_report(memory: RunMemory, cases: Sequence[AttentionCase] = ()) -> Rep
         notes=tuple(_notes(memory)),
         chapters=(Report(title="Live memory, stage by stage", charts=curves),) if curves else (),
     )
-
-
-def _need_table(memory: RunMemory) -> Table:
-    columns = (
-        Column("phase"),
-        Column("weights", Kind.BYTES),
-        Column("buffers", Kind.BYTES),
-        Column("inputs", Kind.BYTES),
-        Column("KV cache at the peak", Kind.BYTES),
-        Column("other activations at the peak", Kind.BYTES),
-        Column("needed in all", Kind.BYTES),
-    )
-    rows = tuple(
-        (
-            phase.phase,
-            phase.weight_bytes,
-            phase.buffer_bytes,
-            phase.input_bytes,
-            phase.peak_kv_bytes,
-            phase.peak_other_bytes,
-            phase.total_bytes,
-        )
-        for phase in memory.phases
-    )
-    return Table(title="Memory that a device needs", columns=columns, rows=rows)
 
 
 def _cache_table(memory: RunMemory) -> Table:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.grouping.labels import label_of
 from llm_perf_opt.analyses.live_bytes import LIVE_ORIGINS
 from llm_perf_opt.analyses.memory.timeline import StageCurve
+from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.callgraph.records import StorageColumns, TensorMeta

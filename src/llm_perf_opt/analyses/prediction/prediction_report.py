@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.analyses.memory import RunMemory, run_memory
 from llm_perf_opt.analyses.prediction.band import NOTHING
 from llm_perf_opt.analyses.prediction.predict import Execution, StagePrediction, predict_stages, total_wall
 from llm_perf_opt.analyses.roofline import op_rooflines, op_table, roofline_of_bands
@@ -24,16 +23,14 @@ _SHOWN_OPS = 12
 
 
 def prediction_report(graphs: Sequence[CallGraph], device: Device, execution: Execution = Execution.EAGER) -> Report:
-    """Bound and band of every stage of every phase on `device`, and whether the run fits in its memory."""
+    """Bound and band of every stage of every phase on `device`, and the ops that take longest there."""
     predictions = [stage for graph in graphs for stage in predict_stages(graph, device, execution)]
-    memory = run_memory(graphs)
     dtype = main_dtype(predictions)
     return Report(
         title=f"{graphs[0].model} on {device.name}: how fast could it be",
         tables=(
             _stage_table(predictions),
             _detail_table(predictions),
-            _memory_table(memory, device),
             op_table(op_rooflines(graphs, device)[:_SHOWN_OPS]),
         ),
         notes=tuple(_notes(graphs, predictions, device, execution, dtype)),
@@ -113,35 +110,6 @@ def _detail_table(predictions: Sequence[StagePrediction]) -> Table:
     )
     columns = (Column("stage"), *(Column(*name) for name in names))
     return Table(title="Where the bound and the band come from", columns=columns, rows=rows)
-
-
-def _memory_table(memory: RunMemory, device: Device) -> Table:
-    columns = (
-        Column("phase"),
-        Column("weights", Kind.BYTES),
-        Column("inputs", Kind.BYTES),
-        Column("KV cache at the peak", Kind.BYTES),
-        Column("other at the peak", Kind.BYTES),
-        Column("needed", Kind.BYTES),
-        Column("device memory", Kind.BYTES),
-        Column("of the device", Kind.RATIO),
-        Column("fits"),
-    )
-    rows = tuple(
-        (
-            phase.phase,
-            phase.weight_bytes + phase.buffer_bytes,
-            phase.input_bytes,
-            phase.peak_kv_bytes,
-            phase.peak_other_bytes,
-            phase.total_bytes,
-            device.memory_bytes,
-            None if phase.total_bytes is None else phase.total_bytes / device.memory_bytes,
-            None if phase.total_bytes is None else "yes" if phase.total_bytes <= device.memory_bytes else "no",
-        )
-        for phase in memory.phases
-    )
-    return Table(title="Does it fit", columns=columns, rows=rows)
 
 
 def _charts(predictions: Sequence[StagePrediction], device: Device, dtype: str | None) -> tuple[Chart, ...]:
