@@ -11,7 +11,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "how-good-is-the-prediction.md"
 
 def write_page(record: dict[str, Any], page: Path = PAGE) -> None:
     text = page.read_text(encoding="utf-8")
-    for name, table in (("verdicts", verdict_table(record)), ("errors", error_table(record))):
+    threads = f"{record['threads']} {'thread' if record['threads'] == 1 else 'threads'}"
+    tables = {f"verdicts, {threads}": verdict_table(record, threads), f"errors, {threads}": error_table(record)}
+    for name, table in tables.items():
         pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
         if not re.search(pattern, text, re.DOTALL):
             raise ValueError(f"{page.name} has no place for {name}")
@@ -19,7 +21,7 @@ def write_page(record: dict[str, Any], page: Path = PAGE) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def verdict_table(record: dict[str, Any]) -> str:
+def verdict_table(record: dict[str, Any], threads: str) -> str:
     lines = ["| prediction from | median error | worst error | goal (15 %, 30 %) |", "| --- | ---: | ---: | --- |"]
     names = {
         "microbenchmarks_alone": "the calibration alone",
@@ -30,8 +32,17 @@ def verdict_table(record: dict[str, Any]) -> str:
         if verdict is not None:
             outcome = "reached" if verdict["reached"] else "missed"
             lines.append(f"| {title} | {verdict['median_error']:.1%} | {verdict['worst_error']:.1%} | {outcome} |")
-    device = f"{record['device']}, {record['threads']} threads, torch {record['library_versions']['torch']}"
-    return f"{device}.\n\n" + "\n".join(lines) + "\n"
+    device = f"{record['device']}, {threads}, torch {record['library_versions']['torch']}"
+    return f"{device}.\n\n" + "\n".join(lines) + f"\n\n{steadiness_line(record['steadiness'])}\n"
+
+
+def steadiness_line(spread: dict[str, Any]) -> str:
+    ends = " to ".join(f"{spread[key] * 1e3:.0f}" for key in ("fastest_s", "slowest_s"))
+    half = " to ".join(f"{spread[key] * 1e3:.0f}" for key in ("lower_quarter_s", "upper_quarter_s"))
+    return (
+        f"Meanwhile one and the same piece of work (twenty products, {spread['tries']} times) took {ends} ms, "
+        f"half of the time {half} ms."
+    )
 
 
 def error_table(record: dict[str, Any]) -> str:

@@ -1,9 +1,11 @@
 """The export matrix of DeepSeek-OCR at full width, and one part of three Hugging Face models, recorded for the page.
 
-    python benchmarks/export_matrix.py [--page-only]
+    python benchmarks/export_matrix.py [--page-only | --only-compile | --only-dynamic]
 
 Writes docs/data/export_matrix.json and the marked section of docs/what-exports.md. Takes some minutes: SAM and CLIP
-blocks are compiled and timed, and onnxruntime runs whatever fits into a gigabyte of weights.
+blocks are compiled and timed, and onnxruntime runs whatever fits into a gigabyte of weights. `--only-compile` takes
+just the rows of torch.compile again, for a moment when the machine is quiet; `--only-dynamic` those of DeepSeek-OCR's
+dynamic shapes. Everything else stays as recorded, so both want the recorded version of torch.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 from breadth.marked_section import replace_section
 
-from llm_perf_opt.export_outcome import ExportWishes
+from llm_perf_opt.export_outcome import Check, ExportWishes
 from llm_perf_opt.pipeline.exporting import ExportRequest, run_export
 from llm_perf_opt.plugins import REPORTERS, Workload
 from llm_perf_opt.whole_files import write_whole
@@ -26,6 +28,7 @@ from llm_perf_opt.whole_files import write_whole
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "data" / "export_matrix.json"
 PAGE = ROOT / "docs" / "what-exports.md"
+MODEL = "deepseek-ocr"
 COMPILED = ("sam-block-windowed", "sam-block-global", "clip-block")
 WORKLOAD = Workload(crops=(2, 3), prompt_tokens=9, dtype="float32")  # 913 tokens
 # Each is the default configuration that transformers has for the model type.
@@ -34,39 +37,80 @@ FOLDERS = {
     "mixtral, 8x7B": ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "model.layers.0"),
     "siglip vision tower, base": ({"model_type": "siglip_vision_model"}, "encoder.layers.0"),
 }
+COMPILE_TABLE = "torch.compile against eager, medians of one process"
+AXES_TABLE = "Which dimensions may vary"
+TABLES = {  # that only this check fills
+    Check.COMPILE: (COMPILE_TABLE, "Where the compiled graph breaks"),
+    Check.DYNAMIC: (AXES_TABLE,),
+}
+AGAIN = {"--only-compile": Check.COMPILE, "--only-dynamic": Check.DYNAMIC}
 SHOWN = {
     "What exports": "The matrix",
     "Why not": "Every refusal",
-    "Which dimensions may vary": "Which dimensions may vary",
+    AXES_TABLE: "Which dimensions may vary",
     "FLOPs from three sources": "FLOPs from three sources",
     "onnxruntime against eager, random weights": "onnxruntime against eager",
-    "torch.compile against eager, medians of one process": "torch.compile against eager",
+    COMPILE_TABLE: "torch.compile against eager",
     "What went in, and what was changed for it": "Inputs and adaptations",
 }
 
 
 def main() -> None:
-    if "--page-only" not in sys.argv:
-        write_whole(DATA, [(json.dumps(recorded(), indent=1) + "\n").encode()])
+    check = next((check for option, check in AGAIN.items() if option in sys.argv), None)
+    if check is not None:
+        _write(taken_again(json.loads(DATA.read_text()), check))
+    elif "--page-only" not in sys.argv:
+        _write(recorded())
     replace_section(PAGE, "export matrix", section(json.loads(DATA.read_text())))
+
+
+def _write(data: dict[str, Any]) -> None:
+    write_whole(DATA, [(json.dumps(data, indent=1) + "\n").encode()])
 
 
 def recorded() -> dict[str, Any]:
     packages = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
-    request = ExportRequest(model="deepseek-ocr", workload=WORKLOAD, compiled_parts=COMPILED)
-    reports = {"deepseek-ocr": as_json(request)}
+    request = ExportRequest(model=MODEL, workload=WORKLOAD, compiled_parts=COMPILED)
+    reports = {MODEL: as_json(MODEL, request)}
     for name, (config, part) in FOLDERS.items():
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             wishes = ExportWishes(max_weight_bytes=256 << 20)
             workload = Workload(dtype="float32")
-            reports[name] = as_json(ExportRequest(model=folder, workload=workload, parts=(part,), wishes=wishes))
+            request = ExportRequest(model=folder, workload=workload, parts=(part,), wishes=wishes)
+            reports[name] = as_json(name, request)
     return {"versions": {package: version(package) for package in packages}, "reports": reports}
 
 
-def as_json(request: ExportRequest) -> Any:
-    print(f"{request.model} ...", flush=True)
-    report = replace(run_export(request).report, chapters=())  # the operators of every graph would be a megabyte
+def taken_again(data: dict[str, Any], check: Check) -> dict[str, Any]:
+    if data["versions"]["torch"] != version("torch"):
+        sys.exit(f"The matrix was recorded with torch {data['versions']['torch']}: take all of it again.")
+    compiled = COMPILED if check is Check.COMPILE else ()
+    wishes = ExportWishes(checks=frozenset({Check.EXPORT, check}) - {Check.COMPILE})
+    request = ExportRequest(model=MODEL, workload=WORKLOAD, parts=compiled, compiled_parts=compiled, wishes=wishes)
+    report = with_check(data["reports"][MODEL], as_json(MODEL, request), check)
+    return {**data, "reports": {**data["reports"], MODEL: report}}
+
+
+def with_check(report: dict[str, Any], fresh: dict[str, Any], check: Check) -> dict[str, Any]:
+    """The report with what `fresh` says of one check: its tables, its column of the matrix and its refusals."""
+    found = {table["title"]: table for table in report["tables"]}
+    new = {table["title"]: table for table in fresh["tables"]}
+    column = check.value.replace(".", "_").replace(" ", "_")
+    verdicts = {row["part"]: row[column] for row in new["What exports"]["rows"]}
+    matrix = [{**row, column: verdicts.get(row["part"], row[column])} for row in found["What exports"]["rows"]]
+    refusals = [row for row in found["Why not"]["rows"] if row["check"] != check.value]
+    refusals += [row for row in new.get("Why not", {"rows": []})["rows"] if row["check"] == check.value]
+    found["What exports"] = {**found["What exports"], "rows": matrix}
+    found["Why not"] = {**found["Why not"], "rows": refusals}
+    found |= {title: new.get(title, {"rows": []}) for title in TABLES[check]}
+    return {**report, "tables": [table for table in found.values() if table["rows"]]}
+
+
+def as_json(name: str, request: ExportRequest) -> Any:
+    print(f"{name} ...", flush=True)
+    report = run_export(request).report
+    report = replace(report, title=f"{name}: what exports", chapters=())  # all operators would be a megabyte
     return json.loads(REPORTERS.get("json")().render(report))
 
 

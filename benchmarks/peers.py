@@ -1,8 +1,10 @@
 """What other tools say of the same two models, what it costs to ask them, and what they cannot be asked.
 
-    python -m benchmarks.peers --docs                       everything; writes docs/data/peers.json and the page
+    python -m benchmarks.peers --docs                       everything; writes docs/data/peers.json and the pages
     python -m benchmarks.peers --docs --llm-viewer FOLDER   with LLM-Viewer, which is a repository and no package
-    python -m benchmarks.peers --render                     only makes the page again from docs/data/peers.json
+    python -m benchmarks.peers --render                     only makes the pages again from docs/data/peers.json
+
+The pages are docs/beside-other-tools.md and the short table of README.md.
 
 The tools are installed into an environment of their own (`--venv`). Each is asked about a model without memory first,
 on the meta device, and with random weights where that fails. Needs about 12 GB and a quarter of an hour.
@@ -18,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.breadth.marked_section import replace_section
 from benchmarks.peer_probes.defined_names import names_about
 from benchmarks.peer_probes.environment import (
     PEERS,
@@ -28,12 +31,13 @@ from benchmarks.peer_probes.environment import (
     surroundings,
     versions,
 )
-from benchmarks.peer_probes.page import page_of
+from benchmarks.peer_probes.page import page_of, readme_table
 from benchmarks.peer_probes.processes import batched, measured
 from benchmarks.peer_probes.workloads import EXACT_FLOPS, SMALL_SIZES
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, PAGE = ROOT / "docs" / "data" / "peers.json", ROOT / "docs" / "beside-other-tools.md"
+README, SECTION = ROOT / "README.md", "beside other tools"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "llm-perf-opt" / "peers-venv"
 LARGE = ("dense-sdpa", "dense-eager", "ocr")
 SMALL = ("fused-attention", "direct-call", "experts")
@@ -61,7 +65,7 @@ OFFERS = {
 def main() -> int:
     options = parsed()
     if options.render:
-        PAGE.write_text(page_of(json.loads(DATA.read_text())), encoding="utf-8")
+        write_pages(json.loads(DATA.read_text()))
         return 0
     failures = make_environment(options.venv)
     python, environment = python_of(options.venv), surroundings(options.threads, options.llm_viewer)
@@ -84,8 +88,13 @@ def main() -> int:
     print(text, end="")
     if options.docs:
         DATA.write_text(text)
-        PAGE.write_text(page_of(record), encoding="utf-8")
+        write_pages(record)
     return 0
+
+
+def write_pages(record: dict[str, Any]) -> None:
+    PAGE.write_text(page_of(record), encoding="utf-8")
+    replace_section(README, SECTION, readme_table(record))
 
 
 def parsed() -> argparse.Namespace:
@@ -94,8 +103,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--llm-viewer", type=Path, help="a folder with the code of github.com/hahnyuan/LLM-Viewer")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=PEERS, help="ask these tools alone")
-    parser.add_argument("--docs", action="store_true", help="write the record and the page")
-    parser.add_argument("--render", action="store_true", help="write the page from the record that is there")
+    parser.add_argument("--docs", action="store_true", help="write the record and the pages")
+    parser.add_argument("--render", action="store_true", help="write the pages from the record that is there")
     options = parser.parse_args()
     if options.only and options.docs:
         parser.error("--docs writes what one run says of every tool; leave --only out")

@@ -1,31 +1,48 @@
-"""What timing costs: the runner against a bare loop over the same forwards, in one process, in turns.
+"""What timing costs: a pass as the runner makes it against a bare loop over the same forwards, pair by pair.
 
-    python benchmarks/runner_overhead.py [--full-size] [--rounds N]
+    python benchmarks/runner_overhead.py [--full-size] [--pairs N]
 
-Both sides preprocess nothing: the bare loop makes its inputs once, and of the runner the stages of the model count.
+The runner's side is all that it does for one pass: the session's call, the clock on every stage, and a progress bar
+that is told of each. The bare side prepares the same page and calls the model. Garbage collection is put off on both
+sides, so that rarer collections pay for nothing. Time is the processor's, on one thread: other processes do not
+lengthen it. The model is the tiny twin with as many decoder layers as the released one, every op of it next to free.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import os
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 import torch
+from rich.console import Console
+from rich.progress import Progress, TextColumn
 
+from llm_perf_opt.cli.progress_bar import ProgressBar
+from llm_perf_opt.execution.few_collections import few_collections
+from llm_perf_opt.measurement import InferenceRequest
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.generation import generate
-from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
-from llm_perf_opt.runs.stage_clock import HostStamps, StageClock
+from llm_perf_opt.runs.timed_runs import TimedRuns
 
 PAGE, MODE, PROMPT = "90x130", "gundam", 20
 
 
+def deep_and_tiny() -> DeepSeekOcrConfig:
+    """The widths of the twin in miniature, the depth of the released decoder."""
+    tiny = DeepSeekOcrConfig.tiny()
+    return replace(tiny, decoder=replace(tiny.decoder, num_hidden_layers=DeepSeekOcrConfig().decoder.num_hidden_layers))
+
+
 @torch.no_grad()
-def bare_loop(session: DeepSeekOCRSession, inputs: OcrInputs, new_tokens: int) -> list[int]:
-    """Prefill and greedy decode, written as plainly as can be."""
+def bare_loop(session: DeepSeekOCRSession, new_tokens: int) -> list[int]:
+    """Prepare, prefill and greedy decode, written as plainly as can be."""
     model = session.model
+    inputs, _ = session.prepare(PAGE, PROMPT, MODE, None)
     output = model(
         input_ids=inputs.input_ids,
         images=inputs.images,
@@ -42,41 +59,52 @@ def bare_loop(session: DeepSeekOCRSession, inputs: OcrInputs, new_tokens: int) -
     return [int(token) for token in tokens]
 
 
-def timed_loop(session: DeepSeekOCRSession, inputs: OcrInputs, new_tokens: int) -> list[int]:
-    """The same work as the runner does it, with its clock on every stage."""
-    clock = StageClock(HostStamps())
-    clock.start()
-    made = generate(session.model, inputs, new_tokens, watch=clock, eos_token_id=None)
-    clock.finish()
-    return list(made.token_ids)
+def overhead(session: DeepSeekOCRSession, runner: TimedRuns, new_tokens: int, pairs: int) -> float:
+    """The runner's extra time as a share of the bare loop's: the median over pairs of passes, side by side in time.
 
-
-def overhead(session: DeepSeekOCRSession, new_tokens: int, rounds: int) -> float:
-    """The runner's extra time as a share of the bare loop's, each by its quickest round: disturbances only add.
-
-    In each round both go once, in changing order.
+    Either side begins every other pair. A disturbance spoils single pairs, on either side, and the median with neither.
     """
-    inputs, _ = session.prepare(PAGE, PROMPT, MODE, None)
-    sides = [bare_loop, timed_loop]
-    assert bare_loop(session, inputs, new_tokens) == timed_loop(session, inputs, new_tokens)
-    quickest = {bare_loop: math.inf, timed_loop: math.inf}
-    for turn in range(rounds):
-        for side in sides if turn % 2 else reversed(sides):
-            started = time.perf_counter_ns()
-            side(session, inputs, new_tokens)
-            quickest[side] = min(quickest[side], time.perf_counter_ns() - started)
-    return quickest[timed_loop] / quickest[bare_loop] - 1
+    request = page_request(new_tokens)
+    done, _ = runner.timed_pass(request)
+    assert list(done.token_ids) == bare_loop(session, new_tokens)
+    ratios = []
+    with few_collections():
+        for turn in range(pairs):
+            if turn % 2:
+                bare_ns = spent_ns(lambda: bare_loop(session, new_tokens))
+                timed_ns = spent_ns(lambda: runner.timed_pass(request))
+            else:
+                timed_ns = spent_ns(lambda: runner.timed_pass(request))
+                bare_ns = spent_ns(lambda: bare_loop(session, new_tokens))
+            ratios.append(timed_ns / bare_ns)
+    return median(ratios) - 1
+
+
+def page_request(new_tokens: int) -> InferenceRequest:
+    """The same page for the runner; it ends after a fixed number of tokens."""
+    return InferenceRequest(image=PAGE, prompt=PROMPT, max_new_tokens=new_tokens, mode=MODE, stop_at_eos=False)
+
+
+def spent_ns(work: Callable[[], object]) -> int:
+    """Time of the processor that this process spends on it."""
+    started = time.process_time_ns()
+    work()
+    return time.process_time_ns() - started
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full-size", action="store_true", help="the released sizes, in bfloat16: 8 GB, minutes")
-    parser.add_argument("--rounds", type=int, default=101)
+    parser.add_argument("--pairs", type=int, default=100)
     wanted = parser.parse_args()
-    config = DeepSeekOcrConfig() if wanted.full_size else DeepSeekOcrConfig.tiny()
+    config = DeepSeekOcrConfig() if wanted.full_size else deep_and_tiny()
     dtype = "bfloat16" if wanted.full_size else "float32"
     session = DeepSeekOCRSession.from_blueprint(config, weights="random", dtype=dtype)
-    print(f"{overhead(session, 16, wanted.rounds):+.2%} over a bare loop, the quickest of {wanted.rounds} rounds each")
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        console = Console(file=nowhere, force_terminal=True)  # drawn as on a terminal
+        with Progress(TextColumn("{task.fields[stage]}"), console=console, refresh_per_second=4) as bar:
+            found = overhead(session, TimedRuns(session, threads=1, watch=ProgressBar(bar)), 16, wanted.pairs)
+    print(f"{found:+.2%} over a bare loop, the median of {wanted.pairs} pairs")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
-"""Put the real `--help` and the real output of commands into the pages of the verbs, between their markers.
+"""Put the real `--help` and the real output of commands into the pages, between their markers.
 
-    python scripts/cli_pages.py            writes docs/cli/*.md
+    python scripts/cli_pages.py            writes README.md and docs/**/*.md
     python scripts/cli_pages.py --check    exit code 1 if a page is not current
 
 `<!-- help: VERB -->` is followed by a text block with the help; `<!-- output: COMMAND -->` by one with what the command
-prints to stdout. Commands run in one folder, which holds a trace in `run/`. What differs between machines is not shown
-this way.
+prints to stdout. Commands run in one folder, which holds a trace in `run/` and one of the base mode in `base/`. What
+differs between machines is not shown this way.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,8 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARKED = re.compile(r"(<!-- (help|output): (.+?) -->\n)(?:```text\n.*?```\n)?", re.DOTALL)
 COMMAND = [sys.executable, "-c", "from llm_perf_opt.cli import main; main()"]
+TRACE = ["trace", "deepseek-ocr", "--image", "1240x1754"]
 
 
 def run(words: list[str], folder: Path) -> str:
@@ -47,17 +51,18 @@ def main() -> None:
     stale = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run(["trace", "deepseek-ocr", "--image", "1240x1754", "--out", "run"], folder)
+        run([*TRACE, "--out", "run"], folder)
+        run([*TRACE, "--mode", "base", "--out", "base"], folder)
 
+        @functools.cache
         def answer(kind: str, text: str) -> str:
-            words = [*text.split(), "--help"] if kind == "help" else text.removeprefix("llm-perf-opt ").split()
-            return run(words, folder)
+            return run([*text.split(), "--help"] if kind == "help" else shlex.split(text)[1:], folder)
 
-        for path in sorted((ROOT / "docs" / "cli").glob("*.md")):
+        for path in PAGES:
             before = path.read_text("utf-8")
             after = refreshed(before, answer)
             if after != before:
-                stale.append(path.name)
+                stale.append(str(path.relative_to(ROOT)))
                 if not check:
                     path.write_text(after, "utf-8")
     if check and stale:

@@ -59,10 +59,24 @@ if llm-perf-opt trace deepseek-ocr --mode base --tracer torchlens >out.txt 2>err
 grep -q "pip install" err.txt
 
 say "everything"
-venv/bin/pip install --quiet --disable-pip-version-check "${wheel}[all]" pandas nbclient ipykernel
+venv/bin/pip install --quiet --disable-pip-version-check "${wheel}[all]" pandas nbclient ipykernel selenium
+export PYTHONPATH="$repository"  # the scripts below import each other; the package is the installed one
 
 say "every command of the pages"
-python "$repository/scripts/page_commands.py" "$repository"
+python -m scripts.page_commands "$repository"
+
+say "the Python of the pages"
+python -m scripts.page_python "$repository" run
+
+say "the pictures of the pages"
+if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
+  bash "$repository/scripts/pictures.sh" pictures
+  for picture in "$repository"/docs/images/*; do
+    [ -s "pictures/$(basename "$picture")" ] || { echo "scripts/pictures.sh makes no $(basename "$picture")." >&2; exit 1; }
+  done
+else
+  echo "   left out: no Chromium with its driver"
+fi
 
 say "the notebook"
 python "$repository/scripts/run_notebook.py" "$repository/examples/deepseek_ocr.ipynb"

@@ -1,9 +1,10 @@
-"""Run every `llm-perf-opt` command that the pages show, each in a folder of its own that holds what the command names.
+"""Run every command that the shell blocks of the pages show, each in a folder that holds what the command names.
 
-    python scripts/page_commands.py REPOSITORY [PAGE ...]
+    python -m scripts.page_commands REPOSITORY [PAGE ...]
 
-A command that leaves with another code than 0 is an error. Commands with placeholders are syntax, not commands; those
-that need a GPU, released weights or minutes are left out by name, with the reason; FIRST_HOUR_SLOW=1 runs the slow.
+A line runs as a whole, pipes and all. It must leave with code 0, and one of ours must print something or write what it
+says it writes; the first that does not ends the run. Lines with placeholders are forms to fill in; those that need a
+GPU, released weights or minutes are left out by name, with the reason; FIRST_HOUR_SLOW=1 runs the slow.
 """
 
 from __future__ import annotations
@@ -16,50 +17,50 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.page_blocks import blocks
+
 LEFT_OUT = {
-    "device=cuda": "needs a GPU",
-    "model=released": "needs the released weights",
-    "--times timed/": "needs the trace of a real run",
+    r"^python[\d.]* -m venv|^pip install|^bash scripts/set_up": "makes an environment, as this journey did",
+    r"^python (-m )?benchmarks\b": "a benchmark, which takes minutes to hours",
+    r"^(cd web|npm)\b": "makes the vendored JavaScript anew, from the network",
+    r"device=cuda": "needs a GPU",
+    r"model=released": "needs the released weights",
+    r"--times timed/": "needs the trace of a real run",
 }
+FORM = r"\[[A-Zo-]|\b[A-Z_]{3,}\b(?!=|\.md)"
 SLOW = {
-    "devices calibrate": "measures for minutes",
-    "--tracer hooks": "runs the full-size model for real",
-    "--tracer profiler": "runs the full-size model for real",
-    "workload.image=scans/": "runs the full-size model for real",
-    "workload.mode=base,gundam": "runs the full-size model for real",
-    "profile device.devices=": "runs the full-size model for real",
-    "export deepseek-ocr": "exports at full size, for minutes",
+    r"devices calibrate": "measures for minutes",
+    r"trace deepseek-ocr .*--tracer (hooks|profiler|torchlens)": "runs the full-size model for real",
+    r"workload\.image=scans/": "runs the full-size model for real",
+    r"workload\.mode=base,gundam": "runs the full-size model for real",
+    r"profile device\.devices=": "runs the full-size model for real",
+    r"export deepseek-ocr (?!--part projector )": "exports at full size, for minutes",
 }
 PREPARED = ("other-run", "before", "after", "hooks", "timed")
 TOOLS = ("jq", "dot")
+WRITTEN = re.compile(r"(?:--out |run\.folder=|>>? ?)([\w./-]+)")
 
 
 @dataclass(frozen=True)
 class Shown:
     page: str
     line: str
+    left_out: str | None
 
 
-def shown_commands(repository: Path, pages: list[str]) -> list[Shown]:
-    """Every distinct command line, in the order of the pages; comments are cut off, placeholders left out."""
-    files = [repository / "README.md", *sorted((repository / "docs").rglob("*.md"))]
-    found: dict[str, Shown] = {}
-    for file in files:
-        name = str(file.relative_to(repository))
-        if pages and name not in pages:
-            continue
-        for block in re.findall(r"```sh\n(.*?)```", file.read_text("utf-8"), re.DOTALL):
-            for line in block.splitlines():
-                command = re.sub(r"\s{2,}#.*$", "", line).strip()
-                if command.startswith("llm-perf-opt ") and not re.search(
-                    r"\[[A-Zo-]|\b[A-Z_]{3,}\b(?!=)", _unquoted(command)
-                ):
-                    found.setdefault(command, Shown(name, command))
-    return list(found.values())
+def shown_commands(repository: Path) -> list[Shown]:
+    """Every command line in the order of the pages, with the reason if it is not to be run; comments are cut off."""
+    found = []
+    for block in blocks(repository, "sh"):
+        for line in block.body.replace("\\\n", " ").splitlines():
+            command = re.sub(r"(^|\s{2,})#.*$", "", line).strip()
+            if command:
+                found.append(Shown(block.page, command, block.not_run or reason_to_leave_out(command)))
+    return found
 
 
 def _unquoted(command: str) -> str:
@@ -68,13 +69,20 @@ def _unquoted(command: str) -> str:
 
 def reason_to_leave_out(command: str) -> str | None:
     table = LEFT_OUT if os.environ.get("FIRST_HOUR_SLOW") else {**LEFT_OUT, **SLOW}
-    for part, reason in table.items():
-        if part in command:
+    for pattern, reason in table.items():
+        if re.search(pattern, command):
             return reason
+    if re.search(FORM, _unquoted(command)):
+        return "a form to fill in"
     for tool in TOOLS:
-        if re.search(rf"\|\s*{tool}\b", command) and shutil.which(tool) is None:
+        if re.search(rf"(^|\|\s*){tool}\b", command) and shutil.which(tool) is None:
             return f"{tool} is not installed"
     return None
+
+
+def written_by(command: str) -> set[str]:
+    """The files and folders that a command says it writes."""
+    return {name.rstrip("/") for name in WRITTEN.findall(_unquoted(command))}
 
 
 def prepare(store: Path) -> None:
@@ -82,7 +90,9 @@ def prepare(store: Path) -> None:
     trace = ["llm-perf-opt", "trace", "deepseek-ocr", "--image", "1240x1754"]
     subprocess.run([*trace, "--out", str(store / "run")], check=True, capture_output=True)
     subprocess.run([*trace, "--mode", "base", "--out", str(store / "weightless")], check=True, capture_output=True)
-    shutil.copytree(store / "weightless", store / "real")
+    subprocess.run(["llm-perf-opt", "cost", "run", "--out", "cost"], cwd=store, check=True, capture_output=True)
+    for name in ("real", "base"):
+        shutil.copytree(store / "weightless", store / name)
     for name in PREPARED:
         shutil.copytree(store / "run", store / name)
     from PIL import Image
@@ -105,7 +115,7 @@ def prepare(store: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copytree(folder, store / "my-model")
-    for name in ("my.toml", "my-devices.toml"):
+    for name in ("my.toml", "my-devices.toml", "machine.toml"):
         template = subprocess.run(
             ["llm-perf-opt", "devices", "template", "my-card"], check=True, capture_output=True, text=True
         )
@@ -117,7 +127,7 @@ def prepare(store: Path) -> None:
 def folder_for(command: str, store: Path, place: Path) -> Path:
     """A fresh folder with what the command reads; what it writes is not there yet."""
     folder = Path(tempfile.mkdtemp(dir=place))
-    written = set(re.findall(r"(?:--out |run\.folder=|> ?)([\w.-]+)/?(?=\s|$)", command))
+    written = written_by(command)
     for item in store.iterdir():
         if item.name in written:
             continue
@@ -129,35 +139,47 @@ def folder_for(command: str, store: Path, place: Path) -> Path:
 
 
 def run(shown: Shown, store: Path, place: Path) -> str | None:
-    """The error of a command that does not do what the text says."""
+    """What is wrong with a command that does not do what the text says, with its output."""
     folder = folder_for(shown.line, store, place)
     started = time.perf_counter()
     done = subprocess.run(["bash", "-o", "pipefail", "-c", shown.line], cwd=folder, capture_output=True, text=True)
     print(f"   {time.perf_counter() - started:6.1f} s  {shown.line}", flush=True)
-    if done.returncode == 0:
+    missing = [name for name in written_by(shown.line) if not (folder / name).exists()]
+    shutil.rmtree(folder)
+    if done.returncode:
+        wrong = f"left with exit code {done.returncode}"
+    elif missing:
+        wrong = f"wrote no {', '.join(missing)}"
+    elif "llm-perf-opt " in shown.line and not done.stdout.strip() and not written_by(shown.line):
+        wrong = "printed nothing"
+    else:
         return None
-    return f"{shown.page}: {shown.line}\nexit code {done.returncode}\n{done.stderr[-2000:]}"
+    return f"{shown.page}: {shown.line}\n{wrong}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def main() -> None:
-    repository, *pages = sys.argv[1:]
-    commands = shown_commands(Path(repository), pages)
-    with tempfile.TemporaryDirectory() as scratch:
+def run_all(wanted: list[Shown]) -> None:
+    """Two at a time; the first that fails ends it."""
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as workers:
         store, place = Path(scratch) / "store", Path(scratch) / "place"
         store.mkdir()
         place.mkdir()
         prepare(store)
-        wanted = []
-        for shown in commands:
-            reason = reason_to_leave_out(shown.line)
-            if reason is None:
-                wanted.append(shown)
-            else:
-                print(f"   left out ({reason}): {shown.line}")
-        with ThreadPoolExecutor(max_workers=2) as workers:
-            errors = [error for error in workers.map(lambda shown: run(shown, store, place), wanted) if error]
-    if errors:
-        sys.exit("\n\n".join(errors))
+        running = [workers.submit(run, shown, store, place) for shown in wanted]
+        for done in as_completed(running):
+            if error := done.result():
+                workers.shutdown(cancel_futures=True)
+                sys.exit(error)
+
+
+def main() -> None:
+    repository, *pages = sys.argv[1:]
+    shown = [one for one in shown_commands(Path(repository)) if not pages or one.page in pages]
+    commands = list({one.line: one for one in shown}.values())
+    for one in commands:
+        if one.left_out is not None:
+            print(f"   left out ({one.left_out}): {one.line}")
+    wanted = [one for one in commands if one.left_out is None]
+    run_all(wanted)
     print(f"   {len(wanted)} commands of {len(commands)} ran")
 
 

@@ -1,6 +1,8 @@
 """Takes the pictures of a report page that the documentation shows, in a real browser, on a desk and on a phone.
 
-Usage: PYTHONPATH=. python scripts/take_report_screenshots.py report.html docs/images
+    python -m scripts.take_report_screenshots report.html docs/images
+
+A page that says something on the console is an error. `bash scripts/pictures.sh` takes all pictures there are.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def main(page: Path, folder: Path) -> None:
                 driver.find_element("link text", chapter).click()
             driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
             driver.save_screenshot(str(folder / f"{name}.png"))
-            print(folder / f"{name}.png", [entry["message"] for entry in driver.get_log("browser")])
+            if said := [entry["message"] for entry in driver.get_log("browser")]:
+                sys.exit(f"{name}: {said}")
+            print(f"   {folder / f'{name}.png'}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Takes the pictures of the graph page that the documentation shows, in a real browser, 1280 pixels wide.
 
-Usage: PYTHONPATH=. python scripts/take_screenshots.py run/prefill.callgraph.json docs/images
+    python -m scripts.take_screenshots run/prefill.callgraph.json docs/images
+
+A page that says something on the console is an error. `bash scripts/pictures.sh` takes all pictures there are.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def main(trace: Path, folder: Path) -> None:
                 prepare(page)
                 page.ask("document.activeElement.blur()")
                 driver.save_screenshot(str(folder / f"{name}.png"))
-                print(folder / f"{name}.png", page.console())
+                if said := page.console():
+                    sys.exit(f"{name}: {said}")
+                print(f"   {folder / f'{name}.png'}")
 
 
 if __name__ == "__main__":

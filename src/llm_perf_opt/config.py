@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.pipeline.profile.profile_request import ProfileRequest
+from llm_perf_opt.pipeline.profile.sweeping import failure_kept
 
 CONFIG_MODULE = "llm_perf_opt.conf"
 FOLDER_KEY = "run.folder"
@@ -28,37 +30,56 @@ class ConfiguredRun:
     request: ProfileRequest
     folder: Path
     config_text: str
-    overrides: tuple[str, ...]
 
 
-Task = Callable[[ConfiguredRun], None]
+Task = Callable[[ConfiguredRun], object]
 
 
-def run_configured(overrides: Sequence[str], task: Task, *, multirun: bool) -> Path:
-    """Hand every run that the overrides ask for to `task`, through Hydra's launcher; the folder they are in.
+def run_configured(overrides: Sequence[str], task: Task) -> None:
+    """Hand the one run that the overrides ask for to `task`.
 
-    Without a `run.folder` among the overrides one is made of the date and time. With a launcher of several processes
-    `task` runs in those, so it must not count on shared memory.
+    Without a `run.folder` among the overrides one is made of the date and time.
     """
-    hydra, omegaconf = _import_hydra()
-    folder = _folder(overrides)
-    words = [*overrides, *([] if _is_given(overrides) else [f"{FOLDER_KEY}={folder}"])]
-    _store_schema(omegaconf)
-
     failures: list[PerfOptError] = []
 
     def run(config: Any) -> None:
         try:
-            task(_configured(config, omegaconf))
+            task(_configured(config))
         except PerfOptError as error:  # raised again below: Hydra would print its own view of it first
             failures.append(error)
 
-    entry = hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="profile")(run)
-    with _arguments([*words, *(["--multirun"] if multirun else [])]), _raised_as_they_are(), _as_usage_errors():
-        entry()
+    _launch(_with_folder(overrides, _folder(overrides)), run)
     if failures:
         raise failures[0]
-    return folder
+
+
+def sweep_configured(overrides: Sequence[str], task: Task) -> tuple[Path, tuple[Path, ...]]:
+    """Hand every run that the overrides ask for to `task`, through Hydra's launcher; their folder, and one for each.
+
+    With a launcher of several processes `task` runs in those, so it must not count on shared memory, and what fails,
+    be it only to be configured, is told in the folder of its run.
+    """
+    folder = _folder(overrides)
+    with tempfile.TemporaryDirectory(prefix="llm-perf-opt-sweep-") as notes:
+
+        def run(config: Any) -> None:
+            job = _hydra_job()
+            place = Path(job.runtime.output_dir)
+            (Path(notes) / str(job.job.num)).write_text(str(place), encoding="utf-8")
+            with failure_kept(place, job.overrides.task):
+                task(_configured(config))
+
+        _launch([*_with_folder(overrides, folder), "--multirun"], run)
+        started = sorted(Path(notes).iterdir(), key=lambda note: int(note.name))
+        return folder, tuple(Path(note.read_text("utf-8")) for note in started)
+
+
+def _launch(words: Sequence[str], run: Callable[[Any], None]) -> None:
+    hydra, omegaconf = _import_hydra()
+    _store_schema(omegaconf)
+    entry = hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="profile")(run)
+    with _arguments(words), _raised_as_they_are(), _as_usage_errors():
+        entry()
 
 
 def show_config(overrides: Sequence[str]) -> str:
@@ -87,8 +108,9 @@ def _folder(overrides: Sequence[str]) -> Path:
     return Path(given[-1] if given else f"profiles/{datetime.now():%Y-%m-%dT%H-%M-%S}")
 
 
-def _is_given(overrides: Sequence[str]) -> bool:
-    return any(word.startswith(f"{FOLDER_KEY}=") for word in overrides)
+def _with_folder(overrides: Sequence[str], folder: Path) -> list[str]:
+    is_given = any(word.startswith(f"{FOLDER_KEY}=") for word in overrides)
+    return [*overrides, *([] if is_given else [f"{FOLDER_KEY}={folder}"])]
 
 
 def _store_schema(omegaconf: Any) -> None:
@@ -101,10 +123,16 @@ def _store_schema(omegaconf: Any) -> None:
     ConfigStore.instance().store(name="schema", node=schema)
 
 
-def _configured(config: Any, omegaconf: Any) -> ConfiguredRun:
+def _hydra_job() -> Any:
+    """What Hydra knows of the job that runs now."""
     from hydra.core.hydra_config import HydraConfig
 
-    job = HydraConfig.get()
+    return HydraConfig.get()
+
+
+def _configured(config: Any) -> ConfiguredRun:
+    _, omegaconf = _import_hydra()
+    job = _hydra_job()
     config = omegaconf.OmegaConf.merge(config, {"run": {"folder": "."}})
     try:
         request = omegaconf.OmegaConf.to_object(config)
@@ -118,7 +146,6 @@ def _configured(config: Any, omegaconf: Any) -> ConfiguredRun:
         request=request,
         folder=Path(job.runtime.output_dir),
         config_text=omegaconf.OmegaConf.to_yaml(config, resolve=True),
-        overrides=tuple(job.overrides.task),
     )
 
 

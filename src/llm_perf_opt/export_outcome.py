@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisOutcome:
-    """Whether one dimension may vary in the exported graph, and if not, which guard fixed it and where."""
+    """Whether one dimension may vary in the exported graph; if not, which guard fixed it and where, or why untried."""
 
     axis: str  # "batch"
     argument: str  # "hidden_states[0]"
@@ -91,13 +91,14 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFigures:
-    """Eager and compiled runs of one process, taken in turns; medians of `runs` each."""
+    """Eager and compiled runs of one process, taken in pairs; medians of `runs` each."""
 
     graphs: int
     breaks: tuple[GraphBreak, ...]
-    compile_seconds: float
+    compile_seconds: float  # of the first call, from an empty cache, what a later one does not take
     eager_seconds: float
     compiled_seconds: float
+    compiled_of_eager: float  # median over the pairs
     runs: int
     threads: int
 
@@ -113,7 +114,8 @@ class PartOutcome:
     wraps: tuple[str, ...]  # the modules of the trace that do the same work
     class_name: str
     inputs: tuple[str, ...]  # "hidden_states: float32[1, 913, 1280]"
-    adaptation: str  # what the part itself changes, where it is not the module of the run
+    adaptation: str  # what the part itself changes
+    does_other_work: bool  # than the modules of the trace: its FLOPs need not be theirs
     adaptations: tuple[str, ...]  # everything that was changed so that an exporter can take it
     parameters: int
     outcomes: tuple[Outcome, ...]

@@ -152,10 +152,11 @@ class Part:
     path: str  # of the module in the run; its last distinct call gives the arguments
     title: str = ""
     phase: str = "prefill"
-    axes: tuple[str, ...] = ()  # names of the dimensions of its first tensor; an empty name: do not try to vary it
+    axes: tuple[str, ...] = ()  # names of the dimensions of its first tensor; an empty name: not tried, and listed so
     wrap: Callable[[Any], Any] | None = None  # (the built model) -> the module to export in place of the one at `path`
     wraps: tuple[str, ...] = ()  # the modules that do the work of the wrapper, where that is not `path` alone
     adaptation: str = ""  # what the wrapper changes
+    does_other_work: bool = False  # than the modules it stands for: its FLOPs need not be theirs
     instead: tuple[str, ...] = ()  # names of the parts to export where this one cannot be
 
 

@@ -43,6 +43,7 @@ class BlindSpot:
     operator: str
     calls: int
     flops: int | None = None  # what it left out, where another source can tell
+    is_bound: bool = False  # whether `flops` is the most that it may have left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ class Testimony:
     weight_bytes: int | None = None
     kv_cache_bytes: int | None = None  # held when the phase ends
     kv_bytes_per_token: int | None = None
+    routing: str | None = None  # who got the tokens of the experts; None: nobody had to be chosen, or it is not told
     operators: tuple[OperatorFigure, ...] = ()
     blind_spots: tuple[BlindSpot, ...] = ()
     notes: tuple[str, ...] = ()

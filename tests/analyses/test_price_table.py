@@ -94,7 +94,79 @@ def test_the_bound_with_fewer_tensors() -> None:
     assert flops_bound(kind("vendor.gram.default", {"a": tensor(5, 3)}, tensor(5, 5))) == 2 * 75
     assert flops_bound(kind("vendor.write.default", {"a": tensor(4, 4), "b": tensor(4, 4)})) == 2 * 64
     assert flops_bound(kind("vendor.make.default", {}, tensor(9))) == 2 * 3
-    assert flops_bound(kind("vendor.nothing.default", {})) == 0
+    assert flops_bound(kind("vendor.nothing.default", {})) is None
+
+
+@given(sizes, sizes, sizes, sizes, sizes, sizes)
+def test_the_bound_of_an_unknown_op_is_above_attention(
+    batch: int, groups: int, queries: int, keys: int, width: int, value_width: int
+) -> None:
+    """With `groups` heads of queries for each head of keys, in both orders of heads and tokens, and with a mask."""
+    heads = 2 * groups
+    truth = 2 * batch * heads * queries * keys * (width + value_width)
+    shapes = (heads, queries, width), (2, keys, width), (2, keys, value_width), (heads, queries, value_width)
+    query, key, value, output = (tensor(batch, *shape) for shape in shapes)
+    mask = tensor(batch, 1, queries, keys)
+    heads_first = {"q": query, "k": key, "v": value}
+    assert truth <= flops_bound(kind("vendor.attention.default", heads_first, output))
+    assert truth <= flops_bound(kind("vendor.attention.default", {**heads_first, "mask": mask}, output))
+    query, key, value, output = (tensor(batch, tokens, count, size) for count, tokens, size in shapes)
+    assert truth <= flops_bound(kind("vendor.attention.default", {"q": query, "k": key, "v": value}, output))
+
+
+def test_the_bound_of_attention_of_a_usual_size_is_exact_and_of_one_step_not_far_off() -> None:
+    """16 heads of width 64 on 4,096 tokens; of one step the product of keys and values would be more."""
+    tokens = tensor(1, 4096, 16, 64)
+    whole = kind("vendor.attention.default", {"q": tokens, "k": tokens, "v": tokens}, tokens)
+    assert flops_bound(whole) == 4 * 16 * 4096 * 4096 * 64 == 68_719_476_736
+    one = tensor(1, 1, 16, 64)
+    step = kind("vendor.attention.default", {"q": one, "k": tokens, "v": tokens}, one)
+    assert 4 * 16 * 4096 * 64 <= flops_bound(step) <= 16 * (4 * 16 * 4096 * 64)
+
+
+def test_the_bound_knows_attention_with_packed_operands_and_with_pages() -> None:
+    truth = 4 * 16 * 4096 * 4096 * 64
+    output = tensor(1, 4096, 16, 64)
+    assert truth <= flops_bound(kind("vendor.packed.default", {"qkv": tensor(1, 4096, 3, 16, 64)}, output))
+    assert truth <= flops_bound(kind("vendor.flat.default", {"qkv": tensor(1, 4096, 3 * 16 * 64)}, output))
+    packed = {"q": output, "kv": tensor(1, 4096, 2, 16, 64)}
+    assert truth <= flops_bound(kind("vendor.kv_packed.default", packed, output))
+    pages = tensor(256, 16, 16, 64)
+    table = tensor(1, 256, dtype="int32")
+    paged = kind("vendor.paged.default", {"q": output, "k": pages, "v": pages, "table": table}, output)
+    assert truth <= flops_bound(paged)
+
+
+@given(sizes, sizes, sizes, sizes, sizes, sizes)
+def test_the_bound_of_an_unknown_op_is_above_a_convolution(
+    batch: int, groups: int, taken: int, made: int, size: int, kernel: int
+) -> None:
+    kernels = tensor(groups * made, taken, kernel, kernel)
+    output = tensor(batch, groups * made, size, size)
+    image = tensor(batch, groups * taken, size + kernel - 1, size + kernel - 1)
+    truth = 2 * batch * groups * made * size * size * taken * kernel * kernel
+    assert truth <= flops_bound(kind("vendor.conv.default", {"x": image, "w": kernels}, output))
+    back = kind("vendor.conv_transpose.default", {"x": output, "w": kernels}, image)
+    assert truth <= flops_bound(back)
+
+
+@given(sizes, sizes, sizes)
+def test_the_bound_of_an_unknown_op_is_above_a_gated_mlp_and_a_recurrent_layer(
+    rows: int, width: int, inner: int
+) -> None:
+    x, down = tensor(rows, width), tensor(width, inner)
+    gate, up = tensor(inner, width), tensor(inner, width)
+    mlp = kind("vendor.mlp.default", {"x": x, "gate": gate, "up": up, "down": down}, tensor(rows, width))
+    assert 3 * 2 * rows * width * inner <= flops_bound(mlp)
+    weights = {"w": tensor(4 * inner, width), "r": tensor(4 * inner, inner), "b": tensor(4 * inner)}
+    lstm = kind("vendor.lstm.default", {"x": tensor(1, rows, width), **weights}, tensor(1, rows, inner))
+    assert 2 * rows * 4 * inner * (width + inner) <= flops_bound(lstm)
+
+
+def test_weights_of_four_bits_count_one_by_one_however_they_are_packed() -> None:
+    """Eight of them in an int32: 16 x 64 times 64 x 32."""
+    packed = {"x": tensor(16, 64), "w": tensor(8, 32, dtype="int32")}
+    assert flops_bound(kind("vendor.int4_mm.default", packed, tensor(16, 32))) == 2 * 16 * 64 * 32
 
 
 def test_pricing_needs_no_torch() -> None:

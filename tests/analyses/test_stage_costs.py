@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.coverage import UnpricedOp, price_coverage
+from llm_perf_opt.analyses.coverage import PriceCoverage, UnpricedOp, merged_unpriced, price_coverage
 from llm_perf_opt.analyses.module_costs import module_costs
 from llm_perf_opt.analyses.pricing import OpCost, flops_bound
 from llm_perf_opt.analyses.stage_costs import StageCost, stage_costs
@@ -76,6 +76,19 @@ def test_an_op_without_a_price_is_listed_with_its_bound_and_not_in_the_sum() -> 
     assert price_coverage(graph).unpriced == (hidden,)
     assert (price_coverage(graph).ops, price_coverage(graph).unpriced_ops) == (8, 1)
     assert hidden.flops_bound == PROJECT_FLOPS  # one matrix product of these shapes
+
+
+def test_one_op_without_a_bound_leaves_the_rest_without_one_and_is_told_first() -> None:
+    bounded, unbounded = (UnpricedOp(name=name, count=2, flops_bound=bound) for name, bound in (("a", 5), ("b", None)))
+    merged = merged_unpriced([bounded, unbounded, bounded])
+    assert merged == (unbounded, UnpricedOp(name="a", count=4, flops_bound=10))
+    assert PriceCoverage(ops=9, unpriced=merged).flops_bound is None
+    assert PriceCoverage(ops=9, unpriced=(bounded, bounded)).flops_bound == 10
+    assert PriceCoverage(ops=9, unpriced=()).flops_bound == 0
+    assert [op.sentence for op in merged] == [
+        "b has no price and is in no total: 2 ops, and nothing bounds what they hide.",
+        "a has no price and is in no total: 4 ops, at most 10 FLOP.",
+    ]
 
 
 def test_without_ops_the_costs_are_unknown_and_the_calls_are_not() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from llm_perf_opt.api.traces import Trace, load, trace
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.errors import PerfOptError, UsageError
 
 
 class Shared(nn.Module):
@@ -78,6 +78,27 @@ def test_a_report_is_saved_in_the_format_of_its_suffix(traced: Trace, tmp_path: 
 @pytest.mark.parametrize("name", ["graph.html", "graph.svg", "graph.dot"])
 def test_a_picture_is_saved_in_the_format_of_its_suffix(traced: Trace, tmp_path: Path, name: str) -> None:
     assert traced.graph().save(tmp_path / name).stat().st_size > 100
+
+
+@pytest.mark.parametrize("name", ["report.md", "graph.svg"])
+def test_nothing_is_saved_over_a_file_unasked_and_folders_are_made(traced: Trace, tmp_path: Path, name: str) -> None:
+    shown = traced.graph() if name.startswith("graph") else traced
+    path = shown.save(tmp_path / "new" / name)
+    written = path.read_text()
+    path.write_text("mine")
+    with pytest.raises(PerfOptError, match="force=True"):
+        shown.save(path)
+    assert path.read_text() == "mine"
+    assert shown.save(path, force=True).read_text() == written
+    with pytest.raises(PerfOptError, match="Cannot make the folder"):
+        shown.save(path / name)
+
+
+def test_a_trace_is_not_written_over_another_unasked(traced: Trace, tmp_path: Path) -> None:
+    traced.write(tmp_path)
+    with pytest.raises(PerfOptError, match="Would overwrite"):
+        traced.write(tmp_path)
+    assert traced.write(tmp_path, force=True)
 
 
 def test_an_unknown_suffix_table_phase_or_wish_is_refused_with_the_known_ones(traced: Trace, tmp_path: Path) -> None:

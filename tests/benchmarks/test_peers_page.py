@@ -17,6 +17,7 @@ from benchmarks.peer_probes.page import page_of, readme_table
 from benchmarks.peer_probes.processes import reason
 from benchmarks.peer_probes.torch_counter_probe import count as torch_count
 from benchmarks.peer_probes.workloads import EXACT_FLOPS
+from benchmarks.peers import SECTION
 
 ROOT = Path(__file__).parents[2]
 RECORD: dict[str, Any] = json.loads((ROOT / "docs" / "data" / "peers.json").read_text())
@@ -31,6 +32,13 @@ def test_the_short_table_has_a_row_per_tool() -> None:
     rows = readme_table(RECORD).splitlines()[2:]
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [peer.title for peer in PEERS.values()]
     assert readme_table(RECORD) in PAGE
+
+
+def test_the_readme_has_the_short_table_between_its_markers() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = re.search(f"<!-- begin {SECTION} -->\n\n(.*)\n<!-- end {SECTION} -->", readme, re.DOTALL)
+    assert table is not None
+    assert table[1] == readme_table(RECORD)
 
 
 def test_every_tool_has_a_row_or_a_reason() -> None:
@@ -77,7 +85,7 @@ def test_no_place_on_a_disk_is_told() -> None:
 
 def test_a_reason_is_the_first_error_without_its_place() -> None:
     stderr = (
-        "Traceback (most recent call last):\nValueError: no file at /home/someone/model/config.json\n"
+        "Traceback (most recent call last):\nValueError: no file at /srv/someone/model/config.json\n"
         "The above exception was the direct cause:\nRuntimeError: failed, see above\n"
     )
     assert reason(stderr) == "ValueError: no file at config.json"

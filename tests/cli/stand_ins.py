@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder
 from llm_perf_opt.callgraph.records import OpKind
 from llm_perf_opt.errors import UsageError
-from llm_perf_opt.plugins import ModelAdapter, Sight, Stage, Target, Workload
+from llm_perf_opt.plugins import ModelAdapter, PartialTrace, Sight, Stage, Target, Workload
 from llm_perf_opt.testimony import Method, Testimony
 
 ROWS = 3  # the one matrix product of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
@@ -13,7 +15,10 @@ FLOPS = 120
 
 
 class StandInAdapter:
-    """Two phases, unless no token is decoded; `mode=odd` adds an op that nobody can price."""
+    """Two phases, unless no token is decoded; `mode=odd` adds an op that nobody can price.
+
+    `mode=broken` raises in every phase after the product, `mode=broken-decode` in the decode alone.
+    """
 
     title = "a stand-in"
 
@@ -59,9 +64,8 @@ class StandInTracer:
         if target.workload["mode"] == "odd":
             builder.allocate(4, 60)
             builder.op(OpKind(name="odd.scan.default", inputs=(out,), outputs=(out,), output_aliases=(-1,)), (3,), (4,))
-        builder.leave([(out, 3)])
-        builder.leave([(out, 3)])
-        return builder.finish(
+        finish = partial(
+            builder.finish,
             model=target.model,
             phase=target.phase,
             tracer=f"stand-in, {self.routing}",
@@ -70,6 +74,11 @@ class StandInTracer:
             runtime=target.runtime,
             library_versions={},
         )
+        if target.workload["mode"] in ("broken", f"broken-{target.phase}"):
+            raise PartialTrace(finish(stopped_in="head"), RuntimeError(f"no {target.phase} today"))
+        builder.leave([(out, 3)])
+        builder.leave([(out, 3)])
+        return finish()
 
 
 class WrongWitness:
@@ -77,3 +86,13 @@ class WrongWitness:
 
     def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
         return (Testimony(source="wrong", phase="prefill", stage="head", method=Method.ISOLATED, flops=FLOPS + 7),)
+
+
+class VagueWitness:
+    """Has a figure for the prefill, and none for the decode."""
+
+    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
+        return tuple(
+            Testimony(source="vague", phase=phase, stage=phase, method=Method.ISOLATED, flops=flops)
+            for phase, flops in (("prefill", FLOPS), ("decode", None))
+        )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from tests.cli.conftest import Run
 def made_machine(
     *, device: str = "cpu", dtype: str = "bfloat16", threads: int | None = None, smoke: bool = False
 ) -> Calibration:
-    return calibration(
+    machine = calibration(
         table("product", dtype, {"rows": (1, 64), "columns": (640,), "depth": (640,)}, product_seconds),
         table("narrow_product", "float32", {"rows": (1, 64), "columns": (5,), "depth": (4,)}, product_seconds),
         table("copy", dtype, {"elements": (16, 1024)}, lambda count: count * 1e-9),
         table("module_call", "any", {"calls": (2,)}, lambda calls: 2e-6),
         fresh_byte_s=1e-9,
     )
+    return replace(machine, is_smoke=smoke)
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,20 @@ def test_it_overwrites_nothing_unasked(run: Run, tmp_path: Path) -> None:
     assert "--force" in said
     assert not out.exists()
     assert run("devices", "calibrate", "--out", out, "--force")[0] == 0
+
+
+def test_a_smoke_run_leaves_no_device_that_a_run_could_be_held_against(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "machine.json"
+    earlier = out.with_suffix(".toml")
+    earlier.write_text("of an earlier calibration")
+    code, shown, said = run("devices", "calibrate", "--smoke", "--out", out)
+    assert code == 0
+    assert read_calibration(out).is_smoke
+    assert sorted(tmp_path.iterdir()) == [out, earlier]
+    assert earlier.read_text() == "of an earlier calibration"
+    assert "these figures mean nothing" in shown
+    assert "no file for --devices" in said
+    assert "devices show" not in said
 
 
 def test_predict_takes_a_calibration_in_place_of_a_device(run: Run, tmp_path: Path) -> None:

@@ -75,6 +75,95 @@ def test_a_difference_without_a_cause_is_refused_by_strict(run: Run, monkeypatch
     assert "no known cause" in err
 
 
+def test_of_a_trace_only_the_sources_that_were_named_are_asked(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
+    code, out, _ = run("cost", tmp_path, "--sources", "closed-form", "--json")
+    assert code == 0
+    assert "counted" not in out
+    assert totals(out)["flops"] is None
+
+
+@pytest.mark.parametrize("words", [("--batch", "16"), ("--routing", "one"), ("--dtype", "float32"), ("--mode", "odd")])
+def test_a_wish_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path, words: tuple[str, str]) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
+    code, out, err = run("cost", tmp_path, *words)
+    assert (code, out) == (2, "")
+    assert f"has no use for {words[0]}." in err
+
+
+def totals(out: str) -> dict[str, object]:
+    (table,) = (table for table in json.loads(out)["tables"] if table["title"] == "Totals")
+    (row,) = table["rows"]
+    return dict(row)
+
+
+def test_a_trace_that_stopped_half_way_is_no_total(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--mode", "broken-decode", "--out", tmp_path)[0] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["decode.partial.callgraph.json"]
+    code, out, _ = run("cost", tmp_path, "--sources", "counted", "--json")
+    assert code == 0
+    assert totals(out)["flops"] is None
+    assert "counted says nothing of decode (decode): the run stopped in head, and what follows is missing." in out
+    assert run("cost", tmp_path, "--strict")[0] == 1
+
+
+def test_an_older_trace_of_the_phase_that_stopped_is_no_total_either(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
+    assert run("trace", "stand-in", "--mode", "broken-decode", "--out", tmp_path, "--force")[0] == 1
+    assert len(list(tmp_path.iterdir())) == 3
+    code, out, _ = run("cost", tmp_path, "--json")
+    assert (code, totals(out)["flops"]) == (0, None)
+
+
+def test_a_model_that_raises_in_the_decode_keeps_its_prefill(run: Run) -> None:
+    code, out, _ = run("cost", "stand-in", "--mode", "broken-decode", "--sources", "counted", "--json")
+    assert code == 0
+    (stages,) = (table for table in json.loads(out)["tables"] if table["title"] == "Stages")
+    assert [(row["stage"], row["flops"]) for row in stages["rows"]] == [
+        ("head", FLOPS),
+        ("prefill", 0),
+        ("decode", None),
+    ]
+    assert totals(out)["flops"] is None
+    assert (
+        "counted says nothing of decode (decode): The model raised RuntimeError in module head. no decode today" in out
+    )
+    (memory,) = (chapter for chapter in json.loads(out)["chapters"] if chapter["title"] == "Does it fit?")
+    assert [row["phase"] for row in memory["tables"][0]["rows"]] == ["prefill"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--mode", "broken", "--sources", "counted"), "counted says nothing of prefill (prefill)."),
+        (("--mode", "broken-decode", "--sources", "counted"), "counted says nothing of decode (decode)."),
+        (("--sources", "closed-form"), "closed-form says nothing of total (total)."),
+        (("--sources", "counted,closed-form"), "closed-form says nothing of total (total)."),
+    ],
+)
+def test_strict_does_not_pass_what_is_not_known(run: Run, words: tuple[str, ...], told: str) -> None:
+    code, _, err = run("cost", "stand-in", *words, "--strict")
+    assert code == 1
+    assert told in err
+
+
+def test_strict_wants_no_answer_of_a_source_that_nobody_named(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
+    code, out, _ = run("cost", tmp_path, "--strict")
+    assert code == 0
+    assert "closed-form says nothing of" in out
+
+
+def test_strict_wants_a_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that tells one phase in full and has no figure for the other."""
+    from llm_perf_opt.plugins import WITNESSES
+
+    monkeypatch.setitem(WITNESSES._entries, "vague", "tests.cli.stand_ins:VagueWitness")
+    code, _, err = run("cost", "stand-in", "--sources", "vague", "--strict")
+    assert code == 1
+    assert "The total is not known." in err
+
+
 CLOSED_FORM = """
 import sys, time
 sys.argv = ["llm-perf-opt", "cost", "deepseek-ocr", "--image", "1240x1754", "--sources", "closed-form", "--json"]

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.pipeline import exporting
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 pytest.importorskip("transformers", reason="a Hugging Face folder needs transformers")
@@ -59,3 +60,18 @@ def test_an_unknown_check_is_wrong_usage() -> None:
     result = CliRunner().invoke(app, ["export", "deepseek-ocr", "--check", "tensorrt"])
     assert result.exit_code == 2
     assert "'tensorrt' is none of: export, dynamic, onnx, onnxruntime" in result.output
+
+
+def test_strict_refuses_a_graph_that_does_other_work_than_the_trace(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["export", folder, *LAYER, "--strict"]
+    assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
+    seen = exporting._traced_kinds
+    monkeypatch.setattr(
+        exporting,
+        "_traced_kinds",
+        lambda graph, outcome: {kind: 2 * count for kind, count in (seen(graph, outcome) or {}).items()},
+    )
+    with pytest.raises(PerfOptError, match=r"FLOPs of model\.layers\.0\.mlp differ between sources"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)

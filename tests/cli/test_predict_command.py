@@ -38,6 +38,30 @@ def test_a_trace_made_earlier_is_predicted_alike(run: Run, tmp_path: Path) -> No
     assert json.loads(from_file)["tables"] == json.loads(directly)["tables"]
 
 
+@pytest.mark.parametrize(
+    "words", [("--batch", "16"), ("--routing", "one"), ("--decode-steps", "4"), ("--attention", "sdpa")]
+)
+def test_a_wish_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path, words: tuple[str, str]) -> None:
+    run("trace", "stand-in", "--out", tmp_path)
+    code, out, err = run("predict", tmp_path, "--device", "l4", *words)
+    assert (code, out) == (2, "")
+    assert f"A trace made earlier has no use for {words[0]}." in err
+
+
+def test_a_trace_that_stopped_half_way_is_not_predicted(run: Run, tmp_path: Path) -> None:
+    run("trace", "stand-in", "--mode", "broken", "--out", tmp_path)
+    code, out, err = run("predict", tmp_path, "--device", "l4")
+    assert (code, out) == (1, "")
+    assert "The prefill of this trace stopped half-way, in head." in err
+
+
+@pytest.mark.parametrize("words", [("--devices", "mine.toml"), ("--execution", "fused")])
+def test_a_calibration_has_no_use_for_words_about_a_device(run: Run, words: tuple[str, str]) -> None:
+    code, _, err = run("predict", "stand-in", "--calibration", "calibration.json", *words)
+    assert code == 2
+    assert f"A calibration has no use for {words[0]}." in err
+
+
 def test_an_engine_that_fuses_has_no_host_time(run: Run) -> None:
     _, out, _ = run("predict", "stand-in", "--device", "l4", "--execution", "fused", "--json")
     assert {row["host_high_seconds"] for row in table(out, "Where the bound and the band come from")} == {0}
@@ -71,6 +95,16 @@ def test_the_list_shows_every_device(run: Run) -> None:
     assert list(rows) == list(load_devices().devices)
     assert rows["rtx-5090"]["bf16_flops_per_s"] == 209_500_000_000_000
     assert rows["t4"]["bf16_flops_per_s"] is None
+
+
+def test_the_list_marks_what_was_not_read_in_a_source(run: Run) -> None:
+    rows = {row["id"]: row for row in table(run("devices", "list", "--json")[1], "Devices")}
+    marks = {name: (row["unverified_figures"], row["of_them_in_this_row"]) for name, row in rows.items()}
+    assert marks["h100-sxm"] == (0, "")
+    assert marks["a100-pcie-40g"] == (1, ""), "its year of release"
+    assert marks["rtx-6000-ada"] == (11, "bf16, fp16, fp8, bandwidth")
+    for name, device in load_devices().devices.items():
+        assert marks[name][0] == len(device.unverified)
 
 
 def test_one_device_with_every_figure_and_its_sources(run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,11 @@ from PIL import Image
 
 import llm_perf_opt.conf
 from llm_perf_opt.config import show_config
+from llm_perf_opt.hardware import device_text
 from llm_perf_opt.pipeline.profile.page_list import list_pages
 from llm_perf_opt.pipeline.profile.profile_request import ProfileRequest
+from llm_perf_opt.pipeline.profile.sweeping import read_sweep
+from tests.analyses.profile.made_runs import DEVICE
 from tests.cli.conftest import Run
 
 CONF = Path(llm_perf_opt.conf.__file__).parent
@@ -135,6 +138,66 @@ def test_many_runs_and_one_that_fails(run: Run, tmp_path: Path) -> None:
     modes = [json.loads((tmp_path / run / "metrics.json").read_text("utf-8"))["request"]["workload"] for run in "02"]
     assert [mode["mode"] for mode in modes] == ["base", "tiny"]
     assert not (tmp_path / "1" / "metrics.json").exists()
+
+
+def rows(out: str) -> list[list[str]]:
+    return [line.split()[:2] for line in out.splitlines() if line[:1].isdigit() and "runs in" not in line]
+
+
+@pytest.mark.parametrize(
+    "launcher", [(), ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")], ids=["one by one", "side by side"]
+)
+def test_a_run_that_cannot_be_configured_is_a_run_that_failed(
+    run: Run, tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    words = ("profile", "--multirun", *launcher, *SMALL, *ALONE, "run.repeats=0,-1", f"run.folder={tmp_path}")
+    code, out, err = run(*words)
+    assert code == 1
+    assert "2 of 2 runs failed" in err
+    assert "run.repeats cannot be 0" in err
+    assert f"with run.folder={tmp_path} measures only what is not finished" in err
+    assert rows(out) == [["0", "failed"], ["1", "failed"]]
+    assert "run.repeats cannot be -1" in (tmp_path / "1" / "failure.txt").read_text("utf-8")
+
+
+def test_a_value_that_is_missing_in_one_run_stops_no_other(run: Run, tmp_path: Path) -> None:
+    words = ("profile", "--multirun", *SMALL, *ALONE, "workload.crops=two,null", f"run.folder={tmp_path}")
+    code, out, err = run(*words)
+    assert code == 1
+    assert "Wrote 1 runs" in err and "1 of 2 runs failed" in err
+    assert rows(out) == [["0", "failed"], ["1", "deepseek-ocr-tiny"]]
+
+
+def test_a_folder_of_an_earlier_sweep_is_no_run_of_this_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "failure.txt").write_text("long ago", encoding="utf-8")
+    code, out, err = run("profile", "--multirun", *SMALL, *ALONE, "run.repeats=1,2", f"run.folder={tmp_path}")
+    assert code == 0, err
+    assert rows(out) == [["0", "deepseek-ocr-tiny"], ["1", "deepseek-ocr-tiny"]]
+
+
+def test_a_run_without_figures_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    sweep = read_sweep(tmp_path, [tmp_path / "0"])
+    assert sweep.failures == (f"{tmp_path / '0'} has no metrics.json",)
+
+
+def test_a_refused_run_keeps_its_pages_for_a_corrected_device(run: Run, tmp_path: Path) -> None:
+    """A device that is said to be slow makes the run impossible; with its real figures the pages are joined at once."""
+    for name, peak in (("slow", 1), ("fast", 10**15)):
+        device = replace(DEVICE, peak_flops_per_s={"fp32": peak}, bandwidth_bytes_per_s=10**15)
+        (tmp_path / f"{name}.toml").write_text(device_text(device), encoding="utf-8")
+    words = ("profile", *SMALL, "profiler=off", f"device.name={DEVICE.id}", f"run.folder={tmp_path / 'run'}")
+    code, _, err = run(*words, f"device.devices={tmp_path / 'slow.toml'}")
+    assert code == 1 and "MFU" in err
+    (page,) = (tmp_path / "run" / "pages").iterdir()
+    measured = page.read_bytes()
+    code, _, err = run(*words, f"device.devices={tmp_path / 'fast.toml'}")
+    assert code == 0, err
+    assert "1 of 1 pages were finished by an earlier run" in err
+    assert page.read_bytes() == measured
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text("utf-8"))
+    assert metrics["device"]["peak_flops_per_s"] == 10**15
 
 
 @pytest.mark.slow

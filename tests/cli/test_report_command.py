@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,76 @@ def test_the_page_is_opened_in_a_browser(run: Run, tmp_path: Path, monkeypatch: 
     assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
     assert run("report", tmp_path / "run", "--out", tmp_path / "report.html", "--open")[0] == 0
     assert opened == [(tmp_path / "report.html").as_uri()]
+
+
+def test_the_folder_of_a_report_is_made_and_a_place_that_cannot_be_is_refused_before_the_work(
+    run: Run, tmp_path: Path
+) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
+    page = tmp_path / "new" / "folder" / "report.md"
+    assert run("report", tmp_path / "run", "--out", page)[0] == 0
+    assert page.stat().st_size > 100
+    (tmp_path / "file").write_text("")
+    code, _, err = run("report", "stand-in", "--out", tmp_path / "file" / "report.md")
+    assert code == 1
+    assert "Cannot make the folder" in err
+    assert "Tracing" not in err
+
+
+@pytest.mark.parametrize("words", [("--exports",), ("--batch", "4"), ("--image", "10x10")])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_wish_that_a_trace_cannot_have_is_refused(
+    run: Run, tmp_path: Path, words: tuple[str, ...], kept: bool
+) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
+    code, out, err = run("report", tmp_path / "run", *words, *(["--out", tmp_path / "report.html"] if kept else []))
+    assert (code, out) == (2, "")
+    assert f"A trace made earlier has no use for {words[0]}." in err
+
+
+def test_a_file_of_devices_needs_a_device(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
+    code, out, err = run("report", tmp_path, "--devices", "my.toml")
+    assert (code, out) == (2, "")
+    assert "--devices needs --device." in err
+
+
+CHAPTERS = ["What runs?", "What does it cost?", "Does it fit?", "How fast could it be on NVIDIA H100 80GB SXM5?"]
+
+
+@pytest.fixture
+def told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[dict[str, str], str]]:
+    """The answers at a glance, and the whole text, of a report of the stand-in in this mode."""
+    monkeypatch.setattr("llm_perf_opt.pipeline.whole_report.QUICK_SOURCES", ("counted",))
+
+    def of(mode: str) -> tuple[dict[str, str], str]:
+        page = tmp_path / "report.json"
+        assert run("report", "stand-in", "--mode", mode, "--device", "h100-sxm", "--out", page)[0] == 0
+        made = json.loads(page.read_text())
+        assert [chapter["title"] for chapter in made["chapters"]] == CHAPTERS
+        return {row["question"]: row["answer"] for row in made["tables"][0]["rows"]}, page.read_text()
+
+    return of
+
+
+def test_a_model_that_raises_leaves_every_chapter_with_the_reason(
+    told: Callable[[str], tuple[dict[str, str], str]],
+) -> None:
+    answers, text = told("broken")
+    reason = "The model raised RuntimeError in module head. no prefill today"
+    for question in (CHAPTERS[0], *CHAPTERS[2:]):
+        assert answers[question].startswith(f"not known: {reason}")
+    assert answers["What does it cost?"] == "prefill not known, decode not known"
+    assert f"prefill is not known: {reason}" in text
+
+
+def test_a_model_that_raises_in_the_decode_is_told_by_its_prefill(
+    told: Callable[[str], tuple[dict[str, str], str]],
+) -> None:
+    answers, text = told("broken-decode")
+    assert answers["What runs?"] == "2 modules in 2 calls, 20 parameters, decode not known"
+    assert answers["What does it cost?"] == "prefill 120 FLOP, decode not known"
+    assert answers["Does it fit?"].startswith("not known: 188 B at the peak, of which 80 B are weights")
+    assert answers[CHAPTERS[3]].startswith("prefill ")
+    assert all(answer.endswith("decode not known") for answer in answers.values())
+    assert text.count("decode is not known: The model raised RuntimeError in module head. no decode today") == 3

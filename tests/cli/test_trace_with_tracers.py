@@ -87,6 +87,14 @@ def test_strict_does_not_take_unknown_for_zero(run: Run) -> None:
     assert "The costs are not known" in err
 
 
+def test_nor_does_it_of_a_trace_made_earlier(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--tracer", "hooks", "--out", tmp_path)[0] == 0
+    code, out, err = run("cost", tmp_path, "--strict")
+    assert code == 1
+    assert "counted says nothing of head (prefill)." in err
+    assert "sees no ops" in out
+
+
 def test_a_model_that_stops_half_way_leaves_a_partial_file(run: Run, tmp_path: Path) -> None:
     broken = ("trace", "stand-in", "--tracer", "hooks", "--mode", "broken", "--out", tmp_path)
     code, out, err = run(*broken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,13 @@ from benchmarks.peak_memory import (
     ocr_target,
     predicted,
 )
-from llm_perf_opt.analyses.memory import AttentionCase, attention_cases, attention_table, run_memory
+from llm_perf_opt.analyses.memory import AttentionCase, attention_cases, attention_table, need_table, run_memory
 from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.document import Report
+from llm_perf_opt.hardware import find_device
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.plugins import Workload
+from llm_perf_opt.plugins import REPORTERS, Workload
 from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.units import format_bytes
 from tests.breadth.tiny_models import TINY_MODELS
@@ -109,8 +112,10 @@ def test_the_sample_has_every_kind() -> None:
 
 
 @cache
-def full_size_run(attention: str) -> tuple[CallGraph, ...]:
-    workload = Workload(image="1240x1754", mode="gundam", crops=(2, 3), attention=attention)
+def full_size_run(
+    attention: str, mode: str = "gundam", crops: tuple[int, int] | None = (2, 3), **changes: Any
+) -> tuple[CallGraph, ...]:
+    workload = Workload(image="1240x1754", mode=mode, crops=crops, attention=attention, **changes)
     tracer = WeightlessTracer()
     return tuple(tracer.trace(target) for target in DeepSeekOcrAdapter().targets(workload))
 
@@ -133,15 +138,52 @@ def test_fused_attention_never_holds_the_scores() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_shows_these_figures() -> None:
-    page = PAGE.read_text("utf-8")
-    memory = run_memory(full_size_run("eager"))
+@pytest.mark.parametrize(
+    ("told", "mode", "crops"),
+    [
+        *((mode, mode, None) for mode in ("tiny", "small", "base", "large")),
+        ("gundam, 2 x 3 crops", "gundam", (2, 3)),
+        ("gundam, 3 x 3 crops", "gundam", (3, 3)),
+    ],
+)
+def test_the_page_shows_every_mode(told: str, mode: str, crops: tuple[int, int] | None) -> None:
+    graphs = full_size_run("eager", mode, crops) if crops != (2, 3) else full_size_run("eager")
+    memory = run_memory(graphs)
     assert memory.cache is not None
-    prefill, decode = memory.phases
     stages = {stage.stage: format_bytes(stage.peak.bytes) for phase in memory.phases for stage in phase.stages}
-    needed = [format_bytes(phase.total_bytes or 0) for phase in (prefill, decode)]
+    needed = [format_bytes(phase.total_bytes or 0) for phase in memory.phases]
     row = [format_bytes(memory.cache.bytes), *(stages[name] for name in ("sam", "clip", "prefill", "decode")), *needed]
-    assert f"| gundam, 2 x 3 crops | 924 | {' | '.join(row)} |" in page
+    context = graphs[0].workload["context_tokens"]
+    assert f"| {told} | {context:,} | {' | '.join(row)} |" in PAGE.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_page_shows_where_the_scores_outgrow_the_logits() -> None:
+    def peak(prompt_tokens: int, attention: str) -> str:
+        run = full_size_run(attention, "base", None, prompt_tokens=prompt_tokens, decode_steps=0)
+        (prefill,) = run_memory(run).phases
+        assert prefill.peak is not None
+        return format_bytes(prefill.peak.bytes)
+
+    page = " ".join(PAGE.read_text("utf-8").split())
+    eager = peak(7000, "eager")
+    assert eager == peak(7000, "sdpa")
+    assert f"7,000 prompt tokens peaks at {eager} either way" in page
+    assert f"9,000 at {peak(9000, 'eager')} eager and {peak(9000, 'sdpa')} fused" in page
+
+
+@pytest.mark.slow
+def test_the_page_shows_whether_it_fits() -> None:
+    """The table of the prediction for one device, from the commands at the top of the page."""
+    page = PAGE.read_text("utf-8")
+    table = need_table(run_memory(full_size_run("eager")), find_device("rtx-4090"))
+    shown = REPORTERS.get("text")().render(Report(title="", tables=(table,))).strip()
+    assert shown in page
+
+
+@pytest.mark.slow
+def test_the_page_shows_both_kinds_of_attention() -> None:
+    page = PAGE.read_text("utf-8")
     for row_cells in attention_table(full_size_cases()).rows:
         stage, attention, *figures, _ = row_cells
         assert f"| {stage} | {attention} | {' | '.join(format_bytes(int(cell or 0)) for cell in figures)} |" in page

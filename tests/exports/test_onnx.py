@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import onnx
@@ -11,6 +12,7 @@ import torch
 
 from llm_perf_opt.execution.twins import meta_twin
 from llm_perf_opt.export_outcome import Check, Verdict
+from llm_perf_opt.exports import onnx_parity
 from llm_perf_opt.exports.onnx_file import write_onnx
 from llm_perf_opt.exports.onnx_library import missing_packages
 from llm_perf_opt.exports.onnx_parity import _parity
@@ -71,3 +73,28 @@ def test_parity_measures_the_largest_difference_of_any_output() -> None:
 def test_parity_refuses_another_number_of_outputs() -> None:
     with pytest.raises(ValueError, match="eager gives 1 outputs, onnxruntime 2"):
         _parity([torch.ones(1)], [torch.ones(1), torch.ones(1)])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_parity_refuses_a_value_that_is_not_finite_in_any_output(place: int, value: float) -> None:
+    expected, found = [torch.ones(2), torch.ones(2)], [torch.ones(2), torch.ones(2)]
+    found[place][1] = value
+    with pytest.raises(ValueError, match=f"output {place} has values that are not finite"):
+        _parity(expected, found)
+
+
+def test_parity_refuses_another_shape_even_where_it_could_be_spread() -> None:
+    with pytest.raises(ValueError, match=re.escape("output 1 is [1, 3, 4] in eager and [3, 4] in onnxruntime")):
+        _parity([torch.ones(1), torch.ones(1, 3, 4)], [torch.ones(1), torch.ones(3, 4)])
+
+
+def test_a_run_with_a_wrong_value_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = torch.full((36, 32), float("nan"))
+    monkeypatch.setattr(onnx_parity, "_run_onnxruntime", lambda call: [lost])
+    outcome, parity = onnx_parity.compare_runtimes(prepared("expert"))
+    assert (outcome.verdict, outcome.reason, parity) == (
+        Verdict.FAILED,
+        "output 0 has values that are not finite",
+        None,
+    )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from llm_perf_opt.analyses.export_flops import PartFlops, part_flops
+from llm_perf_opt.analyses.export_flops import PartFlops
 from llm_perf_opt.export_outcome import Check, ExportWishes, PartOutcome, Verdict
 from llm_perf_opt.pipeline.exporting import ExportRequest, ExportRun, export_parts
 from tests.exports.tiny_lab import ADAPTER, FAILING, PARTS, STATIC, WORKLOAD, examined
@@ -110,10 +109,3 @@ def test_attention_takes_and_gives_its_own_keys_and_values() -> None:
     ]
     assert "KvCache as key and value tensors, in and out" in found.adaptations
     assert "4 tensors of the cache that it never reads left out" in found.adaptations
-
-
-def test_a_difference_without_a_cause_is_a_warning() -> None:
-    outcome = replace(part("projector"), eager_flops=1)
-    figure = part_flops(outcome, None)
-    assert figure.causes == ("eager: no cause is known",)
-    assert not figure.is_explained

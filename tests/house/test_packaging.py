@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from inspect import signature
 from pathlib import Path
@@ -12,7 +13,10 @@ from llm_perf_opt.pipeline.tracing import TraceRequest
 from llm_perf_opt.plugins import Workload
 from llm_perf_opt.tracers.torchlens_tracer import WORKS_BELOW, WORKS_FROM
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = PYPROJECT["project"]
+DOCTOR_PAGE = (ROOT / "docs" / "cli" / "doctor.md").read_text("utf-8")
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -24,6 +28,30 @@ def test_doctor_looks_for_every_dependency() -> None:
     assert {need.distribution for need in doctor_command.NEEDS if need.extra is None} == names(PROJECT["dependencies"])
     for extra in extras.keys() - {"all", "dev"}:
         assert {need.distribution for need in doctor_command.NEEDS if need.extra == extra} == names(extras[extra])
+
+
+def test_the_page_of_doctor_lists_every_extra_and_what_it_brings() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", DOCTOR_PAGE, re.MULTILINE))
+    extras = PROJECT["optional-dependencies"]
+    assert rows.keys() == extras.keys()
+    for extra in extras.keys() - {"all", "dev"}:
+        assert set(rows[extra].split(", ")) == names(extras[extra])
+
+
+def test_the_page_of_doctor_shows_the_rows_that_doctor_prints() -> None:
+    """Its versions are those of one machine, so the block is no marked output; its rows are the same everywhere."""
+    shown = re.findall(r"^([\w-]+) +\S+ {2,}(\S.*?) {2,}(?:ok|optional, not installed)$", DOCTOR_PAGE, re.MULTILINE)
+    assert shown == [(need.distribution, need.purpose) for need in doctor_command.NEEDS]
+
+
+def test_the_source_archive_holds_what_tests_run_and_pages_lead_to() -> None:
+    included = set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
+    imported = {"/src", "/tests", "/benchmarks", "/scripts", "/docs", "/examples", "/.ci", "/mkdocs.yml"}
+    linked = {
+        f"/{link.partition('/')[0]}"
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / "README.md").read_text("utf-8"))
+    }
+    assert imported | linked <= included
 
 
 def test_all_is_every_extra_and_dev_has_them_all() -> None:

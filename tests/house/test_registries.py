@@ -12,6 +12,7 @@ from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.measurement import SessionRequest
 from llm_perf_opt.plugins import (
+    CALIBRATORS,
     DRAWINGS,
     EXPORT_LABS,
     FOLDER_INPUTS,
@@ -24,6 +25,7 @@ from llm_perf_opt.plugins import (
     SESSIONS,
     TRACERS,
     WITNESSES,
+    Calibrator,
     Registry,
     Sight,
 )
@@ -102,6 +104,17 @@ def test_a_runner_measures_requests_of_a_session(name: str) -> None:
 @pytest.mark.parametrize("name", OUTSIDE_PROFILERS.names())
 def test_an_outside_profiler_takes_a_program_a_folder_and_a_stage(name: str) -> None:
     assert list(inspect.signature(OUTSIDE_PROFILERS.get(name)).parameters) == ["program", "folder", "stage"]
+
+
+@pytest.mark.parametrize("name", CALIBRATORS.names())
+def test_a_calibrator_takes_what_its_protocol_says_with_the_same_defaults(name: str) -> None:
+    asked = inspect.signature(Calibrator.__call__).parameters
+    taken = inspect.signature(CALIBRATORS.get(name)).parameters
+    assert {word: taken[word].default for word in asked if word != "self"} == {
+        word: parameter.default for word, parameter in asked.items() if word != "self"
+    }
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in taken.values())
+    assert all(parameter.default is not parameter.empty for parameter in taken.values())
 
 
 @pytest.mark.parametrize("name", EXPORT_LABS.names())

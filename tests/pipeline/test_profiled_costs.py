@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.analyses.profile import join_run
 from llm_perf_opt.errors import UsageError
+from llm_perf_opt.hardware import device_text
+from llm_perf_opt.hardware.measured_device import measured_device
 from llm_perf_opt.measurement import PageMeasurement
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
@@ -15,6 +18,7 @@ from llm_perf_opt.pipeline.profile.profile_request import DeviceChoice, ProfileR
 from llm_perf_opt.pipeline.profile.profiled_costs import PageCosts, static_run, workload_of_page
 from llm_perf_opt.pipeline.profile.profiled_device import find_profiled_device
 from llm_perf_opt.plugins import Workload
+from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
 from tests.analyses.profile.made_runs import DEVICE, made_page, made_pass
 
 STEPS = 3
@@ -86,3 +90,23 @@ def test_a_reported_device_may_be_unknown_and_a_named_one_may_not() -> None:
     assert h100 is not None and h100.id == "h100-sxm"
     with pytest.raises(UsageError, match="abacus"):
         find_profiled_device(DeviceChoice(name="abacus"), environment, "bfloat16")
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["by its id", "by what it reports"])
+def test_a_machine_is_held_against_a_calibration_with_as_many_threads(tmp_path: Path, is_named: bool) -> None:
+    ticks = {"rows": (1, 64), "columns": (640,), "depth": (640,)}
+    machine = measured_device(
+        calibration(
+            table("product", "bfloat16", ticks, product_seconds),
+            table("copy", "bfloat16", {"elements": (16,)}, lambda count: count * 1e-9),
+        )
+    )
+    file = tmp_path / "machine.toml"
+    file.write_text(device_text(machine), "utf-8")
+    choice = DeviceChoice(devices=str(file), name=machine.id if is_named else None)
+    seen = {"device": {"reported_name": "A Machine (TM) 9000"}}
+    assert find_profiled_device(choice, {**seen, "torch": {"threads": 2}}, "bfloat16") == machine
+    with pytest.raises(UsageError, match="is 1 in the run and 2 in the calibration") as caught:
+        find_profiled_device(choice, {**seen, "torch": {"threads": 1}}, "bfloat16")
+    assert "run.threads=2" in caught.value.fix
+    assert "--threads 1" in caught.value.fix

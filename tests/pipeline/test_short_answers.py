@@ -19,7 +19,18 @@ H100 = find_device("h100-sxm")
 def test_what_runs_counts_a_module_once_and_a_call_every_time() -> None:
     graphs = (small_run(), small_run(phase="decode"))
     static = cost_of_graphs(graphs).static
-    assert what_runs(static, graphs).startswith("4 modules in 14 calls, 192 parameters")  # the head is tied
+    told = "4 modules in 14 calls, 192 parameters"  # the head is tied
+    assert what_runs(static, graphs) == f"{told}, 128 active per decode step"  # encoder and decoder, 64 each
+    single = replace(static, workload={"batch": 1})
+    assert what_runs(single, graphs) == f"{told}, 128 active per decoded token"
+    assert what_runs(replace(static, workload={"batch": 2}), graphs) == f"{told}, 128 active per decode step"
+
+
+def test_without_a_decode_nothing_is_active_per_token() -> None:
+    graphs = (small_run(),)
+    told = what_runs(cost_of_graphs(graphs).static, graphs)
+    assert told == "4 modules in 7 calls, 192 parameters"
+    assert what_runs(cost_of_graphs(graphs).static, graphs, ["decode"]) == f"{told}, decode not known"
 
 
 def test_costs_are_told_by_phase_and_an_unknown_part_makes_a_phase_unknown() -> None:
@@ -37,6 +48,15 @@ def test_memory_is_that_of_the_worst_phase_and_held_against_the_device() -> None
     assert does_it_fit(memory, tight).startswith("yes: ")
     assert does_it_fit(memory, replace(tight, memory_bytes=needed - 1)).startswith("no: ")
     assert does_it_fit(run_memory((replace(small_run(), ops=None),)), H100) == "not known"
+
+
+def test_a_phase_that_is_not_known_may_need_more() -> None:
+    memory = run_memory((small_run(),))
+    needed = memory.total_bytes or 0
+    told = does_it_fit(memory, replace(H100, memory_bytes=needed), ["decode"])
+    assert told.startswith("not known: ") and told.endswith(", decode not known")
+    assert does_it_fit(memory, replace(H100, memory_bytes=needed - 1), ["decode"]).startswith("no: ")
+    assert how_fast((small_run(),), H100, Execution.EAGER, ["decode"]).endswith(", decode not known")
 
 
 def test_a_decode_is_told_by_the_token() -> None:

@@ -28,9 +28,11 @@ from llm_perf_opt.analyses import static_compute
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.pipeline.adapters import find_adapter
+from llm_perf_opt.pipeline.cost_files import cost_json
 from llm_perf_opt.pipeline.costing import CostRequest, cost_of
+from llm_perf_opt.pipeline.static_analysis.static_analyzer import QUICK_SOURCES
 from llm_perf_opt.pipeline.static_analysis.static_results import report_of_run, without_fallback
-from llm_perf_opt.plugins import ModelAdapter
+from llm_perf_opt.plugins import WITNESSES, ModelAdapter
 from llm_perf_opt.testimony import Method
 from tests.models.huggingface.folders import LLAMA, write_folder
 
@@ -72,15 +74,36 @@ def test_closed_forms_and_fvcore_count_the_same_activations(report: StaticComput
         assert told["closed-form"] == told["fvcore"]
 
 
+def test_no_two_sources_differ_in_any_figure_without_a_cause(report: StaticComputeReport) -> None:
+    ledger = report.run.static.ledger
+    assert ledger.unexplained == ()
+    compared = {(entry.stage, entry.figure): {entry.left, entry.right} for entry in ledger.figures}
+    for stage in STAGES:
+        for figure in ("parameters", "active_parameters", "activations"):
+            assert (stage, figure) in compared
+    for figure in ("weight_bytes", "kv_cache_bytes", "kv_bytes_per_token"):
+        assert compared["decode", figure] == {"counted", "closed-form"}
+
+
 def test_what_an_isolated_figure_leaves_out_is_in_the_notes(report: StaticComputeReport) -> None:
     for stage in report.stages.values():
-        assert stage.isolated_flops is not None
-        spots = next(source.blind_spots for source in stage.sources if source.source == "torch-counter")
-        left_out = sum(spot.flops or 0 for spot in spots)
-        assert stage.isolated_flops + left_out == stage.flops
+        by_torch = next(source for source in stage.sources if source.source == "torch-counter")
+        spots = by_torch.blind_spots
+        assert by_torch.flops is not None
+        assert by_torch.flops + sum(spot.flops or 0 for spot in spots) == stage.flops
         told = [note for note in stage.notes if note.startswith("torch-counter leaves out")]
         assert len(told) == len(spots)
-    assert report.stages["projector"].isolated_flops == report.stages["projector"].flops
+
+
+def test_an_isolated_figure_is_one_that_left_nothing_out_here_and_in_the_file(report: StaticComputeReport) -> None:
+    in_file = {stage["name"]: stage["isolated_flops"] for stage in json.loads(cost_json(report.run))["stages"]}
+    assert {name: stage.isolated_flops for name, stage in report.stages.items()} == in_file
+    assert (in_file["sam"], in_file["projector"]) == (None, report.stages["projector"].flops)
+    assert report.total.isolated_flops is None
+
+
+def test_a_witness_that_is_registered_is_asked_unless_it_exports() -> None:
+    assert set(QUICK_SOURCES) == {"counted", *WITNESSES.names()} - {"exported"}
 
 
 def test_the_total_is_the_sum_of_the_stages_and_weights_count_once(report: StaticComputeReport) -> None:
@@ -103,7 +126,8 @@ def test_a_stage_by_itself_is_seen_by_torch_and_by_fvcore(session: DeepSeekOCRSe
     config = AnalysisConfig(130, 90, base_size=32, crop_mode=False, patch_size=4, seq_len=2, decode_steps=0)
     sam = DeepseekOCRStaticAnalyzer(session).analyze_stage_isolated("sam", config)
     assert {source.source for source in sam.sources} == {"torch-counter", "fvcore"}
-    assert sam.isolated_flops
+    assert sam.isolated_flops is None  # both leave fused attention out, and say so
+    assert all(source.flops and source.blind_spots for source in sam.sources)
     assert (sam.extracted_flops, sam.analytic_flops) == (None, None)
 
 

@@ -61,6 +61,13 @@ def test_another_unit_is_another_scale() -> None:
     assert read_ncu(text)[0].total_ns == 612_480_000
 
 
+@pytest.mark.parametrize("unit", ["cycle", ""])
+def test_a_unit_that_is_not_known_is_refused(unit: str) -> None:
+    text = fact("ncu_raw.csv").replace('"byte","%","ns","inst","%"', f'"byte","%","{unit}","inst","%"')
+    with pytest.raises(PerfOptError, match=f"the time of its kernels in {unit or 'no unit'}"):
+        read_ncu(text)
+
+
 def test_what_is_no_table_is_refused() -> None:
     with pytest.raises(PerfOptError, match="no table of Nsight"):
         list(table_rows("SKIPPED: no CUDA data\n", ("Name", "Start (ns)")))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -57,6 +59,34 @@ def test_a_stage_that_raises_is_closed() -> None:
     assert set(clock.finish().stages_ns) == {"outer", "inner"}
 
 
+class MadeWatch:
+    """Keeps what it was told of, and slows every stage down."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.told.append(f"{name} begins")
+        time.sleep(0.002)
+        try:
+            yield
+        finally:
+            self.told.append(f"{name} ends")
+            time.sleep(0.002)
+
+
+def test_who_else_watches_is_told_and_takes_no_time_of_the_stage() -> None:
+    watch = MadeWatch()
+    clock = StageClock(HostStamps(), watch)
+    clock.start()
+    with pytest.raises(KeyError), clock.stage("decode"):
+        raise KeyError
+    timed = clock.finish()
+    assert watch.told == ["decode begins", "decode ends"]
+    assert timed.stage_ns("decode") < 2e6 < 4e6 <= timed.unattributed_ns
+
+
 def test_a_clock_starts_afresh() -> None:
     clock = StageClock(HostStamps())
     for _ in range(2):
@@ -75,7 +105,8 @@ class MadeEvent:
         assert enable_timing
         self.at_ms = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == "stream of cuda:1"
         MadeEvent.recorded += 1
         self.at_ms = 2.5 * MadeEvent.recorded
 
@@ -87,15 +118,16 @@ def test_events_count_on_the_devices_own_axis(monkeypatch: pytest.MonkeyPatch) -
     waits: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "Event", MadeEvent)
-        patch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
-        clock = StageClock(EventStamps())
+        patch.setattr(torch.cuda, "current_stream", "stream of {}".format)
+        patch.setattr(torch.cuda, "synchronize", waits.append)
+        clock = StageClock(stamps_for("events", "cuda:1"))
         clock.start()
         with clock.stage("prefill"), clock.stage("sam"):
             pass
         timed = clock.finish()
     assert timed.stages_ns == {"sam": (2_500_000,), "prefill": (5_000_000,)}
     assert timed.wall_ns == 5 * 2_500_000
-    assert len(waits) == 1  # once, when the pass is over
+    assert waits == ["cuda:1"]  # once, when the pass is over, and for the device of the run
 
 
 @pytest.mark.parametrize(("clock", "device"), [("events", "cpu"), ("synchronise", "cpu"), ("host", "cuda")])
@@ -114,11 +146,11 @@ def test_the_usual_clock_follows_the_device() -> None:
 def test_the_host_waits_for_the_device_at_every_border(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[Any] = []
     with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
-        clock = StageClock(stamps_for("synchronise", "cuda"))
+        patch.setattr(torch.cuda, "synchronize", waits.append)
+        clock = StageClock(stamps_for("synchronise", "cuda:1"))
         clock.start()
         with clock.stage("prefill"):
             pass
         timed = clock.finish()
-    assert len(waits) == 4
+    assert waits == ["cuda:1"] * 4
     assert timed.stage_ns("prefill") + timed.unattributed_ns == timed.wall_ns

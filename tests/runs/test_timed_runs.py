@@ -130,10 +130,11 @@ def test_a_device_that_is_not_there_is_told_before_anything_runs() -> None:
 
 
 def test_the_allocators_peak_is_asked_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    resets: list[None] = []
+    """And of the device that the run is on, which need not be the current one."""
+    resets: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(None))
-        patch.setattr(torch.cuda, "max_memory_allocated", lambda: 12345)
-        memory = PeakMemory("cuda")
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+        patch.setattr(torch.cuda, "max_memory_allocated", {"cuda": 1, "cuda:1": 12345}.__getitem__)
+        memory = PeakMemory("cuda:1")
         assert memory.device_bytes() == 12345
-    assert len(resets) == 1
+    assert resets == ["cuda:1"]

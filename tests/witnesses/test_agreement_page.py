@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 DATA = json.loads((ROOT / "docs" / "data" / "witness_agreement.json").read_text())
 RECORDS = DATA["records"]
 PHASES = [(name, phase) for name, record in RECORDS.items() for phase in record["phases"]]
-AGAIN = ("gpt2", "vit", "whisper")
+AGAIN = ("gpt2", "vit", "whisper", "mamba")
+PROMPT_TOKENS = 128
+LATENT_CACHES = ("deepseek_v2", "deepseek_v3")  # every step expands the latents of the whole context
 
 
 def test_the_page_shows_the_figures_of_the_data_file() -> None:
@@ -39,6 +41,13 @@ def test_the_count_is_within_one_percent_of_torchs_or_the_cause_is_named(name: s
     if abs(told["flops"] - figures["counted"]) > ONE_PERCENT * figures["counted"]:
         assert causes(figures, "torch-counter")
     assert rest(figures, "torch-counter") <= ONE_PERCENT
+
+
+@pytest.mark.parametrize("name", [name for name, phase in PHASES if phase == "decode" and name not in LATENT_CACHES])
+def test_a_step_costs_about_as_much_as_a_token_of_the_prefill(name: str) -> None:
+    """An image or sound in the prefill makes its tokens dearer; an encoder's tokens do not run in the decoder."""
+    phases = RECORDS[name]["phases"]
+    assert 0 < phases["decode"]["counted"] < 1.5 * phases["prefill"]["counted"] / PROMPT_TOKENS
 
 
 @pytest.mark.slow

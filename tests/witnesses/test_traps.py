@@ -16,7 +16,19 @@ from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.witnesses.fvcore_counter import FvcoreCounter
 from llm_perf_opt.witnesses.torch_counter import TorchCounter
 from tests.witnesses.one_module import OneModule, accounted
-from tests.witnesses.traps import CUSTOM_OP, EXPERTS, GRID, IN, OUT, ROWS, TRAPS, WIDTH, Trap
+from tests.witnesses.traps import (
+    CUSTOM_ATTENTION,
+    CUSTOM_OP,
+    EXPERTS,
+    GRID,
+    IN,
+    OUT,
+    ROWS,
+    TRAPS,
+    WIDTH,
+    Trap,
+    attend,
+)
 
 
 def traced(adapter: OneModule) -> CallGraph:
@@ -138,6 +150,19 @@ def test_a_custom_op_without_a_formula_is_listed_with_an_upper_bound() -> None:
     assert (unpriced.name, unpriced.count) == ("llm_perf_opt_traps.mix.default", 1)
     assert unpriced.flops_bound >= CUSTOM_OP.flops
     assert flops_by_torch(CUSTOM_OP.adapter) == 0
+
+
+def test_attention_under_a_name_of_its_own_stays_below_its_upper_bound() -> None:
+    """Two products, where the bound of one alone would be too low."""
+    query, key, _ = CUSTOM_ATTENTION.adapter.args()
+    assert 2 * (query.numel() * key.numel() * query.numel()) ** 0.5 < CUSTOM_ATTENTION.flops
+    (unpriced,) = price_coverage(traced(CUSTOM_ATTENTION.adapter)).unpriced
+    assert unpriced.name == "llm_perf_opt_traps.attend.default"
+    assert unpriced.flops_bound is not None
+    assert unpriced.flops_bound >= CUSTOM_ATTENTION.flops
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:  # what the op runs inside
+        attend._init_fn(*CUSTOM_ATTENTION.adapter.args())
+    assert counter.get_total_flops() == CUSTOM_ATTENTION.flops
 
 
 def test_a_custom_op_is_a_blind_spot_of_the_torch_counter() -> None:

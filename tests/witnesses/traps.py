@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.witnesses.one_module import OneModule
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 4, 16, 8
+LONG = 256  # tokens, so many that their products are more than one product of the inputs could be
 SCORES_AND_SUM = 2 * (2 * BATCH * HEADS * TOKENS * TOKENS * HEAD_DIM)  # two products, two FLOPs per multiply-add
 EXPERTS, ROWS, IN, OUT = 8, 24, 16, 32
 GRID, WINDOW, WIDTH = 10, 7, 8
@@ -134,6 +135,23 @@ class CustomOp(nn.Module):
         return mix(rows, self.weight)
 
 
+@torch.library.custom_op("llm_perf_opt_traps::attend", mutates_args=())
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention under a name that no counter knows, as the kernels of other vendors have."""
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    return torch.softmax(scores, dim=-1) @ value
+
+
+@attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+
+class CustomAttention(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend(query, key, value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trap:
     """A module, its inputs, and the FLOPs that it takes."""
@@ -185,3 +203,8 @@ TRAPS = {
     "embedding": _trap(lambda: nn.Embedding(OUT, IN), lambda: (torch.arange(ROWS) % OUT,), 0),
 }
 CUSTOM_OP = _trap(CustomOp, _rows, 2 * ROWS * IN * OUT)
+CUSTOM_ATTENTION = _trap(
+    CustomAttention,
+    lambda: tuple(torch.zeros(1, 2, LONG, HEAD_DIM) for _ in range(3)),
+    2 * (2 * 2 * LONG * LONG * HEAD_DIM),
+)

@@ -2,48 +2,126 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from dataclasses import dataclass
+
 from llm_perf_opt.analyses.parameter_owners import untied
 from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.analyses.pricing.op_cost import elements
+from llm_perf_opt.analyses.pricing.op_cost import elements, operand
+from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import ops_of, stage_names, stage_of_ops, tensor_offsets
+from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.testimony import Family, family_of
+
+_GATHERS = ("aten.index", "aten.index_select")
 
 
-def active_parameters(graph: CallGraph) -> dict[str, int]:
+def active_parameters(graph: CallGraph) -> dict[str, int | None]:
     """Stage -> elements of weights that enter its matrix products, per forward of the phase.
 
-    A weight that is cast or transposed first is followed. A lookup reads a few rows of its table and multiplies
-    nothing, so an embedding is not active; scales of norms and biases are not either. Within one forward a weight
-    counts once however often it is used.
+    A weight that is cast or transposed first is followed, and so are experts picked from a stack of them. In a grouped
+    product each row meets one expert of the stack and rows are taken to spread evenly: as many experts count as there
+    are rows, at most all. A lookup reads a few rows of its table and multiplies nothing, so an embedding is not active;
+    scales of norms and biases are not either. Within one forward a weight counts once however often it is used; parts
+    of one that are multiplied apart are taken to be different parts.
+
+    None where the trace cannot tell: it does not say which tensors an op took, or an op without a price took a weight.
     """
-    names = stage_names(graph)
-    used = _weights_in_products(graph)
+    names, ops = stage_names(graph), ops_of(graph)
+    if ops.kind and not ops.input_storages:
+        return dict.fromkeys(names)
+    uses = _uses(graph)
     forwards = max(1, graph.runtime.get("decode_steps", 0) if graph.phase == "decode" else 1)
-    totals = dict.fromkeys(names, 0)
-    for (stage, _, _), size in used.items():
-        totals[names[stage]] += size
-    return {name: total // forwards for name, total in totals.items()}
+    totals: Counter[int] = Counter()
+    for (stage, _, _), size in uses.whole_weights().items():
+        totals[stage] += size
+    return {
+        name: None if stage in uses.unclear_stages else totals[stage] // forwards for stage, name in enumerate(names)
+    }
 
 
-def _weights_in_products(graph: CallGraph) -> dict[tuple[int, int, int], int]:
-    """(stage, forward, storage) -> elements. A forward is a call that no module made."""
-    ops, stages = ops_of(graph), stage_of_ops(graph)
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a storage holds of a weight: the weight's own storage, and how many of its elements are here."""
+
+    weight: int
+    size: int
+
+
+class _Uses:
+    """Which storages hold weights, and how much of each a forward multiplies with."""
+
+    def __init__(self, graph: CallGraph) -> None:
+        self._sizes = {p.storage: elements(p.meta) for p in untied(graph.parameters) if p.storage >= 0}
+        self.shares = {storage: _Share(storage, size) for storage, size in self._sizes.items()}
+        self.unclear_stages: set[int] = set()
+        self._entered: Counter[tuple[int, int, int]] = Counter()
+
+    def enter(self, stage: int, forward: int, storage: int, size: int) -> None:
+        """`size` elements of what `storage` holds are an operand of a product."""
+        self._entered[stage, forward, storage] += size
+
+    def pass_on(self, storage: int, made: int, size: int) -> None:
+        """An op made `made`, of `size` elements, of nothing but values in `storage`."""
+        share = self.shares[storage]
+        self.shares.setdefault(made, _Share(share.weight, min(share.size, size)))
+
+    def whole_weights(self) -> dict[tuple[int, int, int], int]:
+        """(stage, forward, weight) -> elements used: never more than a storage holds, nor than the weight has."""
+        used: Counter[tuple[int, int, int]] = Counter()
+        for (stage, forward, storage), size in self._entered.items():
+            share = self.shares[storage]
+            used[stage, forward, share.weight] += min(size, share.size)
+        return {key: min(size, self._sizes[key[2]]) for key, size in used.items()}
+
+
+def _uses(graph: CallGraph) -> _Uses:
+    """Every op in order: a product uses weights, a cast or a gather hands them on, an unknown op leaves a doubt."""
+    ops, stages, forward_of_op = ops_of(graph), stage_of_ops(graph), _forward_of_ops(graph)
     offsets, output_offsets = tensor_offsets(graph)
-    weights = {p.storage: (p.storage, elements(p.meta)) for p in untied(graph.parameters) if p.storage >= 0}
-    does_products = [bool(cost and cost.flops) for cost in map(price, graph.op_kinds)]
-    forward_of_op = _forward_of_ops(graph)
-    used: dict[tuple[int, int, int], int] = {}
+    prices = [price(kind) for kind in graph.op_kinds]
+    operand_sizes = [_operand_sizes(kind) for kind in graph.op_kinds]
+    hands_on = [len(kind.inputs) == 1 or _picks_from_a_stack(kind) for kind in graph.op_kinds]
+    uses = _Uses(graph)
     for row, kind in enumerate(ops.kind):
         inputs = ops.input_storages[offsets[row] : offsets[row + 1]]
-        if does_products[kind]:
-            for storage, meta in zip(inputs, graph.op_kinds[kind].inputs, strict=True):
-                if storage in weights and len(meta.shape) > 1:
-                    origin, size = weights[storage]
-                    used[stages[row], forward_of_op[row], origin] = size
-        elif len(inputs) == 1 and inputs[0] in weights:
-            for output in ops.output_storages[output_offsets[row] : output_offsets[row + 1]]:
-                weights.setdefault(output, weights[inputs[0]])
-    return used
+        cost = prices[kind]
+        if cost is None or cost.flops:
+            for storage, size in zip(inputs, operand_sizes[kind], strict=True):
+                if storage in uses.shares and size:
+                    uses.enter(stages[row], forward_of_op[row], storage, size)
+                    uses.unclear_stages.update([stages[row]] if cost is None else [])
+        elif hands_on[kind] and inputs[0] in uses.shares:
+            outputs = ops.output_storages[output_offsets[row] : output_offsets[row + 1]]
+            for made, meta in zip(outputs, graph.op_kinds[kind].outputs, strict=True):
+                uses.pass_on(inputs[0], made, elements(meta))
+    return uses
+
+
+def _operand_sizes(kind: OpKind) -> tuple[int, ...]:
+    """Per input, the elements that a product multiplies with; a vector is a bias or a scale.
+
+    In a grouped product of a matrix and a stack, the rows (or columns) of the one are split between the matrices of the
+    other: no more of them are used than there are rows.
+    """
+    sizes = [elements(meta) if len(meta.shape) > 1 else 0 for meta in kind.inputs]
+    if family_of(kind.name) is not Family.GROUPED or len(kind.inputs) < 2:
+        return tuple(sizes)
+    left, right = operand(kind, 0, "self", "input"), operand(kind, 1, "mat2", "weight")
+    if len(left.shape) == len(right.shape):
+        return tuple(sizes)
+    rows = left.shape[0] if len(left.shape) == 2 else right.shape[-1]
+    return tuple(
+        min(rows, meta.shape[0]) * math.prod(meta.shape[1:]) if len(meta.shape) == 3 else size
+        for meta, size in zip(kind.inputs, sizes, strict=True)
+    )
+
+
+def _picks_from_a_stack(kind: OpKind) -> bool:
+    """A gather of whole matrices: `weight[expert_of]`. Rows of a table are a lookup."""
+    return packet_of(kind.name) in _GATHERS and len(kind.inputs[0].shape) > 2
 
 
 def _forward_of_ops(graph: CallGraph) -> list[int]:

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from llm_perf_opt.analyses.memory import RunMemory
 
 SOURCE = "counted"
+_CHOOSERS = ("aten.topk.default", "aten.argmax.default", "aten.max.dim")  # how a router takes its experts
 
 
 def counted(graph: CallGraph) -> tuple[Testimony, ...]:
-    """One testimony per stage that ran; a trace without ops has nothing to say of any."""
+    """One testimony per stage that ran; a trace without ops, or that stopped half-way, has nothing to say of any."""
+    if graph.stopped_in is not None:
+        return (_stopped(graph),)
     costs = [stage for stage in stage_costs(graph).stages if stage.calls or stage.ops]
     if graph.ops is None:
         return tuple(_silent(graph, stage) for stage in costs)
@@ -50,7 +53,7 @@ def counted_run(graphs: Sequence[CallGraph], memory: RunMemory | None) -> tuple[
 
 
 def _testimony(
-    graph: CallGraph, stage: StageCost, kinds: Mapping[OpKind, int], parameters: int, active: int
+    graph: CallGraph, stage: StageCost, kinds: Mapping[OpKind, int], parameters: int, active: int | None
 ) -> Testimony:
     operators = tuple(sorted(_operators(kinds), key=lambda operator: -(operator.flops or 0)))
     return Testimony(
@@ -63,12 +66,19 @@ def _testimony(
         activations=sum(operator.activations or 0 for operator in operators if operator.family is not Family.ATTENTION),
         bytes_moved=stage.bytes_moved,
         active_parameters=active,
+        routing=_routing(graph, kinds),
         operators=operators,
         blind_spots=tuple(
-            BlindSpot(cause="op-without-formula", operator=op.name, calls=op.count, flops=op.flops_bound)
+            BlindSpot(cause="op-without-formula", operator=op.name, calls=op.count, flops=op.flops_bound, is_bound=True)
             for op in stage.unpriced
         ),
     )
+
+
+def _routing(graph: CallGraph, kinds: Mapping[OpKind, int]) -> str | None:
+    """The policy that stood in for the routers of a stage; None where no op in it takes the best of scores."""
+    told: str | None = graph.workload.get("routing")
+    return told if any(kind.name in _CHOOSERS for kind in kinds) else None
 
 
 def _operators(kinds: Mapping[OpKind, int]) -> Iterator[OperatorFigure]:
@@ -90,6 +100,17 @@ def _operators(kinds: Mapping[OpKind, int]) -> Iterator[OperatorFigure]:
         yield OperatorFigure(name=name, family=family_of(name), flops=flops, calls=calls, activations=outputs)
     for name, calls in unpriced.items():
         yield OperatorFigure(name=name, family=Family.OTHER, flops=None, calls=calls)
+
+
+def _stopped(graph: CallGraph) -> Testimony:
+    """What ran until then is no figure of any stage: the rest of it is missing."""
+    return Testimony(
+        source=SOURCE,
+        phase=graph.phase,
+        stage=graph.phase,
+        method=Method.EXTRACTED,
+        failure=f"the run stopped in {graph.stopped_in or '(root)'}, and what follows is missing",
+    )
 
 
 def _silent(graph: CallGraph, stage: StageCost) -> Testimony:

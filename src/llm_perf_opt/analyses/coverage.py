@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.known_sum import known_sum
 from llm_perf_opt.analyses.pricing import OpCost, flops_bound, price
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import count_kinds
 from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.units import format_count, format_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpricedOp:
-    """An op without a price, how often it ran, and the matrix FLOPs it hides at most if it is a matrix product."""
+    """An op without a price, how often it ran, and the matrix FLOPs it hides at most; None where no bound is known."""
 
     name: str
     count: int
-    flops_bound: int
+    flops_bound: int | None
+
+    @property
+    def sentence(self) -> str:
+        """What a report says of it."""
+        bound = self.flops_bound
+        hidden = "and nothing bounds what they hide" if bound is None else f"at most {format_flops(bound)}"
+        return f"{self.name} has no price and is in no total: {format_count(self.count)} ops, {hidden}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +48,9 @@ class PriceCoverage:
         return self.ops - self.unpriced_ops
 
     @property
-    def flops_bound(self) -> int:
-        """The most that the totals may lack."""
-        return sum(op.flops_bound for op in self.unpriced)
+    def flops_bound(self) -> int | None:
+        """The most that the totals may lack; None where one op has no bound."""
+        return known_sum(op.flops_bound for op in self.unpriced) if self.unpriced else 0
 
 
 def price_coverage(graph: CallGraph) -> PriceCoverage:
@@ -57,17 +66,21 @@ def priced_total(counts: Mapping[OpKind, int]) -> tuple[OpCost, tuple[UnpricedOp
     for kind, count in counts.items():
         cost = price(kind)
         if cost is None:
-            unpriced.append(UnpricedOp(name=kind.name, count=count, flops_bound=count * flops_bound(kind)))
+            bound = flops_bound(kind)
+            hidden = None if bound is None else count * bound
+            unpriced.append(UnpricedOp(name=kind.name, count=count, flops_bound=hidden))
         else:
             total += cost.times(count)
     return total, merged_unpriced(unpriced)
 
 
 def merged_unpriced(found: Iterable[UnpricedOp]) -> tuple[UnpricedOp, ...]:
-    """One entry per name, the largest bound first."""
-    counts: Counter[str] = Counter()
-    bounds: Counter[str] = Counter()
+    """One entry per name, those without a bound first, then the largest bound."""
+    by_name: dict[str, list[UnpricedOp]] = {}
     for op in found:
-        counts[op.name] += op.count
-        bounds[op.name] += op.flops_bound
-    return tuple(UnpricedOp(name=name, count=counts[name], flops_bound=bound) for name, bound in bounds.most_common())
+        by_name.setdefault(op.name, []).append(op)
+    merged = (
+        UnpricedOp(name=name, count=sum(op.count for op in ops), flops_bound=known_sum(op.flops_bound for op in ops))
+        for name, ops in by_name.items()
+    )
+    return tuple(sorted(merged, key=lambda op: -(math.inf if op.flops_bound is None else op.flops_bound)))

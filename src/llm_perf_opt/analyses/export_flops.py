@@ -54,33 +54,62 @@ def _kinds(outcome: PartOutcome) -> dict[OpKind, int]:
 def _against_trace(
     outcome: PartOutcome, exported: int | None, traced: dict[OpKind, int] | None, seen: int | None
 ) -> list[tuple[str, bool]]:
+    """A cause is claimed only where the figures leave room for it; otherwise the ops that differ are named."""
     if exported is None or traced is None or exported == seen:
         return []
-    if outcome.adaptation:
+    if outcome.does_other_work:
         return [(f"the trace ran the module as it is: {outcome.adaptation}", True)]
-    only_traced, only_exported = _surplus(traced, _kinds(outcome)), _surplus(_kinds(outcome), traced)
-    if only_traced and not only_exported:
-        return [(f"folded into constants or never used, so not in the graph: {', '.join(only_traced)}", True)]
-    if only_traced and only_exported:
-        return [(f"decomposed on export: {', '.join(only_traced)} into {', '.join(only_exported)}", True)]
-    return [("no cause is known", False)]
+    return [_decomposed(traced, _kinds(outcome)) or (_unexplained(traced, _kinds(outcome)), False)]
+
+
+def _decomposed(traced: dict[OpKind, int], exported: dict[OpKind, int]) -> tuple[str, bool] | None:
+    """Ops of the trace that stand in the graph under other names, where a missing price keeps the FLOPs from agreeing.
+
+    With a price for every op the FLOPs of both sides are known, and taking an op apart does not change them.
+    """
+    gone, new = _unpriced_beyond(traced, exported), _unpriced_beyond(exported, traced)
+    before = {*_work_beyond(traced, exported), *gone}
+    after = {*_work_beyond(exported, traced), *new}
+    if not (before and after and (gone or new)) or before & after:
+        return None
+    told = f"decomposed on export: {', '.join(sorted(before))} into {', '.join(sorted(after))}"
+    return f"{told}; no price for {', '.join(sorted(gone | new))}", True
+
+
+def _unexplained(traced: dict[OpKind, int], exported: dict[OpKind, int]) -> str:
+    sides = {"the trace": _work_beyond(traced, exported), "the graph": _work_beyond(exported, traced)}
+    told = (
+        f"only in {side} {', '.join(f'{name} with {flops:,} FLOPs' for name, flops in work.items())}"
+        for side, work in sides.items()
+        if work
+    )
+    return f"no cause is known: {'; '.join(told)}"
 
 
 def _against_eager(outcome: PartOutcome, exported: int | None) -> list[tuple[str, bool]]:
-    if exported is None or outcome.eager_flops is None:
-        return [] if outcome.eager_unknown is None or exported is None else [(f"eager: {outcome.eager_unknown}", True)]
-    if exported == outcome.eager_flops:
+    """What torch's counter has no formula for can only make its figure too low."""
+    if exported is None or outcome.eager_flops == exported:
         return []
-    if outcome.eager_unknown is not None:
+    if outcome.eager_unknown is not None and (outcome.eager_flops is None or outcome.eager_flops < exported):
         return [(f"eager: {outcome.eager_unknown}", True)]
-    return [("eager: no cause is known", False)]
+    return [] if outcome.eager_flops is None else [("eager: no cause is known", False)]
 
 
-def _surplus(ours: dict[OpKind, int], theirs: dict[OpKind, int]) -> list[str]:
-    """Names of ops with FLOPs of which `ours` has more, shape by shape."""
+def _work_beyond(ours: dict[OpKind, int], theirs: dict[OpKind, int]) -> dict[str, int]:
+    """FLOPs by op name that `ours` has more of, shape by shape."""
     more = _work(ours)
     more.subtract(_work(theirs))
-    return sorted({name for (name, _), flops in more.items() if flops > 0})
+    total: dict[str, int] = {}
+    for (name, _), flops in sorted(more.items()):
+        if flops > 0:
+            total[name] = total.get(name, 0) + flops
+    return total
+
+
+def _unpriced_beyond(ours: dict[OpKind, int], theirs: dict[OpKind, int]) -> set[str]:
+    """Names of ops without a price that only `ours` has."""
+    known = {kind.name for kind in theirs}
+    return {kind.name for kind in ours if price(kind) is None and kind.name not in known}
 
 
 def _work(kinds: dict[OpKind, int]) -> Counter[tuple[str, tuple[tuple[int, ...], ...]]]:

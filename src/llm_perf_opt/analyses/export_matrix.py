@@ -10,6 +10,7 @@ from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.export_outcome import Check, CompileFigures, Outcome, PartOutcome, Verdict
 
 _NOT_ASKED = "not asked for"
+_MAY_VARY = {Verdict.OK: "may vary", Verdict.FAILED: "fixed", Verdict.SKIPPED: "not tried"}
 
 
 def export_report(model: str, parts: Sequence[PartOutcome], flops: Sequence[PartFlops]) -> Report:
@@ -111,7 +112,7 @@ def _axes(parts: Sequence[PartOutcome]) -> Table:
                 axis.axis,
                 axis.argument,
                 axis.size,
-                "may vary" if axis.verdict is Verdict.OK else "fixed",
+                _MAY_VARY[axis.verdict],
                 axis.range,
                 axis.guard or "",
                 axis.site or "",
@@ -199,7 +200,7 @@ def _compiled_row(name: str, figures: CompileFigures) -> tuple[Cell, ...]:
         figures.compile_seconds,
         figures.eager_seconds,
         figures.compiled_seconds,
-        figures.compiled_seconds / figures.eager_seconds,
+        figures.compiled_of_eager,
         figures.runs,
         figures.threads,
     )

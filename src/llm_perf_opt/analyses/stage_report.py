@@ -10,7 +10,7 @@ from llm_perf_opt.analyses.parameter_owners import count_distinct_parameters
 from llm_perf_opt.analyses.stage_costs import StageCost, stage_costs, sum_of_stages
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
-from llm_perf_opt.units import format_count, format_flops
+from llm_perf_opt.units import format_count
 
 _COLUMNS = (
     Column("stage"),
@@ -91,11 +91,7 @@ def _notes(graphs: Sequence[CallGraph], total: StageCost) -> Iterator[Note]:
 
 
 def _unpriced_note(op: UnpricedOp) -> Note:
-    return Note(
-        f"{op.name} has no price and is in no total: {format_count(op.count)} ops, "
-        f"up to {format_flops(op.flops_bound)} if each is one matrix product.",
-        Level.WARNING,
-    )
+    return Note(op.sentence, Level.WARNING)
 
 
 def _oracle_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:

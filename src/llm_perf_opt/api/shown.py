@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.document import GraphView, Report, Table
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.pipeline.file_formats import drawing_format_of, report_format_of
+from llm_perf_opt.pipeline.free_places import free_file, write_result
 from llm_perf_opt.plugins import DRAWINGS, REPORTERS
-from llm_perf_opt.whole_files import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -48,10 +48,12 @@ class ShownReport:
             raise UsageError(f"There is no table {table!r}.", why=f"there are: {', '.join(tables)}", fix="choose one")
         return _data_frame(tables[table])
 
-    def save(self, path: str | Path) -> Path:
-        """Write the report; the suffix is the format: .html, .md, .json, .csv or .txt."""
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the report; the suffix is the format: .html, .md, .json, .csv or .txt. `force` overwrites."""
         path = Path(path)
-        write_whole(path, [REPORTERS.get(report_format_of(path))().render(self.report).encode()])
+        reporter = REPORTERS.get(report_format_of(path))()
+        free_file(path, force=force)
+        write_result(path, reporter.render(self.report))
         return path
 
 
@@ -67,11 +69,12 @@ class ShownGraph:
     def _repr_html_(self) -> str:
         return f'<div style="overflow:auto">{DRAWINGS.get("svg")().render(self.view)!s}</div>'
 
-    def save(self, path: str | Path, metric: str = "flops") -> Path:
-        """Write the picture; the suffix is the format: .html, .svg, .png, .dot, .mmd and so on."""
+    def save(self, path: str | Path, metric: str = "flops", *, force: bool = False) -> Path:
+        """Write the picture; the suffix is the format: .html, .svg, .png, .dot, .mmd and so on. `force` overwrites."""
         path = Path(path)
-        drawn = DRAWINGS.get(drawing_format_of(path))(metric).render(self.view)
-        write_whole(path, [drawn.encode() if isinstance(drawn, str) else drawn])
+        drawing = DRAWINGS.get(drawing_format_of(path))(metric)
+        free_file(path, force=force)
+        write_result(path, drawing.render(self.view))
         return path
 
 

@@ -13,6 +13,7 @@ from llm_perf_opt.errors import UsageError
 from llm_perf_opt.pipeline.adapters import find_adapter
 from llm_perf_opt.pipeline.costing import cost_of_graphs
 from llm_perf_opt.pipeline.drawing import GraphRequest, view_of
+from llm_perf_opt.pipeline.free_places import make_folder, require_free
 from llm_perf_opt.pipeline.reporting import report_of
 from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX, read_traces
 from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
@@ -50,8 +51,9 @@ class Trace(ShownReport):
     def write(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
         """Keep the call graphs, one file per phase; `load` reads them again."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         files = tuple(folder / f"{graph.phase}{TRACE_SUFFIX}" for graph in self.graphs)
+        require_free(files, force=force)
+        make_folder(folder)
         for graph, file in zip(self.graphs, files, strict=True):
             write_callgraph(graph, file, overwrite=force)
         return files

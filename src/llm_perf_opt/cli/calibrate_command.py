@@ -19,7 +19,7 @@ def calibrate(
     out: OutOption = Path("calibration.json"),
     device: Annotated[str, typer.Option(help="cpu or cuda, as torch names it.")] = "cpu",
     dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="Measured beside float32.")
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of products, attention and convolutions.")
     ] = "bfloat16",
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the CPU; torch's own choice if left out.")
@@ -29,7 +29,7 @@ def calibrate(
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
 ) -> None:
-    """Measure how fast this machine is at each kind of work: one to three minutes, best with nothing else running."""
+    """Measure how fast this machine is at each kind of work: two to four minutes, best with nothing else running."""
     from llm_perf_opt.pipeline.calibrating import CalibrateRequest, run_calibrate
 
     reporter = choose_reporter(format_name, json_wanted)
@@ -39,4 +39,8 @@ def calibrate(
     show(run.report, reporter)
     for file in run.files:
         say(f"Wrote {file}")
-    say(f"Next: llm-perf-opt devices show {run.device_id} --devices {run.files[1]}")
+    if run.device_id is None:
+        say("Wrote no file for --devices: the smallest sizes tell no rates of this machine.")
+        say(f"Next: llm-perf-opt devices calibrate --out {out} --force")
+    else:
+        say(f"Next: llm-perf-opt devices show {run.device_id} --devices {run.files[1]}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +12,6 @@ from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
     JsonOption,
-    StrictOption,
     choose_reporter,
     model_prints_apart,
     show,
@@ -21,9 +21,19 @@ from llm_perf_opt.cli.workload_options import RoutingOption, SourceArgument, Tru
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.plugins import WITNESSES, Workload
 
+if TYPE_CHECKING:
+    from llm_perf_opt.analyses.static_compute import StaticCompute
+
 SourcesOption = Annotated[
     str | None,
     typer.Option(help=f"Whom to ask, with commas: counted, {', '.join(WITNESSES.names())}. All of them unless told."),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit 1 if an op has no price, a difference no cause, or the total or a source named no figure.",
+    ),
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.json, .md, .csv, .html.")]
 
@@ -48,10 +58,11 @@ def cost(
     reporter = choose_reporter(format_name, json_wanted)
     if out is not None:
         free_cost_files(out, force=force)
+    named = tuple(name.strip() for name in sources.split(",")) if sources else None
     request = CostRequest(
         model=model,
         workload=workload,
-        sources=tuple(name.strip() for name in sources.split(",")) if sources else None,
+        sources=named,
         routing=routing,
         trust_remote_code=trust_remote_code,
     )
@@ -64,19 +75,31 @@ def cost(
         for file in write_cost(run, out, force=force):
             say(f"Wrote {file}")
     if strict:
-        _refuse_holes(run.static.unpriced_ops, len(run.static.ledger.unexplained))
+        _refuse_holes(run.static, named or ("counted",))
 
 
-def _refuse_holes(unpriced_ops: int | None, unexplained: int) -> None:
-    if unpriced_ops:
-        raise PerfOptError(
-            f"{unpriced_ops:,} ops have no price and are not in the totals.",
-            why="--strict was given",
-            fix="see the warnings above for their names; without --strict the report stands with its holes listed",
+def _refuse_holes(static: StaticCompute, must_speak: Sequence[str]) -> None:
+    for what, fix in _holes(static, must_speak):
+        raise PerfOptError(what, why="--strict was given", fix=fix)
+
+
+def _holes(static: StaticCompute, must_speak: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What is missing, and what to do. Sources that nobody named may be silent, except the count itself."""
+    if static.unpriced_ops:
+        yield (
+            f"{static.unpriced_ops:,} ops have no price and are not in the totals.",
+            "see the warnings above for their names; without --strict the report stands with its holes listed",
         )
-    if unexplained:
-        raise PerfOptError(
-            f"{unexplained} differences between sources have no known cause.",
-            why="--strict was given",
-            fix="see the ledger above; ask fewer sources with --sources, or report the difference",
+    for source, phase, stage, _ in static.ledger.missing:
+        if source in must_speak:
+            yield (
+                f"{source} says nothing of {stage} ({phase}).",
+                "see the warnings above for the reason, or leave it out of --sources",
+            )
+    if static.flops is None:
+        yield "The total is not known.", "see the warnings above for the stages that no source could count"
+    if static.ledger.unexplained:
+        yield (
+            f"{len(static.ledger.unexplained)} differences between sources have no known cause.",
+            "see the ledger above; ask fewer sources with --sources, or report the difference",
         )

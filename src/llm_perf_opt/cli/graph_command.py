@@ -11,11 +11,10 @@ import typer
 
 from llm_perf_opt.cli.output import JsonOption
 from llm_perf_opt.cli.talk import say
-from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.errors import UsageError
 from llm_perf_opt.pipeline.file_formats import drawing_format_of
-from llm_perf_opt.pipeline.free_places import require_free
+from llm_perf_opt.pipeline.free_places import free_file, write_result
 from llm_perf_opt.plugins import DRAWINGS
-from llm_perf_opt.whole_files import write_whole
 
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
@@ -53,13 +52,13 @@ def graph(
     name = _format_of(format_name, out, json_wanted)
     drawing = DRAWINGS.get(name)(metric)
     if out is not None:
-        require_free([out], force=force)
+        free_file(out, force=force)
     view = graph_view(
         GraphRequest(source=source, phase=phase, depth=depth, focus=focus, max_boxes=max_boxes, metric=metric)
     )
     picture = drawing.render(view)
     if out is not None:
-        _write(out, picture)
+        write_result(out, picture)
         _close(source, phase, out, name)
     elif isinstance(picture, str):
         sys.stdout.write(picture if picture.endswith("\n") else f"{picture}\n")
@@ -83,16 +82,6 @@ def _format_of(format_name: str | None, out: Path | None, json_wanted: bool) -> 
     if out is None:
         return "text"
     return drawing_format_of(out)
-
-
-def _write(out: Path, picture: str | bytes) -> None:
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, [picture.encode() if isinstance(picture, str) else picture])
-    except OSError as error:
-        raise PerfOptError(
-            f"Cannot write {out}.", why=error.strerror or type(error).__name__, fix="choose another --out"
-        ) from error
 
 
 def _close(source: Path, phase: str | None, out: Path, name: str) -> None:

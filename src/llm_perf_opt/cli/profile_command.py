@@ -15,7 +15,6 @@ from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, m
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.pipeline.profile.run_folder import FAILURE_FILE
-from llm_perf_opt.whole_files import write_whole
 
 if TYPE_CHECKING:
     from llm_perf_opt.config import ConfiguredRun
@@ -51,13 +50,13 @@ def profile(
         sys.stdout.write(config.show_config(words))
         return
     if multirun:
-        folder = config.run_configured(words, partial(_run_one_of_many, force=force), multirun=True)
-        sweep = read_sweep(folder)
+        folder, runs = config.sweep_configured(words, partial(_run, force=force))
+        sweep = read_sweep(folder, runs)
         show(sweep.report, reporter)
         _close_sweep(folder, sweep)
         return
     done: list[ProfileRun] = []
-    config.run_configured(words, lambda run: done.append(_run(run, force=force)), multirun=False)
+    config.run_configured(words, lambda run: done.append(_run(run, force=force)))
     report = done[0].report
     is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables; report.html has it all
     show(replace(report, charts=(), chapters=()) if is_short else report, reporter)
@@ -72,16 +71,6 @@ def _run(run: ConfiguredRun, *, force: bool) -> ProfileRun:
         return run_profile(run.request, run.folder, run.config_text, force=force, progress=progress)
 
 
-def _run_one_of_many(run: ConfiguredRun, *, force: bool) -> None:
-    """A run that fails leaves the reason in its folder, and the others go on."""
-    failure = run.folder / FAILURE_FILE
-    failure.unlink(missing_ok=True)
-    try:
-        _run(run, force=force)
-    except PerfOptError as error:
-        write_whole(failure, [f"{' '.join(run.overrides)}\n{error}\n".encode()])
-
-
 def _close(run: ProfileRun) -> None:
     for file in run.files:
         say(f"Wrote {file}")
@@ -89,10 +78,12 @@ def _close(run: ProfileRun) -> None:
 
 
 def _close_sweep(folder: Path, sweep: Sweep) -> None:
-    say(f"Wrote {len(sweep.runs)} runs to {folder}, each with report.html and metrics.json")
+    finished = len(sweep.runs) - len(sweep.failures)
+    say(f"Wrote {finished} runs to {folder}, each with report.html and metrics.json")
     if sweep.failures:
         raise PerfOptError(
             f"{len(sweep.failures)} of {len(sweep.runs)} runs failed.",
             why=f"the first of them: {sweep.failures[0]}",
-            fix=f"see {FAILURE_FILE} in their folders; the same command runs only what is not finished",
+            fix=f"see {FAILURE_FILE} in their folders; the same command with run.folder={shlex.quote(str(folder))} "
+            "measures only what is not finished",
         )

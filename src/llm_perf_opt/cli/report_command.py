@@ -15,9 +15,8 @@ from llm_perf_opt.cli.workload_options import MODEL_HELP, TrustOption, takes_wor
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.pipeline.file_formats import report_format_of
-from llm_perf_opt.pipeline.free_places import require_free
+from llm_perf_opt.pipeline.free_places import free_file, write_result
 from llm_perf_opt.plugins import REPORTERS, Reporter, Workload
-from llm_perf_opt.whole_files import write_whole
 
 SourcesArgument = Annotated[
     list[str],
@@ -55,14 +54,14 @@ def report(
     """
     reporter = _reporter(format_name, json_wanted, out)
     _refuse_overwriting(out, force=force, open_page=open_page)
-    if _is_for_tables(sources, out, device):
-        _show_tables(sources, times or (), reporter)
+    if devices is None and _is_for_tables(sources, out, device):
+        _show_tables(sources, times or (), reporter, workload, exports)
         return
     made = _whole(_one(sources, times), workload, device, devices, exports, trust_remote_code)
     if out is None:
         show(made, reporter)
         return
-    write_whole(out, [reporter.render(made).encode()])
+    write_result(out, reporter.render(made))
     say(f"Wrote {out}")
     if open_page:
         webbrowser.open(out.resolve().as_uri())
@@ -74,9 +73,13 @@ def _is_for_tables(sources: Sequence[str], out: Path | None, device: str | None)
     return out is None and device is None and are_traces(sources)
 
 
-def _show_tables(sources: Sequence[str], times: Sequence[Path], reporter: Reporter) -> None:
+def _show_tables(
+    sources: Sequence[str], times: Sequence[Path], reporter: Reporter, workload: Workload, exports: bool
+) -> None:
     from llm_perf_opt.pipeline.reporting import report_on
+    from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
 
+    refuse_wishes(workload, exports=exports)
     show(report_on([Path(source) for source in sources], times), reporter)
 
 
@@ -117,4 +120,4 @@ def _refuse_overwriting(out: Path | None, *, force: bool, open_page: bool) -> No
     if open_page and out is None:
         raise UsageError("There is no page to open.", why="nothing is written", fix="add --out report.html")
     if out is not None:
-        require_free([out], force=force)
+        free_file(out, force=force)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,19 +46,46 @@ def _figures(call: TensorsOnly, runs: int) -> CompileFigures:
     explained = torch._dynamo.explain(call.module)(*args, **kwargs)
     breaks = tuple(map(_graph_break, explained.break_reasons))
     torch._dynamo.reset()
-    compiled = torch.compile(call.module)
-    compile_seconds = _seconds(compiled, call)
-    _seconds(call.module, call)
-    pairs = [(_seconds(call.module, call), _seconds(compiled, call)) for _ in range(runs)]
+    _load_compiler()
+    with _empty_cache():
+        compiled = torch.compile(call.module)
+        first_seconds = _seconds(compiled, call)
+        pairs = [_pair(compiled, call, place) for place in range(-1, runs)][1:]  # the first pair warms up
+    compiled_seconds = statistics.median(fast for _, fast in pairs)
     return CompileFigures(
         graphs=explained.graph_count,
         breaks=breaks,
-        compile_seconds=compile_seconds,
+        compile_seconds=first_seconds - compiled_seconds,
         eager_seconds=statistics.median(eager for eager, _ in pairs),
-        compiled_seconds=statistics.median(fast for _, fast in pairs),
+        compiled_seconds=compiled_seconds,
+        compiled_of_eager=statistics.median(fast / eager for eager, fast in pairs),
         runs=runs,
         threads=torch.get_num_threads(),
     )
+
+
+def _load_compiler() -> None:
+    """Compile next to nothing: what only the first compilation of a process has to load is no time of the part."""
+    with _empty_cache():
+        torch.compile(torch.neg)(torch.ones(2))
+    torch._dynamo.reset()
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    """Inductor finds nothing that an earlier trial or another process compiled, and leaves nothing behind."""
+    from torch._inductor.utils import fresh_cache  # loads Inductor
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, fresh_cache(dir=folder, delete=False):
+        yield
+
+
+def _pair(compiled: Callable[..., Any], call: TensorsOnly, place: int) -> tuple[float, float]:
+    """An eager and a compiled run back to back, so that a busy moment meets both; they take turns in going first."""
+    if place % 2:
+        fast = _seconds(compiled, call)
+        return _seconds(call.module, call), fast
+    return _seconds(call.module, call), _seconds(compiled, call)
 
 
 def _seconds(forward: Callable[..., Any], call: TensorsOnly) -> float:

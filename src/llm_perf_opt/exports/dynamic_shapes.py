@@ -24,8 +24,12 @@ _NAMES_BY_RANK = {
     4: ("batch", "channels", "rows", "columns"),
 }
 _SYMBOLIC_SHAPES = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-_GUARD = re.compile(r"eval (?:\[guard suppressed\] )?(.*?) \[guard added\]")
+_CREATED = re.compile(r"create_symbol (s\d+) = \d+ for L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\] ")
+_GUARD = re.compile(r"eval (\[guard suppressed\] )?(.*?) \[guard added\]")
 _FIXED = re.compile(r"set_replacement (s\d+) = \d+ ")
+_RENAMED = re.compile(r"set_replacement (s\d+) = (s\d+) ")
+# A sum, product or quotient of one size that must equal a number: `(s0//16) == 64` leaves the size at most 16 values.
+_PINNED = re.compile(r"Eq\([\d ()+*-]*(s\d+)(?:[\d ()+*-]|//\d+)*, \d+\)")
 _EQUATION = re.compile(r"Eq\((.+), (.+?)\)")
 _LONGEST_GUARD = 200
 
@@ -34,17 +38,18 @@ _LONGEST_GUARD = 200
 class Axis:
     """One dimension of one input, which others may follow."""
 
-    name: str
+    name: str  # empty: not to be tried
     place: int  # of the input
     dimension: int
 
 
 def axes_of(subject: PartUnderTest) -> list[Axis]:
-    """The dimensions to try: those of the first float input, and the tokens that a cache holds."""
+    """The dimensions to tell of: those of the first float input, and the tokens that a cache holds."""
     given = subject.call.given
     first = next((place for place, tensor in enumerate(given) if tensor.is_floating_point()), 0)
     names = subject.part.axes or _usual_names(given[first])
-    axes = [Axis(name=name, place=first, dimension=place) for place, name in enumerate(names) if name]
+    every = (*names, *("",) * (given[first].ndim - len(names)))
+    axes = [Axis(name=name, place=first, dimension=place) for place, name in enumerate(every)]
     held = [place for place in cached_tensors(subject.call) if given[place].ndim == 4 and given[place].shape[-2]]
     return [*axes, *(Axis(name="held tokens", place=place, dimension=2) for place in held[:1])]
 
@@ -60,13 +65,17 @@ def try_axis(subject: PartUnderTest, call: TensorsOnly, axis: Axis) -> AxisOutco
     given = subject.call.given
     size = given[axis.place].shape[axis.dimension]
     argument = f"{subject.names[axis.place]}[{axis.dimension}]"
+    if not axis.name:
+        return _left_out(axis, argument, size)
     inputs, marks = _marked(given, axis)
-    with _guards_seen() as seen:
+    with _guards_seen(axis) as seen:
         try:
             with torch.no_grad(), autocast_knows_meta():
                 program = torch.export.export(call, inputs, dynamic_shapes=(marks,))
         except EXPORT_ERRORS as error:
             return _stopped(axis, argument, size, seen, error)
+    if seen.is_pinned:
+        return _stopped(axis, argument, size, seen, _Pinned())
     return AxisOutcome(
         axis=axis.name,
         argument=argument,
@@ -74,6 +83,16 @@ def try_axis(subject: PartUnderTest, call: TensorsOnly, axis: Axis) -> AxisOutco
         verdict=Verdict.OK,
         guards=len(seen.guards),
         range=_range(program),
+    )
+
+
+def _left_out(axis: Axis, argument: str, size: int) -> AxisOutcome:
+    return AxisOutcome(
+        axis=f"axis {axis.dimension}",
+        argument=argument,
+        size=size,
+        verdict=Verdict.SKIPPED,
+        guard="the part gives it no name",
     )
 
 
@@ -129,30 +148,54 @@ class _Guard:
 
 @dataclass(slots=True)
 class _Guards:
+    axis: Axis
+    symbol: str = ""  # torch's name for its size
     guards: list[_Guard] = field(default_factory=list)
     fixing: _Guard | None = None  # the first one that left a dimension a single value
+    is_pinned: bool = False  # `fixing` holds for the asked dimension itself, whatever torch makes of it
+
+
+class _Pinned(RuntimeError):
+    """No reason to go on with an export: the asked dimension cannot vary."""
 
 
 class _GuardLog(logging.Handler):
-    """Torch tells of a guard only in its log, while the frame that needed it is still running."""
+    """Torch tells of a guard only in its log, while the frame that needed it is still running.
+
+    It replaces a size that an equation leaves one value, and refuses; a size that is left a few values, as where
+    patches are cut off it, it takes for dynamic, and the graph refuses every other value when it runs.
+    """
 
     def __init__(self, seen: _Guards) -> None:
         super().__init__(logging.INFO)
         self._seen = seen
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a guard with the line of model code that asked for it."""
+        """Keep a guard with the line of model code that asked for it; one that pins the dimension ends the export."""
         message, seen = record.getMessage(), self._seen
-        if match := _GUARD.match(message):
-            site, line = current_site() or (None, None)
-            seen.guards.append(_Guard(text=match[1][:_LONGEST_GUARD], site=site, source_line=line))
+        if match := _CREATED.match(message):
+            if (int(match[2]), int(match[3])) == (seen.axis.place, seen.axis.dimension):
+                seen.symbol = match[1]
+        elif match := _RENAMED.match(message):
+            seen.symbol = match[2] if match[1] == seen.symbol else seen.symbol
+        elif match := _GUARD.match(message):
+            self._keep(match[2], is_suppressed=match[1] is not None)
         elif _FIXED.match(message) and seen.guards and seen.fixing is None:
             seen.fixing = seen.guards[-1]
 
+    def _keep(self, text: str, *, is_suppressed: bool) -> None:
+        seen = self._seen
+        site, line = current_site() or (None, None)
+        seen.guards.append(_Guard(text=text[:_LONGEST_GUARD], site=site, source_line=line))
+        pinned = _PINNED.fullmatch(text)
+        if pinned is not None and pinned[1] == seen.symbol and not is_suppressed:
+            seen.fixing, seen.is_pinned = seen.guards[-1], True
+            raise _Pinned
+
 
 @contextmanager
-def _guards_seen() -> Iterator[_Guards]:
-    seen = _Guards()
+def _guards_seen(axis: Axis) -> Iterator[_Guards]:
+    seen = _Guards(axis=axis)
     handler = _GuardLog(seen)
     level, propagate, others = _SYMBOLIC_SHAPES.level, _SYMBOLIC_SHAPES.propagate, list(_SYMBOLIC_SHAPES.handlers)
     _SYMBOLIC_SHAPES.handlers = [handler]

@@ -26,7 +26,7 @@ from llm_perf_opt.exports.quiet import quiet
 from llm_perf_opt.exports.tensor_signature import TensorsOnly
 from llm_perf_opt.plugins import ModelAdapter, Target, Workload
 from llm_perf_opt.testimony import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
-from llm_perf_opt.weightless import Engine
+from llm_perf_opt.weightless import Engine, routing_policy
 
 SOURCE = "exported"
 _UNCOUNTED = {Family.ATTENTION: "fused-attention-uncounted", Family.GROUPED: "grouped-product-uncounted"}
@@ -35,17 +35,23 @@ _UNCOUNTED = {Family.ATTENTION: "fused-attention-uncounted", Family.GROUPED: "gr
 class ExportWitness:
     """Exports the modules that together are the run; a stage with a module that does not export says where it stops."""
 
-    def __init__(self, *, device: str = "cpu") -> None:
-        self._engine = Engine(device=device)
+    def __init__(self, *, routing: str = "balanced", device: str = "cpu") -> None:
+        self._routing = routing
+        self._engine = Engine(device=device, routing=routing)
 
     def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
         """One testimony per stage of every phase, in the order in which they run."""
-        return tuple(testimony for target in adapter.targets(workload) for testimony in _of_phase(target, self._engine))
+        return tuple(
+            replace(testimony, routing=self._engine.oracle.routing.name)
+            for target in adapter.targets(workload)
+            for testimony in _of_phase(target, self._engine, self._routing)
+        )
 
 
-def _of_phase(target: Target, engine: Engine) -> Iterator[Testimony]:
+def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[Testimony]:
     names = (*(stage.name for stage in target.stages), target.phase)
     try:
+        engine.oracle.routing = routing_policy(routing, target.phase)
         cut = cut_apart(target, stage_roots(target, engine), engine)
     except (PerfOptError, *EXPORT_ERRORS) as error:
         for name in names:

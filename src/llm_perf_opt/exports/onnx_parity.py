@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def _run_onnxruntime(call: TensorsOnly) -> list[torch.Tensor]:
 def _parity(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> Parity:
     if len(expected) != len(found):
         raise ValueError(f"eager gives {len(expected)} outputs, onnxruntime {len(found)}")
-    differences = [(ours - theirs).abs().max().item() for ours, theirs in zip(expected, found, strict=True)]
+    differences = [_apart(place, *pair) for place, pair in enumerate(zip(expected, found, strict=True))]
     largest = [output.abs().max().item() for output in expected]
     return Parity(
         max_abs_error=max(differences),
@@ -75,6 +76,16 @@ def _parity(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> 
         largest_value=max(largest),
         outputs=len(expected),
     )
+
+
+def _apart(place: int, ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference within one output; neither broadcasting nor a value that is no number hides one."""
+    if ours.shape != theirs.shape:
+        raise ValueError(f"output {place} is {list(ours.shape)} in eager and {list(theirs.shape)} in onnxruntime")
+    apart = (ours - theirs).abs().max().item()
+    if not math.isfinite(apart):
+        raise ValueError(f"output {place} has values that are not finite")
+    return apart
 
 
 def _runtime_errors() -> tuple[Any, ...]:

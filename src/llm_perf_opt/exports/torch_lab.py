@@ -132,6 +132,7 @@ def _described(subject: PartUnderTest, target: Target) -> PartOutcome:
             for name, tensor in zip(subject.names, subject.call.given, strict=True)
         ),
         adaptation=part.adaptation,
+        does_other_work=part.does_other_work,
         adaptations=subject.adaptations,
         parameters=subject.parameters,
         outcomes=(),

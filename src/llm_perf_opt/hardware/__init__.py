@@ -1,4 +1,4 @@
-"""Devices and what they can do at most: peaks, bandwidth, memory, each figure with its source."""
+"""Devices and what they can do at most: peaks, bandwidth, memory, and the sources that say so."""
 
 from llm_perf_opt.hardware.device import Device
 from llm_perf_opt.hardware.device_file import device_template, device_text, read_devices

@@ -32,7 +32,8 @@ class Device:
     of the vector units. Consumer GeForce cards multiply 16-bit types at half their advertised rate when they accumulate
     in float32, which is what PyTorch asks for: `bf16` and `fp16` are that rate, `fp16_acc16` the advertised one.
     `achieved_flops_per_s` is the best rate anybody measured for a plain matrix product: no real kernel does better.
-    `unverified` names the figures, as the file spells them, that were derived or filled in and not read in a source.
+    `sources` are those of the device: which of them a figure was read in is not kept. `unverified` names the figures,
+    as the file spells them, that were derived or filled in and read in none of them.
     """
 
     id: str
@@ -45,9 +46,12 @@ class Device:
     l2_bytes: int | None = None
     last_cache_bytes: int | None = None  # a cache behind L2
     launch_overhead_ns: int | None = None  # from one kernel or op to the next when none of them has work
+    launch_overhead_fastest_ns: int | None = None  # of several tries, of which that is the median
+    launch_overhead_slowest_ns: int | None = None
     achieved_flops_per_s: Mapping[str, int] = field(default_factory=dict)
     achieved_source: str | None = None
     is_measured: bool = False  # by a calibration, so that a run may beat a peak by the noise of measuring
+    threads: int | None = None  # of a processor that was measured: its figures hold for a run with as many
     reported_names: tuple[str, ...] = ()  # what drivers and libraries call it
     facts: Mapping[str, str | int | float] = field(default_factory=dict)  # further figures, as the file spells them
     sources: tuple[str, ...] = ()
@@ -72,11 +76,3 @@ class Device:
             why=f"known are: {', '.join(self.peak_flops_per_s)}; a guessed peak would make every figure from it wrong",
             fix="choose a dtype the device has, or add the rate with its source to a file for --devices",
         )
-
-    def source_of(self, figure: str) -> tuple[str, ...]:
-        """Where a figure was read, by its name in the file; empty where it is unverified."""
-        if figure in self.unverified:
-            return ()
-        if figure.startswith("achieved_tflops"):
-            return (self.achieved_source,) if self.achieved_source else ()
-        return self.sources

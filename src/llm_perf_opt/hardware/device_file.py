@@ -25,6 +25,9 @@ _SCALED = {  # key in the file -> field of the record, how many base units one i
     "l2_mib": ("l2_bytes", MEBI, False),
     "last_cache_mib": ("last_cache_bytes", MEBI, False),
     "launch_overhead_us": ("launch_overhead_ns", MICRO_IN_NANO, False),
+    "launch_overhead_fastest_us": ("launch_overhead_fastest_ns", MICRO_IN_NANO, False),
+    "launch_overhead_slowest_us": ("launch_overhead_slowest_ns", MICRO_IN_NANO, False),
+    "threads": ("threads", 1, False),
 }
 _RATES = {"peak_tflops_dense": "peak_flops_per_s", "achieved_tflops": "achieved_flops_per_s"}
 _LISTS = ("reported_names", "sources", "cross_checks", "disagreements", "unverified")
@@ -82,7 +85,9 @@ def _device(identifier: str, table: Mapping[str, Any], origin: str) -> Device:
     fields |= {key: table[key] for key in ("achieved_source", "is_measured", "notes") if key in table}
     if not fields["sources"]:
         raise complain("it names no sources", "a figure that cannot be looked up cannot be trusted")
-    return Device(id=identifier, **fields)
+    device = Device(id=identifier, **fields)
+    _check_overheads(device, complain)
+    return device
 
 
 def _known_keys() -> str:
@@ -121,6 +126,19 @@ def _rates(table: Mapping[str, Any], key: str, complain: _Complain) -> dict[str,
         if name not in PEAK_NAMES:
             raise complain(f"there is no rate {name!r} in {key!r}", f"rates go by {', '.join(PEAK_NAMES)}")
     return {name: _scaled(rates, name, TERA, complain) for name in rates}
+
+
+def _check_overheads(device: Device, complain: _Complain) -> None:
+    ends = (device.launch_overhead_fastest_ns, device.launch_overhead_ns, device.launch_overhead_slowest_ns)
+    given = [figure for figure in ends if figure is not None]
+    if given and device.launch_overhead_ns is None:
+        raise complain(
+            "'launch_overhead_us' is missing", "the fastest and the slowest try need the median between them"
+        )
+    if given != sorted(given):
+        raise complain(
+            "its launch overheads are not in order", "the fastest is at most the median, the slowest at least"
+        )
 
 
 def _facts(table: Mapping[str, Any], complain: _Complain) -> Iterator[tuple[str, str | int | float]]:

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.hardware.calibration import Calibration, RateTable, Timing
@@ -25,8 +26,7 @@ def measured_device(calibration: Calibration) -> Device:
             why="its tables of products or copies are missing",
             fix="measure again: llm-perf-opt devices calibrate",
         )
-    overhead = calibration.table("arithmetic", "float32")
-    return Device(
+    device = Device(
         id=device_id(calibration),
         name=f"{calibration.title}, measured",
         vendor="measured",
@@ -34,11 +34,23 @@ def measured_device(calibration: Calibration) -> Device:
         peak_flops_per_s={PEAKS_OF_DTYPE[dtype][0]: int(rate) for dtype, rate in rates.items()},
         bandwidth_bytes_per_s=int(bandwidth),
         memory_bytes=calibration.memory_bytes,
-        launch_overhead_ns=None if overhead is None else round(overhead.times[0].median_s * 1e9),
         is_measured=True,
+        threads=calibration.threads if calibration.kind == "cpu" else None,
         reported_names=(calibration.device,),
         sources=("llm-perf-opt devices calibrate",),
         notes="Best rates of a calibration, not figures of a data sheet.",
+    )
+    sums = calibration.table("arithmetic", "float32")
+    return device if sums is None else _with_overheads(device, sums.times[0])
+
+
+def _with_overheads(device: Device, smallest: Timing) -> Device:
+    """The smallest sum stands for an op without work."""
+    return replace(
+        device,
+        launch_overhead_ns=round(smallest.median_s * 1e9),
+        launch_overhead_fastest_ns=round(smallest.fastest_s * 1e9),
+        launch_overhead_slowest_ns=round(smallest.slowest_s * 1e9),
     )
 
 

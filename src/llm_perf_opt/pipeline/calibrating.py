@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.document import Cell, Column, Kind, Note, Report, Table
+from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.hardware import device_text
 from llm_perf_opt.hardware.calibration import Calibration, write_calibration
@@ -17,7 +17,10 @@ from llm_perf_opt.whole_files import write_whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateRequest:
-    """Everything `devices calibrate` can be asked for; the device of `--devices` is written beside `out`."""
+    """Everything `devices calibrate` can be asked for; the device of `--devices` is written beside `out`.
+
+    With `smoke` none is written: what the smallest sizes tell are no rates of the machine.
+    """
 
     out: Path
     device: str = "cpu"
@@ -29,17 +32,17 @@ class CalibrateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateRun:
-    """The report, the files that were written, and the id under which the device is found in the second of them."""
+    """The report, the files that were written, and the id under which the device is found in the second, if any."""
 
     report: Report
     files: tuple[Path, ...]
-    device_id: str
+    device_id: str | None
 
 
 def run_calibrate(request: CalibrateRequest) -> CalibrateRun:
-    """Measure, then write both files; existing ones are refused before anything is measured."""
-    device_file = request.out.with_suffix(".toml")
-    files = (request.out, device_file)
+    """Measure, then write the files; existing ones are refused before anything is measured."""
+    device_file = None if request.smoke else request.out.with_suffix(".toml")
+    files = (request.out,) if device_file is None else (request.out, device_file)
     for file in files:
         if file.exists() and not request.force:
             raise UsageError(
@@ -51,8 +54,11 @@ def run_calibrate(request: CalibrateRequest) -> CalibrateRun:
     device = measured_device(calibration)
     request.out.parent.mkdir(parents=True, exist_ok=True)
     write_calibration(calibration, request.out)
-    write_whole(device_file, [device_text(device).encode()])
-    return CalibrateRun(report=calibration_report(calibration), files=files, device_id=device.id)
+    if device_file is not None:
+        write_whole(device_file, [device_text(device).encode()])
+    return CalibrateRun(
+        report=calibration_report(calibration), files=files, device_id=None if device_file is None else device.id
+    )
 
 
 def calibration_report(calibration: Calibration) -> Report:
@@ -78,11 +84,15 @@ def calibration_report(calibration: Calibration) -> Report:
                 rows=tuple(_families(calibration)),
             ),
         ),
-        notes=(
-            Note("The usual spread is the median, over sizes, of slowest less fastest try over the median try."),
-            Note("A machine that does other work at the same time measures itself too slow."),
-        ),
+        notes=tuple(_notes(calibration)),
     )
+
+
+def _notes(calibration: Calibration) -> Iterator[Note]:
+    if calibration.is_smoke:
+        yield Note("Only the smallest sizes were tried: these figures mean nothing.", Level.WARNING)
+    yield Note("The usual spread is the median, over sizes, of slowest less fastest try over the median try.")
+    yield Note("A machine that does other work at the same time measures itself too slow.")
 
 
 def _rates(calibration: Calibration) -> Iterator[tuple[Cell, ...]]:

@@ -8,9 +8,8 @@ from pathlib import Path
 from llm_perf_opt import __version__
 from llm_perf_opt.analyses.static_compute import static_compute_document
 from llm_perf_opt.pipeline.costing import CostRun
-from llm_perf_opt.pipeline.free_places import make_folder, require_free
+from llm_perf_opt.pipeline.free_places import make_folder, require_free, write_result
 from llm_perf_opt.plugins import REPORTERS
-from llm_perf_opt.whole_files import write_whole
 
 STEM = "static_compute"
 JSON_FILE = f"{STEM}.json"
@@ -33,7 +32,7 @@ def write_cost(run: CostRun, folder: Path, *, force: bool = False) -> tuple[Path
     if table := fvcore_table(run):
         texts[FVCORE_FILE] = table
     for name, text in texts.items():
-        write_whole(folder / name, [text.encode()])
+        write_result(folder / name, text)
     return tuple(folder / name for name in texts)
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from llm_perf_opt.analyses.counted import SOURCE as COUNTED
-from llm_perf_opt.analyses.counted import counted_run
+from llm_perf_opt.analyses.counted import counted, counted_run
 from llm_perf_opt.analyses.static_compute import StaticCompute, static_compute, static_report
 from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.pipeline.adapters import find_adapter
+from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
 from llm_perf_opt.pipeline.trace_files import is_trace, read_traces
 from llm_perf_opt.pipeline.traced_workload import workload_of
-from llm_perf_opt.plugins import MODELS, WITNESSES, Json, ModelAdapter, PartialTrace, Workload
+from llm_perf_opt.plugins import MODELS, WITNESSES, Json, ModelAdapter, PartialTrace, Witness, Workload
 from llm_perf_opt.testimony import Method, Testimony
 from llm_perf_opt.units import format_seconds
 
@@ -45,7 +47,10 @@ class CostRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRun:
-    """The traces that were counted, what all sources say together, and the report of it."""
+    """The traces that were counted, what all sources say together, and the report of it.
+
+    A phase in which the model raised is in `stopped` and not among the graphs.
+    """
 
     graphs: tuple[CallGraph, ...]
     static: StaticCompute
@@ -53,6 +58,13 @@ class CostRun:
     stage_chapters: tuple[Report, ...]
     memory: RunMemory | None = None  # None: nothing was traced
     attention_cases: tuple[AttentionCase, ...] = ()
+
+    @property
+    def stopped(self) -> dict[str, str]:
+        """Phase -> why it was not traced to its end."""
+        traced = {graph.phase for graph in self.graphs}
+        silent = [entry for entry in self.static.ledger.missing if entry[0] == COUNTED]
+        return {phase: reason for _, phase, _, reason in silent if phase not in traced}
 
     @property
     def report(self) -> Report:
@@ -80,13 +92,19 @@ def run_cost(request: CostRequest) -> CostRun:
     sources = _known(request.sources)
     if not is_trace(request.model):
         return cost_of(find_adapter(request.model, request.trust_remote_code), request, sources or SOURCES)
+    refuse_wishes(request.workload, routing=request.routing)
     return cost_of_graphs(read_traces([Path(request.model)]), sources)
 
 
 def cost_of_graphs(graphs: tuple[CallGraph, ...], sources: Sequence[str] | None = None) -> CostRun:
     """The same for traces at hand, phases of one run; nothing is traced again."""
-    witnesses = [name for name in sources or SOURCES_OF_A_FILE if name != COUNTED]
-    return _run(graphs[0].model, graphs, _ask_about(graphs, witnesses), graphs[0].workload)
+    asked = sources or SOURCES_OF_A_FILE
+    kept = graphs if COUNTED in asked else ()
+    stopped = {graph.phase: graph for graph in kept if graph.stopped_in is not None}
+    finished = tuple(graph for graph in kept if graph.phase not in stopped)  # nor an older file of the same phase
+    silent = [said for graph in stopped.values() for said in counted(graph)]
+    told = _ask_about(graphs, [name for name in asked if name != COUNTED])
+    return _run(graphs[0].model, finished, [*silent, *told], graphs[0].workload)
 
 
 def cost_of(adapter: ModelAdapter, request: CostRequest, sources: Sequence[str] = SOURCES) -> CostRun:
@@ -94,22 +112,29 @@ def cost_of(adapter: ModelAdapter, request: CostRequest, sources: Sequence[str] 
     testimonies: list[Testimony] = []
     graphs: tuple[CallGraph, ...] = ()
     if COUNTED in sources:
-        try:
-            graphs = _traced(adapter, request, request.workload)
-        except PartialTrace as stopped:  # wrong usage and a broken folder end the run; a model that raises does not
-            testimonies.append(_failed(COUNTED, f"{stopped.what} {stopped.why or ''}".strip()))
-    testimonies += _ask(adapter, request.workload, [name for name in sources if name != COUNTED])
+        # wrong usage and a broken folder end the run; a model that raises ends its phase
+        graphs, stopped = _traced(adapter, request, request.workload)
+        testimonies += [said for stop in stopped for said in _stopped(stop)]
+    wishes = {"routing": request.routing, "device": request.device}
+    testimonies += _ask(adapter, request.workload, [name for name in sources if name != COUNTED], wishes)
     other = _other_attention(adapter, request, graphs) if graphs else ()
     return _run(request.model, graphs, testimonies, described(adapter, request.workload), other)
 
 
-def _traced(adapter: ModelAdapter, request: CostRequest, workload: Workload) -> tuple[CallGraph, ...]:
-    from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts  # closed forms alone need none of it
+def _traced(
+    adapter: ModelAdapter, request: CostRequest, workload: Workload
+) -> tuple[tuple[CallGraph, ...], tuple[PartialTrace, ...]]:
+    from llm_perf_opt.pipeline.tracing import TraceRequest, trace_each_phase  # closed forms alone need none of it
 
-    return trace_on_ghosts(
+    return trace_each_phase(
         adapter,
         TraceRequest(model=request.model, workload=workload, routing=request.routing, device=request.device),
     )
+
+
+def _stopped(stop: PartialTrace) -> tuple[Testimony, ...]:
+    """The trace's own silence, with what the model raised."""
+    return tuple(replace(said, failure=f"{stop.what} {stop.why or ''}".strip()) for said in counted(stop.graph))
 
 
 def _known(sources: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -120,13 +145,16 @@ def _known(sources: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return sources
 
 
-def _ask(adapter: ModelAdapter, workload: Workload, names: Sequence[str]) -> list[Testimony]:
+def _ask(
+    adapter: ModelAdapter, workload: Workload, names: Sequence[str], wishes: Mapping[str, str | None]
+) -> list[Testimony]:
     testimonies: list[Testimony] = []
     for name in names:
         log.info("Asking %s ...", name)
         started = time.perf_counter()
+        witness = _witness(name, wishes)
         try:
-            said: tuple[Testimony, ...] = WITNESSES.get(name)().testify(adapter, workload)
+            said = witness.testify(adapter, workload)
         except PerfOptError as error:
             said = (_failed(name, f"{error.what} {error.why or ''}".strip()),)
         testimonies += said
@@ -134,12 +162,22 @@ def _ask(adapter: ModelAdapter, workload: Workload, names: Sequence[str]) -> lis
     return testimonies
 
 
+def _witness(name: str, wishes: Mapping[str, str | None]) -> Witness:
+    """The witness, told what it has a use for: who gets the tokens, and the device that the model sees."""
+    make = cast("Callable[..., Witness]", WITNESSES.get(name))
+    takes = inspect.signature(make).parameters
+    return make(**{wish: value for wish, value in wishes.items() if value is not None and wish in takes})
+
+
 def _ask_about(graphs: Sequence[CallGraph], names: Sequence[str]) -> list[Testimony]:
     """Witnesses of a trace made earlier: the model is found again by the name in the file."""
     model = graphs[0].model
     if model not in MODELS.names():
         return [_failed(name, f"no model {model!r} is registered, and a trace holds no code") for name in names]
-    return _ask(MODELS.get(model)(), workload_of(graphs[0]), names)
+    told = {name: graphs[0].workload.get(name) for name in ("routing", "device")}
+    if told["routing"] == "replay":  # by counts in a file that the trace does not name
+        told["routing"] = None
+    return _ask(MODELS.get(model)(), workload_of(graphs[0]), names, told)
 
 
 def _failed(source: str, reason: str) -> Testimony:
@@ -182,7 +220,7 @@ def _other_attention(adapter: ModelAdapter, request: CostRequest, graphs: Sequen
     """The same workload with the other kind of attention; nothing where the model has but one."""
     other = "sdpa" if graphs[0].workload.get("attention", "eager") == "eager" else "eager"
     try:
-        return _traced(adapter, request, replace(request.workload, attention=other))
+        return _traced(adapter, request, replace(request.workload, attention=other))[0]
     except PerfOptError as error:
         log.info("No figures for %s attention: %s", other, error.what)
         return ()

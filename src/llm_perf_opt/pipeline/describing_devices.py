@@ -8,24 +8,29 @@ from pathlib import Path
 from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.hardware import Device, find_device, load_devices
 
+_LISTED_RATES = ("bf16", "fp16", "fp8", "fp32")
+_LISTED = {  # column of the list -> the figure as a file of devices spells it
+    **{name: f"peak_tflops_dense.{name}" for name in _LISTED_RATES},
+    "bandwidth": "bandwidth_gb_per_s",
+    "memory": "memory_gb",
+}
+
 
 def device_list(devices_file: Path | None = None) -> Report:
     """One row per device."""
     columns = (
         Column("id"),
         Column("name"),
-        Column("bf16", Kind.FLOPS_PER_S),
-        Column("fp16", Kind.FLOPS_PER_S),
-        Column("fp8", Kind.FLOPS_PER_S),
-        Column("fp32", Kind.FLOPS_PER_S),
+        *(Column(name, Kind.FLOPS_PER_S) for name in _LISTED_RATES),
         Column("bandwidth", Kind.BYTES_PER_S),
         Column("memory", Kind.BYTES),
         Column("unverified figures", Kind.COUNT),
+        Column("of them in this row"),
     )
     rows = tuple(_row(device) for device in load_devices(devices_file).devices.values())
     note = Note(
         "Dense rates, accumulation in float32; fp32 is the rate of the vector units. "
-        "llm-perf-opt devices show ID tells every figure with its source."
+        "llm-perf-opt devices show ID tells every figure, which of them were not read in a source, and the sources."
     )
     return Report(title="Known devices", tables=(Table(title="Devices", columns=columns, rows=rows),), notes=(note,))
 
@@ -34,10 +39,11 @@ def _row(device: Device) -> tuple[Cell, ...]:
     return (
         device.id,
         device.name,
-        *(device.peak_flops_per_s.get(name) for name in ("bf16", "fp16", "fp8", "fp32")),
+        *(device.peak_flops_per_s.get(name) for name in _LISTED_RATES),
         device.bandwidth_bytes_per_s,
         device.memory_bytes,
         len(device.unverified),
+        ", ".join(name for name, figure in _LISTED.items() if figure in device.unverified),
     )
 
 
@@ -68,7 +74,12 @@ def device_report(name: str, devices_file: Path | None = None) -> Report:
         title="Memory",
         columns=(Column("what"), Column("bytes", Kind.BYTES), Column("rate", Kind.BYTES_PER_S), Column("verified")),
         rows=(
-            ("memory", device.memory_bytes, device.bandwidth_bytes_per_s, _verified(device, "bandwidth_gb_per_s")),
+            (
+                "memory",
+                device.memory_bytes,
+                device.bandwidth_bytes_per_s,
+                _verified(device, "bandwidth_gb_per_s", "memory_gb"),
+            ),
             *(
                 (name, size, None, _verified(device, figure))
                 for name, size, figure in (
@@ -82,13 +93,25 @@ def device_report(name: str, devices_file: Path | None = None) -> Report:
     further = Table(
         title="Further figures",
         columns=(Column("figure"), Column("value"), Column("verified")),
-        rows=tuple((name, str(value), _verified(device, name)) for name, value in device.facts.items()),
+        rows=tuple((name, str(value), _verified(device, name)) for name, value in _further(device)),
     )
     return Report(title=f"{device.name} ({device.id})", tables=(rates, memory, further), notes=tuple(_notes(device)))
 
 
-def _verified(device: Device, figure: str) -> str:
-    return "no" if figure in device.unverified else "yes"
+def _further(device: Device) -> Iterator[tuple[str, str | int | float]]:
+    yield from device.facts.items()
+    overheads = {
+        "launch_overhead_us": device.launch_overhead_ns,
+        "launch_overhead_fastest_us": device.launch_overhead_fastest_ns,
+        "launch_overhead_slowest_us": device.launch_overhead_slowest_ns,
+    }
+    yield from ((name, overhead_ns / 1000) for name, overhead_ns in overheads.items() if overhead_ns is not None)
+    if device.threads is not None:
+        yield "threads", device.threads
+
+
+def _verified(device: Device, *figures: str) -> str:
+    return "no" if set(figures) & set(device.unverified) else "yes"
 
 
 def _notes(device: Device) -> Iterator[Note]:

@@ -14,7 +14,8 @@ from llm_perf_opt.errors import UsageError
 from llm_perf_opt.hardware import find_device
 from llm_perf_opt.hardware.calibration import read_calibration
 from llm_perf_opt.pipeline.adapters import find_adapter
-from llm_perf_opt.pipeline.trace_files import is_trace, read_traces
+from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
+from llm_perf_opt.pipeline.trace_files import is_trace, read_whole_traces
 from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
 from llm_perf_opt.plugins import Workload
 
@@ -39,6 +40,7 @@ class PredictRequest:
 def run_predict(request: PredictRequest) -> Report:
     """The prediction of every stage, and whether the run fits; a wrong device is refused before anything is traced."""
     if request.calibration_file is not None and request.device is None:
+        _refuse_device_words(request)
         calibration = read_calibration(request.calibration_file)
         return calibrated_report(_graphs(request, calibration.kind), calibration)
     if request.device is None or request.calibration_file is not None:
@@ -53,9 +55,22 @@ def run_predict(request: PredictRequest) -> Report:
     return replace(report, tables=(*report.tables, need_table(run_memory(graphs), device)))
 
 
+def _refuse_device_words(request: PredictRequest) -> None:
+    """A calibration brings its own machine, and was measured launching op by op."""
+    ignored = [("--devices", request.devices_file is not None), ("--execution", request.execution != Execution.EAGER)]
+    for option, is_given in ignored:
+        if is_given:
+            raise UsageError(
+                f"A calibration has no use for {option}.",
+                why="its times were measured on one machine, op by op",
+                fix=f"leave {option} out, or give --device in place of --calibration",
+            )
+
+
 def _graphs(request: PredictRequest, device_kind: str | None = None) -> tuple[CallGraph, ...]:
     if is_trace(request.model):
-        return read_traces([Path(request.model)])
+        refuse_wishes(request.workload, routing=request.routing)
+        return read_whole_traces([Path(request.model)])
     adapter = find_adapter(request.model, request.trust_remote_code)
     return trace_on_ghosts(
         adapter,

@@ -6,7 +6,7 @@ The figures themselves, to the last digit, are in the chapters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from llm_perf_opt.analyses.memory import RunMemory
 from llm_perf_opt.analyses.prediction import Execution, predict_stages, total_wall
@@ -33,16 +33,26 @@ def glance_table(answers: Sequence[tuple[Report, str]]) -> Table:
     return Table(title="At a glance", columns=(Column("question"), Column("answer")), rows=rows)
 
 
-def what_runs(static: StaticCompute, graphs: Sequence[CallGraph]) -> str:
+def unknown_because(reason: str) -> str:
+    """The answer to a question that cannot be answered."""
+    return f"{_UNKNOWN}: {reason}"
+
+
+def _with_unknown(answer: str, phases: Iterable[str]) -> str:
+    return ", ".join((answer, *(f"{phase} {_UNKNOWN}" for phase in phases)))
+
+
+def what_runs(static: StaticCompute, graphs: Sequence[CallGraph], unknown_phases: Iterable[str] = ()) -> str:
     """Modules and calls of all phases, and the weights behind them."""
     modules = len({path for graph in graphs for path in graph.call_counts})
     calls = sum(sum(graph.call_counts.values()) for graph in graphs)
     told = [f"{format_count(modules)} modules in {format_count(calls)} calls"]
     if static.parameters is not None:
         told.append(f"{format_short_count(static.parameters)} parameters")
-    if (active := static.last("active_parameters")) is not None:
-        told.append(f"{format_short_count(active)} active per decoded token")
-    return ", ".join(told)
+    if (active := static.active_parameters) is not None:
+        unit = "decoded token" if static.workload.get("batch") == 1 else "decode step"
+        told.append(f"{format_short_count(active)} active per {unit}")
+    return _with_unknown(", ".join(told), unknown_phases)
 
 
 def what_it_costs(static: StaticCompute) -> str:
@@ -58,21 +68,27 @@ def _flops(parts: Sequence[int | None]) -> str:
     return format_flops(sum(known)) if len(known) == len(parts) else _UNKNOWN
 
 
-def does_it_fit(memory: RunMemory, device: Device | None) -> str:
-    """What a device needs at the worst moment, the weights in it, and its share of `device`."""
+def does_it_fit(memory: RunMemory, device: Device | None, unknown_phases: Collection[str] = ()) -> str:
+    """What a device needs at the worst moment, the weights in it, and its share of `device`.
+
+    A phase of which nothing is known may need more than the others, so it can turn a yes into no, and not the reverse.
+    """
     if memory.total_bytes is None:
         return _UNKNOWN
     weights = max(phase.weight_bytes for phase in memory.phases)
     told = f"{format_bytes(memory.total_bytes)} at the peak, of which {format_bytes(weights)} are weights"
-    if device is None:
-        return told
-    verdict = "yes" if memory.total_bytes <= device.memory_bytes else "no"
-    return f"{verdict}: {told}; {format_ratio(memory.total_bytes / device.memory_bytes)} of {device.name}"
+    if device is not None:
+        fits = _UNKNOWN if unknown_phases else "yes"
+        verdict = fits if memory.total_bytes <= device.memory_bytes else "no"
+        told = f"{verdict}: {told}; {format_ratio(memory.total_bytes / device.memory_bytes)} of {device.name}"
+    return _with_unknown(told, unknown_phases)
 
 
-def how_fast(graphs: Sequence[CallGraph], device: Device, execution: Execution) -> str:
+def how_fast(
+    graphs: Sequence[CallGraph], device: Device, execution: Execution, unknown_phases: Iterable[str] = ()
+) -> str:
     """The band of every phase; of a decode that of one step."""
-    return ", ".join(_band(graph, device, execution) for graph in graphs)
+    return _with_unknown(", ".join(_band(graph, device, execution) for graph in graphs), unknown_phases)
 
 
 def _band(graph: CallGraph, device: Device, execution: Execution) -> str:

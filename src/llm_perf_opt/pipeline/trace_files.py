@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.callgraph import CallGraph, read_callgraph
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.plugins import MODELS
 
 TRACE_SUFFIX = ".callgraph.json"
+PARTIAL = ".partial"  # before the suffix: the model raised in this phase
 PHASE_ORDER = ("vision", "prefill", "decode")  # the order in which phases run; a phase of another name comes last
 
 
@@ -34,6 +35,19 @@ def trace_files(paths: Sequence[Path]) -> list[Path]:
 def read_traces(paths: Sequence[Path]) -> tuple[CallGraph, ...]:
     """What lies there, in the order in which the phases run."""
     return tuple(read_callgraph(file) for file in trace_files(paths))
+
+
+def read_whole_traces(paths: Sequence[Path]) -> tuple[CallGraph, ...]:
+    """The same, of runs that came to their end: what stopped half-way is refused."""
+    graphs = read_traces(paths)
+    for graph in graphs:
+        if graph.stopped_in is not None:
+            raise PerfOptError(
+                f"The {graph.phase} of this trace stopped half-way, in {graph.stopped_in or '(root)'}.",
+                why="what follows is missing, so every figure would be too small",
+                fix="trace it again; until then llm-perf-opt report shows what ran",
+            )
+    return graphs
 
 
 def _not_there(path: Path) -> UsageError:
@@ -63,5 +77,5 @@ def are_traces(names: Sequence[str]) -> bool:
 
 
 def _phase_rank(file: Path) -> tuple[int, str]:
-    phase = file.name.removesuffix(TRACE_SUFFIX)
+    phase = file.name.removesuffix(TRACE_SUFFIX).removesuffix(PARTIAL)
     return (PHASE_ORDER.index(phase) if phase in PHASE_ORDER else len(PHASE_ORDER)), phase

@@ -17,7 +17,7 @@ from llm_perf_opt.errors import UsageError
 from llm_perf_opt.pipeline.adapters import find_adapter
 from llm_perf_opt.pipeline.free_places import make_folder, require_free
 from llm_perf_opt.pipeline.reporting import report_of
-from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX
+from llm_perf_opt.pipeline.trace_files import PARTIAL, TRACE_SUFFIX
 from llm_perf_opt.plugins import TRACERS, DrawingTracer, ModelAdapter, PartialTrace, Target, Tracer, Workload
 from llm_perf_opt.units import format_count, format_seconds
 
@@ -73,6 +73,21 @@ def trace_on_ghosts(adapter: ModelAdapter, request: TraceRequest) -> tuple[CallG
     return tuple(_trace(tracer, target, request) for target in adapter.targets(request.workload))
 
 
+def trace_each_phase(
+    adapter: ModelAdapter, request: TraceRequest
+) -> tuple[tuple[CallGraph, ...], tuple[PartialTrace, ...]]:
+    """The same, but a model that raises in one phase stops that phase alone: what finished, and what stopped."""
+    tracer = _make_tracer(request)
+    finished: list[CallGraph] = []
+    stopped: list[PartialTrace] = []
+    for target in adapter.targets(request.workload):
+        try:
+            finished.append(_trace(tracer, target, request))
+        except PartialTrace as stop:
+            stopped.append(stop)
+    return tuple(finished), tuple(stopped)
+
+
 def _draw(tracer: DrawingTracer, targets: Sequence[Target], graphs: Sequence[CallGraph], path: str, file: Path) -> None:
     """The module's picture, from the first phase that calls it."""
     for target, graph in zip(targets, graphs, strict=True):
@@ -125,7 +140,7 @@ def _free_files(request: TraceRequest, targets: Sequence[Target]) -> tuple[Path,
 
 
 def _partial_file(folder: Path, phase: str) -> Path:
-    return folder / f"{phase}.partial{TRACE_SUFFIX}"
+    return folder / f"{phase}{PARTIAL}{TRACE_SUFFIX}"
 
 
 def _trace(tracer: Tracer, target: Target, request: TraceRequest) -> CallGraph:

@@ -21,7 +21,8 @@ NCU_HEADING = ("ID", "Kernel Name")  # ncu --csv --page raw
 _NOT_KERNELS = "[CUDA "  # "[CUDA memcpy Host-to-Device]", "[CUDA memset]"
 _PUSHED = "Push/Pop_Range"
 _DURATION = "gpu__time_duration.sum"
-_NS_PER_UNIT = {"ns": 1, "nsecond": 1, "us": 10**3, "usecond": 10**3, "ms": 10**6, "msecond": 10**6, "s": 10**9}
+_NS_PER_UNIT = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+_NS_PER_UNIT |= {"nsecond": 1, "usecond": 10**3, "msecond": 10**6, "second": 10**9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +86,26 @@ def read_ncu(text: str) -> tuple[Kernel, ...]:
                 why=f"there is no number under {_DURATION}",
                 fix=f"ask for it: --metrics {_DURATION}",
             )
-        scale = _NS_PER_UNIT.get(units.get(_DURATION, ""), 1)
         found.append(
             Kernel(
                 name=row["Kernel Name"],
                 stage=_pushed_stage(row),
                 calls=1,
-                total_ns=round(metrics[_DURATION] * scale),
+                total_ns=round(metrics[_DURATION] * _ns_per_unit(units.get(_DURATION))),
                 metrics={name: value for name, value in metrics.items() if "__" in name},
             )
         )
     return tuple(found)
+
+
+def _ns_per_unit(unit: str | None) -> int:
+    if unit not in _NS_PER_UNIT:
+        raise PerfOptError(
+            f"Nsight Compute gives the time of its kernels in {unit or 'no unit'}.",
+            why=f"known: {', '.join(_NS_PER_UNIT)}; a guessed unit would make every time wrong",
+            fix="export with --print-units=base",
+        )
+    return _NS_PER_UNIT[unit]
 
 
 def _pushed_stage(row: Mapping[str, str]) -> str | None:

@@ -25,13 +25,13 @@ class PeakMemory:
     """Peaks since it was made. Without a Linux `/proc` the process's peak is that since its start."""
 
     def __init__(self, device: str) -> None:
-        self._on_cuda = torch.device(device).type == "cuda"
+        self._cuda = device if torch.device(device).type == "cuda" else None
         try:
             _RESET.write_text(_RESET_PEAK)
         except OSError as error:
             log.debug("the peak of the process cannot be reset: %s", error)
-        if self._on_cuda:
-            torch.cuda.reset_peak_memory_stats()
+        if self._cuda is not None:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
 
     def process_bytes(self) -> int | None:
         """The largest resident set."""
@@ -42,8 +42,8 @@ class PeakMemory:
         return peak if sys.platform == "darwin" else peak * 1024
 
     def device_bytes(self) -> int | None:
-        """The most that torch's CUDA allocator had given out; None without CUDA."""
-        return int(torch.cuda.max_memory_allocated()) if self._on_cuda else None
+        """The most that torch's allocator had given out on the CUDA device of the run; None without CUDA."""
+        return None if self._cuda is None else int(torch.cuda.max_memory_allocated(self._cuda))
 
 
 def _status_bytes(name: str) -> int | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.measurement import TimedPass
+from llm_perf_opt.plugins import StageWatch
 
 
 class Stamps(Protocol):
@@ -38,9 +40,12 @@ class HostStamps:
 class SynchronisedStamps:
     """The host's clock after the device has finished: exact at the stage's borders, at the price of waiting there."""
 
+    def __init__(self, device: str) -> None:
+        self._device = device
+
     def now(self) -> int:
         """Wait for the device, then read the clock."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         return time.perf_counter_ns()
 
     def nanoseconds(self, notes: Sequence[int]) -> list[int]:
@@ -49,22 +54,25 @@ class SynchronisedStamps:
 
 
 class EventStamps:
-    """CUDA events on the current stream: the device notes the moment when it gets there, and the host never waits."""
+    """CUDA events on the device's current stream: it notes the moment when it gets there, and the host never waits."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
 
     def now(self) -> Any:
         """An event, put into the stream."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def nanoseconds(self, notes: Sequence[Any]) -> list[int]:
         """Wait for the device once, then count from the first event."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         return [0, *(round(notes[0].elapsed_time(note) * 1e6) for note in notes[1:])] if notes else []
 
 
-CLOCKS: dict[str, Callable[[], Stamps]] = {
-    "host": HostStamps,
+CLOCKS: dict[str, Callable[[str], Stamps]] = {
+    "host": lambda device: HostStamps(),
     "synchronise": SynchronisedStamps,
     "events": EventStamps,
 }
@@ -82,14 +90,18 @@ def stamps_for(clock: str, device: str) -> Stamps:
             why="kernels run behind the host's back on CUDA and nowhere else",
             fix="use run.clock=auto",
         )
-    return CLOCKS[name]()
+    return CLOCKS[name](device)
 
 
 class StageClock:
-    """Notes when stages begin and end; `finish` turns the notes into one timed pass."""
+    """Notes when stages begin and end; `finish` turns the notes into one timed pass.
 
-    def __init__(self, stamps: Stamps) -> None:
+    Who else watches is told of a stage before the clock notes its begin and after it noted its end.
+    """
+
+    def __init__(self, stamps: Stamps, watch: StageWatch | None = None) -> None:
         self._stamps = stamps
+        self._watch = watch
         self._names: list[str | None] = []  # None ends the innermost open stage
         self._notes: list[Any] = []
 
@@ -97,22 +109,43 @@ class StageClock:
         """The pass begins here."""
         self._names, self._notes = [], [self._stamps.now()]
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         """A stage, whatever happens inside."""
+        return _OpenStage(self, name, None if self._watch is None else self._watch.stage(name))
+
+    def note(self, name: str | None) -> None:
+        """A stage begins now, or the innermost ends."""
         self._names.append(name)
         self._notes.append(self._stamps.now())
-        try:
-            yield
-        finally:
-            self._names.append(None)
-            self._notes.append(self._stamps.now())
 
     def finish(self) -> TimedPass:
         """The pass ends here."""
         self._notes.append(self._stamps.now())
         first, *moments, last = self._stamps.nanoseconds(self._notes)
         return TimedPass(wall_ns=last - first, stages_ns=own_times(self._names, moments))
+
+
+class _OpenStage:
+    """Written out: a generator under an exit stack costs several times as much, which short stages would feel."""
+
+    __slots__ = ("_clock", "_name", "_told")
+
+    def __init__(self, clock: StageClock, name: str, told: AbstractContextManager[object] | None) -> None:
+        self._clock = clock
+        self._name = name
+        self._told = told
+
+    def __enter__(self) -> None:
+        if self._told is not None:
+            self._told.__enter__()
+        self._clock.note(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clock.note(None)
+        if self._told is not None:
+            self._told.__exit__(kind, error, trace)
 
 
 def own_times(names: Sequence[str | None], moments_ns: Sequence[int]) -> dict[str, tuple[int, ...]]:

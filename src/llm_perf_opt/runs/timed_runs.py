@@ -10,7 +10,7 @@ import torch
 
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.execution.few_collections import few_collections
-from llm_perf_opt.execution.stage_ranges import PASS_RANGE, Unwatched, WatchedByAll, named_range
+from llm_perf_opt.execution.stage_ranges import PASS_RANGE, Unwatched, named_range
 from llm_perf_opt.measurement import InferenceRequest, OperatorTime, PageMeasurement, TimedPass
 from llm_perf_opt.plugins import Inference, Session, StageWatch
 from llm_perf_opt.runs.environment import environment
@@ -55,14 +55,14 @@ class TimedRuns:
         start_bytes = resident_bytes()
         memory = PeakMemory(self._session.device)
         with few_collections():
-            done, cold = self._timed(request)
+            done, cold = self.timed_pass(request)
             is_first = not self._shapes
             if self._is_new_shape(done):
                 for _ in range(self._warmup):
                     self._session.infer(request, Unwatched())
-                timed = [self._timed(request) for _ in range(self._repeats)]
+                timed = [self.timed_pass(request) for _ in range(self._repeats)]
             else:
-                timed = [(done, cold), *(self._timed(request) for _ in range(self._repeats - 1))]
+                timed = [(done, cold), *(self.timed_pass(request) for _ in range(self._repeats - 1))]
         _require_same_work(request, [one for one, _ in timed])
         return PageMeasurement(
             image=request.image,
@@ -78,6 +78,13 @@ class TimedRuns:
             peak_device_bytes=memory.device_bytes(),
             start_process_bytes=start_bytes,
         )
+
+    def timed_pass(self, request: InferenceRequest) -> tuple[Inference, TimedPass]:
+        """One pass with the clock, and whoever watches besides, on every stage."""
+        clock = StageClock(self._stamps, self._watch)
+        clock.start()
+        done = self._session.infer(request, clock)
+        return done, clock.finish()
 
     def operators(self, request: InferenceRequest, chrome_trace: Path, *, modules: bool) -> tuple[OperatorTime, ...]:
         """One more pass under torch's profiler, whose times are its own and enter no stage's figure."""
@@ -95,13 +102,6 @@ class TimedRuns:
         is_new = shape not in self._shapes
         self._shapes.add(shape)
         return is_new
-
-    def _timed(self, request: InferenceRequest) -> tuple[Inference, TimedPass]:
-        clock = StageClock(self._stamps)
-        watch: StageWatch = clock if self._watch is None else WatchedByAll(self._watch, clock)
-        clock.start()
-        done = self._session.infer(request, watch)
-        return done, clock.finish()
 
 
 def _require_present(device: str) -> None:

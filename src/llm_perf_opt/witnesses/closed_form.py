@@ -11,7 +11,10 @@ from llm_perf_opt.testimony import Method, Testimony
 
 
 class ClosedForm:
-    """Asks the adapter; one that knows no formulas gives a single testimony that says so."""
+    """Asks the adapter; one that knows no formulas gives a single testimony that says so.
+
+    A formula has no run to look at, so tokens are spread over experts as evenly as they can be.
+    """
 
     def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
         """One testimony per stage of every phase. A workload that makes no sense is refused, as everywhere."""
@@ -20,7 +23,7 @@ class ClosedForm:
         started = time.perf_counter()
         told = cast("KnowsClosedForms", adapter).closed_forms(workload)
         seconds = (time.perf_counter() - started) / max(1, len(told))
-        return tuple(replace(testimony, seconds=seconds) for testimony in told)
+        return tuple(replace(testimony, routing="balanced", seconds=seconds) for testimony in told)
 
 
 def _silence(adapter: ModelAdapter) -> Testimony:

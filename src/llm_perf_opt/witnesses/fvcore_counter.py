@@ -26,8 +26,9 @@ _TABLE_DEPTH = 3
 class FvcoreCounter:
     """Asks `FlopCountAnalysis` and `ActivationCountAnalysis`. Multiply-adds, which fvcore calls flops, are doubled."""
 
-    def __init__(self, *, device: str = "cuda") -> None:
-        self._engine = Engine(device=device)
+    def __init__(self, *, routing: str = "balanced", device: str = "cuda") -> None:
+        self._routing = routing
+        self._engine = Engine(device=device, routing=routing)
 
     def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
         """One testimony per stage of every phase, in the order in which they run."""
@@ -35,7 +36,9 @@ class FvcoreCounter:
         if importlib.util.find_spec("fvcore") is None:
             failure = "fvcore is not installed; pip install 'llm-perf-opt[fvcore]'"
             return tuple(testimony for target in targets for testimony in failed_phase(target, SOURCE, failure))
-        return tuple(testimony for target in targets for testimony in ask(target, self._engine, SOURCE, _of_stage))
+        return tuple(
+            testimony for target in targets for testimony in ask(target, self._engine, SOURCE, _of_stage, self._routing)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

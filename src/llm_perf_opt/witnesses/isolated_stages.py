@@ -12,7 +12,7 @@ from llm_perf_opt.execution.nested_tensors import tensors_in
 from llm_perf_opt.execution.stage_roots import stage_roots
 from llm_perf_opt.plugins import Target
 from llm_perf_opt.testimony import BlindSpot, Method, Testimony
-from llm_perf_opt.weightless import Engine
+from llm_perf_opt.weightless import Engine, routing_policy
 from llm_perf_opt.witnesses.product_shapes import may_do_matrix_work
 from llm_perf_opt.witnesses.torch_prices import Tally, count
 
@@ -56,10 +56,11 @@ def isolated_stages(target: Target, engine: Engine) -> tuple[IsolatedStage, ...]
 
 
 def ask(
-    target: Target, engine: Engine, source: str, of_stage: Callable[[IsolatedStage, Engine], Testimony]
+    target: Target, engine: Engine, source: str, of_stage: Callable[[IsolatedStage, Engine], Testimony], routing: str
 ) -> Iterator[Testimony]:
     """What a source says of each stage of a phase; what it raises becomes that stage's failure."""
     try:
+        engine.oracle.routing = routing_policy(routing, target.phase)
         stages = isolated_stages(target, engine)
     except ASKING_ERRORS as error:
         yield from failed_phase(target, source, _reason(error))
@@ -70,7 +71,7 @@ def ask(
             told = of_stage(stage, engine)
         except ASKING_ERRORS as error:
             told = _failed(source, target.phase, stage.name, _reason(error))
-        yield replace(told, seconds=time.perf_counter() - start)
+        yield replace(told, routing=engine.oracle.routing.name, seconds=time.perf_counter() - start)
 
 
 def failed_phase(target: Target, source: str, failure: str) -> tuple[Testimony, ...]:

@@ -17,15 +17,16 @@ SOURCE = "torch-counter"
 class TorchCounter:
     """Asks `FlopCounterMode`. It prices `mm`, `addmm`, `bmm`, convolutions and CUDA attention, and nothing else."""
 
-    def __init__(self, *, device: str = "cuda") -> None:
-        self._engine = Engine(device=device)
+    def __init__(self, *, routing: str = "balanced", device: str = "cuda") -> None:
+        self._routing = routing
+        self._engine = Engine(device=device, routing=routing)
 
     def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
         """One testimony per stage of every phase, in the order in which they run."""
         return tuple(
             testimony
             for target in adapter.targets(workload)
-            for testimony in ask(target, self._engine, SOURCE, _of_stage)
+            for testimony in ask(target, self._engine, SOURCE, _of_stage, self._routing)
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analyses.calibrated import calibrated_report, predict_stages
+from llm_perf_opt.analyses.calibrated.predict import op_times
 from llm_perf_opt.callgraph.builder import CallGraphBuilder
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.document import Level
@@ -92,6 +93,16 @@ def test_what_cannot_be_predicted_is_listed_and_warned_about() -> None:
     ]
     assert len(warnings) == 1
     assert "vendor.fused.default (1)" in warnings[0]
+
+
+def test_products_in_a_dtype_that_was_not_measured_are_not_told_from_narrow_ones() -> None:
+    sizes = {"rows": (1, 64), "columns": (16, 256), "depth": (320, 1280)}
+    narrow = table("narrow_product", "float32", sizes, lambda rows, columns, depth: 1e-9 * rows * columns * depth)
+    x, weight = tensor(4, 1280, dtype="float32"), tensor(896, 1280, dtype="float32")
+    product = kind("aten.linear.default", {"input": x, "weight": weight}, tensor(4, 896, dtype="float32"))
+    router = kind("aten.linear.default", {"input": x, "weight": tensor(64, 1280, dtype="float32")}, tensor(4, 64))
+    assert op_times(product, calibration(narrow)) is None
+    assert op_times(router, calibration(narrow)) is not None
 
 
 def test_a_family_that_was_not_measured_is_not_taken_as_free() -> None:

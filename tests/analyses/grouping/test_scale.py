@@ -7,6 +7,7 @@ import time
 import pytest
 
 from llm_perf_opt.analyses.grouping import group
+from llm_perf_opt.reports.html_drawing import HtmlDrawing
 from tests.analyses.grouping.made_runs import drawn
 from tests.callgraph.test_scale import build
 
@@ -15,9 +16,12 @@ pytestmark = pytest.mark.slow
 
 def test_a_hundred_thousand_calls_are_grouped_in_five_seconds() -> None:
     graph = build()
+    assert graph.calls is not None
+    assert (len(set(graph.calls.path)), len(graph.calls.path)) == (24_462, 97_848)
     start = time.process_time()
     view = group(graph)
     assert time.process_time() - start < 5
+    assert 0.8e6 < len(HtmlDrawing().render(view).encode()) < 1.2e6
     assert drawn(view) == {
         "Layer @ layers.[0-29]": "for 30",
         "Expert @ layers.[0-29].experts.[0-99]": "for 100",

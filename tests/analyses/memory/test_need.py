@@ -65,7 +65,9 @@ def test_a_prefill_alone_tells_no_cache() -> None:
     assert kv_cache([made_decode(phase="prefill")]) is None
     (phase,) = run_memory([small_run()]).phases
     assert phase.peak_kv_bytes is None
-    assert phase.peak_other_bytes == 4 * X_BYTES
+    assert phase.peak_other_bytes is None, "what is not cache is not known where the cache is not"
+    assert phase.total_bytes == 4 * WEIGHT_BYTES + X_BYTES + 4 * X_BYTES
+    assert need_table(run_memory([small_run()])).rows[0][4:6] == (None, None)
 
 
 def test_the_report_says_what_the_analysis_found() -> None:

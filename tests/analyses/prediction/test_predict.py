@@ -10,7 +10,11 @@ from llm_perf_opt.analyses.prediction import Execution, predict_stages, predicti
 from llm_perf_opt.analyses.prediction.fusion import fused_kernels
 from llm_perf_opt.analyses.prediction.kernels import Work
 from llm_perf_opt.analyses.roofline import Bound
-from llm_perf_opt.hardware import Device, find_device, load_devices
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.document import Level
+from llm_perf_opt.hardware import Device, device_text, find_device, load_devices, read_devices
+from llm_perf_opt.hardware.measured_device import measured_device
+from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
 from tests.analyses.prediction.made_decode import CACHE_BYTES, EXPERTS, LAYERS, WEIGHT_BYTES, X_BYTES, made_decode
 from tests.analyses.small_run import PROJECT_FLOPS, small_run
 
@@ -96,8 +100,47 @@ def test_eager_launches_cost_what_the_prior_says_or_what_was_measured() -> None:
     assert decode.host_time.low == pytest.approx(LAUNCHES * 5e-6)
     assert decode.host_time.high == pytest.approx(LAUNCHES * 20e-6)
     assert decode.bound_by is Bound.LAUNCHES
-    (measured,) = predict_stages(made_decode(), replace(CARD, launch_overhead_ns=7000))
-    assert measured.host_time.low == measured.host_time.high == pytest.approx(LAUNCHES * 7e-6)
+    card = replace(CARD, launch_overhead_ns=7000, launch_overhead_fastest_ns=6000, launch_overhead_slowest_ns=9000)
+    (measured,) = predict_stages(made_decode(), card)
+    assert measured.host_time.low == pytest.approx(LAUNCHES * 6e-6)
+    assert measured.host_time.high == pytest.approx(LAUNCHES * 9e-6)
+    assert measured.bound_by is Bound.LAUNCHES
+    assert measured.wall.low < measured.wall.high
+
+
+@pytest.mark.parametrize(("figure_ns", "high_us"), [(7000, 20), (30_000, 30)])
+def test_an_overhead_without_its_spread_is_the_least_a_launch_costs(figure_ns: int, high_us: int) -> None:
+    (stage,) = predict_stages(made_decode(), replace(CARD, launch_overhead_ns=figure_ns))
+    assert stage.host_time.low == pytest.approx(LAUNCHES * figure_ns * 1e-9)
+    assert stage.host_time.high == pytest.approx(LAUNCHES * high_us * 1e-6)
+
+
+def test_a_stage_of_a_calibrated_machine_that_its_launches_bind_has_a_band() -> None:
+    """The whole way: the tries of a calibration, its file of devices, the table that is printed."""
+    ticks = {"rows": (1, 64), "columns": (640,), "depth": (640,)}
+    machine = calibration(
+        table("product", "bfloat16", ticks, product_seconds),
+        table("copy", "bfloat16", {"elements": (16, 10**6)}, lambda count: count * 1e-10),
+        table("arithmetic", "float32", {"elements": (16,)}, lambda count: 1e-3, spread=0.25),
+    )
+    (device,) = read_devices(device_text(measured_device(machine)), "machine.toml").values()
+    stages = prediction_report((made_decode(),), device).tables[0]
+    names = [column.name for column in stages.columns]
+    ((low, high, bound_by),) = ([row[names.index(name)] for name in ("low", "high", "bound by")] for row in stages.rows)
+    assert (low, high) == (pytest.approx(LAUNCHES * 0.75e-3), pytest.approx(LAUNCHES * 1.25e-3))
+    assert bound_by == "launches"
+
+
+@pytest.mark.parametrize(
+    ("is_measured", "claim"),
+    [(False, "Nothing beats the lower bound"), (True, "measured rates, which a quiet moment may beat")],
+)
+def test_only_a_data_sheet_gives_a_bound_that_nothing_beats(is_measured: bool, claim: str) -> None:
+    report = prediction_report((made_decode(),), replace(CARD, is_measured=is_measured))
+    notes = " ".join(note.text for note in report.notes)
+    assert claim in notes
+    assert claim in report.charts[0].caption
+    assert ("Nothing beats" in notes) is not is_measured
 
 
 @pytest.mark.parametrize("execution", Execution)
@@ -124,12 +167,32 @@ def test_the_report_shows_bound_band_and_limit_and_says_what_it_rests_on() -> No
     assert stages.footer[names.index("launches")] == 4 + 3 + 4 * LAUNCHES
     assert len(details.rows) == 3
     notes = " ".join(note.text for note in report.notes)
-    assert "peak_tflops_dense.fp32 of NVIDIA A10G" not in notes, "most FLOPs run in bfloat16"
     assert "The 4 steps of the decode take" in notes
     assert "decode is bound by its" in notes
     bars, roofline = report.charts
     assert [series.name for series in bars.series] == ["lower bound", "low", "high"]  # type: ignore[union-attr]
     assert len(roofline.lines) == 2 + 3  # type: ignore[union-attr]
+
+
+def doubts(*graphs: CallGraph, device: Device) -> list[str]:
+    """The unverified figures that a prediction warns of."""
+    notes = prediction_report(graphs, device).notes
+    told = [note.text for note in notes if note.level is Level.WARNING and "not read in a source" in note.text]
+    return told[0].rpartition(": ")[2].rstrip(".").split(", ") if told else []
+
+
+def test_every_unverified_figure_that_is_used_is_a_warning_and_no_other() -> None:
+    """The A10G: fp32, tf32, L2, compute units, power and year were not read; work in bfloat16 needs the L2 alone."""
+    a10g = find_device("a10g")
+    assert {"tdp_w", "compute_units", "peak_tflops_dense.tf32"} <= set(a10g.unverified)
+    assert doubts(made_decode(), device=a10g) == ["l2_mib"]
+    in_float32 = ["l2_mib", "peak_tflops_dense.fp32", "peak_tflops_dense.tf32"]
+    assert doubts(small_run(), device=a10g) == doubts(small_run(), made_decode(), device=a10g) == in_float32
+    assert doubts(small_run(), made_decode(), device=find_device("h100-sxm")) == []
+    ada = find_device("rtx-6000-ada")
+    assert doubts(made_decode(), device=ada) == ["bandwidth_gb_per_s", "l2_mib", "peak_tflops_dense.bf16"]
+    small_l2 = replace(ada, last_cache_bytes=10**9)
+    assert "l2_mib" not in doubts(made_decode(), device=small_l2), "the larger cache is the one that is granted"
 
 
 def test_a_rate_that_a_device_does_not_have_is_a_warning() -> None:

@@ -17,6 +17,7 @@ from llm_perf_opt.analyses.prediction.kernels import kernels_of
 from llm_perf_opt.analyses.prediction.works import preparation
 from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.analyses.roofline import Bound
+from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.callgraph.queries import count_kinds, ops_of
 
 MEASURED = by_id(facts("deepseek_ocr/measured-gpu.json"))
@@ -24,10 +25,18 @@ SUMMARY = MEASURED["rtx5090-derived-summary"]["metrics"]
 PUBLISHED = facts("published.json")
 FAMILY_OF_OP = {  # the families of the kernel summary, and the ops that launch their kernels
     "product": ("linear", "matmul"),
-    "copy_cat_cast": ("to", "cat"),
+    "copy_cat_cast": ("to", "cat", "reshape", "contiguous", "clone", "pad"),
     "index_sort_topk": ("topk", "scatter", "argsort", "index", "index_put", "embedding"),
     "reduce": ("mean", "sum"),
     "attention": ("scaled_dot_product_attention",),
+}
+FAMILY_ON_PAGE = {
+    "product": "matrix products",
+    "elementwise": "elementwise, softmax",
+    "copy_cat_cast": "copies, casts, concatenations",
+    "index_sort_topk": "index, sort, top-k",
+    "reduce": "reductions",
+    "attention": "attention",
 }
 
 
@@ -67,16 +76,27 @@ def test_on_an_rtx_5090_decode_is_bound_by_its_launches() -> None:
     )
 
 
-@pytest.mark.slow
-def test_the_launches_of_the_trace_are_those_of_the_profiler_but_for_named_families() -> None:
-    """Products and reductions agree; casts, sorting and split attention account for what is missing."""
-    graph = decode_graph(913)
+def launches_by_family(graph: CallGraph) -> Counter[str]:
+    """The launches of a trace in the families of the profile; what none of them names is elementwise."""
     kinds = count_kinds(graph, range(preparation(graph).stop, len(ops_of(graph).kind)))
     counted: Counter[str] = Counter()
     for kind, count in kinds.items():
         name = packet_of(kind.name).removeprefix("aten.")
         family = next((family for family, ops in FAMILY_OF_OP.items() if name in ops), "elementwise")
         counted[family] += count * len(kernels_of(kind))
+    return counted
+
+
+def page_section(title: str) -> str:
+    """The text below a heading of the page, up to the next one above it."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"\n### {title}\n")[2]
+    return text.partition("\n## ")[0]
+
+
+@pytest.mark.slow
+def test_the_launches_of_the_trace_are_those_of_the_profiler_but_for_named_families() -> None:
+    """Products and reductions agree; casts, sorting and split attention account for what is missing."""
+    counted = launches_by_family(decode_graph(913))
     families = MEASURED["rtx5090-kernels-decode"]["metrics"]["by_family"]
     profiled = {family: families[family]["launches"] / 64 for family in families}
     profiled["product"] = profiled.pop("gemv") + profiled.pop("gemm")
@@ -88,7 +108,32 @@ def test_the_launches_of_the_trace_are_those_of_the_profiler_but_for_named_famil
     assert profiled["attention"] == 2 * counted["attention"]
     for family, count in profiled.items():
         assert 0 <= count - counted[family] <= 46, family
-        assert f"| {count:.0f} | {counted[family]} |" in PAGE.read_text(encoding="utf-8"), family
+    section = page_section("Launches on the RTX 5090")
+    rows = [line.strip("| ").split(" | ")[:3] for line in section.splitlines() if line.startswith("| ")][1:]
+    assert {name: (int(profiler), int(trace)) for name, profiler, trace in rows} == {
+        FAMILY_ON_PAGE[family]: (count, counted[family]) for family, count in profiled.items()
+    }
+    assert "The trace counts 1,114 launches in a decode step; the profiler counted 1,219." in section
+
+
+@pytest.mark.slow
+def test_the_prefill_lacks_copies_and_index_kernels_and_no_others() -> None:
+    counted = launches_by_family(prefill_graph(9))
+    measured = MEASURED["rtx5090-kernels-prefill"]["metrics"]
+    profiled = {family: measured["by_family"][family]["launches"] for family in measured["by_family"]}
+    named = ("copy_cat_cast", "index_sort_topk")
+    copies, indices = ((counted[family], profiled[family]) for family in named)
+    others = [sum(counts[family] for family in counts if family not in named) for counts in (counted, profiled)]
+    assert sum(profiled.values()) == measured["kernel_launches"] == SUMMARY["prefill_kernel_launches"]
+    assert counted.total() == sum(stage.launches for stage in predicted_prefill())
+    assert others[0] >= others[1]
+    told = (
+        f"The prefill has {counted.total():,} against {measured['kernel_launches']:,}. "
+        f"Copies, casts and concatenations are {copies[0]:,} against {copies[1]:,}, "
+        f"index, sort and top-k {indices[0]:,} against {indices[1]:,}; "
+        f"of all others the trace has {others[0]:,}, the profile {others[1]:,}."
+    )
+    assert told in " ".join(page_section("Launches on the RTX 5090").split())
 
 
 @pytest.mark.slow

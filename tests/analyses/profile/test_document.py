@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -91,6 +92,15 @@ def test_every_format_shows_it(case: str, format_name: str) -> None:
     text = REPORTERS.get(format_name)().render(report(*CASES[case]))
     assert "Time by stage" in text
     assert ("Efficiency by stage" in text) == (case == "all known")
+
+
+def test_figures_that_nobody_verified_are_told() -> None:
+    doubtful = ("memory_gb", "bandwidth_gb_per_s", "peak_tflops_dense.bf16", "peak_tflops_dense.fp32")
+    pages, costs, _ = CASES["all known"]
+    texts = [note.text for note in report(pages, costs, replace(DEVICE, unverified=doubtful)).notes]
+    (told,) = [text for text in texts if "not read in a source" in text]
+    assert told.endswith(": bandwidth_gb_per_s, peak_tflops_dense.fp32.")  # the run was in float32
+    assert not [note for note in report(pages, costs, DEVICE).notes if "source" in note.text]
 
 
 def test_pictures_of_a_run() -> None:

@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.roofline import (
-    MEASURED_SLACK,
-    SUM_TOLERANCE,
-    StageEfficiency,
-    check_physics,
-    stage_efficiency,
-)
+from llm_perf_opt.analyses.roofline import MEASURED_SLACK, StageEfficiency, check_physics, stage_efficiency
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.hardware import Device, find_device
 
@@ -32,7 +26,7 @@ def stage(
         seconds=seconds,
         device=device,
         dtype="bfloat16",
-        skippable_flops=skippable_flops,
+        required_by_dtype={"bfloat16": flops - skippable_flops},
     )
 
 
@@ -63,21 +57,6 @@ def test_a_decode_faster_than_its_bytes_is_refused() -> None:
 
 def test_weights_in_the_cache_may_be_read_at_any_speed() -> None:
     check_physics([stage(weight_bytes=90 * 2**20, seconds=1e-6)], CARD)
-
-
-@pytest.mark.parametrize("over", [SUM_TOLERANCE + 0.01, -SUM_TOLERANCE - 0.01])
-def test_stages_that_do_not_add_up_are_refused(over: float) -> None:
-    stages = [stage(seconds=1.0), stage(seconds=2.0)]
-    check_physics(stages, CARD, total_seconds=3.0 / (1 + SUM_TOLERANCE * 0.9))
-    check_physics(stages, CARD)
-    with pytest.raises(PerfOptError, match=r"The stages take 3\.00 s together"):
-        check_physics(stages, CARD, total_seconds=3.0 / (1 + over))
-
-
-def test_the_tolerance_is_the_callers() -> None:
-    check_physics([stage(seconds=1.0)], CARD, total_seconds=1.5, tolerance=0.5)
-    with pytest.raises(PerfOptError, match="within 10%"):
-        check_physics([stage(seconds=1.0)], CARD, total_seconds=1.5, tolerance=0.1)
 
 
 def test_a_measured_peak_may_be_beaten_by_the_noise_of_measuring_and_no_more() -> None:

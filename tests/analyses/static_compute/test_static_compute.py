@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from llm_perf_opt.analyses.counted import counted
 from llm_perf_opt.analyses.static_compute import StaticCompute, static_compute, static_compute_document, static_report
 from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.document import Level
 from llm_perf_opt.testimony import BlindSpot, Family, Method, Testimony
 from tests.analyses.small_run import PROJECT_FLOPS, small_run
 
@@ -65,10 +67,76 @@ def test_an_unknown_stage_makes_the_total_unknown() -> None:
     assert static_compute_document(static, tool_version="0", memory=None)["coverage"] is None
 
 
+def failed(stage: str, phase: str = "prefill", source: str = "a") -> Testimony:
+    return Testimony(source=source, phase=phase, stage=stage, method=Method.ISOLATED, failure="it raised")
+
+
+def alone(*testimonies: Testimony) -> StaticCompute:
+    return static_compute(model="small", workload={}, graphs=[], testimonies=testimonies)
+
+
+def test_a_stage_of_which_every_source_failed_makes_the_totals_unknown() -> None:
+    static = alone(other("a", "one", 5, parameters=3), failed("two"), failed("decode", "decode"))
+    assert [(stage.phase, stage.name, stage.flops) for stage in static.stages] == [
+        ("prefill", "one", 5),
+        ("prefill", "two", None),
+        ("decode", "decode", None),
+    ]
+    assert (static.flops, static.parameters) == (None, None)
+    document = static_compute_document(static, tool_version="0", memory=None)
+    jsonschema.validate(document, SCHEMA)
+    assert document["total"]["flops"] is None
+    (stages,) = (table for table in static_report(static).tables if table.title == "Stages")
+    assert stages.footer == ("total", None, None, None, None)
+
+
+def test_a_stage_that_another_source_or_the_trace_tells_the_phase_without_did_not_run() -> None:
+    static = alone(other("a", "one", 5), failed("one", source="b"), failed("two", source="b"))
+    assert (static.flops, [stage.name for stage in static.stages]) == (5, ["one"])
+    traced = put_together(failed("two", source="b"))
+    assert traced.flops == sum(STAGE_FLOPS.values())
+    silent = replace(small_run(), ops=None)
+    assert [stage.name for stage in put_together(failed("two", source="b"), graph=silent).stages] == list(STAGE_FLOPS)
+
+
+def test_a_source_that_says_nothing_at_all_is_no_stage() -> None:
+    static = alone(other("a", "one", 5), failed("all", "all", "b"), failed("total", "total", "c"))
+    assert (static.flops, len(static.stages)) == (5, 1)
+    assert alone(failed("all", "all")).flops is None
+
+
+def test_a_run_that_stopped_half_way_is_no_figure() -> None:
+    static = static_compute(
+        model="small",
+        workload={},
+        graphs=[small_run()],
+        testimonies=(*counted(small_run()), *counted(replace(small_run(phase="decode"), stopped_in="decoder"))),
+    )
+    assert static.flops is None
+    assert ("counted", "decode", "decode") in {entry[:3] for entry in static.ledger.missing}
+    warned = [note.text for note in static_report(static).notes if note.level is Level.WARNING]
+    assert warned == [
+        "counted says nothing of decode (decode): the run stopped in decoder, and what follows is missing."
+    ]
+
+
+def test_active_parameters_are_those_of_a_decode_step() -> None:
+    (prefill_only,) = (table for table in static_report(put_together()).tables if table.title == "Totals")
+    assert "active parameters" not in [column.name for column in prefill_only.columns]
+    assert put_together().active_parameters is None
+    graphs = [small_run(), small_run(phase="decode")]
+    static = static_compute(
+        model="small", workload={}, graphs=graphs, testimonies=[said for graph in graphs for said in counted(graph)]
+    )
+    (totals,) = (table for table in static_report(static).tables if table.title == "Totals")
+    place = [column.name for column in totals.columns].index("active parameters")
+    assert totals.rows[0][place] == static.active_parameters == 2 * 64  # of the encoder and of the decoder
+
+
 def test_the_document_is_what_the_schema_says() -> None:
-    failed = other("fvcore", "vision", None, failure="not installed")
+    absent = other("fvcore", "vision", None, failure="not installed")
     static = put_together(
-        failed, other("closed-form", "prefill", 3, Method.CLOSED_FORM), graph=small_run(with_unpriced=True)
+        absent, other("closed-form", "prefill", 3, Method.CLOSED_FORM), graph=small_run(with_unpriced=True)
     )
     document = static_compute_document(static, tool_version="0", memory=None)
     jsonschema.validate(document, SCHEMA)

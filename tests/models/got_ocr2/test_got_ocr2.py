@@ -18,6 +18,8 @@ transformers = pytest.importorskip(
 )
 
 HIDDEN, LAYERS, MLP, VOCABULARY = 1024, 24, 2816, 151_860
+VISION, VISION_MLP, HEAD, GRID, WINDOW, NECK = 768, 3072, 64, 64, 14, 256  # twelve blocks, four of them without windows
+PARAMETERS = 560_528_640  # 561 million
 
 
 def tiny_config() -> object:
@@ -57,7 +59,47 @@ def test_the_parameters_of_the_decoder_are_those_of_its_configuration(prefill: o
     decoder = VOCABULARY * HIDDEN + LAYERS * layer + HIDDEN  # the head is tied to the embedding
     costs = {stage.name: stage for stage in stage_costs(prefill).stages}
     assert costs["prefill"].parameters == decoder
-    assert costs["projector"].parameters == 9 * 256 * 512 + 9 * 512 * HIDDEN + HIDDEN * HIDDEN + HIDDEN
+    assert costs["projector"].parameters == 9 * NECK * 512 + 9 * 512 * HIDDEN + HIDDEN * HIDDEN + HIDDEN
+
+
+def vision_block(side: int) -> int:
+    """Query, key, value and output, the MLP, two norms, and a table of relative positions for each side."""
+    attention = 4 * VISION * VISION + 4 * VISION
+    mlp = 2 * VISION * VISION_MLP + VISION_MLP + VISION
+    return attention + mlp + 4 * VISION + 2 * (2 * side - 1) * HEAD
+
+
+def test_the_parameters_of_the_encoder_and_of_the_whole_are_those_of_the_configuration(prefill: object) -> None:
+    patches = 3 * 16 * 16 * VISION + VISION
+    neck = VISION * NECK + 9 * NECK * NECK + 4 * NECK
+    encoder = patches + GRID * GRID * VISION + 8 * vision_block(WINDOW) + 4 * vision_block(GRID) + neck
+    costs = stage_costs(prefill)
+    assert {stage.name: stage for stage in costs.stages}["vision"].parameters == encoder == 89_670_912
+    assert costs.total.parameters == PARAMETERS
+    assert "0.56 B parameters" in GotOcr2Adapter.title
+
+
+def test_torchs_counter_agrees_on_every_stage_at_full_size(prefill: object) -> None:
+    config = transformers.GotOcr2Config()
+    with torch.device("meta"):
+        model = transformers.GotOcr2ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+        pixels, features = torch.zeros(1, 3, 1024, 1024), torch.zeros(1, NECK, GRID, GRID)
+        embeds = torch.zeros(1, 256 + 20, HIDDEN)
+
+    def decoder() -> torch.Tensor:
+        return model.lm_head(model.model.language_model(inputs_embeds=embeds).last_hidden_state)
+
+    counted = {}
+    stages = {
+        "vision": lambda: model.model.vision_tower(pixels),
+        "projector": lambda: model.model.multi_modal_projector(features),
+        "prefill": decoder,
+    }
+    for name, run in stages.items():
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            run()
+        counted[name] = counter.get_total_flops()
+    assert {stage.name: stage.flops for stage in stage_costs(prefill).stages} == counted
 
 
 def test_the_flops_of_the_decoder_are_two_per_weight_and_token_plus_attention(prefill: object) -> None:

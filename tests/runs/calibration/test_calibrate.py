@@ -11,12 +11,11 @@ from llm_perf_opt.hardware.calibration import Calibration
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.plugins import CALIBRATORS, Workload
-from llm_perf_opt.runs.calibration import calibrate
-from llm_perf_opt.runs.calibration.calibrate import best_of
+from llm_perf_opt.runs.calibration import calibrate, combined
 from llm_perf_opt.runs.calibration.products import ColdWeights
 from llm_perf_opt.runs.calibration.stopwatch import Stopwatch
 from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
-from tests.analyses.calibrated.made_calibrations import table
+from tests.analyses.calibrated.made_calibrations import calibration, table
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +47,14 @@ def test_every_op_of_deepseek_ocr_belongs_to_a_measured_family(quick: Calibratio
         assert all(0 < stage.time.fastest_s <= stage.time.median_s <= stage.time.slowest_s for stage in stages)
 
 
-def test_of_two_rounds_the_faster_counts_size_by_size() -> None:
+def test_of_three_rounds_the_middle_counts_size_by_size() -> None:
     ticks = {"elements": (1, 2)}
-    slow_first = table("copy", "float32", ticks, lambda count: {1: 9.0, 2: 2.0}[count])
-    slow_last = table("copy", "float32", ticks, lambda count: {1: 1.0, 2: 9.0}[count])
-    assert [time.median_s for time in best_of([slow_first, slow_last]).times] == [1.0, 2.0]
+    times: list[dict[int, float]] = [{1: 9.0, 2: 2.0}, {1: 3.0, 2: 9.0}, {1: 1.0, 2: 4.0}]
+    rounds = [calibration(table("copy", "float32", ticks, lambda count, of=of: of[count])) for of in times]
+    (copies,) = combined(rounds).tables
+    assert [time.median_s for time in copies.times] == [3.0, 4.0]
+    (copies,) = combined(rounds[:2]).tables
+    assert [time.median_s for time in copies.times] == [3.0, 2.0], "of two rounds the faster"
 
 
 def test_the_stopwatch_tries_as_often_as_it_is_told() -> None:

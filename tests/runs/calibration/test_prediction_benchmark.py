@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.calibrated_prediction import REFERENCE, record_of, timed_stages, verdict_of
 from benchmarks.calibrated_prediction_page import PAGE, write_page
+from benchmarks.processor_steadiness import spread_of
 from tests.analyses.calibrated.made_calibrations import calibration
 
 
@@ -34,7 +35,8 @@ def row(mode: str, stage: str, measured_s: float, predicted_s: float) -> dict[st
 def made_record() -> dict[str, Any]:
     """In the reference mode half of the time is predicted, in the other modes 60 % and 45 % of it."""
     rows = [row(REFERENCE, "sam", 2.0, 1.0), row("tiny", "sam", 1.0, 0.6), row("large", "sam", 10.0, 4.5)]
-    return record_of(calibration(), rows, Options())  # type: ignore[arg-type]  # only its clock is read
+    record = record_of(calibration(), rows, Options())  # type: ignore[arg-type]  # only its clock is read
+    return record | {"steadiness": spread_of([0.1, 0.2, 0.3, 0.4, 0.5])}
 
 
 def test_the_reference_run_takes_out_what_all_modes_share() -> None:
@@ -65,7 +67,8 @@ def test_the_page_takes_the_tables_between_its_markers(tmp_path: Path) -> None:
     write_page(made_record(), page)
     text = page.read_text("utf-8")
     assert text.count("| tiny | sam | 1,000 (1,000 to 1,000) | 600 (600 to 600) | -40.0% | +20.0% |") == 1
-    assert text.count("| base | sam |") == 1
+    assert text.count("| base | sam |") == 2, "one thread and two, each in its own table"
+    assert text.count("(twenty products, 5 times) took 100 to 500 ms, half of the time 150 to 450 ms.") == 1
     assert text.partition("## What the model")[2] == PAGE.read_text("utf-8").partition("## What the model")[2]
 
 

@@ -112,10 +112,7 @@ def op_times(
 
 
 def _work_time(work: Work, calibration: Calibration) -> Timing | None:
-    """Products in a dtype that was measured beside another go by the table of narrow ones, all that it has."""
     table = calibration.table(work.family, work.dtype)
-    if table is None and work.family in ("product", "wide_product"):
-        table = calibration.table("narrow_product", work.dtype)
     return None if table is None else _times(time_at(table, work.sizes), work.times)
 
 

@@ -50,8 +50,8 @@ class PhaseMemory:
 
     @property
     def peak_other_bytes(self) -> int | None:
-        """Activations at the peak, the cache apart."""
-        return None if self.peak is None else self.peak.bytes - (self.peak_kv_bytes or 0)
+        """Activations at the peak, the cache apart; None where no phase tells what the cache is."""
+        return None if self.peak is None or self.peak_kv_bytes is None else self.peak.bytes - self.peak_kv_bytes
 
     @property
     def total_bytes(self) -> int | None:

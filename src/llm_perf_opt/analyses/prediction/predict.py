@@ -1,4 +1,7 @@
-"""How long each stage of a trace would take on a device: a bound that nothing beats, and a band of what is likely."""
+"""How long each stage of a trace would take on a device: a bound, and a band of what is likely.
+
+Nothing beats the bound of a data sheet's figures; one of measured rates is as good as the measurement.
+"""
 
 from __future__ import annotations
 
@@ -97,11 +100,18 @@ def _device_time(
 
 
 def launch_band(device: Device, priors: EfficiencyPriors) -> Band:
-    """What the host spends on one launch: the device's own figure where it was measured, otherwise the prior."""
-    if device.launch_overhead_ns is not None:
-        seconds = device.launch_overhead_ns * 1e-9
-        return Band(seconds, seconds)
-    return Band(priors.eager_launch_us.low * 1e-6, priors.eager_launch_us.high * 1e-6)
+    """What the host spends on one launch: from the fastest to the slowest try of the device's own figure, or the prior.
+
+    A figure without those ends is what a launch costs at least, and the prior tells how much more it may be.
+    """
+    prior = Band(priors.eager_launch_us.low * 1e-6, priors.eager_launch_us.high * 1e-6)
+    usual, fastest, slowest = (
+        None if figure is None else figure * 1e-9
+        for figure in (device.launch_overhead_ns, device.launch_overhead_fastest_ns, device.launch_overhead_slowest_ns)
+    )
+    if usual is None:
+        return prior
+    return Band(usual if fastest is None else fastest, max(usual, prior.high) if slowest is None else slowest)
 
 
 def total_wall(predictions: Sequence[StagePrediction]) -> Band:

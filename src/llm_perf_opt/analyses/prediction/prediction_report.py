@@ -33,7 +33,7 @@ def prediction_report(graphs: Sequence[CallGraph], device: Device, execution: Ex
             _detail_table(predictions),
             op_table(op_rooflines(graphs, device)[:_SHOWN_OPS]),
         ),
-        notes=tuple(_notes(graphs, predictions, device, execution, dtype)),
+        notes=tuple(_notes(graphs, predictions, device, execution)),
         charts=_charts(predictions, device, dtype),
     )
 
@@ -122,7 +122,7 @@ def _charts(predictions: Sequence[StagePrediction], device: Device, dtype: str |
             Series("high", tuple(stage.wall.high for stage in predictions)),
         ),
         kind=Kind.SECONDS,
-        caption="No run can be faster than the lower bound; a run is expected between low and high.",
+        caption=f"{_claim(device)}; a run is expected between low and high.",
     )
     if dtype is None or not is_known(dtype, device):
         return (bars,)
@@ -139,20 +139,22 @@ def _charts(predictions: Sequence[StagePrediction], device: Device, dtype: str |
 
 
 def _notes(
-    graphs: Sequence[CallGraph],
-    predictions: Sequence[StagePrediction],
-    device: Device,
-    execution: Execution,
-    dtype: str | None,
+    graphs: Sequence[CallGraph], predictions: Sequence[StagePrediction], device: Device, execution: Execution
 ) -> Iterator[Note]:
     yield Note(_EXECUTIONS[execution])
     yield Note(
-        "Nothing beats the lower bound: FLOPs at the dense peak, or what must be read once at full bandwidth. "
+        f"{_claim(device)}: FLOPs at the dense peak, or what must be read once at full bandwidth. "
         "The band comes from kernels and frameworks measured elsewhere. docs/how-fast-could-it-be.md explains both."
     )
     yield from _decode_notes(graphs, predictions)
     yield from _launch_notes(predictions)
-    yield from _reservations(predictions, device, dtype)
+    yield from _reservations(predictions, device)
+
+
+def _claim(device: Device) -> str:
+    if device.is_measured:
+        return "The lower bound rests on measured rates, which a quiet moment may beat"
+    return "Nothing beats the lower bound"
 
 
 def _decode_notes(graphs: Sequence[CallGraph], predictions: Sequence[StagePrediction]) -> Iterator[Note]:
@@ -175,12 +177,14 @@ def _launch_notes(predictions: Sequence[StagePrediction]) -> Iterator[Note]:
             )
 
 
-def _reservations(predictions: Sequence[StagePrediction], device: Device, dtype: str | None) -> Iterator[Note]:
-    names = () if dtype is None else PEAKS_OF_DTYPE.get(dtype, ())
-    used = {f"peak_tflops_dense.{name}" for name in names} | {"bandwidth_gb_per_s", "memory_gb"}
-    for figure in sorted(used & set(device.unverified)):
-        yield Note(f"The figure {figure} of {device.name} was not read in a source.", Level.WARNING)
-    for other in {dtype for stage in predictions for dtype in stage.work.flops_by_dtype}:
+def _reservations(predictions: Sequence[StagePrediction], device: Device) -> Iterator[Note]:
+    dtypes = sorted({dtype for stage in predictions for dtype in stage.work.flops_by_dtype})
+    if doubtful := sorted(_figures_used(dtypes, device) & set(device.unverified)):
+        yield Note(
+            f"Figures of {device.name} that are used here and were not read in a source: {', '.join(doubtful)}.",
+            Level.WARNING,
+        )
+    for other in dtypes:
         if not is_known(other, device):
             yield Note(
                 f"{device.name} has no known rate for {other}: that work is counted at a faster one.", Level.WARNING
@@ -196,3 +200,18 @@ def _reservations(predictions: Sequence[StagePrediction], device: Device, dtype:
         yield Note(
             f"The bound grants {device.name} that its {format_bytes(device.cache_bytes)} of cache hold what they can."
         )
+
+
+def _figures_used(dtypes: Sequence[str], device: Device) -> set[str]:
+    """What bound, band and memory rest on, as a file of devices spells it."""
+    peaks = {name for dtype in dtypes for name in PEAKS_OF_DTYPE.get(dtype, (dtype,))}
+    if "float32" in dtypes:
+        peaks.add("tf32")  # the bound lets a program choose it
+    caches = {"l2_mib": device.l2_bytes, "last_cache_mib": device.last_cache_bytes}
+    return {
+        *(f"peak_tflops_dense.{name}" for name in peaks),
+        *(name for name, size in caches.items() if size is not None and size == device.cache_bytes),
+        "bandwidth_gb_per_s",
+        "memory_gb",
+        "launch_overhead_us",
+    }

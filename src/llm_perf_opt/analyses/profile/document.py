@@ -119,6 +119,7 @@ def _costs(cost: WorkloadCosts) -> dict[str, Any]:
         "stages": {
             name: {
                 "flops": work.flops,
+                "required_flops_by_dtype": work.required_by_dtype,
                 "bytes_moved": work.bytes_moved,
                 "must_read_bytes": work.must_read_bytes,
                 "launches": work.launches,

@@ -10,6 +10,7 @@ from llm_perf_opt.analyses.profile.spread import Spread
 from llm_perf_opt.analyses.roofline import efficiency_table, roofline_chart
 from llm_perf_opt.document import Cell, Chart, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.hardware import Device
+from llm_perf_opt.hardware.device import PEAKS_OF_DTYPE
 from llm_perf_opt.measurement import Kernel, OperatorTime, PageMeasurement
 from llm_perf_opt.units import format_seconds
 
@@ -50,7 +51,7 @@ def profile_report(
     return Report(
         title=f"{model}: how fast it ran",
         tables=tuple(tables),
-        notes=(*_run_notes(figures, pages, device), *notes),
+        notes=(*_run_notes(figures, pages), *_device_notes(device, dtype), *notes),
         charts=tuple(_charts(figures, pages, operators, device, dtype)),
         chapters=tuple(chapters),
     )
@@ -170,7 +171,7 @@ def _kernel_table(kernels: Sequence[Kernel]) -> Table:
     return Table(title="Kernels as Nsight saw them", columns=columns, rows=rows)
 
 
-def _run_notes(figures: RunFigures, pages: Sequence[PageMeasurement], device: Device | None) -> Iterator[Note]:
+def _run_notes(figures: RunFigures, pages: Sequence[PageMeasurement]) -> Iterator[Note]:
     passes = sum(len(page.passes) for page in pages)
     yield Note(
         f"{len(pages)} pages, {passes} timed passes. The time of a stage leaves out the stages inside it: prefill is "
@@ -179,17 +180,28 @@ def _run_notes(figures: RunFigures, pages: Sequence[PageMeasurement], device: De
     yield Note(
         "Decode steps continue from the token that the prefill gives, so a page of n new tokens has n - 1 of them."
     )
+    if figures.step is not None and figures.wall.quartile_range_ns > 0.1 * figures.wall.median_ns:
+        yield Note(
+            f"The middle half of the passes spans {format_seconds(figures.wall.quartile_range_ns * _SECONDS)}: pages "
+            "differ, or the machine was not quiet.",
+            Level.WARNING,
+        )
+
+
+def _device_notes(device: Device | None, dtype: str) -> Iterator[Note]:
     if device is None:
         yield Note(
             "The peaks of this device are not known, so MFU and MBU are not either. llm-perf-opt devices calibrate "
             "measures them and writes a TOML file; then add device.devices=FILE.",
             Level.WARNING,
         )
-    elif device.is_measured:
+        return
+    if device.is_measured:
         yield Note(f"MFU and MBU are held against what {device.name} was measured to reach, not a data sheet.")
-    if figures.step is not None and figures.wall.quartile_range_ns > 0.1 * figures.wall.median_ns:
+    used = {f"peak_tflops_dense.{name}" for name in PEAKS_OF_DTYPE.get(dtype, (dtype,))} | {"bandwidth_gb_per_s"}
+    if doubtful := sorted(used & set(device.unverified)):
         yield Note(
-            f"The middle half of the passes spans {format_seconds(figures.wall.quartile_range_ns * _SECONDS)}: pages "
-            "differ, or the machine was not quiet.",
+            f"Figures of {device.name} that MFU and MBU rest on and that were not read in a source: "
+            f"{', '.join(doubtful)}.",
             Level.WARNING,
         )

@@ -3,5 +3,6 @@
 from llm_perf_opt.analyses.reconcile.causes import CAUSES, Cause
 from llm_perf_opt.analyses.reconcile.explain import Explanation
 from llm_perf_opt.analyses.reconcile.ledger import Difference, Ledger, reconcile
+from llm_perf_opt.analyses.reconcile.other_figures import FIGURES, FigureDifference
 
-__all__ = ["CAUSES", "Cause", "Difference", "Explanation", "Ledger", "reconcile"]
+__all__ = ["CAUSES", "FIGURES", "Cause", "Difference", "Explanation", "FigureDifference", "Ledger", "reconcile"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.reconcile.causes import CAUSES
 from llm_perf_opt.testimony import BlindSpot, Family, Testimony, family_of, flops_in
 
 _ADDS = frozenset({"elementwise-counted", "rounded-up"})  # causes that make a source count more, not less
-_BOUNDS = frozenset({"op-without-formula"})  # causes whose figure is an upper bound
+_ROUTED = (None, Family.PRODUCT, Family.GROUPED)  # where experts do their work
 WHOLE_FAMILY = {
     "fused-attention-uncounted": Family.ATTENTION,
     "grouped-product-uncounted": Family.GROUPED,
@@ -31,19 +32,29 @@ def explain(
 
     `family` None means the stage as a whole. Blind spots come first: the sources themselves say what they left out or
     added, and each is taken for its whole size, so that one that is too large leaves the rest unexplained. Only a gap
-    that none of them touches is compared with the ratios that other conventions produce.
+    that none of them touches is compared with the ratios that other conventions produce. What is then left may be the
+    doing of experts, if the sources sent tokens to different ones.
     """
     parts = [part for part in _declared(more, less, family) if part.flops]
-    left_over = gap - sum(part.flops for part in parts)
-    parts += _bounded(more, less, family, left_over)
-    return tuple(parts) or tuple(_by_convention(more, less, family, gap, context_tokens))
+    parts += _bounded(more, less, family, gap - _flops_of(parts))
+    parts = parts or list(_by_convention(more, less, family, gap, context_tokens))
+    return (*parts, *_routed(more, less, family, gap - _flops_of(parts)))
+
+
+def is_of_any_family(spot: BlindSpot) -> bool:
+    """Whether the name of the op does not tell in which family another source counts its work."""
+    return spot.cause == "op-without-formula" and spot.flops is not None
+
+
+def _flops_of(parts: Sequence[Explanation]) -> int:
+    return sum(part.flops for part in parts)
 
 
 def _declared(more: Testimony, less: Testimony, family: Family | None) -> Iterator[Explanation]:
     """What either source says of itself, with the sign that it gives to the gap."""
     for side, other, sign in ((less, more, 1), (more, less, -1)):
         for spot in side.blind_spots:
-            if spot.cause not in _BOUNDS and spot.flops is not None and _belongs(spot, other, family):
+            if not spot.is_bound and spot.flops is not None and _belongs(spot, other, family):
                 yield _of(spot, (-sign if spot.cause in _ADDS else sign) * spot.flops)
 
 
@@ -51,7 +62,7 @@ def _bounded(more: Testimony, less: Testimony, family: Family | None, left_over:
     """What is known by an upper bound takes what is left, and no more than its bound."""
     for side, other, sign in ((less, more, 1), (more, less, -1)):
         for spot in side.blind_spots:
-            if spot.cause in _BOUNDS and spot.flops is not None and _belongs(spot, other, family):
+            if spot.is_bound and spot.flops is not None and _belongs(spot, other, family):
                 part = min(max(0, sign * left_over), spot.flops)
                 if part:
                     yield _of(spot, sign * part)
@@ -67,7 +78,7 @@ def _belongs(spot: BlindSpot, other: Testimony, family: Family | None) -> bool:
         return True
     whole = WHOLE_FAMILY.get(spot.cause)
     if whole is None:
-        return family is family_of(spot.operator) or spot.cause in _BOUNDS
+        return family is family_of(spot.operator)
     if flops_in(other, whole) or any(theirs.cause == spot.cause for theirs in other.blind_spots):
         return family is whole
     return family in (whole, Family.PRODUCT)
@@ -86,7 +97,8 @@ def _by_convention(
         yield Explanation(cause="mac-not-flop", flops=gap, detail=f"{less.source} is exactly half of {more.source}")
         return
     if family is Family.ATTENTION and _is_half(more, less):
-        yield Explanation(cause="causal-half", flops=gap, detail=f"{less.source} counts half of each score matrix")
+        half = flops_in(more, Family.ATTENTION) // 2
+        yield Explanation(cause="causal-half", flops=half, detail=f"{less.source} counts half of each score matrix")
         return
     if context_tokens and context_tokens > 1:
         for operator in more.operators:
@@ -98,4 +110,24 @@ def _by_convention(
 
 def _is_half(more: Testimony, less: Testimony) -> bool:
     full, half = flops_in(more, Family.ATTENTION), flops_in(less, Family.ATTENTION)
-    return bool(full) and abs(2 * half - full) <= 0.01 * full
+    return bool(full) and abs(2 * half - full) <= CAUSES["causal-half"].tolerance * full
+
+
+def _routed(more: Testimony, less: Testimony, family: Family | None, left_over: int) -> Iterator[Explanation]:
+    """The part of a rest that other experts may account for, where both sources tell whom they chose."""
+    if not left_over or family not in _ROUTED or not sent_apart(more, less):
+        return
+    figure = (more.flops or 0) if family is None else flops_in(more, family)
+    part = min(abs(left_over), int((CAUSES["routing"].limit or 0) * figure))
+    if part:
+        yield Explanation(cause="routing", flops=part if left_over > 0 else -part, detail=policies(more, less))
+
+
+def sent_apart(left: Testimony, right: Testimony) -> bool:
+    """Whether both sources had tokens to send to experts, and did so by different policies."""
+    return left.routing is not None and right.routing is not None and left.routing != right.routing
+
+
+def policies(left: Testimony, right: Testimony) -> str:
+    """Who sent the tokens how."""
+    return f"{left.source} {left.routing}, {right.source} {right.routing}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from llm_perf_opt.analyses.reconcile.causes import CAUSES
-from llm_perf_opt.analyses.reconcile.explain import WHOLE_FAMILY, Explanation, explain
+from llm_perf_opt.analyses.reconcile.explain import WHOLE_FAMILY, Explanation, explain, is_of_any_family
+from llm_perf_opt.analyses.reconcile.other_figures import FigureDifference, compared_figures
 from llm_perf_opt.testimony import BlindSpot, Family, Testimony, flops_in
 
 
@@ -34,17 +35,21 @@ class Difference:
 
     @property
     def unexplained_flops(self) -> int:
-        """What is left when every explanation has taken its part, less what the causes may leave over."""
+        """What is left when every explanation has taken its part; each may leave over a share of that part alone."""
         leftover = abs(self.flops) - sum(part.flops for part in self.explanations)
-        allowed = max((CAUSES[part.cause].tolerance for part in self.explanations), default=0.0)
-        return 0 if abs(leftover) <= allowed * max(self.left_flops, self.right_flops) else leftover
+        allowed = sum(CAUSES[part.cause].tolerance * abs(part.flops) for part in self.explanations)
+        return 0 if abs(leftover) <= allowed else leftover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Every pair that could be compared, and the sources that could not be asked, with the reason."""
+    """Every pair that could be compared, and the sources that could not be asked, with the reason.
+
+    `entries` are about FLOPs, `figures` about everything else that two sources give of one stage.
+    """
 
     entries: tuple[Difference, ...]
+    figures: tuple[FigureDifference, ...]
     missing: tuple[tuple[str, str, str, str], ...]  # source, phase, stage, reason
 
     @property
@@ -53,9 +58,19 @@ class Ledger:
         return tuple(entry for entry in self.entries if entry.flops)
 
     @property
-    def unexplained(self) -> tuple[Difference, ...]:
-        """The entries with a difference that no cause accounts for."""
+    def unexplained(self) -> tuple[Difference | FigureDifference, ...]:
+        """Everything in which two sources differ and no cause accounts for it."""
+        return (*self.unexplained_flops, *self.unexplained_figures)
+
+    @property
+    def unexplained_flops(self) -> tuple[Difference, ...]:
+        """The entries on FLOPs with a rest that no cause accounts for."""
         return tuple(entry for entry in self.entries if entry.unexplained_flops)
+
+    @property
+    def unexplained_figures(self) -> tuple[FigureDifference, ...]:
+        """The other figures that differ without a known cause."""
+        return tuple(figure for figure in self.figures if figure.is_unexplained)
 
 
 def reconcile(testimonies: Sequence[Testimony], *, context_tokens: int | None = None) -> Ledger:
@@ -65,15 +80,14 @@ def reconcile(testimonies: Sequence[Testimony], *, context_tokens: int | None = 
     for testimony in testimonies:
         if testimony.failure is not None:
             missing.append((testimony.source, testimony.phase, testimony.stage, testimony.failure))
-        elif testimony.flops is not None:
+        else:
             stages.setdefault((testimony.phase, testimony.stage), []).append(testimony)
-    entries = [
-        entry
-        for sources in map(_with_known_gaps, stages.values())
-        for left, right in combinations(sources, 2)
-        for entry in _entries(left, right, context_tokens)
-    ]
-    return Ledger(entries=tuple(entries), missing=tuple(missing))
+    pairs = [pair for sources in stages.values() for pair in combinations(_with_known_gaps(sources), 2)]
+    return Ledger(
+        entries=tuple(entry for left, right in pairs for entry in _entries(left, right, context_tokens)),
+        figures=tuple(figure for left, right in pairs for figure in compared_figures(left, right)),
+        missing=tuple(missing),
+    )
 
 
 def _with_known_gaps(sources: Sequence[Testimony]) -> list[Testimony]:
@@ -102,14 +116,28 @@ def _entries(left: Testimony, right: Testimony, context_tokens: int | None) -> I
     """Per family where both list operators, and on the whole stage otherwise.
 
     A source may run as products what another runs fused, so where the stage agrees as a whole the families are not
-    held against each other.
+    held against each other, and where it does not, fused work that one of them does in products counts as products.
+    Nor are they where an op without a formula may be in any of them, and would excuse each.
     """
-    left_flops, right_flops = _by_family(left), _by_family(right)
-    if left.flops == right.flops or not (left_flops and right_flops):
-        yield _difference(left, right, None, left.flops or 0, right.flops or 0, context_tokens)
+    if left.flops is None or right.flops is None:
         return
+    left_flops, right_flops = _by_family(left), _by_family(right)
+    is_whole = any(map(is_of_any_family, (*left.blind_spots, *right.blind_spots)))
+    if is_whole or left.flops == right.flops or not (left_flops and right_flops):
+        yield _difference(left, right, None, left.flops, right.flops, context_tokens)
+        return
+    for cause, family in WHOLE_FAMILY.items():
+        if not any(spot.cause == cause for spot in (*left.blind_spots, *right.blind_spots)):
+            _unfuse(family, left_flops, right_flops)
     for family in dict.fromkeys((*left_flops, *right_flops)):
         yield _difference(left, right, family, left_flops.get(family, 0), right_flops.get(family, 0), context_tokens)
+
+
+def _unfuse(family: Family, left: dict[Family, int], right: dict[Family, int]) -> None:
+    """Count a family that only one of them lists among its products."""
+    if (family in left) != (family in right):
+        fused = left if family in left else right
+        fused[Family.PRODUCT] = fused.get(Family.PRODUCT, 0) + fused.pop(family)
 
 
 def _difference(

@@ -4,13 +4,12 @@ from llm_perf_opt.analyses.roofline.bound import Bound, SpeedOfLight, speed_of_l
 from llm_perf_opt.analyses.roofline.chart import efficiency_table, roofline_chart, roofline_of_bands
 from llm_perf_opt.analyses.roofline.efficiency import StageEfficiency, model_mfu, stage_efficiency
 from llm_perf_opt.analyses.roofline.ops import OpRoofline, op_rooflines, op_table
-from llm_perf_opt.analyses.roofline.physics import MEASURED_SLACK, SUM_TOLERANCE, check_physics
+from llm_perf_opt.analyses.roofline.physics import MEASURED_SLACK, check_physics
 
 __all__ = [
     "Bound",
     "MEASURED_SLACK",
     "OpRoofline",
-    "SUM_TOLERANCE",
     "SpeedOfLight",
     "StageEfficiency",
     "check_physics",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.roofline.bound import Bound, bytes_from_memory, speed_of_light
@@ -57,21 +57,22 @@ def stage_efficiency(
     device: Device,
     dtype: str,
     launches: int | None = None,
-    skippable_flops: int = 0,
+    required_by_dtype: Mapping[str, int] | None = None,
     forwards: int = 1,
 ) -> StageEfficiency:
     """Hold one measured stage against `device`; `flops` and `bytes_moved` are those that a trace counted.
 
     `weight_bytes` are the weights and caches that each of the stage's `forwards` must read, added up over them, and
-    `skippable_flops` those that `flops` counts although a causal mask hides them.
+    `required_by_dtype` the FLOPs without those that a causal mask hides; left out, all of `flops` in `dtype`.
     """
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"stage {name!r} took {seconds!r} s: a measured time is finite and above zero")
     intensity = None if flops is None or not bytes_moved else flops / bytes_moved
     attainable = None if intensity is None else min(device.peak(dtype), intensity * device.bandwidth_bytes_per_s)
+    required = {dtype: flops or 0} if required_by_dtype is None else required_by_dtype
     light = None
     if flops is not None and weight_bytes is not None:
-        light = speed_of_light({dtype: flops - skippable_flops}, weight_bytes, device, forwards=forwards)
+        light = speed_of_light(required, weight_bytes, device, forwards=forwards)
     return StageEfficiency(
         name=name,
         flops=flops,
@@ -80,7 +81,7 @@ def stage_efficiency(
         seconds=seconds,
         launches=launches,
         mfu=None if flops is None else flops / seconds / device.peak(dtype),
-        skippable_flops=skippable_flops,
+        skippable_flops=(flops or 0) - sum(required.values()),
         forwards=forwards,
         mbu=_mbu(weight_bytes, seconds, device, forwards),
         intensity=intensity,

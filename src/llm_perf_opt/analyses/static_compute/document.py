@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_perf_opt.analyses.coverage import PriceCoverage
 from llm_perf_opt.analyses.known_sum import known_sum
-from llm_perf_opt.analyses.reconcile import Difference
+from llm_perf_opt.analyses.reconcile import FIGURES, Difference, FigureDifference
 from llm_perf_opt.analyses.static_compute.figures import StageFigures, StaticCompute
 from llm_perf_opt.testimony import Method, OperatorFigure, Testimony
 
@@ -35,6 +35,7 @@ def static_compute_document(
         "sources": _sources(static),
         "ledger": {
             "entries": [_entry(entry) for entry in static.ledger.entries],
+            "figures": [_figure(figure) for figure in static.ledger.figures],
             "missing": [
                 dict(zip(("source", "phase", "stage", "reason"), entry, strict=True)) for entry in static.ledger.missing
             ],
@@ -49,7 +50,7 @@ def static_compute_document(
 def _total(static: StaticCompute) -> dict[str, Any]:
     return {
         "parameters": static.parameters,
-        "active_parameters": static.last("active_parameters"),
+        "active_parameters": static.active_parameters,
         "flops": static.flops,
         "macs": _halved(static.flops),
         "bytes_moved": known_sum(stage.first("bytes_moved") for stage in static.stages),
@@ -97,14 +98,20 @@ def _testimony(testimony: Testimony) -> dict[str, Any]:
         "stage": testimony.stage,
         "method": testimony.method.value,
         "unit": testimony.unit,
+        "routing": testimony.routing,
         "flops": testimony.flops,
-        "parameters": testimony.parameters,
-        "activations": testimony.activations,
+        **{figure: getattr(testimony, figure) for figure in FIGURES},
         "failure": testimony.failure,
         "seconds": testimony.seconds,
         "operators": [_operator(operator) for operator in testimony.operators],
         "blind_spots": [
-            {"cause": spot.cause, "operator": spot.operator, "calls": spot.calls, "flops": spot.flops}
+            {
+                "cause": spot.cause,
+                "operator": spot.operator,
+                "calls": spot.calls,
+                "flops": spot.flops,
+                "is_bound": spot.is_bound,
+            }
             for spot in testimony.blind_spots
         ],
     }
@@ -134,6 +141,21 @@ def _entry(entry: Difference) -> dict[str, Any]:
         "explanations": [
             {"cause": part.cause, "flops": part.flops, "detail": part.detail} for part in entry.explanations
         ],
+    }
+
+
+def _figure(entry: FigureDifference) -> dict[str, Any]:
+    return {
+        "phase": entry.phase,
+        "stage": entry.stage,
+        "figure": entry.figure,
+        "left": entry.left,
+        "right": entry.right,
+        "left_value": entry.left_value,
+        "right_value": entry.right_value,
+        "difference": entry.difference,
+        "cause": entry.cause,
+        "detail": entry.detail,
     }
 
 

@@ -15,6 +15,7 @@ from llm_perf_opt.callgraph.records import Json
 from llm_perf_opt.testimony import Method, OperatorFigure, Testimony
 
 _PREFERENCE = (Method.ISOLATED, Method.EXTRACTED, Method.CLOSED_FORM)
+_NO_PHASE = ("all", "total")  # what a source that can say nothing at all gives in place of a phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,11 @@ class StaticCompute:
         return known_sum(stage.flops for stage in self.stages)
 
     @property
+    def active_parameters(self) -> int | None:
+        """Elements of weights that one decode step multiplies with, all its stages together; None without a decode."""
+        return known_sum(stage.first("active_parameters") for stage in self.stages if stage.phase == "decode")
+
+    @property
     def unpriced_ops(self) -> int | None:
         """Ops in no total; None where nothing was traced."""
         return None if self.coverage is None else self.coverage.unpriced_ops
@@ -103,7 +109,10 @@ def static_compute(
     testimonies: Sequence[Testimony],
     notes: Sequence[str] = (),
 ) -> StaticCompute:
-    """Put the testimonies of all sources together, stage by stage, and hold them against each other."""
+    """Put the testimonies of all sources together, stage by stage, and hold them against each other.
+
+    A stage of which every source failed stays, without figures, and makes the totals unknown.
+    """
     costs = {(graph.phase, cost.name): cost for graph in graphs for cost in stage_costs(graph).stages}
     by_stage: dict[tuple[str, str], list[Testimony]] = {}
     for testimony in testimonies:
@@ -111,7 +120,7 @@ def static_compute(
     stages = tuple(
         StageFigures(phase=phase, name=name, sources=tuple(sources), cost=costs.get((phase, name)))
         for (phase, name), sources in by_stage.items()
-        if any(source.failure is None for source in sources)
+        if any(source.failure is None for source in sources) or _may_have_run(phase, name, testimonies, costs)
     )
     context = workload.get("context_tokens")
     return StaticCompute(
@@ -124,6 +133,23 @@ def static_compute(
         parameters=count_distinct_parameters(graphs) if graphs else _sum_of_parameters(stages),
         notes=tuple(notes),
     )
+
+
+def _may_have_run(
+    phase: str, name: str, testimonies: Sequence[Testimony], costs: Mapping[tuple[str, str], StageCost]
+) -> bool:
+    """Of a stage that nobody could count: not if a source, or the trace, tells of its phase without it.
+
+    A source that cannot even begin names every stage that the phase declares, also those that another phase runs.
+    """
+    if phase in _NO_PHASE:
+        return False
+    naming = {said.source for said in testimonies if (said.phase, said.stage) == (phase, name)}
+    telling = {said.source for said in testimonies if said.phase == phase and said.failure is None}
+    cost = costs.get((phase, name))
+    was_traced = any(traced == phase for traced, _ in costs)
+    ran = cost is not None and bool(cost.calls or cost.ops)
+    return telling <= naming and (ran or not was_traced)
 
 
 def _coverage(costs: Sequence[StageCost]) -> PriceCoverage | None:

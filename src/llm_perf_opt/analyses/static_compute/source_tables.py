@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.analyses.reconcile import Difference
+from llm_perf_opt.analyses.reconcile import Difference, FigureDifference
 from llm_perf_opt.analyses.static_compute.figures import StageFigures, StaticCompute
 from llm_perf_opt.document import BarChart, Cell, Column, Kind, Series, Table
-from llm_perf_opt.units import format_flops
+from llm_perf_opt.units import format_count, format_flops
 
 
 def source_table(static: StaticCompute) -> Table:
@@ -38,11 +38,16 @@ def agreement_chart(static: StaticCompute) -> Iterator[BarChart]:
     )
 
 
-def ledger_table(static: StaticCompute) -> tuple[Table, ...]:
-    """The pairs that differ; none when all agree."""
-    differences = static.ledger.differences
-    if not differences:
-        return ()
+def ledger_tables(static: StaticCompute) -> Iterator[Table]:
+    """The pairs that differ, in FLOPs and in other figures; none when all agree."""
+    if static.ledger.differences:
+        yield _ledger_of_flops(static.ledger.differences)
+    figures = tuple(figure for figure in static.ledger.figures if figure.difference)
+    if figures:
+        yield _ledger_of_figures(figures)
+
+
+def _ledger_of_flops(differences: Sequence[Difference]) -> Table:
     columns = (
         Column("stage"),
         Column("operators"),
@@ -51,7 +56,7 @@ def ledger_table(static: StaticCompute) -> tuple[Table, ...]:
         Column("unexplained", Kind.FLOPS),
         Column("cause"),
     )
-    return (Table(title="Ledger of differences", columns=columns, rows=tuple(map(_ledger_row, differences))),)
+    return Table(title="Ledger of differences", columns=columns, rows=tuple(map(_ledger_row, differences)))
 
 
 def _ledger_row(entry: Difference) -> tuple[Cell, ...]:
@@ -64,6 +69,39 @@ def _ledger_row(entry: Difference) -> tuple[Cell, ...]:
         entry.unexplained_flops,
         causes or "unknown",
     )
+
+
+def _ledger_of_figures(figures: Sequence[FigureDifference]) -> Table:
+    columns = (
+        Column("stage"),
+        Column("figure"),
+        Column("sources"),
+        Column("left", Kind.COUNT),
+        Column("right", Kind.COUNT),
+        Column("cause"),
+    )
+    return Table(title="Other figures that differ", columns=columns, rows=tuple(map(_figure_row, figures)))
+
+
+def _figure_row(entry: FigureDifference) -> tuple[Cell, ...]:
+    return (
+        entry.stage,
+        _words(entry.figure),
+        f"{entry.left} - {entry.right}",
+        entry.left_value,
+        entry.right_value,
+        "unknown" if entry.cause is None else f"{entry.cause} ({entry.detail})",
+    )
+
+
+def figure_sentence(entry: FigureDifference) -> str:
+    """Who says what of one figure, without the end of the sentence."""
+    said = f"{entry.left} has {format_count(entry.left_value)}, {entry.right} {format_count(entry.right_value)}"
+    return f"{entry.stage} ({entry.phase}), {_words(entry.figure)}: {said}"
+
+
+def _words(figure: str) -> str:
+    return figure.replace("_", " ")
 
 
 def operators_of(entry: Difference) -> str:

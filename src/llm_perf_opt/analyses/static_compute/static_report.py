@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_perf_opt.analyses.static_compute.figures import StageFigures, StaticCompute
-from llm_perf_opt.analyses.static_compute.source_tables import agreement_chart, ledger_table, operators_of, source_table
+from llm_perf_opt.analyses.static_compute.source_tables import (
+    agreement_chart,
+    figure_sentence,
+    ledger_tables,
+    operators_of,
+    source_table,
+)
 from llm_perf_opt.document import BarChart, Cell, Column, Kind, Level, Note, Report, Series, Table
 from llm_perf_opt.units import format_count, format_flops
 
@@ -16,7 +22,7 @@ def static_report(static: StaticCompute) -> Report:
     """Everything but memory, which is a chapter of its own; each stage is a chapter too."""
     return Report(
         title=f"{static.model}: static compute",
-        tables=(_totals(static), source_table(static), _stages(static), *ledger_table(static), _configuration(static)),
+        tables=(_totals(static), source_table(static), _stages(static), *ledger_tables(static), _configuration(static)),
         charts=tuple(_charts(static)),
         notes=tuple(_notes(static)),
         chapters=tuple(_stage_chapter(stage) for stage in static.stages),
@@ -34,28 +40,19 @@ def _text(value: object) -> str:
 
 
 def _totals(static: StaticCompute) -> Table:
+    """Active parameters are those of a decode step, and left out where nothing is decoded."""
     flops = static.flops
-    return Table(
-        title="Totals",
-        columns=(
-            Column("parameters", Kind.COUNT),
-            Column("active parameters", Kind.COUNT),
-            Column("FLOPs", Kind.FLOPS),
-            Column("MACs", Kind.MACS),
-            Column("KV cache", Kind.BYTES),
-            Column("KV per token", Kind.BYTES),
-        ),
-        rows=(
-            (
-                static.parameters,
-                static.last("active_parameters"),
-                flops,
-                None if flops is None else flops // 2,
-                static.last("kv_cache_bytes"),
-                static.last("kv_bytes_per_token"),
-            ),
-        ),
-    )
+    cells: dict[Column, Cell] = {
+        Column("parameters", Kind.COUNT): static.parameters,
+        Column("active parameters", Kind.COUNT): static.active_parameters,
+        Column("FLOPs", Kind.FLOPS): flops,
+        Column("MACs", Kind.MACS): None if flops is None else flops // 2,
+        Column("KV cache", Kind.BYTES): static.last("kv_cache_bytes"),
+        Column("KV per token", Kind.BYTES): static.last("kv_bytes_per_token"),
+    }
+    if all(stage.phase != "decode" for stage in static.stages):
+        del cells[Column("active parameters", Kind.COUNT)]
+    return Table(title="Totals", columns=tuple(cells), rows=(tuple(cells.values()),))
 
 
 def _stages(static: StaticCompute) -> Table:
@@ -124,7 +121,11 @@ def _stage_chapter(stage: StageFigures) -> Report:
         for operator in stage.operators[:TOP_OPERATORS]
     )
     source = stage.preferred
-    told = Note(f"FLOPs are those of {source.source} ({source.method.value}).") if source else Note("No source.")
+    told = (
+        Note(f"FLOPs are those of {source.source} ({source.method.value}).")
+        if source
+        else Note("No source has a figure.", Level.WARNING)
+    )
     more = len(stage.operators) - TOP_OPERATORS
     cut = (Note(f"{more} more operators are in the JSON file."),) if more > 0 else ()
     said = (Note(f"{source.source}: {note}.") for source in stage.sources for note in source.notes)
@@ -141,17 +142,16 @@ def _notes(static: StaticCompute) -> Iterator[Note]:
     if coverage is not None:
         yield Note(f"Coverage: {format_count(coverage.priced_ops)} of {format_count(coverage.ops)} ops have a price.")
         for op in coverage.unpriced:
-            text = (
-                f"{op.name} has no price and is in no total: {op.count:,} ops, at most {format_flops(op.flops_bound)}."
-            )
-            yield Note(text, Level.WARNING)
+            yield Note(op.sentence, Level.WARNING)
     for source, phase, stage, reason in static.ledger.missing:
         yield Note(f"{source} says nothing of {stage} ({phase}): {reason}.", Level.WARNING)
-    for entry in static.ledger.unexplained:
+    for entry in static.ledger.unexplained_flops:
         apart, unknown = format_flops(abs(entry.flops)), format_flops(abs(entry.unexplained_flops))
         text = (
             f"{entry.stage} ({entry.phase}), {operators_of(entry)}: {entry.left} and {entry.right} differ by {apart}, "
             f"of which {unknown} has no known cause."
         )
         yield Note(text, Level.WARNING)
+    for figure in static.ledger.unexplained_figures:
+        yield Note(f"{figure_sentence(figure)}, with no known cause.", Level.WARNING)
     yield from map(Note, static.notes)

@@ -14,9 +14,7 @@ _SAM = "model.sam_model"
 _CLIP = "model.vision_model"
 _PROJECTOR = "model.projector"
 _MOE = "model.layers.1.mlp"
-_PIXELS = ("batch", "channels", "", "")  # two sides that vary add hundreds of guards, and minutes
-_WINDOWED = ("batch", "", "", "width")
-_MAP = ("batch", "rows", "", "width")  # a feature map, channels last; columns behave as rows do
+_MAP = ("batch", "rows", "columns", "width")  # a feature map, channels last
 _STATIC_MOE = ("moe-layer-grouped", "moe-layer-all-experts")
 _INSTEAD_OF_ALL = ("vision", "decoder-layer-dense", "attention-with-kv", *_STATIC_MOE)
 
@@ -52,17 +50,16 @@ def released_parts() -> tuple[Part, ...]:
 def _vision_parts(global_block: int) -> tuple[Part, ...]:
     blocks = f"{_SAM}.blocks"
     return (
-        Part(name="sam", path=_SAM, title="SAM encoder", axes=_PIXELS),
-        Part(name="sam-block-windowed", path=f"{blocks}.0", title="a SAM block with windows", axes=_WINDOWED),
+        Part(name="sam", path=_SAM, title="SAM encoder"),
+        Part(name="sam-block-windowed", path=f"{blocks}.0", title="a SAM block with windows", axes=_MAP),
         Part(name="sam-block-global", path=f"{blocks}.{global_block}", title="a SAM block without windows", axes=_MAP),
-        Part(name="clip", path=_CLIP, title="CLIP encoder", axes=("batch", "", "", "")),
+        Part(name="clip", path=_CLIP, title="CLIP encoder"),
         Part(name="clip-block", path=f"{_CLIP}.transformer.layers.0", title="a CLIP block"),
         Part(name="projector", path=_PROJECTOR, title="from vision features to the width of the decoder"),
         Part(
             name="vision",
             path=_SAM,
             title="SAM, CLIP and projector as one encoder",
-            axes=_PIXELS,
             wrap=_vision_encoder,
             wraps=(_SAM, _CLIP, _PROJECTOR),
             adaptation="VisionEncoder: one function of pixels",
@@ -78,7 +75,7 @@ def _decoder_parts() -> tuple[Part, ...]:
             path="model.layers.0.self_attn",
             title="attention of one new token on a filled cache",
             phase="decode",
-            axes=("batch", "", "width"),
+            axes=("batch", "new tokens", "width"),
         ),
         Part(name="expert", path=f"{_MOE}.experts.0", title="one expert on its share of the tokens"),
         Part(name="moe-layer", path=_MOE, title="the mixture of experts as it is", instead=("expert", *_STATIC_MOE)),
@@ -96,6 +93,7 @@ def _decoder_parts() -> tuple[Part, ...]:
             title="the mixture of experts with every expert on every token",
             wrap=_all_experts,
             adaptation="AllExperts: every expert sees every token",
+            does_other_work=True,
         ),
     )
 

@@ -17,6 +17,7 @@ from llm_perf_opt.models.got_ocr2.stages import STAGES
 from llm_perf_opt.plugins import Target, Workload
 
 DEFAULT_PROMPT_TOKENS = 20
+NEEDED_TRANSFORMERS = 5  # what the tests run with; the extra also allows 4.46, which has no such model
 ATTENTIONS = ("eager", "sdpa")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -70,7 +71,16 @@ def make_targets(config: Any, workload: Workload) -> tuple[Target, ...]:
 
 def _build(config: Any, attention: str, dtype: torch.dtype) -> Any:
     model_class = _transformers().GotOcr2ForConditionalGeneration
-    return model_class._from_config(copy.deepcopy(config), attn_implementation=attention, dtype=dtype).eval()
+    try:
+        return model_class._from_config(copy.deepcopy(config), attn_implementation=attention, dtype=dtype).eval()
+    except ValueError as error:
+        if attention == "eager":
+            raise
+        raise UsageError(
+            f"This transformers cannot build GOT-OCR 2.0 with {attention} attention.",
+            why=str(error).partition(". ")[0],
+            fix="use --attention eager",
+        ) from error
 
 
 def _call(inputs: Callable[[], dict[str, Any]], model: Any) -> Any:
@@ -93,13 +103,20 @@ def _decode(model: Any, *, context: int, batch: int, steps: int) -> Any:
 
 def _transformers() -> Any:
     try:
-        return importlib.import_module("transformers")
+        library = importlib.import_module("transformers")
     except ImportError as error:
         raise PerfOptError(
             "transformers is not installed.",
             why="it holds the code of GOT-OCR 2.0",
             fix="pip install 'llm-perf-opt[hf]'",
         ) from error
+    if int(library.__version__.partition(".")[0]) < NEEDED_TRANSFORMERS:
+        raise PerfOptError(
+            f"GOT-OCR 2.0 needs transformers {NEEDED_TRANSFORMERS} or newer.",
+            why=f"{library.__version__} is installed",
+            fix=f"pip install 'transformers>={NEEDED_TRANSFORMERS}'",
+        )
+    return library
 
 
 def _refuse_nonsense(workload: Workload) -> None:

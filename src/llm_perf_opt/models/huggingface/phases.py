@@ -19,7 +19,8 @@ class DecodeState:
     """What the prefill left for the next step, and how to ask for it.
 
     `with_mask`: whether the step carries a mask over the whole context. Without one every position is visible, which is
-    the same for an unpadded prompt; some models accept only the one, some only the other.
+    the same for an unpadded prompt; some models accept only the one, some only the other, and a state space model that
+    accepts both stretches its one token over all positions of a mask.
     """
 
     cache_name: str
@@ -67,6 +68,14 @@ def decode(model: Any, state: DecodeState, plan: Plan, steps: int) -> Any:
             output = model(**_step_inputs(state, plan, step), **{state.cache_name: cache}, use_cache=True)
             cache = getattr(output, state.cache_name)
     return output
+
+
+def generate_passes_mask(model: Any, state: DecodeState) -> bool:
+    """Whether the model's own `generate` hands a step the mask that `state` asks for, or drops it after the prefill."""
+    cache = {state.cache_name: with_zeros(state.cache)}
+    asked = _step_inputs(state, {}, step=0)
+    given = model.prepare_inputs_for_generation(**asked, **cache, use_cache=True, is_first_iteration=False)
+    return given.get("attention_mask") is not None
 
 
 def _step_inputs(state: DecodeState, plan: Plan, step: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from llm_perf_opt.pipeline.profile.profile_request import ProfileRequest
 from llm_perf_opt.pipeline.profile.profiled_costs import PageCosts, static_run
 from llm_perf_opt.pipeline.profile.profiled_device import find_profiled_device
 from llm_perf_opt.pipeline.profile.ranged_pass import ranged_program
-from llm_perf_opt.pipeline.profile.run_folder import RunFolder, open_run_folder
+from llm_perf_opt.pipeline.profile.run_folder import METRICS_FILE, RunFolder, open_run_folder
 from llm_perf_opt.plugins import OUTSIDE_PROFILERS, REPORTERS, RUNNERS, SESSIONS, Runner, Session, StageWatch
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def _finish(
         files.append(kept.path / KERNELS)
     files.append(kept.write_text("report.md", REPORTERS.get("markdown")().render(report)))
     files.append(kept.write_text("report.html", REPORTERS.get("html")().render(report)))
-    files.append(kept.write_json("metrics.json", document))
+    files.append(kept.write_json(METRICS_FILE, document))
     return ProfileRun(folder=kept.path, files=tuple(files), report=report, figures=figures, resumed_pages=resumed)
 
 

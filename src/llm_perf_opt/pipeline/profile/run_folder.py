@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,24 +11,26 @@ from typing import Any
 
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.measurement import PageMeasurement
+from llm_perf_opt.pipeline.profile.run_identity import is_run_config, measuring_part
 from llm_perf_opt.whole_files import write_whole
 
 CONFIG_FILE = "config.yaml"
 FAILURE_FILE = "failure.txt"  # why a run of a sweep ended early
 LOCK_FILE = ".lock"
 ENVIRONMENT_FILE = "env.json"
+METRICS_FILE = "metrics.json"  # the last to be written: a run that has it is finished
 PAGES = "pages"
-ARTIFACTS = (
-    CONFIG_FILE,
+JOINED = (METRICS_FILE, "report.md", "report.html", "static_compute.json")  # made afresh from the pages
+MEASURED = (
     ENVIRONMENT_FILE,
-    "metrics.json",
-    "report.md",
-    "report.html",
+    FAILURE_FILE,
     "operators.csv",
     "chrome-trace.json",
-    "static_compute.json",
     "kernels.json",
     "nsight-request.json",
+    "nsys.nsys-rep",
+    "nsys.sqlite",  # which `nsys stats` leaves beside its report
+    "ncu.csv",
 )
 
 
@@ -60,7 +61,16 @@ class RunFolder:
         self.write_json(ENVIRONMENT_FILE, environment)
 
     def _pages(self) -> Iterator[Path]:
-        return (self.path / PAGES).glob("[0-9]*.json")
+        return (file for file in (self.path / PAGES).glob("*.json") if file.stem.isdigit())
+
+    def clear(self) -> None:
+        """Delete what a run writes and nothing else; `config.yaml` stays, since it says that the folder is a run's."""
+        for page in list(self._pages()):
+            page.unlink()
+        if (self.path / PAGES).is_dir() and not any((self.path / PAGES).iterdir()):
+            (self.path / PAGES).rmdir()
+        for name in (*JOINED, *MEASURED):
+            (self.path / name).unlink(missing_ok=True)
 
     def keep_page(self, index: int, page: PageMeasurement) -> None:
         """A finished page, which a resumed run does not measure again."""
@@ -85,33 +95,51 @@ class RunFolder:
 
 @contextmanager
 def open_run_folder(path: Path, config_text: str, *, force: bool) -> Iterator[RunFolder]:
-    """Take the folder for one run with this configuration; what an earlier one with the same finished is kept.
+    """Take the folder for one run with this configuration; what an earlier one measured with the same is kept.
 
     The lock is the operating system's, so it ends with the process however that ends. A folder of another run is
-    refused, unless `force` clears it.
+    refused, unless `force` clears it; a folder of anything else is refused always.
     """
     path.mkdir(parents=True, exist_ok=True)
+    _require_ours(path)
     with _locked(path):
-        stored = path / CONFIG_FILE
-        if force:
-            _clear(path)
-        elif stored.is_file() and stored.read_text("utf-8") != config_text:
-            raise PerfOptError(
-                f"{path} holds a run with another configuration.",
-                why=f"{stored} differs from what was asked for, and results of two runs must not mix",
-                fix="choose another run.folder, or add --force to clear this one",
-            )
-        elif not stored.is_file() and any(file.name not in (LOCK_FILE, FAILURE_FILE) for file in path.iterdir()):
-            raise PerfOptError(
-                f"{path} is not empty and holds no run.",
-                why=f"there is no {CONFIG_FILE} in it, so its files are not ours",
-                fix="choose another run.folder",
-            )
         for left_behind in (path / PAGES).glob(".*.partial"):
             left_behind.unlink()  # of a run that was killed while it wrote
         folder = RunFolder(path)
+        if force:
+            folder.clear()
+        else:
+            _require_same_run(path, config_text)
         folder.write_text(CONFIG_FILE, config_text)
         yield folder
+
+
+def _require_ours(path: Path) -> None:
+    """Before anything is written to it: a folder with a run, or with nothing but what a run leaves that never began."""
+    stored = path / CONFIG_FILE
+    if stored.is_file() and is_run_config(stored.read_text("utf-8", errors="replace")):
+        return
+    if any(file.name not in (LOCK_FILE, FAILURE_FILE) for file in path.iterdir() if file.suffix != ".partial"):
+        raise PerfOptError(
+            f"{path} is not empty and holds no run.",
+            why=f"there is no {CONFIG_FILE} of a profile run in it, so its files are not ours",
+            fix="choose another run.folder",
+        )
+
+
+def _require_same_run(path: Path, config_text: str) -> None:
+    """Pages of two runs must not mix; what was only made of them goes with the configuration that it was made by."""
+    file = path / CONFIG_FILE
+    stored = file.read_text("utf-8") if file.is_file() else config_text
+    if measuring_part(stored) != measuring_part(config_text):
+        raise PerfOptError(
+            f"{path} holds a run with another configuration.",
+            why=f"{file} differs from what was asked for, and results of two runs must not mix",
+            fix="choose another run.folder, or add --force to clear this one",
+        )
+    if stored != config_text:
+        for name in JOINED:
+            (path / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -132,10 +160,3 @@ def _locked(path: Path) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
-
-
-def _clear(path: Path) -> None:
-    """What a run writes, and nothing else: a mistyped path costs no file of another kind."""
-    shutil.rmtree(path / PAGES, ignore_errors=True)
-    for name in ARTIFACTS:
-        (path / name).unlink(missing_ok=True)

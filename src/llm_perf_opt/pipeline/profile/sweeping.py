@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.document import Cell, Column, Kind, Report, Table
-from llm_perf_opt.pipeline.profile.run_folder import FAILURE_FILE
+from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.pipeline.profile.run_folder import FAILURE_FILE, METRICS_FILE
+from llm_perf_opt.whole_files import write_whole
 
 _COLUMNS = (
     Column("run"),
@@ -30,22 +34,38 @@ class Sweep:
     failures: tuple[str, ...]
 
 
-def read_sweep(folder: Path) -> Sweep:
-    """The numbered folders in the folder of a sweep."""
-    runs = sorted((entry for entry in folder.iterdir() if entry.name.isdigit()), key=lambda entry: int(entry.name))
-    failures = [run / FAILURE_FILE for run in runs if (run / FAILURE_FILE).is_file()]
+@contextmanager
+def failure_kept(run: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """A run that fails leaves the reason in its folder, and the others go on."""
+    failure = run / FAILURE_FILE
+    failure.unlink(missing_ok=True)
+    try:
+        yield
+    except PerfOptError as error:
+        write_whole(failure, [f"{' '.join(overrides)}\n{error}\n".encode()])
+
+
+def read_sweep(folder: Path, runs: Sequence[Path]) -> Sweep:
+    """The folders of the runs that one command started in `folder`; what else lies there is not looked at."""
     table = Table(title="Runs", columns=_COLUMNS, rows=tuple(map(_row, runs)))
     return Sweep(
         runs=tuple(runs),
         report=Report(title=f"{len(runs)} runs in {folder}", tables=(table,)),
-        failures=tuple(file.read_text("utf-8").strip() for file in failures),
+        failures=tuple(reason for run in runs if (reason := _failure(run)) is not None),
     )
 
 
+def _failure(run: Path) -> str | None:
+    """Why there are no figures of this run; None where there are."""
+    if (run / FAILURE_FILE).is_file():
+        return (run / FAILURE_FILE).read_text("utf-8").strip()
+    return None if (run / METRICS_FILE).is_file() else f"{run} has no {METRICS_FILE}"
+
+
 def _row(run: Path) -> tuple[Cell, ...]:
-    if (run / FAILURE_FILE).is_file() or not (run / "metrics.json").is_file():
+    if _failure(run) is not None:
         return (run.name, "failed", *(None,) * (len(_COLUMNS) - 2))
-    found = json.loads((run / "metrics.json").read_text("utf-8"))
+    found = json.loads((run / METRICS_FILE).read_text("utf-8"))
     workload, step = found["request"]["workload"], found["decode_step"]
     return (
         run.name,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from llm_perf_opt.analyses.counted import SOURCE as COUNTED
 from llm_perf_opt.errors import UsageError
-from llm_perf_opt.pipeline.costing import CostRequest, CostRun, cost_of
+from llm_perf_opt.pipeline.costing import SOURCES, CostRequest, CostRun, cost_of
 from llm_perf_opt.pipeline.static_analysis.static_config import (
     AnalysisConfig,
     AnalysisInputs,
@@ -29,7 +29,7 @@ from llm_perf_opt.pipeline.static_analysis.static_results import (
 from llm_perf_opt.plugins import ModelAdapter
 
 ISOLATED_SOURCES = ("torch-counter", "fvcore")
-ALL_SOURCES = (COUNTED, *ISOLATED_SOURCES, "closed-form")
+QUICK_SOURCES = tuple(name for name in SOURCES if name != "exported")  # exporting takes longer than all the others
 
 
 class HasAdapter(Protocol):
@@ -42,7 +42,7 @@ class HasAdapter(Protocol):
 
 
 class StaticAnalyzer:
-    """Asks every source about the model of a session; what was asked once for the same inputs is not asked again.
+    """Asks every source but the export about the model of a session; what was asked once is not asked again.
 
     Prepare inputs first, or give each method a configuration.
     """
@@ -67,19 +67,19 @@ class StaticAnalyzer:
         """One stage by itself, with the shapes of the whole run, under torch's counter and fvcore."""
         if config is not None:
             self.prepare_inputs(config)
-        run = self._runs.get(ALL_SOURCES) or self._run(ISOLATED_SOURCES, None)
+        run = self._runs.get(QUICK_SOURCES) or self._run(ISOLATED_SOURCES, None)
         stages = {figures.name: figures for figures in run.static.stages}
         if stage not in stages:
             raise UsageError(f"No stage {stage!r} ran.", why=f"stages: {', '.join(stages)}", fix="choose one of these")
         return isolated_only(stages[stage])
 
     def analyze_all_stages(self, config: AnalysisConfig | None = None) -> dict[str, StageAnalysisResult]:
-        """Every stage by name, from every source."""
-        return stages_of(self._run(ALL_SOURCES, config).static)
+        """Every stage by name, from every source but the export."""
+        return stages_of(self._run(QUICK_SOURCES, config).static)
 
     def generate_report(self, config: AnalysisConfig | None = None) -> StaticComputeReport:
         """Everything that is known, ready to be written."""
-        run = self._run(ALL_SOURCES, config)
+        run = self._run(QUICK_SOURCES, config)
         return report_of_run(self._prepared(), run)
 
     def _adapter_and_mode(self, config: AnalysisConfig) -> tuple[ModelAdapter, str | None]:

@@ -25,8 +25,9 @@ class StageAnalysisResult:
     """One stage, or the whole run as `total`. None is unknown, never zero.
 
     `flops` is the first figure that left nothing out: of the stage run by itself, then of its share in a whole run,
-    then a closed form. `isolated_flops` may leave work out, and then `notes` say which. `activations` are elements put
-    out by the counted operators. `operators` belong to `flops`. Every source's own words are in `sources`.
+    then a closed form. `isolated_flops`, `extracted_flops` and `analytic_flops` are the first such figure of each kind,
+    None where every source of that kind left something out; `notes` say what. `activations` are elements put out by the
+    counted operators. `operators` belong to `flops`. Every source's own words are in `sources`.
     """
 
     stage: str
@@ -78,19 +79,12 @@ def _stage_result(stage: StageFigures) -> StageAnalysisResult:
         flops=stage.flops,
         activations=stage.first("activations"),
         operators=stage.operators,
-        isolated_flops=_figure(stage, Method.ISOLATED),
-        extracted_flops=_figure(stage, Method.EXTRACTED),
-        analytic_flops=_figure(stage, Method.CLOSED_FORM),
+        isolated_flops=stage.by_method(Method.ISOLATED),
+        extracted_flops=stage.by_method(Method.EXTRACTED),
+        analytic_flops=stage.by_method(Method.CLOSED_FORM),
         notes=tuple(_notes(stage)),
         sources=stage.sources,
     )
-
-
-def _figure(stage: StageFigures, method: Method) -> int | None:
-    """The figure of a source that saw everything, else of the first that says anything."""
-    complete = stage.by_method(method)
-    said = [source.flops for source in stage.sources if source.method is method and source.flops is not None]
-    return next(iter(said), None) if complete is None else complete
 
 
 def isolated_only(stage: StageFigures) -> StageAnalysisResult:

@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.execution.library_versions import library_versions
 from llm_perf_opt.hardware.calibration import Calibration, RateTable
+from llm_perf_opt.runs.calibration.combine import combined
 from llm_perf_opt.runs.calibration.kernels import attention_probes, convolution_probes
 from llm_perf_opt.runs.calibration.memory import cast_probe, elementwise_probes, resampling_probes, row_probes
 from llm_perf_opt.runs.calibration.overheads import fresh_byte, overhead_probes
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _POOL_BYTES = 768 * 2**20
 _SMOKE_POOL_BYTES = 64 * 2**20
 _REPORT_EVERY_S = 10.0
-_ROUNDS = 2
+ROUNDS = 3
 
 
 def calibrate(
@@ -36,11 +36,12 @@ def calibrate(
     dtype: str = "bfloat16",
     clock: str = "wall",
     threads: int | None = None,
+    rounds: int = ROUNDS,
     smoke: bool = False,
 ) -> Calibration:
     """Times of every family of work on `device`, in `dtype` and float32, with `threads` or as many as torch uses.
 
-    `smoke` tries the smallest sizes only: it takes seconds, and shows that the machinery runs, not how fast the
+    `smoke` tries the smallest sizes only, once: it takes seconds, and shows that the machinery runs, not how fast the
     machine is.
     """
     _refuse_absent(device)
@@ -50,25 +51,25 @@ def calibrate(
         watch = Stopwatch(device=device, clock=clock, swept=sweep_buffer(device))
         if smoke:
             probes = [probe.coarse() for probe in _probes(device, dtype, _SMOKE_POOL_BYTES)]
-            tables = _measured(probes, replace(watch, fewest=2, most=3), "the only round")
-        else:
-            probes = _probes(device, dtype, _POOL_BYTES)
-            rounds = [_measured(probes, watch, f"round {number} of {_ROUNDS}") for number in range(1, _ROUNDS + 1)]
-            tables = [best_of(tables) for tables in zip(*rounds, strict=True)]
-        on_cpu = torch.device(device).type == "cpu"
-        return Calibration(
-            device=device_name(device),
-            kind=torch.device(device).type,
-            threads=torch.get_num_threads(),
-            memory_bytes=_memory_bytes(device),
-            library_versions=library_versions(),
-            tables=tuple(tables),
-            fresh_byte=fresh_byte(watch) if on_cpu else None,
-            clock=clock,
-            is_smoke=smoke,
-        )
+            return replace(_one_round(probes, replace(watch, fewest=2, most=3), "the only round"), is_smoke=True)
+        probes = _probes(device, dtype, _POOL_BYTES)
+        return combined([_one_round(probes, watch, f"round {number} of {rounds}") for number in range(1, rounds + 1)])
     finally:
         torch.set_num_threads(previous_threads)
+
+
+def _one_round(probes: list[Probe], watch: Stopwatch, title: str) -> Calibration:
+    kind = torch.device(watch.device).type
+    return Calibration(
+        device=device_name(watch.device),
+        kind=kind,
+        threads=torch.get_num_threads(),
+        memory_bytes=_memory_bytes(watch.device),
+        library_versions=library_versions(),
+        tables=tuple(_measured(probes, watch, title)),
+        fresh_byte=fresh_byte(watch) if kind == "cpu" else None,
+        clock=watch.clock,
+    )
 
 
 def device_name(device: str) -> str:
@@ -109,15 +110,6 @@ def _measured(probes: list[Probe], stopwatch: Stopwatch, title: str) -> list[Rat
             reported = time.monotonic()
             log.info("Calibrating, %s: %d of %d families of work.", title, done, len(probes))
     return tables
-
-
-def best_of(tables: Sequence[RateTable]) -> RateTable:
-    """One table of several rounds: at each size the round with the lower median.
-
-    Another program that wakes up for some seconds slows down whole sizes of one round, and hardly ever of both.
-    """
-    columns = zip(*(table.times for table in tables), strict=True)
-    return replace(tables[0], times=tuple(min(times, key=lambda time: time.median_s) for times in columns))
 
 
 def _refuse_absent(device: str) -> None:

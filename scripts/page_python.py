@@ -1,0 +1,58 @@
+"""Run the Python that the pages show: the blocks of one page one after the other, in one process.
+
+    python -m scripts.page_python REPOSITORY TRACE [PAGE ...]
+
+TRACE is a folder with call graphs; a page finds a copy of it as `run/`, unless it writes that itself. The guides that
+begin with `add-a-` are left out, since tests follow their steps; FIRST_HOUR_SLOW=1 runs the slow pages too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from scripts.page_blocks import Block, blocks
+
+LEFT_OUT = {"docs/metrics-file.md": "needs a timed run on a device with a known peak"}
+SLOW = {"docs/how-fast-is-it.md": "runs the full-size model for real"}
+
+
+def program_of(page_blocks: list[Block]) -> str:
+    return "\n".join(block.body for block in page_blocks if block.not_run is None)
+
+
+def run(program: str, trace: Path) -> str | None:
+    """The error of a program that does not run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if 'write("run' not in program:
+            shutil.copytree(trace, folder / "run")
+        (folder / "page.py").write_text(program, encoding="utf-8")
+        done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True)
+    return None if done.returncode == 0 else f"exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def main() -> None:
+    repository, trace, *pages = sys.argv[1:]
+    left_out = LEFT_OUT if os.environ.get("FIRST_HOUR_SLOW") else {**LEFT_OUT, **SLOW}
+    by_page: dict[str, list[Block]] = {}
+    for block in blocks(Path(repository), "python"):
+        if not block.page.startswith("docs/add-a-") and (not pages or block.page in pages):
+            by_page.setdefault(block.page, []).append(block)
+    for page, found in by_page.items():
+        if page in left_out:
+            print(f"   left out ({left_out[page]}): {page}")
+            continue
+        started = time.perf_counter()
+        if error := run(program_of(found), Path(trace)):
+            sys.exit(f"The Python of {page} fails: {error}")
+        print(f"   {time.perf_counter() - started:6.1f} s  {len(found)} blocks of {page}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Every picture that the documentation shows, made anew; those of pages are taken in a real browser.
+#
+#   bash scripts/pictures.sh [FOLDER]     docs/images unless told
+#
+# Needs llm-perf-opt and selenium in the environment, and Chromium with its driver.
+set -euo pipefail
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+folder=${1:-$repository/docs/images}
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch"
+llm-perf-opt trace deepseek-ocr --image 1240x1754 --out run/ >/dev/null 2>&1
+llm-perf-opt graph run/ --out "$folder/deepseek-ocr-prefill.svg" --force 2>/dev/null
+llm-perf-opt report deepseek-ocr --image 1240x1754 --device h100-sxm --out report.html 2>/dev/null
+export PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}"
+python -m scripts.take_screenshots run/prefill.callgraph.json "$folder"
+python -m scripts.take_report_screenshots report.html "$folder"

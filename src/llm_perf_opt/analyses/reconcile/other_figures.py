@@ -1,0 +1,90 @@
+"""What two sources say of a stage besides FLOPs: weights, activations, bytes, the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.reconcile.explain import policies, sent_apart
+from llm_perf_opt.testimony import BlindSpot, Family, OperatorFigure, Testimony, family_of, operator_name
+
+FIGURES = (
+    "parameters",
+    "active_parameters",
+    "activations",
+    "bytes_moved",
+    "weight_bytes",
+    "kv_cache_bytes",
+    "kv_bytes_per_token",
+)
+_LEAVES_OUT = ("grouped-product-uncounted", "op-without-formula", "outside-isolated-modules")  # whole ops
+_BY_EXPERTS = ("active_parameters", "bytes_moved")  # they depend on which experts got tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureDifference:
+    """Two sources on one figure of one stage, in its own unit; where they agree there is nothing to cause."""
+
+    phase: str
+    stage: str
+    figure: str  # one of `FIGURES`
+    left: str
+    right: str
+    left_value: int
+    right_value: int
+    cause: str | None = None
+    detail: str = ""
+
+    @property
+    def difference(self) -> int:
+        """How much more the left source gives; negative where the right one does."""
+        return self.left_value - self.right_value
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether they differ and no cause is known."""
+        return self.difference != 0 and self.cause is None
+
+
+def compared_figures(left: Testimony, right: Testimony) -> Iterator[FigureDifference]:
+    """One entry per figure that both sources give."""
+    for figure in FIGURES:
+        left_value, right_value = getattr(left, figure), getattr(right, figure)
+        if left_value is not None and right_value is not None:
+            cause, detail = (None, "") if left_value == right_value else _cause(figure, left, right)
+            yield FigureDifference(
+                phase=left.phase,
+                stage=left.stage,
+                figure=figure,
+                left=left.source,
+                right=right.source,
+                left_value=left_value,
+                right_value=right_value,
+                cause=cause,
+                detail=detail,
+            )
+
+
+def _cause(figure: str, left: Testimony, right: Testimony) -> tuple[str | None, str]:
+    if figure in _BY_EXPERTS and sent_apart(left, right):
+        return "routing", policies(left, right)
+    if figure == "activations":
+        more, less = (left, right) if (left.activations or 0) > (right.activations or 0) else (right, left)
+        return _left_out(more, less)
+    return None, ""
+
+
+def _left_out(more: Testimony, less: Testimony) -> tuple[str | None, str]:
+    """Ops that `less` leaves out of its FLOPs are not in its activations: as many as `more` has for them may lack."""
+    gap = (more.activations or 0) - (less.activations or 0)
+    spots = [spot for spot in less.blind_spots if spot.cause in _LEAVES_OUT]
+    lacking = [operator for operator in more.operators if any(_is_of(operator, spot) for spot in spots)]
+    if not spots or gap > sum(operator.activations or 0 for operator in lacking):
+        return None, ""
+    return spots[0].cause, f"{less.source} leaves out {', '.join(spot.operator for spot in spots)}"
+
+
+def _is_of(operator: OperatorFigure, spot: BlindSpot) -> bool:
+    """Whether the op of a blind spot is one that another source lists, by its name or its family."""
+    is_same_family = family_of(spot.operator) is operator.family is not Family.OTHER
+    return is_same_family or operator_name(operator.name) == operator_name(spot.operator)
