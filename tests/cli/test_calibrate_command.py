@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.hardware.calibration import Calibration, read_calibration
+from llm_perf_opt.pipeline import calibrating
 from llm_perf_opt.plugins import CALIBRATORS
 from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
 from tests.cli.conftest import Run
@@ -51,6 +52,16 @@ def test_it_overwrites_nothing_unasked(run: Run, tmp_path: Path) -> None:
     assert "--force" in said
     assert not out.exists()
     assert run("devices", "calibrate", "--out", out, "--force")[0] == 0
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(calibrating, "CALIBRATORS", None)  # whoever asks for it would raise
+    code, _, said = run("devices", "calibrate", "--out", tmp_path / "file" / "machine.json")
+    assert code == 1
+    assert "Cannot make the folder" in said
 
 
 def test_a_smoke_run_leaves_no_device_that_a_run_could_be_held_against(run: Run, tmp_path: Path) -> None:

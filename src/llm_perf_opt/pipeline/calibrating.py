@@ -11,6 +11,7 @@ from llm_perf_opt.errors import UsageError
 from llm_perf_opt.hardware import device_text
 from llm_perf_opt.hardware.calibration import Calibration, write_calibration
 from llm_perf_opt.hardware.measured_device import best_rates, largest_bandwidth, measured_device, points
+from llm_perf_opt.pipeline.free_places import make_folder
 from llm_perf_opt.plugins import CALIBRATORS
 from llm_perf_opt.whole_files import write_whole
 
@@ -48,17 +49,19 @@ def run_calibrate(request: CalibrateRequest) -> CalibrateRun:
             raise UsageError(
                 f"{file} exists.", why="nothing is overwritten unasked", fix="use --force or another --out"
             )
+    make_folder(request.out.parent)
     calibration = CALIBRATORS.get("torch")(
         device=request.device, dtype=request.dtype, threads=request.threads, smoke=request.smoke
     )
-    device = measured_device(calibration)
-    request.out.parent.mkdir(parents=True, exist_ok=True)
     write_calibration(calibration, request.out)
-    if device_file is not None:
-        write_whole(device_file, [device_text(device).encode()])
-    return CalibrateRun(
-        report=calibration_report(calibration), files=files, device_id=None if device_file is None else device.id
-    )
+    device_id = None if device_file is None else _write_device(calibration, device_file)
+    return CalibrateRun(report=calibration_report(calibration), files=files, device_id=device_id)
+
+
+def _write_device(calibration: Calibration, file: Path) -> str:
+    device = measured_device(calibration)
+    write_whole(file, [device_text(device).encode()])
+    return device.id
 
 
 def calibration_report(calibration: Calibration) -> Report:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # closed forms alone need no memory, and answer in half a sec
 log = logging.getLogger(__name__)
 
 SOURCES = (COUNTED, *WITNESSES.names())
+QUICK_SOURCES = tuple(name for name in SOURCES if name != "exported")  # which takes longer than all the others
 SOURCES_OF_A_FILE = (COUNTED, "closed-form")  # what a saved trace is held against without running anything
 
 

@@ -14,7 +14,7 @@ from llm_perf_opt.document import Level, Note, Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.hardware import Device, find_device
 from llm_perf_opt.pipeline.adapters import find_adapter
-from llm_perf_opt.pipeline.costing import SOURCES, CostRequest, CostRun, cost_of, cost_of_graphs
+from llm_perf_opt.pipeline.costing import QUICK_SOURCES, CostRequest, CostRun, cost_of, cost_of_graphs
 from llm_perf_opt.pipeline.drawing import GraphRequest, view_of
 from llm_perf_opt.pipeline.exporting import ExportRequest, export_parts
 from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
@@ -31,7 +31,6 @@ from llm_perf_opt.pipeline.trace_files import is_trace, read_traces
 from llm_perf_opt.plugins import ModelAdapter, Workload
 
 EXECUTION = Execution.EAGER  # of the prediction: what the trace shows
-QUICK_SOURCES = tuple(name for name in SOURCES if name != "exported")  # exporting is asked for by its own word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ def _cost(request: WholeRequest, adapter: ModelAdapter | None) -> CostRun:
     if adapter is None:
         return cost_of_graphs(read_traces([Path(request.model)]))
     wanted = CostRequest(model=request.model, workload=request.workload, routing=request.routing)
-    return cost_of(adapter, wanted, QUICK_SOURCES)
+    return cost_of(adapter, wanted, QUICK_SOURCES)  # exporting is asked for by its own word
 
 
 def _answered_chapters(

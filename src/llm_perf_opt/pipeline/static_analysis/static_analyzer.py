@@ -9,7 +9,7 @@ from typing import Protocol
 
 from llm_perf_opt.analyses.counted import SOURCE as COUNTED
 from llm_perf_opt.errors import UsageError
-from llm_perf_opt.pipeline.costing import SOURCES, CostRequest, CostRun, cost_of
+from llm_perf_opt.pipeline.costing import QUICK_SOURCES, CostRequest, CostRun, cost_of
 from llm_perf_opt.pipeline.static_analysis.static_config import (
     AnalysisConfig,
     AnalysisInputs,
@@ -29,7 +29,6 @@ from llm_perf_opt.pipeline.static_analysis.static_results import (
 from llm_perf_opt.plugins import ModelAdapter
 
 ISOLATED_SOURCES = ("torch-counter", "fvcore")
-QUICK_SOURCES = tuple(name for name in SOURCES if name != "exported")  # exporting takes longer than all the others
 
 
 class HasAdapter(Protocol):
