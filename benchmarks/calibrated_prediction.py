@@ -138,7 +138,7 @@ def recorded_routing(model: torch.nn.Module, name: str) -> dict[str, list[list[i
             calls.append(torch.bincount(output[0].flatten(), minlength=gate.n_routed_experts).tolist())
 
         hooks = [gate.register_forward_hook(note) for gate in model.modules() if isinstance(gate, MoEGate)]
-        target.invoke(model)
+        target.run(model)
         for hook in hooks:
             hook.remove()
         found[target.phase] = calls
@@ -152,15 +152,16 @@ def stage_times(model: torch.nn.Module, name: str, clock: Clock, repeats: int) -
     """
     samples: dict[str, list[float]] = defaultdict(list)
     prefill, decode = targets_of(name)
-    prefill.invoke(model)
-    decode.invoke(model)
+    prefill.run(model)
+    decode.run(model)
     for _ in range(repeats):
         with timed_stages(model, clock) as spent:
             started = clock()
-            prefill.invoke(model)
+            prefill.run(model)
             whole = clock() - started
+        given = decode.start(model)
         started = clock()
-        decode.invoke(model)
+        decode.run(model, given)
         samples["decode"].append((clock() - started) / DECODE_STEPS)
         for stage, seconds in spent.items():
             samples[stage].append(seconds)

@@ -179,9 +179,10 @@ def held_against(make: MakeTarget) -> PeakPair:
 def measured(target: Target) -> tuple[LiveStorages, list[list[int]]]:
     """A real run with random weights: its live memory, and which expert got how many rows."""
     model = RealModels(weights="random", device="cpu").model_of(target)
-    live, routing = LiveStorages(), RoutingRecorder()
+    given = target.start(model)
+    live, routing = LiveStorages(given), RoutingRecorder()
     with routing, live:
-        target.invoke(model)
+        target.run(model, given)
     return live, routing.counts
 
 

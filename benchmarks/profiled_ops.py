@@ -23,8 +23,9 @@ def largest_misses(model: torch.nn.Module, target: Target, stages: list[StageTim
 
 def profiled_seconds(model: torch.nn.Module, target: Target) -> dict[tuple[str, Shapes], float]:
     """Op and shapes of its tensors -> the median time of one, what it calls included."""
+    given = target.start(model)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
-        target.invoke(model)
+        target.run(model, given)
     samples: dict[tuple[str, Shapes], list[float]] = defaultdict(list)
     for event in recorded.events() or ():
         shapes = tuple(tuple(shape) for shape in event.input_shapes or () if shape)

@@ -40,7 +40,7 @@ def main() -> None:
     hooks, profiler = HooksTracer(), ProfilerTracer()
     calls = sum(hooks.trace(target).call_counts.values())  # builds the model, and warms it up
     ways: dict[str, Callable[[], object]] = {
-        "plain": lambda: target.invoke(target.build()),
+        "plain": lambda: target.run(target.build()),
         "hooks": lambda: hooks.trace(target),
         "profiler": lambda: profiler.trace(target),
     }

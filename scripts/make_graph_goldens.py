@@ -80,6 +80,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+IMAGES = {"llama4": "336x336", "llava_next": "336x336"}  # those that are shown one
+
+
 def trace(model_type: str) -> CallGraph:
     """The prefill at full size."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -91,7 +94,7 @@ def trace(model_type: str) -> CallGraph:
         place = Path(folder) / model_type
         config.save_pretrained(place)
         adapter = FOLDERS.get("huggingface")(place, False)
-        target = adapter.targets(Workload(decode_steps=0))[0]
+        target = adapter.targets(Workload(decode_steps=0, image=IMAGES.get(model_type)))[0]
     return TRACERS.get("weightless")().trace(target)
 
 
@@ -99,7 +102,7 @@ def golden_text(view: GraphView) -> str:
     """One line per box that shows, with its calls, FLOPs and parameters to the last digit."""
     import transformers
 
-    lines = [f"{view.title}, transformers {transformers.__version__}", *view.caption[:2], ""]
+    lines = [f"{view.title}, transformers {transformers.__version__}", *view.caption[:3], ""]
     for root in view.roots:
         lines += _lines(root, "")
     return "\n".join(lines) + "\n"

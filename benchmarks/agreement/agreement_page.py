@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.agreement.subjects import SUBJECTS
@@ -22,11 +22,23 @@ def section(header: Mapping[str, Any], records: Mapping[str, Mapping[str, Any]])
         "",
         f"{len(ran)} models, {len(phases)} phases. Against torch's counter {len(plain)} phases agree within 1 % as they"
         f" are, {len(named)} once its blind spots are added, {len(phases) - len(plain) - len(named)} do not.",
+        "",
+        _bytes_sentence([phase for _, phase in phases]),
     ]
     for kind, names in SUBJECTS.items():
         of_kind = {name: records[name] for name in names if name in records}
         lines += ["", f"### {kind.capitalize()}", "", *_table(of_kind)]
     return "\n".join(lines)
+
+
+def _bytes_sentence(phases: Sequence[Mapping[str, Any]]) -> str:
+    """How many phases move as many bytes by the price list as by the tensors at the dispatcher."""
+    figures = [(phase["bytes"]["counted"], phase["bytes"]["byte-counter"]) for phase in phases if "bytes" in phase]
+    alike = sum(ours == theirs for ours, theirs in figures)
+    furthest = max((abs(ours - theirs) / max(1, ours) for ours, theirs in figures), default=0.0)
+    rest = "" if alike == len(figures) else f", the others within {100 * furthest:.2g} %"
+    told = f"{alike} of {len(figures)} phases agree to the byte{rest}"
+    return f"Bytes moved, by the price list and by the tensors at the dispatcher: {told}."
 
 
 def _table(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

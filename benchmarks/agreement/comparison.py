@@ -1,4 +1,4 @@
-"""One model type at full size: the weightless count, torch's counter and fvcore, and what parts them."""
+"""One model type at full size: the weightless count, two FLOP counters and the byte counter, and what parts them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from llm_perf_opt.testimony import Testimony
 from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 
 COUNTERS = ("torch-counter", "fvcore")
+BYTE_COUNTER = "byte-counter"
 ADDED = ("elementwise-counted", "rounded-up")  # causes by which a source counts more than the matrix work
 
 
@@ -35,6 +36,7 @@ def compare(model_type: str) -> Record:
         graphs = [WeightlessTracer().trace(target) for target in adapter.targets(Workload())]
         ours = [testimony for graph in graphs for testimony in counted(graph)]
         theirs = {counter: WITNESSES.get(counter)().testify(adapter, Workload()) for counter in COUNTERS}
+        watched = WITNESSES.get(BYTE_COUNTER)().testify(adapter, Workload())
     return {
         "kind": KIND_OF[model_type],
         "class": name,
@@ -46,6 +48,10 @@ def compare(model_type: str) -> Record:
                 "counted": sum(t.flops or 0 for t in ours if t.phase == graph.phase),
                 "unpriced": [spot.operator for t in ours if t.phase == graph.phase for spot in t.blind_spots],
                 **{counter: _told([t for t in told if t.phase == graph.phase]) for counter, told in theirs.items()},
+                "bytes": {
+                    "counted": sum(t.bytes_moved or 0 for t in ours if t.phase == graph.phase),
+                    BYTE_COUNTER: sum(t.bytes_moved or 0 for t in watched if t.phase == graph.phase),
+                },
             }
             for graph in graphs
         },

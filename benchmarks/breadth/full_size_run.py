@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.models.huggingface.inputs import Found, NoInputs, Plan, Subject, accepted_modalities, find_inputs
+from llm_perf_opt.models.huggingface.inputs import (
+    Found,
+    NoInputs,
+    Plan,
+    Subject,
+    accepted_modalities,
+    find_inputs,
+    make_inputs,
+)
 from llm_perf_opt.models.huggingface.model_class import class_names, load_class
 from llm_perf_opt.models.huggingface.phases import prefill
 from llm_perf_opt.weightless import Engine
@@ -72,7 +80,7 @@ def _run(model_type: str, progress: Progress) -> None:
     def attempt(plan: Plan, entry: str) -> None:
         def once() -> None:  # the engine may revise an answer and run again: only the last run counts
             before = engine.ops_dispatched
-            record["calls"] = _count_calls(lambda: prefill(model, plan, torch.float32, entry))
+            record["calls"] = _count_calls(lambda: prefill(model, make_inputs(plan, torch.float32), entry))
             record["ops"] = engine.ops_dispatched - before
 
         engine.run(once)
@@ -85,7 +93,7 @@ def _run(model_type: str, progress: Progress) -> None:
     record |= _described(found)
     progress.stage = "forward"
     with _timed(record, "forward_s"):
-        engine.run(lambda: prefill(model, found.plan, torch.float32, found.entry))
+        engine.run(lambda: prefill(model, make_inputs(found.plan, torch.float32), found.entry))
 
 
 def _described(found: Found) -> Record:
@@ -136,7 +144,7 @@ def run_control(model_type: str) -> Record:
     with engine:
         ghost = engine.adopt(model_class(chosen.config).eval())
     subject = Subject.of(model_class, chosen.config)
-    found = find_inputs(subject, lambda plan, entry: engine.run(lambda: prefill(ghost, plan, torch.float32, entry)))
+    found = find_inputs(subject, lambda plan, entry: engine.run(lambda: prefill(ghost, make_inputs(plan), entry)))
     torch.manual_seed(0)
     model = model_class(chosen.config).eval()
-    return {"calls": _count_calls(lambda: prefill(model, found.plan, torch.float32, found.entry))}
+    return {"calls": _count_calls(lambda: prefill(model, make_inputs(found.plan, torch.float32), found.entry))}

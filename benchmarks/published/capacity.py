@@ -20,7 +20,8 @@ def capacity_rows(metric: dict[str, Any]) -> Iterator[dict[str, Any]]:
     held = run_memory((prefill_graph(),)).total_bytes
     assert held is not None
     for name, identifier in DEVICES.items():
-        nominal = find_device(identifier).memory_bytes * USED_SHARE
+        device = find_device(identifier)
+        nominal = (device.nominal_memory_bytes or device.memory_bytes) * USED_SHARE
         low, high = ((nominal * unit - held) // metric["kv_bytes_per_token_theory"] for unit in (1, GIBI_OVER_GIGA))
         reported = metric[f"{name}_kv_tokens"]
         yield {

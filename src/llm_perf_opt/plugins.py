@@ -16,7 +16,7 @@ from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.registry import Registry
 
 if TYPE_CHECKING:
-    from llm_perf_opt.callgraph import CallGraph
+    from llm_perf_opt.callgraph import CallGraph, StoredFormats
     from llm_perf_opt.document import GraphView, Report
     from llm_perf_opt.export_outcome import ExportWishes, PartOutcome
     from llm_perf_opt.hardware.calibration import Calibration
@@ -46,6 +46,14 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """How a model is served, beside what it is asked to do; `None` means as the checkpoint says."""
+
+    weights: str | None = None  # a stored format: "fp8", "int4-g128", "bf16"
+    cache: str | None = None  # the type of keys and values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A named part of the run: every call below one of `paths`, unless a deeper stage claims it."""
 
@@ -61,16 +69,33 @@ class Target:
     workload share one `build`, which builds once. Calls that no stage claims belong to a stage named after the phase.
     `runtime` is what the adapter claims of the model's loops; `observe` sees them happen, and what it emits wins. Every
     tracer enters it around `invoke`, before it wraps anything itself (`execution.runtime_facts.observing`).
+
+    `prepare` makes what the phase begins with: pixels and token ids, the cache that an earlier phase left. It runs
+    before anything is recorded, so its ops are no work of the phase and its tensors are the phase's inputs. What it
+    returns belongs to `invoke`, which may empty it as it goes, so that nothing is held longer than the model holds it.
+    `notes` are sentences about the workload that every report of the trace repeats.
     """
 
     model: str
     phase: str
     workload: Mapping[str, Json]
     build: Callable[[], Any]
-    invoke: Callable[[Any], object]
+    invoke: Callable[..., object]  # (the built model), or with `prepare` (the built model, what it returned)
     stages: tuple[Stage, ...] = ()
     runtime: Mapping[str, Json] = field(default_factory=dict)
     observe: Observe | None = None
+    prepare: Callable[[Any], object] | None = None
+    notes: tuple[str, ...] = ()
+
+    def start(self, model: Any) -> object:
+        """What the phase begins with, made anew; None where it needs nothing."""
+        return None if self.prepare is None else self.prepare(model)
+
+    def run(self, model: Any, given: object = None) -> object:
+        """Run the phase once on what `start` made, or makes now."""
+        if self.prepare is None:
+            return self.invoke(model)
+        return self.invoke(model, self.start(model) if given is None else given)
 
 
 class Sight(Enum):
@@ -158,6 +183,14 @@ class Part:
     adaptation: str = ""  # what the wrapper changes
     does_other_work: bool = False  # than the modules it stands for: its FLOPs need not be theirs
     instead: tuple[str, ...] = ()  # names of the parts to export where this one cannot be
+
+
+class KnowsStoredFormats(Protocol):
+    """An adapter of a checkpoint that says how its weights are stored."""
+
+    def stored_formats(self, graph: CallGraph) -> StoredFormats:
+        """The format of each weight of the traced model that is not stored in the type of the trace."""
+        ...
 
 
 class KnowsParts(Protocol):
@@ -327,6 +360,7 @@ WITNESSES: Registry[type[Witness]] = Registry(
     {
         "torch-counter": "llm_perf_opt.witnesses.torch_counter:TorchCounter",
         "fvcore": "llm_perf_opt.witnesses.fvcore_counter:FvcoreCounter",
+        "byte-counter": "llm_perf_opt.witnesses.byte_counter:ByteCounter",
         "closed-form": "llm_perf_opt.witnesses.closed_form:ClosedForm",
         "exported": "llm_perf_opt.exports.export_witness:ExportWitness",
     },

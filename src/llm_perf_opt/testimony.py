@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from llm_perf_opt.units import format_flops
+
 
 class Method(StrEnum):
     """How a figure came about, from the most to the least direct look at one stage."""
@@ -35,6 +37,9 @@ class OperatorFigure:
     activations: int | None = None  # elements it put out, where the source counts them
 
 
+ADDING_CAUSES = frozenset({"elementwise-counted", "rounded-up"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlindSpot:
     """Work that the source saw and left out of its figure. `cause` is one of `causes` in the ledger's table."""
@@ -44,6 +49,11 @@ class BlindSpot:
     calls: int
     flops: int | None = None  # what it left out, where another source can tell
     is_bound: bool = False  # whether `flops` is the most that it may have left out
+
+    @property
+    def adds(self) -> bool:
+        """Whether it makes the source count more than there is, not less."""
+        return self.cause in ADDING_CAUSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,8 @@ class Testimony:
     kv_cache_bytes: int | None = None  # held when the phase ends
     kv_bytes_per_token: int | None = None
     routing: str | None = None  # who got the tokens of the experts; None: nobody had to be chosen, or it is not told
+    stored_as: str | None = None  # formats of weights and cache; None: in the types of the workload
+    bytes_as_held: int | None = None  # `bytes_moved` with weights as the code holds them; None: not told, or the same
     operators: tuple[OperatorFigure, ...] = ()
     blind_spots: tuple[BlindSpot, ...] = ()
     notes: tuple[str, ...] = ()
@@ -74,6 +86,28 @@ class Testimony:
     unit: str = "flop"  # "flop" | "mac"
     own_table: str | None = None  # the source's own printed table, where it has one
     seconds: float | None = None  # how long asking took
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `flops` holds all matrix work of the stage and nothing else, so that it may stand as a total."""
+        return self.flops is not None and all(spot.flops == 0 for spot in self.blind_spots)
+
+    @property
+    def at_least_flops(self) -> int | None:
+        """What the stage takes at least by this source: its figure without what it adds; None where that is unknown."""
+        added = [spot.flops for spot in self.blind_spots if spot.adds]
+        if self.flops is None or None in added:
+            return None
+        return self.flops - sum(flops for flops in added if flops is not None)
+
+
+def left_out(testimony: Testimony) -> str:
+    """What a source says of itself: `leaves out 469 GFLOP of aten.foo, and work of unknown size of aten.bar`."""
+    parts = []
+    for spot in testimony.blind_spots:
+        amount = "work of unknown size" if spot.flops is None else format_flops(spot.flops)
+        parts.append(f"{'adds' if spot.adds else 'leaves out'} {amount} of {spot.operator}")
+    return ", ".join(parts)
 
 
 _ATTENTION = ("scaled_dot_product", "scaled_dot_attention", "flash_attention", "efficient_attention", "flex_attention")

@@ -59,9 +59,21 @@ def test_a_decoded_token_of_olmoe_uses_the_published_one_point_three_billion(tmp
     assert round(parameters_by_stage(graph)["decode"] / 1e9, 1) == 6.9
 
 
-@pytest.mark.parametrize(("batch", "used"), [(1, 2), (3, 6), (5, 8)])
-def test_more_tokens_use_more_experts(tmp_path: Path, batch: int, used: int) -> None:
-    assert active_parameters(decoded(tmp_path, MIXTRAL, batch=batch)) == {"decode": tiny_mixtral(used)}
+@pytest.mark.parametrize(
+    ("routing", "batch", "used"),
+    [
+        ("uniform", 1, 2),
+        ("uniform", 3, 5),  # 8 * (1 - 0.75 ** 3) = 4.6
+        ("uniform", 5, 6),  # 6.1
+        ("balanced", 3, 6),
+        ("balanced", 5, 8),
+        ("one", 5, 2),
+    ],
+)
+def test_more_tokens_use_more_experts_as_the_policy_says(tmp_path: Path, routing: str, batch: int, used: int) -> None:
+    *_, target = HuggingFaceAdapter(write_folder(tmp_path, MIXTRAL), False).targets(Workload(batch=batch))
+    graph = WeightlessTracer(routing=routing).trace(target)
+    assert active_parameters(graph) == {"decode": tiny_mixtral(used)}
 
 
 @pytest.mark.skipif(IS_OLDER, reason="earlier versions run experts one way")

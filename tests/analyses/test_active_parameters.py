@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from llm_perf_opt.analyses.active_parameters import active_parameters
+from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.plugins import Target, Workload
@@ -64,6 +65,14 @@ def active_in_stack(use: Use, rows: int) -> int | None:
 
 
 def grouped(rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    ends = torch.arange(1, EXPERTS + 1, dtype=torch.int32).clamp(
+        max=rows.shape[0]
+    )  # one row each, the rest to the last
+    ends[-1] = rows.shape[0]
+    return torch._grouped_mm(rows.bfloat16(), experts.bfloat16(), offs=ends)
+
+
+def grouped_on_one(rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
     ends = torch.full((EXPERTS,), rows.shape[0], dtype=torch.int32)
     return torch._grouped_mm(rows.bfloat16(), experts.bfloat16(), offs=ends)
 
@@ -85,6 +94,15 @@ def looped(rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("rows", "used"), [(1, 1), (3, 3), (8, 8), (20, 8)])
 def test_of_stacked_experts_those_that_rows_reach_are_active(use: Use, rows: int, used: int) -> None:
     assert active_in_stack(use, rows) == used * EXPERT
+
+
+def test_rows_that_all_go_to_one_expert_use_and_read_that_one() -> None:
+    graph = trace_of_stack(grouped_on_one, 20)
+    assert active_parameters(graph)["forward"] == EXPERT
+    (kind,) = [kind for kind in graph.op_kinds if "grouped_mm" in kind.name]
+    cost = price(kind)
+    assert kind.arguments["groups_used"] == 1
+    assert cost is not None and cost.bytes_moved == 2 * (20 * WIDTH + EXPERT + 20 * OUT) + 4 * EXPERTS
 
 
 def test_gathered_experts_count_once_however_often_they_are_used() -> None:

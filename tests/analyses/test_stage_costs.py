@@ -43,7 +43,7 @@ def test_a_stage_holds_its_calls_and_those_it_makes() -> None:
         vector_flops=2 * 32,
         bytes_moved=2 * (PROJECT_BYTES + ACTIVATE_BYTES),
         activation_bytes=4 * X_BYTES,
-        peak_live_bytes=3 * X_BYTES,  # second norm: what came in, its projection, and the result
+        peak_live_bytes=4 * X_BYTES,  # second norm: the input of the run, what came in, its projection, and the result
         unpriced=(),
     )
     assert (prefill.name, prefill.modules, prefill.calls, prefill.ops) == ("prefill", 3, 3, 4)
@@ -76,6 +76,15 @@ def test_an_op_without_a_price_is_listed_with_its_bound_and_not_in_the_sum() -> 
     assert price_coverage(graph).unpriced == (hidden,)
     assert (price_coverage(graph).ops, price_coverage(graph).unpriced_ops) == (8, 1)
     assert hidden.flops_bound == PROJECT_FLOPS  # one matrix product of these shapes
+
+
+def test_a_stage_in_which_nothing_has_a_price_is_unknown_and_the_run_is_what_the_others_take() -> None:
+    """The decoder's one product has no price; its stage holds two activations more, which are no matrix work."""
+    costs = stage_costs(small_run(with_unpriced=True))
+    vision, prefill = costs.stages
+    assert (vision.flops, prefill.flops, costs.total.flops) == (2 * PROJECT_FLOPS, None, 2 * PROJECT_FLOPS)
+    assert prefill.bytes_moved == 2 * ACTIVATE_BYTES  # a lower bound: what has a price moves something
+    assert (prefill.macs, prefill.unpriced_ops) == (None, 1)
 
 
 def test_one_op_without_a_bound_leaves_the_rest_without_one_and_is_told_first() -> None:

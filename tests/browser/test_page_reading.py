@@ -169,5 +169,6 @@ def test_a_figure_that_misses_ops_without_a_price_is_a_lower_bound(show: Show) -
     figures = replace(box.figures, unpriced_ops=3)
     page = show(view_of_boxes(replace(box, figures=figures, own=figures)))
     assert page.texts(".cost") == ["≥ 5.00 kFLOP · 100.0 %"]
+    assert page.by_id("chart-title").text == "FLOPs: ≥ 5.00 kFLOP"
     page.choose("metric", "parameters")
     assert page.texts(".cost") == ["7 · 100.0 %"]

@@ -8,7 +8,7 @@ from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder
 from llm_perf_opt.callgraph.records import OpKind
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.plugins import ModelAdapter, PartialTrace, Sight, Stage, Target, Workload
-from llm_perf_opt.testimony import Method, Testimony
+from llm_perf_opt.testimony import BlindSpot, Method, Testimony
 
 ROWS = 3  # the one matrix product of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
 FLOPS = 120
@@ -95,4 +95,17 @@ class VagueWitness:
         return tuple(
             Testimony(source="vague", phase=phase, stage=phase, method=Method.ISOLATED, flops=flops)
             for phase, flops in (("prefill", FLOPS), ("decode", None))
+        )
+
+
+class PartialWitness:
+    """Counts the prefill in full and leaves a kernel of the decode out, of which it knows the size."""
+
+    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
+        spot = BlindSpot(cause="fused-attention-uncounted", operator="odd.attend", calls=2, flops=20)
+        return tuple(
+            Testimony(
+                source="partial", phase=phase, stage=phase, method=Method.ISOLATED, flops=flops, blind_spots=spots
+            )
+            for phase, flops, spots in (("prefill", FLOPS, ()), ("decode", FLOPS - 20, (spot,)))
         )

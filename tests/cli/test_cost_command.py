@@ -164,6 +164,36 @@ def test_strict_wants_a_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert "The total is not known." in err
 
 
+def test_a_source_that_left_something_out_is_no_total_and_refused_by_strict(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llm_perf_opt.plugins import WITNESSES
+
+    monkeypatch.setitem(WITNESSES._entries, "partial", "tests.cli.stand_ins:PartialWitness")
+    code, out, _ = run("cost", "stand-in", "--sources", "partial", "--json")
+    assert code == 0
+    assert (totals(out)["flops"], totals(out)["macs"]) == (None, None)
+    assert totals(out)["flops_at_least"] == FLOPS + FLOPS - 20
+    (stages,) = (table for table in json.loads(out)["tables"] if table["title"] == "Stages")
+    assert [row["flops"] for row in stages["rows"]] == [FLOPS, None]
+    assert stages["total"]["flops"] is None
+    code, out, err = run("cost", "stand-in", "--sources", "partial", "--strict")
+    assert code == 1
+    told = " ".join(out.split())
+    assert (
+        "decode (decode): FLOPs unknown, at least 100 FLOP by partial, which leaves out 20 FLOP of odd.attend." in told
+    )
+    assert "The total is not known." in err
+    assert "--strict was given, and partial leaves out 20 FLOP of odd.attend in decode (decode)" in err
+    assert "--sources counted,partial" in err
+
+
+def test_one_source_alone_says_so(run: Run) -> None:
+    code, out, _ = run("cost", "stand-in", "--sources", "counted", "--strict")
+    assert code == 0
+    assert "One source only, counted: nothing was compared." in out
+
+
 CLOSED_FORM = """
 import sys, time
 sys.argv = ["llm-perf-opt", "cost", "deepseek-ocr", "--image", "1240x1754", "--sources", "closed-form", "--json"]

@@ -1,4 +1,4 @@
-"""`--tracer` and `--weights`: the options reach the tracer, misfits are refused, a fault leaves a partial file."""
+"""`--tracer` and `--load-weights`: the options reach the tracer, misfits are refused, a fault leaves a partial file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_wishes_reach_the_tracer(run: Run, tmp_path: Path) -> None:
     code, out, _ = run(
-        "trace", "stand-in", "--tracer", "hooks", "--weights", "some/dir", "--device", "cpu", "--out", tmp_path
+        "trace", "stand-in", "--tracer", "hooks", "--load-weights", "some/dir", "--device", "cpu", "--out", tmp_path
     )
     assert code == 0
     graph = read_callgraph(tmp_path / "prefill.callgraph.json")
@@ -63,7 +63,7 @@ def test_the_wishes_reach_the_tracer(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--weights", "random"], "no use for --weights"),
+        (["--load-weights", "random"], "no use for --load-weights"),
         (["--tracer", "hooks", "--routing", "one"], "no use for --routing"),
         (["--tracer", "hoks"], "did you mean 'hooks'?"),
         (["--torchlens-picture", "layer.svg"], "MODULE=FILE"),
@@ -78,7 +78,7 @@ def test_a_wish_that_the_tracer_cannot_have_is_refused(words: list[str], hint: s
 
 
 def test_no_weights_are_what_weightless_has(run: Run) -> None:
-    assert run("trace", "stand-in", "--weights", "none")[0] == 0
+    assert run("trace", "stand-in", "--load-weights", "none")[0] == 0
 
 
 def test_strict_does_not_take_unknown_for_zero(run: Run) -> None:

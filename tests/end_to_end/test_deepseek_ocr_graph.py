@@ -135,9 +135,8 @@ def test_arrows_show_the_way_of_an_image() -> None:
 
 
 def test_runtime_facts_agree_with_the_structure() -> None:
-    assert view_of("gundam", "prefill").caption[1] == (
-        "Runtime: 1 image, 6 crops, decoder depth 12, as found in the structure."
-    )
+    caption = view_of("gundam", "prefill").caption
+    assert "Runtime: 1 image, 6 crops, decoder depth 12, as found in the structure." in caption
 
 
 def test_base_mode_has_no_parfor_on_vision() -> None:

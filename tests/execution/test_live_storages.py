@@ -49,6 +49,14 @@ def test_a_given_tensor_stays_foreign_when_a_view_of_it_comes_first() -> None:
     assert live.peak_bytes == 0
 
 
+def test_what_a_phase_was_given_counts_until_it_is_gone() -> None:
+    given = {"cache": [torch.zeros(1000)], "ids": torch.zeros(500)}
+    with LiveStorages(given) as live:
+        longer = torch.cat([given["cache"].pop(), torch.zeros(1)])  # type: ignore[attr-defined]
+        longer.add_(1)
+    assert list(live.live_bytes) == [ROW + 4 + ROW // 2, 2 * ROW + 8 + ROW // 2, ROW + 4 + ROW // 2]
+
+
 def test_temporaries_inside_a_composite_op_are_seen() -> None:
     """The product of a stack of matrices with a transposed one copies the transposed one first."""
     left, right = torch.zeros(2, 3, 10, 10), torch.zeros(10, 3, 2, 10).permute(2, 1, 0, 3)

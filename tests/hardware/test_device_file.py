@@ -61,6 +61,8 @@ def test_the_template_reads_as_it_stands() -> None:
         (("memory_gb = 8.5", "memory_gb = 0"), "'memory_gb' must be a number above zero"),
         (("memory_gb = 8.5", 'memory_gb = "8"'), "'memory_gb' must be a number above zero"),
         (("memory_gb = 8.5\n", ""), "'memory_gb' must be a number above zero"),
+        (("memory_gb = 8.5", "memory_gb = 8.5\nmemory_reported_mib = 8"), "8 MiB are 0.0 GB, not 8.5"),
+        (("memory_gb = 8.5", "memory_gb = 8.5\nmemory_reported_mb = 8100"), "did you mean 'memory_reported_mib'"),
         (("bf16 = 12.3456789", "bf17 = 12"), "there is no rate 'bf17'"),
         (('vendor = "me"', "vendor = 3"), "'vendor' is missing or not a text"),
         (('sources = [\n    "measured",\n]\n', ""), "it names no sources"),
@@ -79,6 +81,22 @@ def test_a_mistake_is_named(tmp_path: Path, change: tuple[str, str], message: st
         load_devices(write(tmp_path, text.replace(*change)))
     assert message in f"{caught.value}"
     assert "devices template" in caught.value.fix
+
+
+def test_the_reported_memory_wins_over_the_nominal_one_and_both_are_kept(tmp_path: Path) -> None:
+    """8,192 MiB are 8,589,934,592 bytes, a little more than the nominal 8.5 * 10^9."""
+    text = device_text(MINE).replace("memory_gb = 8.5", "memory_gb = 8.5\nmemory_reported_mib = 8192")
+    device = find_device("my-card", write(tmp_path, text))
+    assert (device.memory_bytes, device.nominal_memory_bytes) == (8_589_934_592, 8_500_000_000)
+    assert device.unverified == ()
+    assert read_devices(device_text(device), "text") == {"my-card": device}
+
+
+def test_a_data_sheet_alone_leaves_the_memory_unverified_and_a_measurement_does_not(tmp_path: Path) -> None:
+    text = device_text(MINE)
+    assert find_device("my-card", write(tmp_path, text)).unverified == ()
+    bare = find_device("my-card", write(tmp_path, text.replace("is_measured = true\n", "")))
+    assert (bare.memory_bytes, bare.unverified) == (8_500_000_000, ("memory_gb",))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ from llm_perf_opt.hardware import Device, device_text, find_device, load_devices
 from llm_perf_opt.hardware.device import PEAK_NAMES
 from llm_perf_opt.hardware.table import AMBIGUOUS_NAMES
 
-FACTS = json.loads((Path(__file__).parents[1] / "facts" / "hardware.json").read_text("utf-8"))["devices"]
+FOLDER = Path(__file__).parents[1] / "facts"
+FACTS = json.loads((FOLDER / "hardware.json").read_text("utf-8"))["devices"]
+REPORTED_BYTES = {
+    record["device"]: record.get("reported_bytes") or record["reported_mib"] * 2**20
+    for record in json.loads((FOLDER / "device_memory.json").read_text("utf-8"))["records"]
+}
 DEVICES = load_devices().devices
 RENAMED = {
     "mem_bw_gbs": "bandwidth_gb_per_s",
@@ -52,7 +57,7 @@ def test_every_figure_is_the_one_in_the_facts(fact: dict[str, Any]) -> None:
     peaks = {name: base_units(value, 10**12) for name, value in fact["peak_tflops_dense"].items() if value is not None}
     assert {name: rate for name, rate in device.peak_flops_per_s.items() if not name.endswith("acc16")} == peaks
     assert device.bandwidth_bytes_per_s == base_units(fact["mem_bw_gbs"], 10**9)
-    assert device.memory_bytes == base_units(fact["memory_gb"], 10**9)
+    assert (device.nominal_memory_bytes or device.memory_bytes) == base_units(fact["memory_gb"], 10**9)
     assert device.l2_bytes == base_units(fact["l2_mb"], 2**20)
     assert device.last_cache_bytes == base_units(fact["llc_mb"], 2**20)
     link = fact["interconnect"]
@@ -78,7 +83,31 @@ def test_every_device_says_where_its_figures_come_from_and_which_do_not(fact: di
     assert (device.sources, device.cross_checks) == (tuple(fact["source"]), tuple(fact["cross_check"]))
     assert device.disagreements == tuple(fact["disagreements"])
     assert fact["notes"] is None or fact["notes"] in (device.notes or "")
-    assert set(device.unverified) == unverified_figures(fact)
+    nominal = set() if device.id in REPORTED_BYTES else {"memory_gb"}
+    assert set(device.unverified) == unverified_figures(fact) | nominal
+
+
+@pytest.mark.parametrize("identifier", REPORTED_BYTES)
+def test_the_memory_is_what_the_driver_reports_and_says_who_read_it(identifier: str) -> None:
+    device = DEVICES[identifier]
+    assert device.memory_bytes == REPORTED_BYTES[identifier]
+    assert device.nominal_memory_bytes is not None
+    assert device.memory_reported_source
+    assert "memory_gb" not in device.unverified
+
+
+def test_an_h100_holds_five_gib_more_than_its_nominal_eighty_gigabytes() -> None:
+    """81,559 MiB are 79.6 GiB; 80 * 10^9 bytes are 74.5."""
+    h100 = DEVICES["h100-sxm"]
+    assert h100.memory_bytes == 81_559 * 2**20
+    assert round(h100.memory_bytes / 2**30, 1) == 79.6
+    assert h100.nominal_memory_bytes == 80 * 10**9
+
+
+def test_memory_that_nobody_read_from_a_driver_is_nominal_and_unverified() -> None:
+    t4 = DEVICES["t4"]
+    assert (t4.memory_bytes, t4.nominal_memory_bytes) == (16 * 10**9, None)
+    assert "memory_gb" in t4.unverified
 
 
 @pytest.mark.parametrize("fact", [fact for fact in FACTS if fact["achievable"]], ids=lambda fact: fact["id"])

@@ -77,5 +77,5 @@ def test_the_command_has_the_defaults_of_the_request() -> None:
     workload, request = Workload(), TraceRequest(model="", workload=Workload())
     for name in ("image", "mode", "crops", "prompt_tokens", "decode_steps", "batch", "dtype", "attention"):
         assert defaults[name] == getattr(workload, name)
-    for name in ("tracer", "weights", "routing", "device", "out", "force", "trust_remote_code"):
+    for name in ("tracer", "load_weights", "routing", "device", "out", "force", "trust_remote_code"):
         assert defaults[name] == getattr(request, name)

@@ -50,6 +50,15 @@ def test_memory_is_that_of_the_worst_phase_and_held_against_the_device() -> None
     assert does_it_fit(run_memory((replace(small_run(), ops=None),)), H100) == "not known"
 
 
+def test_what_the_driver_reports_decides_and_not_the_nominal_figure() -> None:
+    """77 GiB of weights and a little more: an H100 has 79.6 GiB, and 80 * 10^9 bytes would be 74.5."""
+    small = run_memory((small_run(),))
+    large = replace(small, phases=(replace(small.phases[0], weight_bytes=77 * 2**30),))
+    assert does_it_fit(large, H100).startswith("yes: ")
+    assert H100.nominal_memory_bytes is not None
+    assert does_it_fit(large, replace(H100, memory_bytes=H100.nominal_memory_bytes)).startswith("no: ")
+
+
 def test_a_phase_that_is_not_known_may_need_more() -> None:
     memory = run_memory((small_run(),))
     needed = memory.total_bytes or 0

@@ -6,7 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jsonschema
@@ -25,13 +25,14 @@ from llm_perf_opt import (
     write_static_compute_markdown,
 )
 from llm_perf_opt.analyses import static_compute
+from llm_perf_opt.analyses.static_compute import StageFigures
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.pipeline.adapters import find_adapter
 from llm_perf_opt.pipeline.cost_files import cost_json
 from llm_perf_opt.pipeline.costing import CostRequest, cost_of
 from llm_perf_opt.pipeline.static_analysis.static_analyzer import QUICK_SOURCES
-from llm_perf_opt.pipeline.static_analysis.static_results import report_of_run, without_fallback
+from llm_perf_opt.pipeline.static_analysis.static_results import isolated_only, report_of_run, without_fallback
 from llm_perf_opt.plugins import WITNESSES, ModelAdapter
 from llm_perf_opt.testimony import Method
 from tests.models.huggingface.folders import LLAMA, write_folder
@@ -65,7 +66,7 @@ def test_every_stage_has_all_its_figures(report: StaticComputeReport) -> None:
         assert sum(operator.flops or 0 for operator in stage.operators) == stage.flops
         assert stage.params
         assert stage.activations
-        assert {source.source for source in stage.sources} == {"counted", "torch-counter", "fvcore", "closed-form"}
+        assert {source.source for source in stage.sources} == set(QUICK_SOURCES)
 
 
 def test_closed_forms_and_fvcore_count_the_same_activations(report: StaticComputeReport) -> None:
@@ -87,19 +88,27 @@ def test_no_two_sources_differ_in_any_figure_without_a_cause(report: StaticCompu
 
 def test_what_an_isolated_figure_leaves_out_is_in_the_notes(report: StaticComputeReport) -> None:
     for stage in report.stages.values():
-        by_torch = next(source for source in stage.sources if source.source == "torch-counter")
-        spots = by_torch.blind_spots
-        assert by_torch.flops is not None
-        assert by_torch.flops + sum(spot.flops or 0 for spot in spots) == stage.flops
-        told = [note for note in stage.notes if note.startswith("torch-counter leaves out")]
+        by_fvcore = next(source for source in stage.sources if source.source == "fvcore")
+        spots = by_fvcore.blind_spots
+        assert by_fvcore.flops is not None
+        gap = sum(-(spot.flops or 0) if spot.adds else spot.flops or 0 for spot in spots)
+        assert by_fvcore.flops + gap == stage.flops
+        told = [note for note in stage.notes if note.startswith(("fvcore leaves out", "fvcore adds"))]
         assert len(told) == len(spots)
+    assert any("fvcore leaves out" in note for note in report.stages["sam"].notes)
 
 
 def test_an_isolated_figure_is_one_that_left_nothing_out_here_and_in_the_file(report: StaticComputeReport) -> None:
     in_file = {stage["name"]: stage["isolated_flops"] for stage in json.loads(cost_json(report.run))["stages"]}
     assert {name: stage.isolated_flops for name, stage in report.stages.items()} == in_file
-    assert (in_file["sam"], in_file["projector"]) == (None, report.stages["projector"].flops)
-    assert report.total.isolated_flops is None
+    assert in_file == {name: stage.flops for name, stage in report.stages.items()}
+    by_fvcore = [without(stage, "torch-counter") for stage in report.run.static.stages]
+    alone = {stage.name: stage.by_method(Method.ISOLATED) for stage in by_fvcore}
+    assert (alone["sam"], alone["projector"]) == (None, report.stages["projector"].flops)
+
+
+def without(stage: StageFigures, source: str) -> StageFigures:
+    return replace(stage, sources=tuple(told for told in stage.sources if told.source != source))
 
 
 def test_a_witness_that_is_registered_is_asked_unless_it_exports() -> None:
@@ -125,10 +134,23 @@ def test_the_whole_model_is_counted_in_one_trace(
 def test_a_stage_by_itself_is_seen_by_torch_and_by_fvcore(session: DeepSeekOCRSession) -> None:
     config = AnalysisConfig(130, 90, base_size=32, crop_mode=False, patch_size=4, seq_len=2, decode_steps=0)
     sam = DeepseekOCRStaticAnalyzer(session).analyze_stage_isolated("sam", config)
-    assert {source.source for source in sam.sources} == {"torch-counter", "fvcore"}
-    assert sam.isolated_flops is None  # both leave fused attention out, and say so
-    assert all(source.flops and source.blind_spots for source in sam.sources)
+    by_torch, by_fvcore = sam.sources
+    assert (by_torch.source, by_fvcore.source) == ("torch-counter", "fvcore")
+    assert (by_torch.is_complete, by_fvcore.is_complete) == (True, False)  # fvcore leaves fused attention out
+    assert by_fvcore.flops is not None
+    assert by_fvcore.flops < sam.flops == sam.isolated_flops == sam.flops_at_least == by_torch.flops
     assert (sam.extracted_flops, sam.analytic_flops) == (None, None)
+
+
+def test_a_partial_count_is_no_figure_of_a_stage(report: StaticComputeReport) -> None:
+    """With fvcore alone, which leaves the attention of the encoder out."""
+    (sam,) = (stage for stage in report.run.static.stages if stage.name == "sam")
+    (by_fvcore,) = (source for source in sam.sources if source.source == "fvcore")
+    alone = isolated_only(replace(sam, sources=(by_fvcore,)))
+    assert (alone.flops, alone.macs, alone.isolated_flops) == (None, None, None)
+    assert alone.flops_at_least == by_fvcore.at_least_flops
+    assert report.stages["sam"].flops is not None
+    assert 0 < (alone.flops_at_least or 0) < report.stages["sam"].flops
 
 
 def test_what_was_asked_is_not_asked_again(analyzer: DeepseekOCRStaticAnalyzer, report: StaticComputeReport) -> None:
@@ -147,12 +169,13 @@ def test_the_same_analysis_takes_a_text_model_from_a_folder(tmp_path: Path) -> N
     width, inner, layers, words = (
         LLAMA[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     )
-    matrices = layers * (4 * width**2 + 3 * width * inner) + width * words
+    matrices = layers * (4 * width**2 + 3 * width * inner)
+    head = 2 * width * words  # on the last position alone
     # Before version 5 the angles of the rotary embedding are a matrix product of frequencies and positions.
     is_older = int(transformers.__version__.split(".")[0]) < 5
     angles = 2 * 24 * (width // LLAMA["num_attention_heads"] // 2) if is_older else 0
     prefill = report.stages["prefill"]
-    assert prefill.flops == 2 * 24 * matrices + layers * 4 * 24**2 * width + angles
+    assert prefill.flops == 2 * 24 * matrices + head + layers * 4 * 24**2 * width + angles
     assert prefill.analytic_flops is None
     assert list(report.stages) == ["prefill"]
     missing = [reason for source, *_, reason in report.run.static.ledger.missing if source == "closed-form"]

@@ -79,7 +79,7 @@ def tiny_target(phase: str) -> Target:
 def routing_of(target: Target) -> list[list[int]]:
     """Which expert gets how many rows in the real run: hooks leave dispatch alone, so a recorder fits inside."""
     recorder = RoutingRecorder()
-    inner = target.invoke
+    inner = target.run
 
     def invoke(model: Any) -> object:
         with recorder:

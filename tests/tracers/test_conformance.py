@@ -128,3 +128,54 @@ def test_constructor_parameters_are_read_by_reflection(tracer: str) -> None:
     assert params["kernel_size"] == [2, 4]
     assert params["anything_new"] == 7
     assert "training" not in params
+
+
+def prepared_target() -> Target:
+    """A layer on the sum of two tensors that were there before; the larger one is given up in between."""
+
+    def prepare(model: nn.Module) -> dict[str, object]:
+        return {"state": [torch.zeros(8, 4)], "rows": torch.full((2, 4), 0.5)}
+
+    def invoke(model: nn.Module, given: dict[str, object]) -> object:
+        with torch.no_grad():
+            return model(given["rows"] + given["state"].pop()[:2])  # type: ignore[attr-defined, operator]
+
+    return Target(
+        model="case",
+        phase="decode",
+        workload={},
+        build=cache(lambda: nn.Sequential(nn.Linear(4, 4))),
+        prepare=prepare,
+        invoke=invoke,
+        notes=("two rows of eight",),
+    )
+
+
+@pytest.mark.parametrize("tracer", MODULE_TRACERS)
+def test_what_was_prepared_is_an_input_and_no_work_of_the_phase(tracer: str) -> None:
+    graph = TRACERS.get(tracer)().trace(prepared_target())
+    assert graph.problems() == []
+    assert graph.call_counts == {"": 1, "0": 1}
+    assert not [kind.name for kind in graph.op_kinds if "zeros" in kind.name or "full" in kind.name]
+    assert graph.storages is not None
+    given = [
+        size for size, origin in zip(graph.storages.bytes, graph.storages.origin, strict=True) if origin == "input"
+    ]
+    assert sorted(given) == [2 * 4 * 4, 8 * 4 * 4]
+    assert graph.notes[0] == "two rows of eight"
+
+
+@pytest.mark.parametrize("tracer", LIFETIME_TRACERS)
+def test_what_was_prepared_lives_until_the_phase_lets_go_of_it(tracer: str) -> None:
+    graph = TRACERS.get(tracer)().trace(prepared_target())
+    assert graph.storages is not None and graph.ops is not None
+    ends = {
+        size: freed
+        for size, freed, origin in zip(
+            graph.storages.bytes, graph.storages.freed_op, graph.storages.origin, strict=True
+        )
+        if origin == "input"
+    }
+    names = [graph.op_kinds[kind].name for kind in graph.ops.kind]
+    assert ends[8 * 4 * 4] == names.index("aten.add.Tensor") + 1, "the state is gone when the sum is there"
+    assert ends[2 * 4 * 4] == len(names), "the rows are held by whoever called"

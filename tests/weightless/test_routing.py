@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.errors import PerfOptError, UsageError
-from llm_perf_opt.weightless import BalancedRouting, OneExpertRouting, RandomRouting, ReplayRouting, routing_policy
+from llm_perf_opt.weightless import (
+    BalancedRouting,
+    OneExpertRouting,
+    RandomRouting,
+    ReplayRouting,
+    UniformRouting,
+    routing_policy,
+)
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 24)).flatmap(
     lambda size: st.tuples(st.just(size[0]), st.just(size[1]), st.integers(1, size[1]))
@@ -22,7 +29,7 @@ def loads(chosen: torch.Tensor, experts: int) -> list[int]:
 @given(SIZES)
 def test_every_policy_gives_each_row_k_distinct_experts(size: tuple[int, int, int]) -> None:
     rows, experts, k = size
-    for policy in (BalancedRouting(), OneExpertRouting(), RandomRouting(1)):
+    for policy in (UniformRouting(), BalancedRouting(), OneExpertRouting(), RandomRouting(1)):
         chosen = policy.choose(rows, experts, k, 0)
         assert chosen.shape == (rows, k)
         assert all(len(set(row)) == k and min(row) >= 0 and max(row) < experts for row in chosen.tolist())
@@ -33,6 +40,22 @@ def test_balanced_loads_differ_by_at_most_one(size: tuple[int, int, int]) -> Non
     rows, experts, k = size
     counts = loads(BalancedRouting().choose(rows, experts, k, 0), experts)
     assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "experts", "k", "touched"),
+    [(1, 128, 8, 8), (8, 128, 8, 52), (8, 64, 6, 35), (32, 128, 8, 112), (924, 64, 6, 64), (5, 4, 4, 4)],
+)
+def test_uniform_routing_touches_the_expected_number_of_experts(rows: int, experts: int, k: int, touched: int) -> None:
+    """`experts * (1 - (1 - k / experts) ** rows)`, rounded: 51.6 for 8 rows that take 8 of 128."""
+    counts = loads(UniformRouting().choose(rows, experts, k, 0), experts)
+    assert sum(count > 0 for count in counts) == touched
+    assert max(counts) - min(count for count in counts if count) <= 1
+
+
+def test_random_routing_touches_about_as_many_as_uniform_routing() -> None:
+    drawn = [sum(count > 0 for count in loads(RandomRouting(seed).choose(8, 128, 8, 0), 128)) for seed in range(200)]
+    assert sum(drawn) / len(drawn) == pytest.approx(51.62, abs=0.7)
 
 
 @given(SIZES, st.integers(0, 2**31))

@@ -74,15 +74,24 @@ def test_fused_attention_is_nothing_to_the_others(name: str) -> None:
     analysis = macs_by_fvcore(trap.adapter)
     assert analysis.total() == 0
     assert analysis.unsupported_ops() == {"aten::scaled_dot_product_attention": 1}
-    (testimony,) = TorchCounter().testify(trap.adapter, Workload())
+    (testimony,) = FvcoreCounter().testify(trap.adapter, Workload())
     assert [(spot.cause, spot.flops) for spot in testimony.blind_spots] == [("fused-attention-uncounted", trap.flops)]
+
+
+@pytest.mark.parametrize(
+    "name", ["SDPA on CPU", "SDPA with a mask", "causal SDPA", "grouped_mm", "windows with padding"]
+)
+def test_the_torch_counter_was_given_a_formula_for_what_torch_has_none_for(name: str) -> None:
+    (testimony,) = TorchCounter().testify(TRAPS[name].adapter, Workload())
+    assert (testimony.flops, testimony.blind_spots) == (TRAPS[name].flops, ())
+    assert any("torch's counter has no formula for" in note for note in testimony.notes)
 
 
 def test_a_grouped_product_is_nothing_to_the_others() -> None:
     trap = TRAPS["grouped_mm"]
     assert flops_by_torch(trap.adapter) == 0
     assert macs_by_fvcore(trap.adapter).total() == 0
-    (testimony,) = TorchCounter().testify(trap.adapter, Workload())
+    (testimony,) = FvcoreCounter().testify(trap.adapter, Workload())
     assert [(spot.cause, spot.flops) for spot in testimony.blind_spots] == [("grouped-product-uncounted", trap.flops)]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analyses.parameter_owners import untied
 from llm_perf_opt.analyses.pricing import price
+from llm_perf_opt.analyses.pricing.matrix import groups_used
 from llm_perf_opt.analyses.pricing.op_cost import elements, operand
 from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.callgraph.graph import CallGraph
@@ -21,11 +22,11 @@ _GATHERS = ("aten.index", "aten.index_select")
 def active_parameters(graph: CallGraph) -> dict[str, int | None]:
     """Stage -> elements of weights that enter its matrix products, per forward of the phase.
 
-    A weight that is cast or transposed first is followed, and so are experts picked from a stack of them. In a grouped
-    product each row meets one expert of the stack and rows are taken to spread evenly: as many experts count as there
-    are rows, at most all. A lookup reads a few rows of its table and multiplies nothing, so an embedding is not active;
-    scales of norms and biases are not either. Within one forward a weight counts once however often it is used; parts
-    of one that are multiplied apart are taken to be different parts.
+    A weight that is cast or transposed first is followed, and so are experts picked from a stack of them. Of the stack
+    in a grouped product those experts count that got rows; where the trace does not tell, as many as there are rows.
+    A lookup reads a few rows of its table and multiplies nothing, so an embedding is not active; scales of norms and
+    biases are not either. Within one forward a weight counts once however often it is used; parts of one that are
+    multiplied apart are taken to be different parts.
 
     None where the trace cannot tell: it does not say which tensors an op took, or an op without a price took a weight.
     """
@@ -104,7 +105,7 @@ def _operand_sizes(kind: OpKind) -> tuple[int, ...]:
     """Per input, the elements that a product multiplies with; a vector is a bias or a scale.
 
     In a grouped product of a matrix and a stack, the rows (or columns) of the one are split between the matrices of the
-    other: no more of them are used than there are rows.
+    other: those without rows are not used.
     """
     sizes = [elements(meta) if len(meta.shape) > 1 else 0 for meta in kind.inputs]
     if family_of(kind.name) is not Family.GROUPED or len(kind.inputs) < 2:
@@ -112,9 +113,9 @@ def _operand_sizes(kind: OpKind) -> tuple[int, ...]:
     left, right = operand(kind, 0, "self", "input"), operand(kind, 1, "mat2", "weight")
     if len(left.shape) == len(right.shape):
         return tuple(sizes)
-    rows = left.shape[0] if len(left.shape) == 2 else right.shape[-1]
+    used = groups_used(kind)
     return tuple(
-        min(rows, meta.shape[0]) * math.prod(meta.shape[1:]) if len(meta.shape) == 3 else size
+        min(used, meta.shape[0]) * math.prod(meta.shape[1:]) if len(meta.shape) == 3 else size
         for meta, size in zip(kind.inputs, sizes, strict=True)
     )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.active_parameters import active_parameters
+from llm_perf_opt.analyses.known_sum import known_sum
 from llm_perf_opt.analyses.parameter_owners import parameters_by_stage
 from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.analyses.pricing.op_cost import elements_of
@@ -14,6 +15,7 @@ from llm_perf_opt.analyses.stage_costs import StageCost, stage_costs
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import count_kinds_by_stage
 from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.callgraph.weight_formats import is_weight_format
 from llm_perf_opt.testimony import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
 
 if TYPE_CHECKING:
@@ -61,18 +63,51 @@ def _testimony(
         phase=graph.phase,
         stage=stage.name,
         method=Method.EXTRACTED,
-        flops=stage.flops,
+        flops=None if stage.ops is None else stage.flops or 0,  # what it lacks is in the blind spots
         parameters=parameters,
-        activations=sum(operator.activations or 0 for operator in operators if operator.family is not Family.ATTENTION),
-        bytes_moved=stage.bytes_moved,
+        activations=None if stage.ops is None else _activations(operators),
+        bytes_moved=None if stage.unpriced else stage.bytes_moved,
         active_parameters=active,
         routing=_routing(graph, kinds),
+        stored_as=_stored_as(graph),
+        bytes_as_held=_bytes_as_held(kinds) if _has_formats_alone(graph) and not stage.unpriced else None,
         operators=operators,
         blind_spots=tuple(
             BlindSpot(cause="op-without-formula", operator=op.name, calls=op.count, flops=op.flops_bound, is_bound=True)
             for op in stage.unpriced
         ),
     )
+
+
+def _activations(operators: Sequence[OperatorFigure]) -> int:
+    """By fvcore's convention, in which fused attention puts out nothing."""
+    return sum(operator.activations or 0 for operator in operators if operator.family is not Family.ATTENTION)
+
+
+def _bytes_as_held(kinds: Mapping[OpKind, int]) -> int | None:
+    """What the ops would move with every weight in the type of the tensors that it meets, as the code holds it."""
+    return known_sum(
+        None if (cost := price(_held(kind))) is None else count * cost.bytes_moved for kind, count in kinds.items()
+    )
+
+
+def _has_formats_alone(graph: CallGraph) -> bool:
+    """Whether weights are stored in formats and none in another type of torch, of which no tensor beside it tells."""
+    names = graph.deployment.get("weights")
+    return isinstance(names, str) and all(map(is_weight_format, names.split(" + ")))
+
+
+def _held(kind: OpKind) -> OpKind:
+    dense = [meta.dtype for meta in (*kind.inputs, *kind.outputs) if not is_weight_format(meta.dtype)]
+    if not dense or not any(is_weight_format(meta.dtype) for meta in kind.inputs):
+        return kind
+    inputs = tuple(replace(meta, dtype=dense[0]) if is_weight_format(meta.dtype) else meta for meta in kind.inputs)
+    return replace(kind, inputs=inputs)
+
+
+def _stored_as(graph: CallGraph) -> str | None:
+    told = (f"{what} {graph.deployment[what]}" for what in ("weights", "cache") if what in graph.deployment)
+    return ", ".join(told) or None
 
 
 def _routing(graph: CallGraph, kinds: Mapping[OpKind, int]) -> str | None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analyses.pricing import price
+from llm_perf_opt.analyses.pricing import OpCost, price
 from llm_perf_opt.callgraph.records import TensorMeta
 from llm_perf_opt.document import Cell, Column, Kind, Table
 from llm_perf_opt.export_outcome import GraphOp, PartOutcome
 
 
 def operator_table(part: PartOutcome) -> Table:
-    """One row per distinct op; FLOPs and bytes are of all its occurrences, unknown where it has no price."""
-    rows = [_row(op) for op in part.ops or ()]
-    totals = [sum(row[column] or 0 for row in rows) for column in (1, 5, 6)]  # type: ignore[misc]  # numbers by kind
+    """One row per distinct op; FLOPs and bytes are of all its occurrences, unknown where it has no price.
+
+    One op without a price makes the sums unknown.
+    """
+    ops = part.ops or ()
+    costs = [price(op.kind) for op in ops]
+    known = sum((cost.times(op.count) for cost, op in zip(costs, ops, strict=True) if cost is not None), OpCost())
+    total = None if None in costs else known
     return Table(
         title=f"Operators of {part.name}",
         columns=(
@@ -25,8 +30,16 @@ def operator_table(part: PartOutcome) -> Table:
             Column("FLOPs", Kind.FLOPS),
             Column("bytes moved", Kind.BYTES),
         ),
-        rows=tuple(rows),
-        footer=("total", totals[0], "", "", "", totals[1], totals[2]),
+        rows=tuple(_row(op) for op in ops),
+        footer=(
+            "total",
+            sum(op.count for op in ops),
+            "",
+            "",
+            "",
+            None if total is None else total.flops,
+            None if total is None else total.bytes_moved,
+        ),
     )
 
 

@@ -11,34 +11,39 @@ from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import stage_names, stage_of_ops
 from llm_perf_opt.callgraph.records import StorageColumns
 
-LIVE_ORIGINS = frozenset({"activation", "scratch"})
+GIVEN = "input"
+MADE_ORIGINS = frozenset({"activation", "scratch"})
+LIVE_ORIGINS = MADE_ORIGINS | {GIVEN}
 
 
 def live_bytes(storages: StorageColumns, op_count: int) -> array[int]:
-    """Bytes of activations alive while each op ran, and of what a composite op holds beside its result."""
-    steps = _born(storages, op_count)
-    for end, size_bytes in _of_live(storages, storages.freed_op):
+    """Bytes alive while each op ran: activations, what a composite op holds beside its result, and the inputs.
+
+    An input, such as the cache that an earlier phase left, may die in the phase, so it is followed like any other.
+    """
+    steps = _born(storages, op_count, LIVE_ORIGINS)
+    for end, size_bytes in _of_origins(storages, storages.freed_op, LIVE_ORIGINS):
         steps[end] -= size_bytes
     return array("q", accumulate(steps))[:op_count]
 
 
 def held_bytes(storages: StorageColumns, op_count: int) -> array[int]:
     """Bytes that were alive before each op ran and still are while it does: its own results and scratch left out."""
-    live, born = live_bytes(storages, op_count), _born(storages, op_count)
+    live, born = live_bytes(storages, op_count), _born(storages, op_count, MADE_ORIGINS)
     return array("q", map(sub, live, born))
 
 
-def _born(storages: StorageColumns, op_count: int) -> array[int]:
-    """Bytes that each op brings to life; the last entry is what no op ever wrote."""
+def _born(storages: StorageColumns, op_count: int, origins: frozenset[str]) -> array[int]:
+    """Bytes of these origins that are there from each op on; the last entry is what no op ever wrote."""
     born = array("q", bytes(8 * (op_count + 1)))
-    for start, size_bytes in _of_live(storages, storages.born_op):
+    for start, size_bytes in _of_origins(storages, storages.born_op, origins):
         born[start] += size_bytes
     return born
 
 
-def _of_live(storages: StorageColumns, column: array[int]) -> Iterable[tuple[int, int]]:
-    is_live = list(map(LIVE_ORIGINS.__contains__, storages.origin))
-    return zip(compress(column, is_live), compress(storages.bytes, is_live), strict=True)
+def _of_origins(storages: StorageColumns, column: array[int], origins: frozenset[str]) -> Iterable[tuple[int, int]]:
+    is_meant = list(map(origins.__contains__, storages.origin))
+    return zip(compress(column, is_meant), compress(storages.bytes, is_meant), strict=True)
 
 
 def memory_by_stage(graph: CallGraph) -> list[tuple[int, int]] | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.coverage import UnpricedOp, merged_unpriced, priced_total
+from llm_perf_opt.analyses.known_sum import counted_or_unknown, priced_sum
 from llm_perf_opt.analyses.live_bytes import memory_by_stage
 from llm_perf_opt.analyses.parameter_owners import parameters_by_stage
 from llm_perf_opt.analyses.pricing import price
@@ -19,9 +20,10 @@ class StageCost:
     """One stage, or the whole run. None is unknown: the tracer sees no ops that have a price, or follows no memory.
 
     `modules` counts the distinct modules called in the stage; one that is called in two stages counts in both.
-    `flops`, `vector_flops` and `bytes_moved` are sums over the ops that have a price; the others are in `unpriced`.
+    `flops`, `vector_flops` and `bytes_moved` are sums over the ops that have a price, and unknown where none of them
+    adds anything; the others are in `unpriced`, and where there are any, these figures are lower bounds.
     `activation_bytes` is all memory the stage's ops brought to life, `peak_live_bytes` the most that was alive at
-    once while one of its ops ran, activations of earlier stages and the scratch of composite ops included.
+    once while one of its ops ran, inputs, activations of earlier stages and the scratch of composite ops included.
     """
 
     name: str
@@ -91,15 +93,16 @@ def _stage_cost(
     peak_live_bytes: int | None,
 ) -> StageCost:
     cost, unpriced = priced_total(counts or {})
+    hidden = sum(op.count for op in unpriced)
     return StageCost(
         name=name,
         modules=len(set(paths)),
         calls=len(paths),
         parameters=parameters,
         ops=None if counts is None else sum(counts.values()),
-        flops=None if counts is None else cost.flops,
-        vector_flops=None if counts is None else cost.vector_flops,
-        bytes_moved=None if counts is None else cost.bytes_moved,
+        flops=None if counts is None else counted_or_unknown(cost.flops, hidden),
+        vector_flops=None if counts is None else counted_or_unknown(cost.vector_flops, hidden),
+        bytes_moved=None if counts is None else counted_or_unknown(cost.bytes_moved, hidden),
         activation_bytes=activation_bytes,
         peak_live_bytes=peak_live_bytes,
         unpriced=unpriced,
@@ -118,9 +121,9 @@ def sum_of_stages(name: str, stages: Sequence[StageCost], *, modules: int, param
         calls=sum(stage.calls for stage in stages),
         parameters=parameters,
         ops=_sum(stage.ops for stage in stages),
-        flops=_sum(stage.flops for stage in stages),
-        vector_flops=_sum(stage.vector_flops for stage in stages),
-        bytes_moved=_sum(stage.bytes_moved for stage in stages),
+        flops=priced_sum(stage.flops for stage in stages),
+        vector_flops=priced_sum(stage.vector_flops for stage in stages),
+        bytes_moved=priced_sum(stage.bytes_moved for stage in stages),
         activation_bytes=_sum(stage.activation_bytes for stage in stages),
         peak_live_bytes=None if peaks is None else max(peaks, default=0),
         unpriced=merged_unpriced(op for stage in stages for op in stage.unpriced),
@@ -146,4 +149,5 @@ def _assert_complete(graph: CallGraph, total: StageCost, *, has_prices: bool) ->
     assert total.calls == len(calls_of(graph).path)
     if has_prices:
         cost, _ = priced_total(count_kinds(graph))
-        assert (total.flops, total.vector_flops, total.bytes_moved) == (cost.flops, cost.vector_flops, cost.bytes_moved)
+        told = (total.flops or 0, total.vector_flops or 0, total.bytes_moved or 0)
+        assert told == (cost.flops, cost.vector_flops, cost.bytes_moved)

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.coverage import UnpricedOp
+from llm_perf_opt.analyses.deployment_notes import deployment_notes
 from llm_perf_opt.analyses.parameter_owners import count_distinct_parameters
 from llm_perf_opt.analyses.stage_costs import StageCost, stage_costs, sum_of_stages
+from llm_perf_opt.analyses.workload_text import run_notes, workload_note
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.units import format_count
@@ -62,20 +64,10 @@ def _row(stage: StageCost) -> tuple[Cell, ...]:
     )
 
 
-def _workload_note(graph: CallGraph) -> Note:
-    """What was asked for, defaults filled in: without it the figures above mean nothing."""
-    plain = {name: value for name, value in graph.workload.items() if isinstance(value, (bool, int, float, str, list))}
-    told = ", ".join(f"{name.replace('_', ' ')} {_value_text(value)}" for name, value in plain.items() if value != [])
-    return Note(f"Workload: {told}.")
-
-
-def _value_text(value: object) -> str:
-    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _notes(graphs: Sequence[CallGraph], total: StageCost) -> Iterator[Note]:
     if graphs and graphs[0].workload:
-        yield _workload_note(graphs[0])
+        yield workload_note(graphs)
+    yield from deployment_notes(graphs)
     yield Note(
         "FLOPs are those of matrix products, convolutions and attention; a multiply-add counts as two, "
         "and causal attention is not halved."
@@ -86,7 +78,7 @@ def _notes(graphs: Sequence[CallGraph], total: StageCost) -> Iterator[Note]:
     for graph in graphs:
         if graph.stopped_in is not None:
             yield Note(f"{graph.phase}: the run stopped in {graph.stopped_in}; what follows is missing.", Level.WARNING)
-        yield from (Note(f"{graph.phase}: {text}") for text in graph.notes)
+    yield from run_notes(graphs)
     yield from _oracle_notes(graphs)
 
 

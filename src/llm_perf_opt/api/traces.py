@@ -12,12 +12,13 @@ from llm_perf_opt.callgraph import CallGraph, write_callgraph
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.pipeline.adapters import find_adapter
 from llm_perf_opt.pipeline.costing import cost_of_graphs
+from llm_perf_opt.pipeline.deploying import redeployed
 from llm_perf_opt.pipeline.drawing import GraphRequest, view_of
 from llm_perf_opt.pipeline.free_places import make_folder, require_free
 from llm_perf_opt.pipeline.reporting import report_of
 from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX, read_traces
 from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
-from llm_perf_opt.plugins import ModelAdapter, Workload
+from llm_perf_opt.plugins import Deployment, ModelAdapter, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,8 @@ def trace(
     *,
     routing: str | None = None,
     device: str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
     trust_remote_code: bool = False,
     **workload: Any,
 ) -> Trace:
@@ -78,9 +81,11 @@ def trace(
     args, kwargs
         What a module at hand is called with; a named model makes its own inputs from the workload.
     routing
-        Who gets the tokens of a router: `balanced`, `random:SEED`, `one`, `replay:FILE`.
+        Who gets the tokens of a router: `uniform`, `balanced`, `random:SEED`, `one`, `replay:FILE`.
     device
         The device that the code believes in: `cuda` unless told.
+    weights, cache
+        Stored formats, such as `int4-g128` and `fp8`; as the checkpoint says unless told.
     trust_remote_code
         Whether the Python code in a model folder may run.
     **workload
@@ -90,6 +95,7 @@ def trace(
     request = TraceRequest(
         model=str(model) if isinstance(model, (str, Path)) else adapter.title,
         workload=Workload(**workload),
+        deployment=Deployment(weights=weights, cache=cache),
         routing=routing,
         device=device,
     )
@@ -97,9 +103,12 @@ def trace(
     return Trace(report=report_of(graphs), graphs=graphs)
 
 
-def load(path: str | Path) -> Trace:
-    """A trace made earlier: a call-graph file, or a folder that holds one per phase. Needs no torch."""
-    graphs = read_traces([Path(path)])
+def load(path: str | Path, *, weights: str | None = None, cache: str | None = None) -> Trace:
+    """A trace made earlier: a call-graph file, or a folder that holds one per phase. Needs no torch.
+
+    `weights` and `cache` store it in other formats than it was made with.
+    """
+    graphs = redeployed(read_traces([Path(path)]), Deployment(weights=weights, cache=cache))
     return Trace(report=report_of(graphs), graphs=graphs)
 
 

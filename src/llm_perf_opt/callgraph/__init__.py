@@ -15,6 +15,7 @@ from llm_perf_opt.callgraph.records import (
     StorageColumns,
     TensorMeta,
 )
+from llm_perf_opt.callgraph.weight_formats import StoredFormats, WeightFormat, weight_format
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -30,10 +31,13 @@ __all__ = [
     "Parameter",
     "StagePaths",
     "StorageColumns",
+    "StoredFormats",
     "TensorMeta",
+    "WeightFormat",
     "from_json_dict",
     "read_callgraph",
     "tensor_bytes",
     "to_json_dict",
+    "weight_format",
     "write_callgraph",
 ]

@@ -91,6 +91,10 @@ class CallGraphBuilder:
         self._parameters[name] = (meta, token, is_buffer)
         self._storages.declare(token, bytes, "buffer" if is_buffer else "parameter")
 
+    def given(self, token: int, bytes: int) -> None:
+        """Declare memory that was prepared for the run and lives from its beginning on: an input, an earlier cache."""
+        self._storages.give(token, bytes)
+
     # ---- events, in the order in which they happen
 
     def allocate(self, token: int, bytes: int, origin: str = "activation") -> None:

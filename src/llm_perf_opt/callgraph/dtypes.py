@@ -1,11 +1,11 @@
-"""How many bytes a tensor of a given shape and dtype holds, without torch."""
+"""How many bytes a tensor of a given shape and dtype or stored format holds, without torch."""
 
 from __future__ import annotations
 
 import math
 
 from llm_perf_opt.callgraph.records import TensorMeta
-from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.callgraph.weight_formats import weight_format
 
 _DTYPES_BY_BYTES = {
     1: "bool uint8 int8 quint8 qint8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
@@ -20,12 +20,11 @@ _BYTES_PER_ELEMENT = {name: size for size, names in _DTYPES_BY_BYTES.items() for
 
 
 def tensor_bytes(meta: TensorMeta) -> int:
-    """What the tensor would occupy if stored densely; a view may share a larger storage, an expanded one a smaller."""
+    """What the tensor would occupy by itself; a view may share a larger storage, an expanded one a smaller.
+
+    A stored weight format (`int4-g128`) counts with its scales and zero points. An unknown name raises.
+    """
     size = _BYTES_PER_ELEMENT.get(meta.dtype)
     if size is None:
-        raise PerfOptError(
-            f"The size of dtype {meta.dtype!r} is not known.",
-            why="its bytes would have to be guessed",
-            fix="add it to callgraph/dtypes.py",
-        )
+        return weight_format(meta.dtype).stored_bytes(meta.shape)
     return math.prod(meta.shape) * size

@@ -52,6 +52,7 @@ class CallGraph:
     library_versions: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
     workload: Mapping[str, Json] = field(default_factory=dict)
+    deployment: Mapping[str, Json] = field(default_factory=dict)  # stored formats; empty: all in the traced types
     phase: str = ""
     tracer: str = ""
     stages: tuple[StagePaths, ...] = ()

@@ -19,8 +19,9 @@ MAX_FILE_BYTES = 2**29  # about eight million ops; parsing takes some thirty tim
 
 _REQUIRED = ("schema_version", "call_counts", "edges")
 _OPTIONAL = frozenset(
-    "tool_version library_versions model workload phase tracer stages runtime oracle_answers stopped_in notes coverage "
-    "root_calls op_call_counts module_children module_types constructor_params input_metadata output_metadata events "
+    "tool_version library_versions model workload deployment phase tracer stages runtime oracle_answers stopped_in "
+    "notes coverage root_calls op_call_counts module_children module_types constructor_params input_metadata "
+    "output_metadata events "
     f"paths tensor_metas part_kinds op_kinds ops calls storages parameters {SEAL_KEY}".split()
 )
 
@@ -88,6 +89,7 @@ def _graph(document: Json) -> CallGraph:
         library_versions=by_key(document.get("library_versions", {}), "library_versions", text),
         model=text(document.get("model", ""), "model"),
         workload=free_form(document.get("workload", {}), "workload"),
+        deployment=free_form(document.get("deployment", {}), "deployment"),
         phase=text(document.get("phase", ""), "phase"),
         tracer=text(document.get("tracer", ""), "tracer"),
         stages=tuple(each(document.get("stages", []), "stages", _stage)),

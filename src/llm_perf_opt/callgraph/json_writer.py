@@ -73,6 +73,7 @@ def _header(graph: CallGraph) -> dict[str, Json]:
         "library_versions": dict(graph.library_versions),
         "model": graph.model,
         "workload": dict(graph.workload),
+        "deployment": dict(graph.deployment),
         "phase": graph.phase,
         "tracer": graph.tracer,
         "stages": [{"name": name, "paths": list(paths)} for name, paths in graph.stages],

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.records import CallColumns, OpColumns, OpKind
+from llm_perf_opt.callgraph.records import CallColumns, OpColumns, OpKind, TensorMeta
 from llm_perf_opt.errors import PerfOptError
 
 T = TypeVar("T")
@@ -41,6 +41,19 @@ def ops_in_call(graph: CallGraph, call: int) -> range:
     """Rows of every op that ran inside the call, its children's included."""
     calls = calls_of(graph)
     return range(calls.first_op[call], calls.end_op[call])
+
+
+def call_tensors(graph: CallGraph, call: int, side: str) -> Iterator[tuple[TensorMeta, int]]:
+    """The tensors that went into a call (`side` "input") or came out of it ("output"), and their storages' rows."""
+    calls = calls_of(graph)
+    counts, metas, storages = (
+        (calls.input_count, calls.input_metas, calls.input_storages)
+        if side == "input"
+        else (calls.output_count, calls.output_metas, calls.output_storages)
+    )
+    start = sum(counts[:call])
+    rows = slice(start, start + counts[call])
+    return zip((graph.tensor_metas[row] for row in metas[rows]), storages[rows], strict=True)
 
 
 def ops_in_module(graph: CallGraph, path: str) -> list[range]:

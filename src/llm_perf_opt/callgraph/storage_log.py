@@ -23,6 +23,7 @@ class StorageLog:
 
     def __init__(self) -> None:
         self._weights: dict[int, tuple[int, str]] = {}  # token -> bytes, origin
+        self._given: set[int] = set()
         self._tokens = array("q")
         self._bytes = array("q")
         self._born = array("q")
@@ -34,6 +35,12 @@ class StorageLog:
         """A storage that existed before the run. Names that share it may see parts of it: the largest is its size."""
         known_bytes, known_origin = self._weights.get(token, (0, origin))
         self._weights[token] = (max(known_bytes, size_bytes), known_origin)
+
+    def give(self, token: int, size_bytes: int) -> None:
+        """A storage that was prepared for the run, counted once; a weight that is also handed over stays a weight."""
+        if token not in self._weights and token not in self._given:
+            self._given.add(token)
+            self.allocate(token, size_bytes, "input", 0)
 
     def allocate(self, token: int, size_bytes: int, origin: str, clock: int) -> None:
         """A storage is born."""

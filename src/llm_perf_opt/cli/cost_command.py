@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
 from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
@@ -20,19 +21,21 @@ from llm_perf_opt.cli.talk import say
 from llm_perf_opt.cli.workload_options import RoutingOption, SourceArgument, TrustOption, takes_workload
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.plugins import WITNESSES, Workload
+from llm_perf_opt.testimony import left_out
 
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.static_compute import StaticCompute
 
 SourcesOption = Annotated[
     str | None,
-    typer.Option(help=f"Whom to ask, with commas: counted, {', '.join(WITNESSES.names())}. All of them unless told."),
+    typer.Option(help=f"Sources, with commas: counted, {', '.join(WITNESSES.names())}. Default: all of them."),
 ]
 StrictOption = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Exit 1 if an op has no price, a difference no cause, or the total or a source named no figure.",
+        help="Exit 1 if an op has no price, a difference no cause, a named source no figure, or if every source left "
+        "something out of the total.",
     ),
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.json, .md, .csv, .html.")]
@@ -42,6 +45,8 @@ OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.
 def cost(
     model: SourceArgument,
     workload: Workload,
+    weights: WeightsOption = None,
+    cache: CacheOption = None,
     sources: SourcesOption = None,
     routing: RoutingOption = None,
     out: OutOption = None,
@@ -62,6 +67,7 @@ def cost(
     request = CostRequest(
         model=model,
         workload=workload,
+        deployment=deployment_of(weights, cache),
         sources=named,
         routing=routing,
         trust_remote_code=trust_remote_code,
@@ -79,27 +85,50 @@ def cost(
 
 
 def _refuse_holes(static: StaticCompute, must_speak: Sequence[str]) -> None:
-    for what, fix in _holes(static, must_speak):
-        raise PerfOptError(what, why="--strict was given", fix=fix)
+    for what, why, fix in _holes(static, must_speak):
+        raise PerfOptError(what, why=", and ".join(filter(None, ("--strict was given", why))), fix=fix)
 
 
-def _holes(static: StaticCompute, must_speak: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing, and what to do. Sources that nobody named may be silent, except the count itself."""
+def _holes(static: StaticCompute, must_speak: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """What is missing, why if there is more to say, and what to do.
+
+    Sources that nobody named may be silent, except the count itself.
+    """
     if static.unpriced_ops:
         yield (
             f"{static.unpriced_ops:,} ops have no price and are not in the totals.",
+            "",
             "see the warnings above for their names; without --strict the report stands with its holes listed",
         )
     for source, phase, stage, _ in static.ledger.missing:
         if source in must_speak:
             yield (
                 f"{source} says nothing of {stage} ({phase}).",
+                "",
                 "see the warnings above for the reason, or leave it out of --sources",
             )
     if static.flops is None:
-        yield "The total is not known.", "see the warnings above for the stages that no source could count"
+        yield ("The total is not known.", _why_unknown(static), _source_to_add(static))
     if static.ledger.unexplained:
         yield (
             f"{len(static.ledger.unexplained)} differences between sources have no known cause.",
+            "",
             "see the ledger above; ask fewer sources with --sources, or report the difference",
         )
+
+
+def _why_unknown(static: StaticCompute) -> str:
+    """Which stages no source counted in full, and what the one that counted most says of itself."""
+    partial = ((stage, stage.incomplete) for stage in static.stages)
+    return "; ".join(
+        f"{source.source} {left_out(source)} in {stage.name} ({stage.phase})"
+        for stage, source in partial
+        if source is not None
+    )
+
+
+def _source_to_add(static: StaticCompute) -> str:
+    asked = {source.source for stage in static.stages for source in stage.sources}
+    if "counted" in asked:
+        return "see the warnings above for the stages that no source could count"
+    return f"ask a source that sees everything too: --sources {','.join(('counted', *sorted(asked)))}"

@@ -45,7 +45,7 @@ NEEDS = (
     Need(distribution="hydra-core", purpose="profile configurations", extra="profile"),
     Need(distribution="hydra-joblib-launcher", purpose="profile --multirun on several cores", extra="profile"),
     Need(distribution="torchlens", purpose="trace --tracer torchlens", extra="torchlens"),
-    Need(distribution="safetensors", purpose="trace --weights DIR", extra="weights"),
+    Need(distribution="safetensors", purpose="trace --load-weights DIR", extra="weights"),
 )
 
 

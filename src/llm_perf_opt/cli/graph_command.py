@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
 from llm_perf_opt.cli.output import JsonOption
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.errors import UsageError
@@ -43,6 +44,8 @@ def graph(
     focus: FocusOption = None,
     max_boxes: MaxBoxesOption = 40,
     metric: MetricOption = "flops",
+    weights: WeightsOption = None,
+    cache: CacheOption = None,
     force: ForceOption = False,
     json_wanted: JsonOption = False,
 ) -> None:
@@ -50,11 +53,20 @@ def graph(
     from llm_perf_opt.pipeline.drawing import GraphRequest, graph_view
 
     name = _format_of(format_name, out, json_wanted)
+    deployment = deployment_of(weights, cache)
     drawing = DRAWINGS.get(name)(metric)
     if out is not None:
         free_file(out, force=force)
     view = graph_view(
-        GraphRequest(source=source, phase=phase, depth=depth, focus=focus, max_boxes=max_boxes, metric=metric)
+        GraphRequest(
+            source=source,
+            deployment=deployment,
+            phase=phase,
+            depth=depth,
+            focus=focus,
+            max_boxes=max_boxes,
+            metric=metric,
+        )
     )
     picture = drawing.render(view)
     if out is not None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.workload_options import RoutingOption, SourceArgument, TrustOption, takes_workload
 from llm_perf_opt.plugins import Workload
@@ -32,6 +33,8 @@ ExecutionOption = Annotated[
 def predict(
     model: SourceArgument,
     workload: Workload,
+    weights: WeightsOption = None,
+    cache: CacheOption = None,
     device: DeviceOption = None,
     devices: DevicesOption = None,
     calibration: CalibrationOption = None,
@@ -50,6 +53,7 @@ def predict(
         device=device,
         calibration_file=calibration,
         workload=workload,
+        deployment=deployment_of(weights, cache),
         devices_file=devices,
         execution=execution,
         routing=routing,

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.talk import say
 from llm_perf_opt.cli.workload_options import MODEL_HELP, TrustOption, takes_workload
@@ -16,7 +17,7 @@ from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.pipeline.file_formats import report_format_of
 from llm_perf_opt.pipeline.free_places import free_file, write_result
-from llm_perf_opt.plugins import REPORTERS, Reporter, Workload
+from llm_perf_opt.plugins import REPORTERS, Deployment, Reporter, Workload
 
 SourcesArgument = Annotated[
     list[str],
@@ -37,6 +38,8 @@ OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page 
 def report(
     sources: SourcesArgument,
     workload: Workload,
+    weights: WeightsOption = None,
+    cache: CacheOption = None,
     times: TimesOption = None,
     device: DeviceOption = None,
     devices: DevicesOption = None,
@@ -53,11 +56,12 @@ def report(
     Of traces made earlier, without --out and --device, it prints the per-stage tables alone; that needs no torch.
     """
     reporter = _reporter(format_name, json_wanted, out)
+    deployment = deployment_of(weights, cache)
     _refuse_overwriting(out, force=force, open_page=open_page)
     if devices is None and _is_for_tables(sources, out, device):
-        _show_tables(sources, times or (), reporter, workload, exports)
+        _show_tables(sources, times or (), reporter, workload, deployment, exports)
         return
-    made = _whole(_one(sources, times), workload, device, devices, exports, trust_remote_code)
+    made = _whole(_one(sources, times), workload, deployment, device, devices, exports, trust_remote_code)
     if out is None:
         show(made, reporter)
         return
@@ -74,13 +78,18 @@ def _is_for_tables(sources: Sequence[str], out: Path | None, device: str | None)
 
 
 def _show_tables(
-    sources: Sequence[str], times: Sequence[Path], reporter: Reporter, workload: Workload, exports: bool
+    sources: Sequence[str],
+    times: Sequence[Path],
+    reporter: Reporter,
+    workload: Workload,
+    deployment: Deployment,
+    exports: bool,
 ) -> None:
     from llm_perf_opt.pipeline.reporting import report_on
     from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
 
     refuse_wishes(workload, exports=exports)
-    show(report_on([Path(source) for source in sources], times), reporter)
+    show(report_on([Path(source) for source in sources], times, deployment), reporter)
 
 
 def _one(sources: Sequence[str], times: Sequence[Path] | None) -> str:
@@ -94,13 +103,20 @@ def _one(sources: Sequence[str], times: Sequence[Path] | None) -> str:
 
 
 def _whole(
-    model: str, workload: Workload, device: str | None, devices: Path | None, exports: bool, trust_remote_code: bool
+    model: str,
+    workload: Workload,
+    deployment: Deployment,
+    device: str | None,
+    devices: Path | None,
+    exports: bool,
+    trust_remote_code: bool,
 ) -> Report:
     from llm_perf_opt.pipeline.whole_report import WholeRequest, run_whole_report
 
     request = WholeRequest(
         model=model,
         workload=workload,
+        deployment=deployment,
         device=device,
         devices_file=devices,
         with_exports=exports,

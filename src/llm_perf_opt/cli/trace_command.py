@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
 from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.talk import say, talk_more
 from llm_perf_opt.cli.workload_options import ModelArgument, RoutingOption, TrustOption, takes_workload
@@ -15,9 +16,9 @@ from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.plugins import TRACERS, Workload
 
 TracerOption = Annotated[str, typer.Option(help=f"How to look: {', '.join(TRACERS.names())}.")]
-WeightsOption = Annotated[
+LoadWeightsOption = Annotated[
     str | None,
-    typer.Option(metavar="random|none|DIR", help="Weights of a real run; random unless told. weightless has none."),
+    typer.Option(metavar="random|none|DIR", help="Weights for a real run. Default: random; weightless has none."),
 ]
 PictureOption = Annotated[
     str | None, typer.Option(metavar="MODULE=FILE", help="TorchLens's own picture of a module: svg, pdf or png.")
@@ -36,7 +37,9 @@ def trace(
     model: ModelArgument,
     workload: Workload,
     tracer: TracerOption = "weightless",
+    load_weights: LoadWeightsOption = None,
     weights: WeightsOption = None,
+    cache: CacheOption = None,
     torchlens_picture: PictureOption = None,
     routing: RoutingOption = None,
     device: DeviceOption = None,
@@ -58,7 +61,8 @@ def trace(
         model=model,
         workload=workload,
         tracer=tracer,
-        weights=weights,
+        load_weights=load_weights,
+        deployment=deployment_of(weights, cache),
         torchlens_picture=_picture(torchlens_picture),
         routing=routing,
         device=device,

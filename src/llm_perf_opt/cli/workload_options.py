@@ -19,16 +19,23 @@ SourceArgument = Annotated[
     str, typer.Argument(metavar="MODEL_OR_TRACE", help=f"{MODEL_HELP} Or a trace made earlier.", show_default=False)
 ]
 RoutingOption = Annotated[
-    str | None, typer.Option(help="Who gets the tokens: balanced (the default), random:SEED, one, replay:FILE.")
+    str | None,
+    typer.Option(
+        metavar="POLICY", help="Which experts get tokens: uniform (default), balanced, one, random:SEED, replay:FILE."
+    ),
 ]
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code in the model folder.")]
 
 
 def _options(
-    image: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of a blank page, or an image file.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="WIDTHxHEIGHT of a blank page, or an image file. A folder gets none by default.")
+    ] = None,
     mode: Annotated[str | None, typer.Option(help="The model's image mode: tiny, small, base, large, gundam.")] = None,
     crops: Annotated[str | None, typer.Option(help="COLUMNSxROWS, instead of what the image size gives.")] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Text tokens in the prompt.")] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Text tokens in the prompt; image tokens come on top.")
+    ] = None,
     decode_steps: Annotated[int, typer.Option(min=0, help="Tokens to decode after the prefill.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Sequences run together.")] = 1,
     dtype: Annotated[

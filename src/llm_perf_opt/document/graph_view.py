@@ -41,7 +41,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a box costs, with everything inside it. `None` is unknown, never zero."""
+    """What a box costs, with everything inside it. `None` is unknown, never zero.
+
+    With `unpriced_ops` above zero the FLOPs, MACs and bytes moved are lower bounds: those of the ops that have a price.
+    Where no op with a price adds anything, they are unknown.
+    """
 
     flops: int | None
     macs: int | None

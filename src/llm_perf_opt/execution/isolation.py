@@ -75,8 +75,9 @@ def cut_apart(target: Target, paths: Collection[str], engine: Engine) -> Isolati
 
     def forward() -> Isolation:
         collector = _Collector(target, paths)
+        given = target.start(model)
         with OpWatch(collector.on_op):
-            run_watched(target, model, collector.before, collector.after)
+            run_watched(target, model, given, collector.before, collector.after)
         return Isolation(calls=tuple(collector.calls.values()), loose=tuple(collector.loose.values()))
 
     return engine.run(forward)

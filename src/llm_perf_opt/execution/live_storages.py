@@ -15,19 +15,24 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from llm_perf_opt.execution.nested_tensors import tensors_in
+
 
 class LiveStorages(TorchDispatchMode):
     """While open, follows every block of memory that an op creates; weights and inputs existed before and do not count.
 
-    `live_bytes` has one entry per dispatched op: the bytes alive when its kernel returned, arguments and results both.
+    `given` is what a phase was prepared with: it is followed too, from the beginning until it is gone. `live_bytes` has
+    one entry per dispatched op: the bytes alive when its kernel returned, arguments and results both.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: object = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = array("q")
         self.op_names: list[str] = []
         self._counted: dict[int, tuple[StorageWeakRef, int]] = {}  # address -> who, bytes
         self._foreign: dict[int, StorageWeakRef] = {}  # the weak reference keeps the address from being used again
+        for storage in (tensor.untyped_storage() for tensor in tensors_in(given)):
+            self._counted[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
 
     @property
     def peak_bytes(self) -> int:

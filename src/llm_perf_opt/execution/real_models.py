@@ -30,7 +30,7 @@ class RealModels:
             raise UsageError(
                 "A real run needs weights.",
                 why="only the weightless tracer runs a model without them",
-                fix="use --weights random, or the folder that holds the released ones",
+                fix="use --load-weights random, or the folder that holds the released ones",
             )
         self._weights = weights
         self.device = _present(device)

@@ -45,8 +45,9 @@ def stage_roots(target: Target, engine: Engine) -> tuple[str, ...]:
             stages.leave()
             open_paths.pop()
 
+        given = target.start(model)
         with OpWatch(on_op):
-            run_watched(target, model, before, after)
+            run_watched(target, model, given, before, after)
         return called
 
     return tuple(dict.fromkeys(_largest(_RUN, engine.run(forward), target.phase)))

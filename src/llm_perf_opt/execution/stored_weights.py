@@ -62,7 +62,7 @@ def _files(folder: Path) -> list[Path]:
         raise UsageError(
             f"{folder} holds no weights." if not files else f"{folder} lacks {', '.join(absent)}.",
             why="weights are read from *.safetensors files, all those that the index names",
-            fix="point --weights at the folder with the released files, or use --weights random",
+            fix="point --load-weights at the folder with the released files, or use --load-weights random",
         )
     return files
 

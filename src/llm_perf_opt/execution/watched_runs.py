@@ -19,10 +19,10 @@ def build_on_ghosts(target: Target, engine: Engine) -> torch.nn.Module:
     return model
 
 
-def run_watched(target: Target, model: torch.nn.Module, before: Before, after: After) -> None:
-    """Run the target and tell of every module call, with its arguments as they are."""
+def run_watched(target: Target, model: torch.nn.Module, given: object, before: Before, after: After) -> None:
+    """Run the target on what it was prepared with and tell of every module call, with its arguments as they are."""
     with observing(target, model), watch_forwards(model, before, after), silenced():
-        target.invoke(model)
+        target.run(model, given)
 
 
 class OpenStages:

@@ -35,7 +35,7 @@ _UNCOUNTED = {Family.ATTENTION: "fused-attention-uncounted", Family.GROUPED: "gr
 class ExportWitness:
     """Exports the modules that together are the run; a stage with a module that does not export says where it stops."""
 
-    def __init__(self, *, routing: str = "balanced", device: str = "cpu") -> None:
+    def __init__(self, *, routing: str = "uniform", device: str = "cpu") -> None:
         self._routing = routing
         self._engine = Engine(device=device, routing=routing)
 

@@ -42,7 +42,9 @@ class Device:
     arch: str
     peak_flops_per_s: Mapping[str, int]
     bandwidth_bytes_per_s: int
-    memory_bytes: int  # nominal: a gigabyte counts as 10^9 bytes
+    memory_bytes: int  # what the driver reports; where nobody read that, the nominal figure, and then unverified
+    nominal_memory_bytes: int | None = None  # of the data sheet, in gigabytes of 10^9 bytes; None: `memory_bytes` is it
+    memory_reported_source: str | None = None  # who read what the driver reports
     l2_bytes: int | None = None
     last_cache_bytes: int | None = None  # a cache behind L2
     launch_overhead_ns: int | None = None  # from one kernel or op to the next when none of them has work

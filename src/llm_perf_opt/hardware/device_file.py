@@ -21,7 +21,8 @@ TERA, GIGA, MEBI, MICRO_IN_NANO = 10**12, 10**9, 2**20, 1000
 _TEXTS = ("name", "vendor", "arch")  # required, like the peaks, the bandwidth and the memory
 _SCALED = {  # key in the file -> field of the record, how many base units one is, whether it must be there
     "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", GIGA, True),
-    "memory_gb": ("memory_bytes", GIGA, True),
+    "memory_gb": ("nominal_memory_bytes", GIGA, True),
+    "memory_reported_mib": ("memory_bytes", MEBI, False),
     "l2_mib": ("l2_bytes", MEBI, False),
     "last_cache_mib": ("last_cache_bytes", MEBI, False),
     "launch_overhead_us": ("launch_overhead_ns", MICRO_IN_NANO, False),
@@ -44,7 +45,9 @@ _FACTS: dict[str, type[str] | type[int] | type[float]] = {
     "interconnect": str,
     "tdp_w": int,
 }
-_KNOWN = (*_TEXTS, *_RATES, *_SCALED, *_LISTS, *_FACTS, "achieved_source", "is_measured", "notes")
+_SOURCES = ("achieved_source", "memory_reported_source", "notes")  # one text each
+_KNOWN = (*_TEXTS, *_RATES, *_SCALED, *_LISTS, *_FACTS, *_SOURCES, "is_measured")
+_REPORTED_OF_NOMINAL = (0.75, 1.25)  # a reported figure outside of this was written in another unit
 
 
 def read_devices(text: str, origin: str) -> dict[str, Device]:
@@ -82,7 +85,8 @@ def _device(identifier: str, table: Mapping[str, Any], origin: str) -> Device:
     for key in _LISTS:
         fields[key] = _texts(table, key, complain)
     fields["facts"] = dict(_facts(table, complain))
-    fields |= {key: table[key] for key in ("achieved_source", "is_measured", "notes") if key in table}
+    fields |= {key: table[key] for key in (*_SOURCES, "is_measured") if key in table}
+    _settle_memory(fields, complain)
     if not fields["sources"]:
         raise complain("it names no sources", "a figure that cannot be looked up cannot be trusted")
     device = Device(id=identifier, **fields)
@@ -141,6 +145,26 @@ def _check_overheads(device: Device, complain: _Complain) -> None:
         )
 
 
+def _settle_memory(fields: dict[str, Any], complain: _Complain) -> None:
+    """What the driver reports is the memory; without it the nominal figure stands in, and is said to be unverified.
+
+    A calibration reads the memory of the machine that it runs on, so of a measured device the one figure is enough.
+    """
+    nominal = fields["nominal_memory_bytes"]
+    if "memory_bytes" not in fields:
+        fields |= {"memory_bytes": nominal, "nominal_memory_bytes": None}
+        if not fields.get("is_measured") and "memory_gb" not in fields["unverified"]:
+            fields["unverified"] += ("memory_gb",)
+        return
+    low, high = _REPORTED_OF_NOMINAL
+    reported = fields["memory_bytes"]
+    if not low <= reported / nominal <= high:
+        raise complain(
+            "'memory_reported_mib' and 'memory_gb' are far apart",
+            f"{reported / MEBI:,.0f} MiB are {reported / GIGA:,.1f} GB, not {nominal / GIGA:,.1f}",
+        )
+
+
 def _facts(table: Mapping[str, Any], complain: _Complain) -> Iterator[tuple[str, str | int | float]]:
     for key, kind in _FACTS.items():
         if key not in table:
@@ -161,10 +185,10 @@ def device_text(device: Device) -> str:
         if rates
     ]
     for key, (name, scale, _) in _SCALED.items():
-        if (value := getattr(device, name)) is not None:
+        if (value := _written_figure(device, key, name)) is not None:
             lines.append(f"{key} = {_number(value, scale)}")
     lines += [f"{key} = {_quoted(value) if isinstance(value, str) else value}" for key, value in device.facts.items()]
-    for key in ("achieved_source", "notes"):
+    for key in _SOURCES:
         if getattr(device, key) is not None:
             lines.append(f"{key} = {_quoted(getattr(device, key))}")
     if device.is_measured:
@@ -173,6 +197,16 @@ def device_text(device: Device) -> str:
         if values := getattr(device, key):
             lines += [f"{key} = [", *(f"    {_quoted(value)}," for value in values), "]"]
     return "\n".join(lines) + "\n"
+
+
+def _written_figure(device: Device, key: str, name: str) -> int | None:
+    """A figure in base units; a device that knows one figure of its memory writes it as the nominal one."""
+    if key == "memory_gb":
+        return device.nominal_memory_bytes or device.memory_bytes
+    if key == "memory_reported_mib" and device.nominal_memory_bytes is None:
+        return None
+    value: int | None = getattr(device, name)
+    return value
 
 
 def device_template(identifier: str = "my-device", reported_name: str | None = None) -> str:
@@ -184,13 +218,16 @@ def device_template(identifier: str = "my-device", reported_name: str | None = N
         arch="its architecture",
         peak_flops_per_s={"fp32": TERA, "bf16": TERA, "fp16": TERA},
         bandwidth_bytes_per_s=GIGA,
-        memory_bytes=GIGA,
+        memory_bytes=1000 * MEBI,
+        nominal_memory_bytes=GIGA,
+        memory_reported_source="what nvidia-smi, rocm-smi or torch.cuda.mem_get_info() says",
         reported_names=(reported_name or "what torch.cuda.get_device_name() says",),
         sources=("where every figure above was read: a data sheet and its address",),
     )
     return (
         "# Replace every figure. Rates are dense (no sparsity), matrix work accumulates in float32.\n"
         "# TFLOP/s are 10^12 FLOP/s (one multiply-add is two), GB/s are 10^9 bytes/s. Leave out what is not known.\n"
+        "# memory_gb is nominal, memory_reported_mib (MiB) what the driver reports: without it fit answers are rough.\n"
         f"# Optional: {', '.join(key for key in _SCALED if key not in device_text(example))}, "
         "achieved_tflops, achieved_source, unverified, notes.\n" + device_text(example)
     )

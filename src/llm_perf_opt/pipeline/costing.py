@@ -6,13 +6,14 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from llm_perf_opt.analyses.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.counted import counted, counted_run
 from llm_perf_opt.analyses.static_compute import StaticCompute, static_compute, static_report
+from llm_perf_opt.analyses.workload_text import run_notes
 from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import PerfOptError
@@ -20,7 +21,7 @@ from llm_perf_opt.pipeline.adapters import find_adapter
 from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
 from llm_perf_opt.pipeline.trace_files import is_trace, read_traces
 from llm_perf_opt.pipeline.traced_workload import workload_of
-from llm_perf_opt.plugins import MODELS, WITNESSES, Json, ModelAdapter, PartialTrace, Witness, Workload
+from llm_perf_opt.plugins import MODELS, WITNESSES, Deployment, Json, ModelAdapter, PartialTrace, Witness, Workload
 from llm_perf_opt.testimony import Method, Testimony
 from llm_perf_opt.units import format_seconds
 
@@ -40,6 +41,7 @@ class CostRequest:
 
     model: str
     workload: Workload
+    deployment: Deployment = field(default_factory=Deployment)
     sources: tuple[str, ...] | None = None  # None: all there are, or for a saved trace those that run nothing
     routing: str | None = None
     device: str | None = None
@@ -70,7 +72,8 @@ class CostRun:
     @property
     def report(self) -> Report:
         """Everything: the summary, a chapter per stage, and memory."""
-        return replace(self.summary, chapters=(*self.stage_chapters, *self._memory_chapters()))
+        notes = (*run_notes(self.graphs), *self.summary.notes)
+        return replace(self.summary, notes=notes, chapters=(*self.stage_chapters, *self._memory_chapters()))
 
     def memory_document(self) -> Mapping[str, Json] | None:
         """The part of `static_compute.json` on memory."""
@@ -94,7 +97,13 @@ def run_cost(request: CostRequest) -> CostRun:
     if not is_trace(request.model):
         return cost_of(find_adapter(request.model, request.trust_remote_code), request, sources or SOURCES)
     refuse_wishes(request.workload, routing=request.routing)
-    return cost_of_graphs(read_traces([Path(request.model)]), sources)
+    return cost_of_graphs(_stored_as(read_traces([Path(request.model)]), request.deployment), sources)
+
+
+def _stored_as(graphs: tuple[CallGraph, ...], wanted: Deployment) -> tuple[CallGraph, ...]:
+    from llm_perf_opt.pipeline.deploying import redeployed  # closed forms alone need none of it
+
+    return redeployed(graphs, wanted)
 
 
 def cost_of_graphs(graphs: tuple[CallGraph, ...], sources: Sequence[str] | None = None) -> CostRun:
@@ -129,7 +138,13 @@ def _traced(
 
     return trace_each_phase(
         adapter,
-        TraceRequest(model=request.model, workload=workload, routing=request.routing, device=request.device),
+        TraceRequest(
+            model=request.model,
+            workload=workload,
+            deployment=request.deployment,
+            routing=request.routing,
+            device=request.device,
+        ),
     )
 
 
@@ -195,13 +210,17 @@ def _run(
     if not graphs:
         static = static_compute(model=model, workload=workload, graphs=(), testimonies=testimonies)
         return _cost_run(graphs, static)
+    from llm_perf_opt.analyses.deployment_notes import deployment_notes
     from llm_perf_opt.analyses.memory import attention_cases, run_memory
+    from llm_perf_opt.analyses.necessary.necessary_table import with_necessary
 
     memory = run_memory(graphs)
     said = (*counted_run(graphs, memory), *testimonies)
     static = static_compute(model=model, workload=graphs[0].workload, graphs=graphs, testimonies=said)
     cases = attention_cases(*_eager_and_fused(graphs, other_attention))
-    return replace(_cost_run(graphs, static), memory=memory, attention_cases=tuple(cases))
+    run = _cost_run(graphs, static)
+    summary = with_necessary(replace(run.summary, notes=(*deployment_notes(graphs), *run.summary.notes)), graphs)
+    return replace(run, summary=summary, memory=memory, attention_cases=tuple(cases))
 
 
 def _cost_run(graphs: tuple[CallGraph, ...], static: StaticCompute) -> CostRun:

@@ -75,7 +75,7 @@ def device_report(name: str, devices_file: Path | None = None) -> Report:
         columns=(Column("what"), Column("bytes", Kind.BYTES), Column("rate", Kind.BYTES_PER_S), Column("verified")),
         rows=(
             (
-                "memory",
+                "memory" if device.nominal_memory_bytes is None else "memory as the driver reports it",
                 device.memory_bytes,
                 device.bandwidth_bytes_per_s,
                 _verified(device, "bandwidth_gb_per_s", "memory_gb"),
@@ -83,6 +83,7 @@ def device_report(name: str, devices_file: Path | None = None) -> Report:
             *(
                 (name, size, None, _verified(device, figure))
                 for name, size, figure in (
+                    ("nominal memory", device.nominal_memory_bytes, "memory_gb"),
                     ("L2 cache", device.l2_bytes, "l2_mib"),
                     ("last cache", device.last_cache_bytes, "last_cache_mib"),
                 )
@@ -122,7 +123,16 @@ def _notes(device: Device) -> Iterator[Note]:
     yield from (Note(f"Source: {source}") for source in device.sources)
     if device.achieved_source:
         yield Note(f"Source of the best measured product: {device.achieved_source}")
+    if device.memory_reported_source:
+        yield Note(f"Source of the reported memory: {device.memory_reported_source}")
     yield from (Note(f"Agrees: {source}") for source in device.cross_checks)
     yield from (Note(f"Disagrees: {text}", Level.WARNING) for text in device.disagreements)
-    if device.unverified:
-        yield Note(f"Not read in a source: {', '.join(device.unverified)}.", Level.WARNING)
+    is_nominal = device.nominal_memory_bytes is None and "memory_gb" in device.unverified
+    if is_nominal:
+        yield Note(
+            "The memory is nominal, in gigabytes of 10^9 bytes: nobody read what the driver reports. "
+            "Drivers of other cards report up to 7 % more.",
+            Level.WARNING,
+        )
+    if unread := [figure for figure in device.unverified if not (is_nominal and figure == "memory_gb")]:
+        yield Note(f"Not read in a source: {', '.join(unread)}.", Level.WARNING)

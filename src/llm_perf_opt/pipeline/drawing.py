@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from llm_perf_opt.analyses.deployment_notes import deployment_notes
 from llm_perf_opt.analyses.grouping import MAX_BOXES, group
 from llm_perf_opt.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.document import GraphView
 from llm_perf_opt.errors import UsageError
-from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX, trace_files
+from llm_perf_opt.pipeline.deploying import redeployed
+from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX, read_traces, trace_files
+from llm_perf_opt.plugins import Deployment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,7 @@ class GraphRequest:
     """Everything `graph` can be asked for. Without `phase` it is the prefill, or the first phase there is."""
 
     source: Path = Path()
+    deployment: Deployment = field(default_factory=Deployment)
     phase: str | None = None
     depth: int | None = None
     focus: str | None = None
@@ -26,18 +30,29 @@ class GraphRequest:
 
 def graph_view(request: GraphRequest) -> GraphView:
     """One phase of a trace made earlier, folded into families. Needs no torch."""
-    return view_of(_chosen_phase(request), request)
+    graph = _chosen_phase(request)
+    if request.deployment != Deployment():
+        graph = _stored_as(graph, request)
+    return view_of(graph, request)
+
+
+def _stored_as(graph: CallGraph, request: GraphRequest) -> CallGraph:
+    """The phase in the formats that were asked for; a cache is found in the decode, so all phases are read for it."""
+    phases = (graph,) if request.deployment.cache is None else read_traces([request.source])
+    found = next(place for place, phase in enumerate(phases) if phase.phase == graph.phase)
+    return redeployed(phases, request.deployment)[found]
 
 
 def view_of(graph: CallGraph, request: GraphRequest) -> GraphView:
     """The same for a trace at hand; where it lies and its phase are decided already."""
-    return group(
+    view = group(
         graph,
         depth=request.depth,
         focus=request.focus,
         max_boxes=request.max_boxes,
         metric=request.metric,
     )
+    return replace(view, caption=(*view.caption, *(note.text for note in deployment_notes([graph]))))
 
 
 def _chosen_phase(request: GraphRequest) -> CallGraph:

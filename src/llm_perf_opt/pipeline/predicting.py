@@ -6,18 +6,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llm_perf_opt.analyses.calibrated import calibrated_report
+from llm_perf_opt.analyses.deployment_notes import deployment_notes
 from llm_perf_opt.analyses.memory import need_table, run_memory
 from llm_perf_opt.analyses.prediction import Execution, prediction_report
+from llm_perf_opt.analyses.serving_fit import with_serving_fit
 from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.document import Report
+from llm_perf_opt.document import Level, Note, Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.hardware import find_device
 from llm_perf_opt.hardware.calibration import read_calibration
 from llm_perf_opt.pipeline.adapters import find_adapter
+from llm_perf_opt.pipeline.deploying import redeployed
 from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
 from llm_perf_opt.pipeline.trace_files import is_trace, read_whole_traces
 from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
-from llm_perf_opt.plugins import Workload
+from llm_perf_opt.plugins import Deployment, Workload
+
+_AS_DENSE = Note(
+    "The calibration timed products whose weights are not quantised: other formats are timed as if they were those.",
+    Level.WARNING,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +39,7 @@ class PredictRequest:
     device: str | None = None
     calibration_file: Path | None = None
     workload: Workload = field(default_factory=Workload)
+    deployment: Deployment = field(default_factory=Deployment)
     devices_file: Path | None = None
     execution: str = "eager"
     routing: str | None = None
@@ -42,7 +51,8 @@ def run_predict(request: PredictRequest) -> Report:
     if request.calibration_file is not None and request.device is None:
         _refuse_device_words(request)
         calibration = read_calibration(request.calibration_file)
-        return calibrated_report(_graphs(request, calibration.kind), calibration)
+        graphs = _graphs(request, calibration.kind)
+        return _with_deployment(calibrated_report(graphs, calibration), graphs, _AS_DENSE)
     if request.device is None or request.calibration_file is not None:
         raise UsageError(
             "A prediction needs --device or --calibration, and not both.",
@@ -52,17 +62,28 @@ def run_predict(request: PredictRequest) -> Report:
     device = find_device(request.device, request.devices_file)
     graphs = _graphs(request)
     report = prediction_report(graphs, device, Execution(request.execution))
-    return replace(report, tables=(*report.tables, need_table(run_memory(graphs), device)))
+    with_need = replace(report, tables=(*report.tables, need_table(run_memory(graphs), device)))
+    return _with_deployment(with_serving_fit(with_need, graphs, device), graphs)
+
+
+def _with_deployment(report: Report, graphs: tuple[CallGraph, ...], *if_stored_otherwise: Note) -> Report:
+    told = tuple(deployment_notes(graphs))
+    return replace(report, notes=(*told, *(if_stored_otherwise if told else ()), *report.notes))
 
 
 def _refuse_device_words(request: PredictRequest) -> None:
-    """A calibration brings its own machine, and was measured launching op by op."""
-    ignored = [("--devices", request.devices_file is not None), ("--execution", request.execution != Execution.EAGER)]
+    """A calibration brings its own machine, and was measured launching op by op on dense weights."""
+    ignored = [
+        ("--devices", request.devices_file is not None),
+        ("--execution", request.execution != Execution.EAGER),
+        ("--weights", request.deployment.weights is not None),
+        ("--cache", request.deployment.cache is not None),
+    ]
     for option, is_given in ignored:
         if is_given:
             raise UsageError(
                 f"A calibration has no use for {option}.",
-                why="its times were measured on one machine, op by op",
+                why="its times were measured on one machine, op by op, on weights that were not quantised",
                 fix=f"leave {option} out, or give --device in place of --calibration",
             )
 
@@ -70,9 +91,15 @@ def _refuse_device_words(request: PredictRequest) -> None:
 def _graphs(request: PredictRequest, device_kind: str | None = None) -> tuple[CallGraph, ...]:
     if is_trace(request.model):
         refuse_wishes(request.workload, routing=request.routing)
-        return read_whole_traces([Path(request.model)])
+        return redeployed(read_whole_traces([Path(request.model)]), request.deployment)
     adapter = find_adapter(request.model, request.trust_remote_code)
     return trace_on_ghosts(
         adapter,
-        TraceRequest(model=request.model, workload=request.workload, routing=request.routing, device=device_kind),
+        TraceRequest(
+            model=request.model,
+            workload=request.workload,
+            deployment=request.deployment,
+            routing=request.routing,
+            device=device_kind,
+        ),
     )

@@ -6,7 +6,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -15,10 +15,20 @@ from llm_perf_opt.callgraph import CallGraph, write_callgraph
 from llm_perf_opt.document import Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.pipeline.adapters import find_adapter
+from llm_perf_opt.pipeline.deploying import as_checkpoint, deployed, formats_of
 from llm_perf_opt.pipeline.free_places import make_folder, require_free
 from llm_perf_opt.pipeline.reporting import report_of
 from llm_perf_opt.pipeline.trace_files import PARTIAL, TRACE_SUFFIX
-from llm_perf_opt.plugins import TRACERS, DrawingTracer, ModelAdapter, PartialTrace, Target, Tracer, Workload
+from llm_perf_opt.plugins import (
+    TRACERS,
+    Deployment,
+    DrawingTracer,
+    ModelAdapter,
+    PartialTrace,
+    Target,
+    Tracer,
+    Workload,
+)
 from llm_perf_opt.units import format_count, format_seconds
 
 log = logging.getLogger(__name__)
@@ -31,9 +41,10 @@ class TraceRequest:
     model: str
     workload: Workload
     tracer: str = "weightless"
-    routing: str | None = None  # of routing, device and weights, None leaves the choice to the tracer
+    deployment: Deployment = field(default_factory=Deployment)
+    routing: str | None = None  # of routing, device and load_weights, None leaves the choice to the tracer
     device: str | None = None
-    weights: str | None = None  # "random", "none", or a folder
+    load_weights: str | None = None  # "random", "none", or a folder
     torchlens_picture: tuple[str, Path] | None = None  # a module, and where to draw it
     trust_remote_code: bool = False
     out: Path | None = None  # None: nothing is written
@@ -56,9 +67,11 @@ def run_trace(request: TraceRequest) -> TraceRun:
     A model that raises half-way leaves one file, of the phase in which it did, named as partial.
     """
     tracer = _make_tracer(request)
-    targets = find_adapter(request.model, request.trust_remote_code).targets(request.workload)
+    adapter = find_adapter(request.model, request.trust_remote_code)
+    targets = adapter.targets(request.workload)
     files = _free_files(request, targets)
-    graphs = tuple(_trace(tracer, target, request) for target in targets)
+    traced = tuple(_trace(tracer, target, request, adapter) for target in targets)
+    graphs = deployed(adapter, traced, request.deployment)
     if request.torchlens_picture is not None:
         _draw(cast("DrawingTracer", tracer), targets, graphs, *request.torchlens_picture)
     for graph, file in zip(graphs, files, strict=False):
@@ -70,7 +83,8 @@ def run_trace(request: TraceRequest) -> TraceRun:
 def trace_on_ghosts(adapter: ModelAdapter, request: TraceRequest) -> tuple[CallGraph, ...]:
     """The graphs alone, one per phase, of an adapter at hand: nothing is written and nothing reported."""
     tracer = _make_tracer(request)
-    return tuple(_trace(tracer, target, request) for target in adapter.targets(request.workload))
+    traced = tuple(_trace(tracer, target, request, adapter) for target in adapter.targets(request.workload))
+    return deployed(adapter, traced, request.deployment)
 
 
 def trace_each_phase(
@@ -82,10 +96,10 @@ def trace_each_phase(
     stopped: list[PartialTrace] = []
     for target in adapter.targets(request.workload):
         try:
-            finished.append(_trace(tracer, target, request))
+            finished.append(_trace(tracer, target, request, adapter))
         except PartialTrace as stop:
             stopped.append(stop)
-    return tuple(finished), tuple(stopped)
+    return deployed(adapter, finished, request.deployment), tuple(stopped)
 
 
 def _draw(tracer: DrawingTracer, targets: Sequence[Target], graphs: Sequence[CallGraph], path: str, file: Path) -> None:
@@ -106,16 +120,17 @@ def _make_tracer(request: TraceRequest) -> Tracer:
             f"The tracer {request.tracer!r} draws no picture.", why="TorchLens does", fix="add --tracer torchlens"
         )
     takes = inspect.signature(make).parameters
-    wishes = {"routing": request.routing, "device": request.device, "weights": request.weights}
-    if "weights" not in takes and request.weights == "none":
+    wishes = {"routing": request.routing, "device": request.device, "weights": request.load_weights}
+    if "weights" not in takes and request.load_weights == "none":
         del wishes["weights"]
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     for name in given:
         if name not in takes:
+            option = "--load-weights" if name == "weights" else f"--{name}"
             raise UsageError(
-                f"The tracer {request.tracer!r} has no use for --{name}.",
+                f"The tracer {request.tracer!r} has no use for {option}.",
                 why="it runs without weights" if name == "weights" else "it runs the model for real",
-                fix=f"leave --{name} out, or choose another --tracer",
+                fix=f"leave {option} out, or choose another --tracer",
             )
     return make(**given, **({"keep_in": request.out} if "keep_in" in takes else {}))
 
@@ -143,12 +158,13 @@ def _partial_file(folder: Path, phase: str) -> Path:
     return folder / f"{phase}{PARTIAL}{TRACE_SUFFIX}"
 
 
-def _trace(tracer: Tracer, target: Target, request: TraceRequest) -> CallGraph:
+def _trace(tracer: Tracer, target: Target, request: TraceRequest, adapter: ModelAdapter) -> CallGraph:
     log.info("Tracing %s, %s ...", target.model, target.phase)
     started = time.perf_counter()
     try:
         graph = tracer.trace(target)
     except PartialTrace as stopped:
+        stopped.graph = as_checkpoint(stopped.graph, formats_of(adapter, stopped.graph))
         if request.out is not None:
             file = _partial_file(request.out, target.phase)
             write_callgraph(stopped.graph, file, overwrite=request.force)

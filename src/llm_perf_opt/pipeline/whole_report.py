@@ -8,13 +8,16 @@ from pathlib import Path
 
 from llm_perf_opt.analyses.memory import memory_report
 from llm_perf_opt.analyses.prediction import Execution, prediction_report
+from llm_perf_opt.analyses.serving_fit import with_serving_fit
 from llm_perf_opt.analyses.stage_report import stage_report
+from llm_perf_opt.analyses.workload_text import run_notes, workload_note
 from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Level, Note, Report
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.hardware import Device, find_device
 from llm_perf_opt.pipeline.adapters import find_adapter
 from llm_perf_opt.pipeline.costing import QUICK_SOURCES, CostRequest, CostRun, cost_of, cost_of_graphs
+from llm_perf_opt.pipeline.deploying import redeployed
 from llm_perf_opt.pipeline.drawing import GraphRequest, view_of
 from llm_perf_opt.pipeline.exporting import ExportRequest, export_parts
 from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
@@ -28,7 +31,7 @@ from llm_perf_opt.pipeline.short_answers import (
     what_runs,
 )
 from llm_perf_opt.pipeline.trace_files import is_trace, read_traces
-from llm_perf_opt.plugins import ModelAdapter, Workload
+from llm_perf_opt.plugins import Deployment, ModelAdapter, Workload
 
 EXECUTION = Execution.EAGER  # of the prediction: what the trace shows
 
@@ -39,6 +42,7 @@ class WholeRequest:
 
     model: str
     workload: Workload = field(default_factory=Workload)
+    deployment: Deployment = field(default_factory=Deployment)
     device: str | None = None  # None: no prediction
     devices_file: Path | None = None
     with_exports: bool = False
@@ -55,7 +59,10 @@ def run_whole_report(request: WholeRequest) -> Report:
     return Report(
         title=run.static.model,
         tables=(glance_table(answered),),
-        notes=(Note("One page, made from the model's own code: no weights were read and nothing was timed."),),
+        notes=(
+            *([workload_note(run.graphs), *run_notes(run.graphs)] if run.graphs else []),
+            Note("One page, made from the model's own code: no weights were read and nothing was timed."),
+        ),
         chapters=tuple(chapter for chapter, _ in answered),
     )
 
@@ -82,8 +89,10 @@ def _adapter(request: WholeRequest) -> ModelAdapter | None:
 
 def _cost(request: WholeRequest, adapter: ModelAdapter | None) -> CostRun:
     if adapter is None:
-        return cost_of_graphs(read_traces([Path(request.model)]))
-    wanted = CostRequest(model=request.model, workload=request.workload, routing=request.routing)
+        return cost_of_graphs(redeployed(read_traces([Path(request.model)]), request.deployment))
+    wanted = CostRequest(
+        model=request.model, workload=request.workload, deployment=request.deployment, routing=request.routing
+    )
     return cost_of(adapter, wanted, QUICK_SOURCES)  # exporting is asked for by its own word
 
 
@@ -112,6 +121,7 @@ def _traced_chapters(run: CostRun, device: Device | None) -> Iterator[tuple[Repo
         return
     yield _with_stopped(_what_runs(graphs), stopped), what_runs(run.static, graphs, stopped)
     fit = memory_report(run.memory, run.attention_cases, device)
+    fit = fit if device is None else with_serving_fit(fit, graphs, device)
     yield _with_stopped(fit, stopped), does_it_fit(run.memory, device, stopped)
     if device is not None:
         fast = replace(prediction_report(graphs, device, EXECUTION), title=how_fast_title)

@@ -5,8 +5,17 @@ from __future__ import annotations
 import json
 
 from llm_perf_opt import units
-from llm_perf_opt.document import Box, GraphView, TensorGroup
-from llm_perf_opt.reports.view_metric import UNKNOWN, Metric, inclusive, metric_text, share, share_text, total
+from llm_perf_opt.document import Box, Figures, GraphView, TensorGroup
+from llm_perf_opt.reports.view_metric import (
+    UNKNOWN,
+    Metric,
+    at_least,
+    inclusive,
+    inclusive_text,
+    share,
+    share_text,
+    total,
+)
 
 _MOST_GROUPS = 4  # distinct shapes that a tooltip lists before it only counts them
 
@@ -18,15 +27,14 @@ def loops_text(box: Box) -> str:
 
 def cost_text(box: Box, view: GraphView, metric: Metric) -> str:
     """`1.14 TFLOP, 25 %`: the figure asked for and its share of the whole."""
-    value = inclusive(box, metric)
-    fraction = share(value, total(view, metric))
-    return metric_text(value, metric) + ("" if fraction is None else f", {share_text(fraction)}")
+    fraction = share(inclusive(box, metric), total(view, metric))
+    return inclusive_text(box, metric) + ("" if fraction is None else f", {share_text(fraction)}")
 
 
 def second_text(box: Box, metric: Metric) -> str:
     """Parameters, or FLOPs where the picture already weighs by parameters."""
     second = Metric.FLOPS if metric is Metric.PARAMETERS else Metric.PARAMETERS
-    return metric_text(inclusive(box, second), second)
+    return inclusive_text(box, second)
 
 
 def hidden_text(box: Box) -> str:
@@ -48,9 +56,9 @@ def facts_of(box: Box) -> list[tuple[str, str]]:
         ("instances", units.format_count(box.instances)),
         ("calls", units.format_count(box.calls)),
         ("calls per instance", " or ".join(map(str, box.calls_per_instance))),
-        ("FLOPs", _exact(figures.flops)),
-        ("MACs", _exact(figures.macs)),
-        ("bytes moved", _exact(figures.bytes_moved)),
+        ("FLOPs", _priced(figures.flops, figures)),
+        ("MACs", _priced(figures.macs, figures)),
+        ("bytes moved", _priced(figures.bytes_moved, figures)),
         ("parameters", _exact(figures.parameters)),
         ("activation bytes", _exact(figures.activation_bytes)),
         ("ops without a price", _exact(figures.unpriced_ops)),
@@ -66,6 +74,11 @@ def _tensor_facts(name: str, groups: tuple[TensorGroup, ...]) -> list[tuple[str,
     ]
     left_off = len(groups) - _MOST_GROUPS
     return facts if left_off <= 0 else [*facts, (f"{name}s", f"{left_off} more kinds")]
+
+
+def _priced(value: int | None, figures: Figures) -> str:
+    """A figure of ops that have a price: a lower bound where others ran."""
+    return at_least(value, Metric.FLOPS, figures) + _exact(value)
 
 
 def _exact(value: int | None) -> str:

@@ -21,9 +21,10 @@ class DotDrawing:
         self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
-        """The boxes of the default picture."""
+        """The boxes of the default picture; the caption goes into comments."""
         names = {box.id: f"b{number}" for number, box in enumerate(view.visible())}
         lines = [
+            *(f"// {visible(line)}" for line in view.caption),
             "digraph view {",
             f"  graph [label={_quoted(view.title, 200)}, labelloc=t, compound=true, rankdir=TB,",
             '    fontname="Helvetica", fontsize=12, nodesep=0.2, ranksep=0.3];',

@@ -34,10 +34,11 @@ class MermaidDrawing:
         self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
-        """The boxes of the default picture; the title goes into the front matter."""
+        """The boxes of the default picture; the title goes into the front matter, the caption into comments."""
         shown = view.visible()
         names = {box.id: f"b{number}" for number, box in enumerate(shown)}
         lines = ["---", f"title: {_title(view.title)}", *_CONFIG, "---", "flowchart TB"]
+        lines += [f"  %% {_escaped(line)}" for line in view.caption]
         for root in view.roots:
             lines += self._box_lines(root, view, names, "  ")
         return "\n".join([*lines, *_colour_lines(view, shown, names)]) + "\n"

@@ -8,7 +8,7 @@ from llm_perf_opt.document import Box, GraphView
 from llm_perf_opt.reports.box_facts import facts_of
 from llm_perf_opt.reports.model_explorer_nodes import GRAPH_ID, ExplorerNode, explorer_graph
 from llm_perf_opt.reports.stage_colours import StageColour, stage_colours
-from llm_perf_opt.reports.view_metric import Metric, metric_named, metric_text, own
+from llm_perf_opt.reports.view_metric import Metric, metric_named, own_text
 from llm_perf_opt.reports.visible_text import visible
 
 
@@ -63,4 +63,4 @@ def _facts(box: Box) -> list[tuple[str, str]]:
 
 def _own_facts(box: Box) -> list[tuple[str, str]]:
     metrics = (Metric.FLOPS, Metric.BYTES, Metric.PARAMETERS)
-    return [(f"own {metric}", metric_text(own(box, metric), metric)) for metric in metrics]
+    return [(f"own {metric}", own_text(box, metric)) for metric in metrics]

@@ -12,7 +12,7 @@ from llm_perf_opt.reports.stage_colours import stage_colours
 from llm_perf_opt.reports.svg_shapes import badge, badge_width, card_edges, escaped, rectangle, text
 from llm_perf_opt.reports.svg_style import CLASS_SIZE, TEXT_SIZE, tint_class
 from llm_perf_opt.reports.text_width import fitted, text_width
-from llm_perf_opt.reports.view_metric import Metric, inclusive, metric_text, share, share_text, total
+from llm_perf_opt.reports.view_metric import Metric, inclusive, inclusive_text, share, share_text, total
 from llm_perf_opt.reports.visible_text import ELLIPSIS, visible
 
 _INSET = 8.0
@@ -112,12 +112,11 @@ class BoxPainter:
         return [f"@ {self._short_path[box.id]}", f"{cost} \u00b7 {part}", second, *([hidden] if hidden else [])]
 
     def _figure_texts(self, box: Box) -> list[str]:
-        value = inclusive(box, self._metric)
         second = Metric.FLOPS if self._metric is Metric.PARAMETERS else Metric.PARAMETERS
         return [
-            metric_text(value, self._metric),
-            share_text(share(value, self._total)),
-            metric_text(inclusive(box, second), second),
+            inclusive_text(box, self._metric),
+            share_text(share(inclusive(box, self._metric), self._total)),
+            inclusive_text(box, second),
             _uses(box),
         ]
 

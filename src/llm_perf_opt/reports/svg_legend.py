@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llm_perf_opt.document import GraphView, Loop, LoopKind
+from llm_perf_opt.document import Box, GraphView, Loop, LoopKind
 from llm_perf_opt.reports.stage_colours import stage_colours
 from llm_perf_opt.reports.svg_shapes import badge, badge_width, rectangle, text, wire
 from llm_perf_opt.reports.svg_style import TEXT_SIZE, TITLE_SIZE
 from llm_perf_opt.reports.text_width import fitted, text_width, wrapped
-from llm_perf_opt.reports.view_metric import Metric, metric_text, own, share, share_text, total
+from llm_perf_opt.reports.view_metric import Metric, at_least, metric_text, own, share, share_text, total
 from llm_perf_opt.reports.visible_text import visible
 
 _LINE = 17.0
@@ -73,20 +73,27 @@ def _item_lines(items: list[_Item], left: float, y: float, width: float) -> tupl
 
 def _stage_items(view: GraphView, metric: Metric) -> list[_Item]:
     """A stage costs what its boxes cost by themselves, so that the stages add up to the total."""
-    costs: dict[str, int | None] = {}
+    boxes: dict[str, list[Box]] = {}
     for box in (inner for root in view.roots for inner in root.walk()):
-        cost, so_far = own(box, metric), costs.get(box.stage, 0)
-        costs[box.stage] = None if cost is None or so_far is None else so_far + cost
+        boxes.setdefault(box.stage, []).append(box)
     whole = total(view, metric)
     items = []
     for number, stage in enumerate(stage_colours(view)):
-        if stage not in costs:  # of another phase: it keeps its colour there
+        if stage not in boxes:  # of another phase: it keeps its colour there
             continue
-        cost = costs[stage]
+        cost, sign = _own_together(boxes[stage], metric)
         name = fitted(visible(stage), TEXT_SIZE, _WIDEST_STAGE, keep=0) or "(no stage)"
-        words = f"{name}: {metric_text(cost, metric)}, {share_text(share(cost, whole))}"
+        words = f"{name}: {sign}{metric_text(cost, metric)}, {share_text(share(cost, whole))}"
         items.append(_Item(rectangle(0, -5.5, 11, 11, f"fill-{number}", radius=2), 11, words))
     return items
+
+
+def _own_together(boxes: list[Box], metric: Metric) -> tuple[int | None, str]:
+    """The sum, and the sign of a lower bound; unknown where a part is and the others add nothing."""
+    costs = [own(box, metric) for box in boxes]
+    known = sum(cost for cost in costs if cost is not None)
+    cost = None if None in costs and not known else known
+    return cost, next((sign for box in boxes if (sign := at_least(cost, metric, box.own))), "")
 
 
 def _sign_items(metric: Metric) -> list[_Item]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from llm_perf_opt import units
 from llm_perf_opt.document import Box, GraphView
 from llm_perf_opt.reports.box_facts import hidden_text, loops_text
-from llm_perf_opt.reports.view_metric import Metric, inclusive, metric_named, metric_text, share, share_text, total
+from llm_perf_opt.reports.view_metric import (
+    Metric,
+    inclusive,
+    inclusive_text,
+    metric_named,
+    share,
+    share_text,
+    total,
+)
 from llm_perf_opt.reports.visible_text import ELLIPSIS, shortened, visible_ascii
 
 _LONGEST_LABEL = 76
@@ -43,7 +51,7 @@ class TextDrawing:
             units.format_count(box.instances),
             units.format_count(box.calls),
             *(
-                metric_text(inclusive(box, metric), metric).removesuffix(" params")
+                inclusive_text(box, metric).removesuffix(" params")
                 for metric in (Metric.FLOPS, Metric.BYTES, Metric.PARAMETERS)
             ),
             share_text(share(inclusive(box, self._metric), whole)),

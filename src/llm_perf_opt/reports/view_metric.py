@@ -10,6 +10,7 @@ from llm_perf_opt.document import Box, Figures, GraphView
 from llm_perf_opt.errors import UsageError
 
 UNKNOWN = "?"
+AT_LEAST = ">= "  # before a figure with ops in it that have no price
 
 
 class Metric(StrEnum):
@@ -68,6 +69,27 @@ def metric_text(value: int | None, metric: Metric) -> str:
     if metric is Metric.PARAMETERS:
         return f"{UNKNOWN if value is None else units.format_short_count(value)} params"
     return "1 call" if value == 1 else f"{UNKNOWN if value is None else units.format_count(value)} calls"
+
+
+def inclusive_text(box: Box, metric: Metric) -> str:
+    """The figure of a box with everything inside it."""
+    return bound_text(inclusive(box, metric), metric, box.figures)
+
+
+def own_text(box: Box, metric: Metric) -> str:
+    """The figure of a box without the boxes inside."""
+    return bound_text(own(box, metric), metric, box.own)
+
+
+def bound_text(value: int | None, metric: Metric, figures: Figures) -> str:
+    """As `metric_text`, and `>= 1.14 TFLOP` where ops behind `figures` have no price."""
+    return at_least(value, metric, figures) + metric_text(value, metric)
+
+
+def at_least(value: int | None, metric: Metric, figures: Figures) -> str:
+    """The sign of a lower bound, or nothing; parameters and calls are always exact."""
+    is_bound = value is not None and bool(figures.unpriced_ops) and metric in (Metric.FLOPS, Metric.BYTES)
+    return AT_LEAST if is_bound else ""
 
 
 def share_text(fraction: float | None) -> str:

@@ -29,6 +29,6 @@ def finished_graph(
         stages=[(stage.name, stage.paths) for stage in target.stages],
         runtime=facts.runtime(),
         library_versions=library_versions(),
-        notes=(*facts.notes(), *notes),
+        notes=(*target.notes, *facts.notes(), *notes),
         stopped_in=stopped_in,
     )

@@ -15,7 +15,7 @@ from llm_perf_opt.execution.runtime_facts import observing
 from llm_perf_opt.execution.silence import silenced
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
 from llm_perf_opt.tracers.finished_graph import finished_graph
-from llm_perf_opt.tracers.module_tree import declare_modules
+from llm_perf_opt.tracers.module_tree import declare_inputs, declare_modules
 from llm_perf_opt.tracers.real_tensors import RealTensors
 
 
@@ -39,6 +39,9 @@ class HooksTracer:
         declare_modules(builder, model, tensors.described)
         calls = _TimedCalls(tensors, _wait_for(self._models.device))
         settings = self._models.settings
+        with self._models.inputs_moved(model):
+            given = target.start(model)
+        declare_inputs(builder, given, tensors.described)
         with (
             observing(target, model) as facts,
             self._models.inputs_moved(model),
@@ -47,7 +50,7 @@ class HooksTracer:
             silenced(),
         ):
             try:
-                target.invoke(model)
+                target.run(model, given)
             except Exception as error:
                 calls.replay(builder)
                 graph = finished_graph(builder, target, facts, "hooks", settings, stopped_in=stop.of(error))

@@ -1,4 +1,4 @@
-"""The static side of a trace: modules, their classes, children and weights, and what fixed their shapes."""
+"""What is there before a run: modules, their classes, children and weights, what fixed their shapes, the inputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import Any
 import torch
 
 from llm_perf_opt.callgraph import CallGraphBuilder, TensorMeta
+from llm_perf_opt.execution.nested_tensors import tensors_in
+
+# Which field of a configuration limits the attention of a layer of this type; without types all layers are alike.
+_SPAN_FIELDS = {
+    "": "sliding_window",
+    "sliding_attention": "sliding_window",
+    "chunked_attention": "attention_chunk_size",
+}
 
 Describe = Callable[[torch.Tensor], tuple[TensorMeta, int, int]]  # meta, storage token, bytes
 
@@ -22,6 +30,13 @@ def declare_modules(builder: CallGraphBuilder, root: torch.nn.Module, describe: 
             meta, token, size_bytes = describe(tensor)
             full_name = f"{path}.{name}" if path else name
             builder.parameter(full_name, meta, token, size_bytes, is_buffer=is_buffer)
+
+
+def declare_inputs(builder: CallGraphBuilder, given: object, describe: Describe) -> None:
+    """Declare the memory behind every tensor that the phase begins with; after the weights, which stay weights."""
+    for tensor in tensors_in(given):
+        _, token, size_bytes = describe(tensor)
+        builder.given(token, size_bytes)
 
 
 def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -43,7 +58,23 @@ def constructor_params(module: torch.nn.Module) -> dict[str, Any]:
         plain = _plain(value)
         if plain is not None:
             params[name] = plain
-    return params
+    return {**_layer_facts(module), **params}
+
+
+def _layer_facts(module: torch.nn.Module) -> dict[str, Any]:
+    """What a configuration kept in the module says of its layer: which keys its attention may look at.
+
+    Many models leave the window or chunk of a layer in the configuration and read it when a mask is made.
+    """
+    config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    if config is None or type(index) is not int:
+        return {}
+    types = getattr(config, "layer_types", None)
+    layer_type = str(types[index]) if isinstance(types, (list, tuple)) and 0 <= index < len(types) else ""
+    facts: dict[str, Any] = {"layer_type": layer_type} if layer_type else {}
+    name = _SPAN_FIELDS.get(layer_type)
+    span = None if name is None else getattr(config, name, None)
+    return {**facts, name: span} if name is not None and type(span) is int and span > 0 else facts
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ from llm_perf_opt.execution.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
 from llm_perf_opt.tracers.chrome_trace import Entered, Left, ProfiledOp, ProfiledRun, read_chrome_trace
 from llm_perf_opt.tracers.finished_graph import finished_graph
-from llm_perf_opt.tracers.module_tree import declare_modules
+from llm_perf_opt.tracers.module_tree import declare_inputs, declare_modules
 from llm_perf_opt.tracers.real_tensors import RealTensors
 
 CHROME_SUFFIX = ".chrome-trace.json"
@@ -56,8 +56,11 @@ class ProfilerTracer:
         calls = _RangedCalls(tensors, {path: stage.name for stage in target.stages for path in stage.paths})
         if self._models.device != "cpu":
             with self._models.inputs_moved(model), silenced():
-                target.invoke(model)
-        document, facts, stop, error = self._profile(target, model, calls)
+                target.run(model)
+        with self._models.inputs_moved(model):
+            given = target.start(model)
+        declare_inputs(builder, given, tensors.described)
+        document, facts, stop, error = self._profile(target, model, given, calls)
         run = read_chrome_trace(document)
         calls.replay(run, builder)
         graph = finished_graph(
@@ -74,7 +77,7 @@ class ProfilerTracer:
         return graph
 
     def _profile(
-        self, target: Target, model: torch.nn.Module, calls: _RangedCalls
+        self, target: Target, model: torch.nn.Module, given: object, calls: _RangedCalls
     ) -> tuple[Mapping[str, Any], RuntimeFacts, StopSite, Exception | None]:
         failure: Exception | None = None
         activities = [ProfilerActivity.CPU]
@@ -89,7 +92,7 @@ class ProfilerTracer:
             profile(activities=activities, record_shapes=True) as profiler,
         ):
             try:
-                target.invoke(model)
+                target.run(model, given)
             except Exception as error:  # noqa: BLE001  raised again, with the trace, when the profiler is closed
                 failure = error
         return self._export(profiler, target.phase), facts, stop, failure

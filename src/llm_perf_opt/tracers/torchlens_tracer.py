@@ -23,7 +23,7 @@ from llm_perf_opt.execution.runtime_facts import observing
 from llm_perf_opt.execution.silence import silenced
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
 from llm_perf_opt.tracers.finished_graph import finished_graph
-from llm_perf_opt.tracers.module_tree import declare_modules
+from llm_perf_opt.tracers.module_tree import declare_inputs, declare_modules
 from llm_perf_opt.tracers.real_tensors import RealTensors
 
 WORKS_FROM, WORKS_BELOW = (2, 35), (2, 37)
@@ -45,12 +45,17 @@ class TorchLensTracer:
         """Run one phase for real and record every module call with its tensors, and how many ops ran in it."""
         model = self._models.model_of(target)
         builder = CallGraphBuilder()
-        declare_modules(builder, model, RealTensors(builder).described)
+        tensors = RealTensors(builder)
+        declare_modules(builder, model, tensors.described)
         replay = _Replay(builder)
         settings = self._models.settings
+        with self._models.inputs_moved(model):
+            given = target.start(model)
+        declare_inputs(builder, given, tensors.described)
         with observing(target, model) as facts, self._models.inputs_moved(model), _torch_restored(model), silenced():
             try:
-                seen = self._torchlens.trace(_Invocation(model, target.invoke), (), capture=self._options())
+                phase = _Invocation(model, lambda module: target.run(module, given))
+                seen = self._torchlens.trace(phase, (), capture=self._options())
             except Exception as error:
                 _without_advice(error)
                 partial = getattr(error, "partial_log", None)
@@ -75,7 +80,7 @@ class TorchLensTracer:
                 f"The model has no module {path!r}.", why=str(error), fix="take a path from the trace's call_counts"
             ) from error
         with self._models.inputs_moved(model), silenced():
-            args, kwargs = _first_call(module, lambda: target.invoke(model), path)
+            args, kwargs = _first_call(module, lambda: target.run(model), path)
             with torch.no_grad(), _torch_restored(module):
                 seen = self._torchlens.trace(module, args, kwargs, capture=self._options())
         seen.draw(vis_outpath=str(file.with_suffix("")), vis_fileformat=file.suffix[1:], vis_save_only=True)

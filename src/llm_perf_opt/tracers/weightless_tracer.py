@@ -14,7 +14,7 @@ from llm_perf_opt.execution.runtime_facts import RuntimeFacts, observing
 from llm_perf_opt.execution.silence import silenced
 from llm_perf_opt.plugins import PartialTrace, Sight, Target
 from llm_perf_opt.tracers.finished_graph import finished_graph
-from llm_perf_opt.tracers.module_tree import declare_modules
+from llm_perf_opt.tracers.module_tree import declare_inputs, declare_modules
 from llm_perf_opt.weightless import Engine, RoutingPolicy, routing_policy
 from llm_perf_opt.weightless.recording import OpRecorder, bytes_of
 
@@ -24,7 +24,7 @@ class WeightlessTracer:
 
     sees = frozenset({Sight.MODULES, Sight.OPS, Sight.LIFETIMES})
 
-    def __init__(self, *, routing: str | RoutingPolicy = "balanced", device: str = "cuda") -> None:
+    def __init__(self, *, routing: str | RoutingPolicy = "uniform", device: str = "cuda") -> None:
         self._routing = routing
         self._engine = Engine(device=device)
 
@@ -66,12 +66,14 @@ def _record(
     engine: Engine, target: Target, model: torch.nn.Module, failures: list[_Failure]
 ) -> tuple[CallGraphBuilder, RuntimeFacts]:
     builder = CallGraphBuilder()
+    given = target.start(model)
     with engine.recording(builder) as recorder, few_collections():
         declare_modules(builder, model, lambda tensor: _described(recorder, tensor))
+        declare_inputs(builder, given, lambda tensor: _described(recorder, tensor))
         calls = _Calls(recorder)
         with observing(target, model) as facts, watch_modules(model, calls.enter, calls.leave) as stop, silenced():
             try:
-                target.invoke(model)
+                target.run(model, given)
             except Exception as error:
                 failures.append(_Failure(error=error, builder=builder, facts=facts, stopped_in=stop.of(error)))
                 raise

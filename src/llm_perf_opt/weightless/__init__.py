@@ -11,6 +11,7 @@ from llm_perf_opt.weightless.routing import (
     RandomRouting,
     ReplayRouting,
     RoutingPolicy,
+    UniformRouting,
     routing_policy,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "Refusal",
     "ReplayRouting",
     "RoutingPolicy",
+    "UniformRouting",
     "routing_policy",
 ]

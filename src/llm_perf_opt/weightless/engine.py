@@ -69,7 +69,7 @@ class Engine(TorchDispatchMode):
     device
         The device model code sees: `cpu`, or `cuda` for code that expects a GPU. Nothing is ever placed there.
     routing
-        How `topk` of router scores is answered: a policy, or its name (`balanced`, `one`, `random:SEED`).
+        How `topk` of router scores is answered: a policy, or its name (`uniform`, `balanced`, `one`, `random:SEED`).
     overrides
         Answers for scalar questions at given places, by the end of `file.py:line`.
     rules
@@ -82,7 +82,7 @@ class Engine(TorchDispatchMode):
         self,
         *,
         device: str = "cpu",
-        routing: str | RoutingPolicy = "balanced",
+        routing: str | RoutingPolicy = "uniform",
         limits: Limits | None = None,
         overrides: Mapping[str, bool | int | float] | None = None,
         rules: Mapping[Any, UserRule] | None = None,

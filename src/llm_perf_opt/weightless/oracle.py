@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.weightless.options import Limits
-from llm_perf_opt.weightless.routing import BalancedRouting, RoutingPolicy
+from llm_perf_opt.weightless.routing import RoutingPolicy, UniformRouting
 from llm_perf_opt.weightless.site import Site, calling_site, site_text
 from llm_perf_opt.weightless.spec import Spec
 
@@ -40,7 +40,7 @@ class Oracle:
         limits: Limits | None = None,
         overrides: Mapping[str, bool | int | float] | None = None,
     ) -> None:
-        self.routing: RoutingPolicy = routing or BalancedRouting()
+        self.routing: RoutingPolicy = routing or UniformRouting()
         self.limits = limits or Limits()
         self.on_answer: AnswerSink | None = None
         self._overrides = dict(overrides or {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,8 +70,15 @@ class OpRecorder:
             numbers.append(number)
         return numbers
 
-    def observe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """One op whose kind is not at hand."""
+    def observe(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: Any,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """One op whose kind is not at hand; `facts` are kept among its arguments: what values said of its cost."""
         inputs = named_tensors(func, args, kwargs)
         outputs = list(flat_tensors(output))
         tensors = [tensor for _, tensor in inputs]
@@ -81,10 +89,12 @@ class OpRecorder:
             tuple(map(self.meta, outputs)),
             aliases,
             repr(plain_arguments(func, args, kwargs)),
+            tuple(facts.items()) if facts else (),
         )
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = self.kind(func, args, kwargs, outputs, aliases)
+            kind = self.kind(func, args, kwargs, outputs, aliases)
+            kind = self._kinds[key] = replace(kind, arguments={**kind.arguments, **facts}) if facts else kind
         self.builder.op(kind, [self.token(tensor) for tensor in tensors], self._allocate_outputs(kind, outputs))
 
     def _aliases(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from llm_perf_opt.callgraph.expected_experts import expected_distinct
 from llm_perf_opt.errors import PerfOptError, UsageError
 
 
@@ -27,12 +28,29 @@ class RoutingPolicy(Protocol):
 
 
 class BalancedRouting:
-    """Row r takes candidates r*k .. r*k+k-1, modulo n: every expert gets the same number of rows, within one."""
+    """Row r takes candidates r*k .. r*k+k-1, modulo n: every expert gets the same number of rows, within one.
+
+    The most experts that so many rows can touch: real routers repeat themselves and touch fewer (`UniformRouting`).
+    """
 
     name = "balanced"
 
     def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
         return (torch.arange(rows * k) % candidates).view(rows, k)
+
+
+class UniformRouting:
+    """As many distinct experts as independent, uniformly drawn tokens touch on average, evenly loaded.
+
+    Each of T rows draws k of n at random, so an expert stays idle with probability (1 - k/n)^T. The expected number of
+    experts with rows, rounded, is what this policy touches: one row takes k, very many take all.
+    """
+
+    name = "uniform"
+
+    def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        touched = min(candidates, max(k, round(expected_distinct(candidates, k, rows))))
+        return (torch.arange(rows * k) % max(touched, 1)).view(rows, k)
 
 
 class OneExpertRouting:
@@ -107,13 +125,15 @@ def _mismatch(why: str) -> PerfOptError:
     return PerfOptError(
         "The recorded expert counts do not fit this run.",
         why=why,
-        fix="record the counts from the same model and workload, or choose --routing balanced",
+        fix="record the counts from the same model and workload, or choose --routing uniform",
     )
 
 
 def routing_policy(text: str, phase: str = "prefill") -> RoutingPolicy:
-    """The policy named on the command line: `balanced`, `one`, `random`, `random:SEED` or `replay:FILE`."""
+    """The policy named on the command line: `uniform`, `balanced`, `one`, `random`, `random:SEED` or `replay:FILE`."""
     name, _, argument = text.partition(":")
+    if name == "uniform" and not argument:
+        return UniformRouting()
     if name == "replay" and argument:
         return read_replay(Path(argument), phase)
     if name == "balanced" and not argument:
@@ -125,5 +145,5 @@ def routing_policy(text: str, phase: str = "prefill") -> RoutingPolicy:
     raise UsageError(
         f"No routing policy {text!r}.",
         why="a routing policy decides how many tokens each expert receives",
-        fix="use balanced, one, random:SEED, or replay:FILE with recorded counts",
+        fix="use uniform, balanced, one, random:SEED, or replay:FILE with recorded counts",
     )

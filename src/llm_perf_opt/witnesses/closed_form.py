@@ -23,7 +23,7 @@ class ClosedForm:
         started = time.perf_counter()
         told = cast("KnowsClosedForms", adapter).closed_forms(workload)
         seconds = (time.perf_counter() - started) / max(1, len(told))
-        return tuple(replace(testimony, routing="balanced", seconds=seconds) for testimony in told)
+        return tuple(replace(testimony, routing="uniform", seconds=seconds) for testimony in told)
 
 
 def _silence(adapter: ModelAdapter) -> Testimony:

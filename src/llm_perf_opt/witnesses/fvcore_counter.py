@@ -26,7 +26,7 @@ _TABLE_DEPTH = 3
 class FvcoreCounter:
     """Asks `FlopCountAnalysis` and `ActivationCountAnalysis`. Multiply-adds, which fvcore calls flops, are doubled."""
 
-    def __init__(self, *, routing: str = "balanced", device: str = "cuda") -> None:
+    def __init__(self, *, routing: str = "uniform", device: str = "cuda") -> None:
         self._routing = routing
         self._engine = Engine(device=device, routing=routing)
 

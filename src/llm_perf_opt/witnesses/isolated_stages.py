@@ -63,14 +63,14 @@ def ask(
         engine.oracle.routing = routing_policy(routing, target.phase)
         stages = isolated_stages(target, engine)
     except ASKING_ERRORS as error:
-        yield from failed_phase(target, source, _reason(error))
+        yield from failed_phase(target, source, reason_of(error))
         return
     for stage in stages:
         start = time.perf_counter()
         try:
             told = of_stage(stage, engine)
         except ASKING_ERRORS as error:
-            told = _failed(source, target.phase, stage.name, _reason(error))
+            told = _failed(source, target.phase, stage.name, reason_of(error))
         yield replace(told, routing=engine.oracle.routing.name, seconds=time.perf_counter() - start)
 
 
@@ -83,7 +83,8 @@ def _failed(source: str, phase: str, stage: str, failure: str) -> Testimony:
     return Testimony(source=source, phase=phase, stage=stage, method=Method.ISOLATED, failure=failure)
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """What was raised, in one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
 
 

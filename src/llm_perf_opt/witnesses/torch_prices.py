@@ -1,9 +1,13 @@
-"""What torch's own FLOP counter makes of a piece of work: figures by operator, and silence where it has no formula."""
+"""What torch's own FLOP counter makes of a piece of work: figures by operator, and silence where it has no formula.
+
+Fused ops that it has no formula for get one of `torch_formulas`, or most experts and much attention would have but one
+source.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -14,12 +18,14 @@ from llm_perf_opt.execution.silence import silenced
 from llm_perf_opt.testimony import BlindSpot, OperatorFigure, family_of
 from llm_perf_opt.weightless import Engine
 from llm_perf_opt.witnesses.product_shapes import cause_of_silence, flops_of, may_do_matrix_work
+from llm_perf_opt.witnesses.torch_formulas import extra_formulas
 
 
 class Tally:
     """Figures and silences by operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, formulas: Collection[Any] = flop_registry) -> None:
+        self._formulas = formulas
         self.flops: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
@@ -30,7 +36,7 @@ class Tally:
         """An op ran that the counter did not split up any further."""
         packet = getattr(func, "_overloadpacket", func)  # a higher-order op is registered itself
         name = str(packet)
-        if packet in flop_registry:
+        if packet in self._formulas:
             self.calls[name] += 1
             return
         tensors = [*tensors_in(list(args)), *tensors_in(dict(kwargs))]
@@ -73,8 +79,9 @@ def count(engine: Engine, work: Callable[[], object]) -> Tally:
     """What the counter says when `work` runs under the engine."""
 
     def counted() -> Tally:
-        tally = Tally()
-        with OpWatch(tally.on_op), FlopCounterMode(display=False) as counter, silenced():
+        extra = extra_formulas()
+        tally = Tally({*flop_registry, *extra})
+        with OpWatch(tally.on_op), FlopCounterMode(display=False, custom_mapping=extra) as counter, silenced():
             work()
         flops = counter.get_flop_counts().get("Global", {})
         tally.flops.update({str(operator): figure for operator, figure in flops.items()})

@@ -14,7 +14,8 @@ from llm_perf_opt.callgraph.queries import events_of
 from llm_perf_opt.document import Loop, LoopKind
 from llm_perf_opt.errors import UsageError
 from tests.analyses.grouping.made_runs import ADD, PROJECT_FLOPS, MadeRun, Token, box_at, boxes, drawn, made
-from tests.analyses.small_run import small_run
+from tests.analyses.small_run import ACTIVATE_BYTES, small_run
+from tests.analyses.small_run import PROJECT_FLOPS as SMALL_FLOPS
 
 STACK = {
     "embed": "Embedding",
@@ -49,6 +50,31 @@ def test_figures_are_those_of_the_module_costs() -> None:
     assert view.totals.flops == costs.by_path[""].inclusive.flops + costs.outside.flops
     assert view.totals.unpriced_ops == 1
     assert "Warning: 1 ops have no price and are in no total." in view.caption
+
+
+def test_what_has_no_price_is_unknown_and_what_holds_it_is_a_lower_bound() -> None:
+    """The decoder runs one op without a price; its norm activates, which is no matrix work, and moves 256 bytes."""
+    view = group(small_run(with_unpriced=True))
+    decoder = box_at(view, "decoder")
+    assert (decoder.own.flops, decoder.own.macs, decoder.own.bytes_moved) == (None, None, None)
+    assert (decoder.figures.flops, decoder.figures.macs) == (None, None)
+    assert (decoder.figures.bytes_moved, decoder.figures.unpriced_ops) == (ACTIVATE_BYTES, 1)
+    whole = box_at(view, "")
+    assert (whole.figures.flops, whole.figures.unpriced_ops) == (2 * SMALL_FLOPS, 1)
+    (norm,) = (box for box in decoder.children if box.path == "norm")
+    assert norm.figures.flops == 0  # its op has a price: truly nothing
+
+
+def test_a_run_of_which_no_op_has_a_price_has_no_figure_at_all() -> None:
+    """What a profiler sees: names of ops, and neither shapes of results nor memory."""
+    graph = small_run()
+    nameless = tuple(replace(kind, name=f"aten::op{number}") for number, kind in enumerate(graph.op_kinds))
+    assert graph.storages is not None
+    no_memory = replace(graph.storages, origin=tuple("input" for _ in graph.storages.origin))
+    view = group(replace(graph, op_kinds=nameless, storages=no_memory))
+    for figures in (view.totals, *(box.figures for box in boxes(view) if box.own.unpriced_ops)):
+        assert (figures.flops, figures.macs, figures.bytes_moved, figures.activation_bytes) == (None,) * 4
+    assert "Outside any module, in the totals and in no box: 1 ops, FLOPs unknown, bytes unknown." in view.caption
 
 
 def test_a_shared_module_stands_under_each_caller_with_what_it_did_there() -> None:

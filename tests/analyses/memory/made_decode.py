@@ -19,8 +19,13 @@ def cached_bytes(tokens: int, batch: int = 1) -> int:
     return 4 * batch * HEADS * tokens * WIDTH
 
 
-def made_decode(*, tokens: int = 5, steps: int = 1, batch: int = 1, phase: str = "decode") -> CallGraph:
-    """Beside the cache a step takes token ids and an image; the image is never read."""
+def made_decode(
+    *, tokens: int = 5, steps: int = 1, batch: int = 1, phase: str = "decode", given: bool = False
+) -> CallGraph:
+    """Beside the cache a step takes token ids and an image; the image is never read.
+
+    The first cache is filled by ops of the run, as older traces have it, or was there before.
+    """
     run = CallGraphBuilder()
     run.module("", "Model", (), {})
     numbers = iter(range(100, 10_000))
@@ -29,8 +34,11 @@ def made_decode(*, tokens: int = 5, steps: int = 1, batch: int = 1, phase: str =
     held = []
     for _ in range(2 * LAYERS):
         held.append(next(numbers))
-        run.allocate(held[-1], cached_bytes(tokens, batch))
-        run.op(_zeros(cached(tokens, batch)), [], held[-1:])
+        if given:
+            run.given(held[-1], cached_bytes(tokens, batch))
+        else:
+            run.allocate(held[-1], cached_bytes(tokens, batch))
+            run.op(_zeros(cached(tokens, batch)), [], held[-1:])
     for step in range(steps):
         before, after = cached(tokens + step, batch), cached(tokens + step + 1, batch)
         run.enter("", [(ids, 1), *((before, token) for token in held), (image, 2)])

@@ -20,7 +20,7 @@ def test_the_parts_of_the_small_run() -> None:
     assert (phase.weight_bytes, phase.buffer_bytes) == (3 * WEIGHT_BYTES, WEIGHT_BYTES)
     assert phase.input_bytes == X_BYTES
     assert phase.peak is not None
-    assert phase.peak.bytes == 4 * X_BYTES
+    assert phase.peak.bytes == X_BYTES + 4 * X_BYTES  # the input lives through the phase
     assert phase.total_bytes == 4 * WEIGHT_BYTES + X_BYTES + 4 * X_BYTES
 
 
@@ -41,6 +41,7 @@ def test_weights_without_storages_are_counted_by_name() -> None:
     (phase,) = run_memory([bare]).phases
     assert phase.weight_bytes == 4 * WEIGHT_BYTES  # a tie cannot be told without storages
     assert (phase.peak, phase.input_bytes, phase.total_bytes, phase.peak_kv_bytes) == (None,) * 4
+    assert (phase.constant_bytes, phase.peak_input_bytes) == (None, None)
     assert run_memory([graph, bare]).total_bytes is None
 
 
@@ -59,6 +60,22 @@ def test_at_the_peak_the_old_and_the_new_cache_are_both_alive() -> None:
     (phase,) = run_memory([made_decode(tokens=5, steps=3)]).phases
     assert phase.peak_kv_bytes == 2 * LAYERS * (cached_bytes(7) + cached_bytes(8))
     assert phase.peak_other_bytes == 4 * 30  # the logits of the step
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_cache_that_was_given_counts_as_cache_and_only_there(steps: int) -> None:
+    """The same decode with a cache that was there before: no fill runs, and every part has the bytes it had."""
+    filled, given = (run_memory([made_decode(steps=steps, given=is_given)]) for is_given in (False, True))
+    (before,), (after,) = filled.phases, given.phases
+    assert given.cache == filled.cache
+    assert before.peak is not None and after.peak is not None
+    assert before.peak.bytes == after.peak.bytes
+    assert (
+        after.peak_kv_bytes == before.peak_kv_bytes == 2 * LAYERS * (cached_bytes(4 + steps) + cached_bytes(5 + steps))
+    )
+    assert after.peak_other_bytes == before.peak_other_bytes == 4 * 30
+    assert (after.peak_input_bytes, after.input_bytes) == (0, before.input_bytes)
+    assert after.total_bytes == before.total_bytes
 
 
 def test_a_prefill_alone_tells_no_cache() -> None:
@@ -108,7 +125,8 @@ def test_what_is_alive_adds_up_in_the_table() -> None:
     report = memory_report(run_memory([small_run()]))
     (table,) = [one for one in report.tables if one.title == "Alive at the peak of prefill"]
     place = [column.kind for column in table.columns].index(Kind.BYTES)
-    assert sum(int(row[place] or 0) for row in table.rows) == table.footer[place] == 4 * X_BYTES
+    assert sum(int(row[place] or 0) for row in table.rows) == table.footer[place] == 5 * X_BYTES
+    assert ("float32[4, 8]", 1, X_BYTES, "(given)", "(outside any module)") in table.rows
 
 
 def test_every_phase_and_stage_has_a_curve_with_its_peak_marked() -> None:
@@ -140,5 +158,6 @@ def test_the_document_holds_the_same_figures() -> None:
     assert document["needed_bytes"] == memory.total_bytes
     assert document["kv_cache"]["bytes_per_token"] == 4 * cached_bytes(1)
     first = document["phases"][0]
-    assert first["peak_live_bytes"] == sum(one["bytes"] for one in first["peak"]["alive"]) == 4 * X_BYTES
+    assert first["peak_live_bytes"] == sum(one["bytes"] for one in first["peak"]["alive"]) == 5 * X_BYTES
+    assert (first["input_bytes"], first["peak_input_bytes"]) == (X_BYTES, X_BYTES)
     assert [stage["stage"] for stage in first["stages"]] == ["vision", "prefill"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from llm_perf_opt.analyses.necessary import NecessaryWork
 from llm_perf_opt.analyses.prediction import StageWork
 from llm_perf_opt.analyses.profile import WorkloadCosts
 from llm_perf_opt.hardware import Device
@@ -39,6 +42,19 @@ def made_page(*passes: TimedPass, image: str = "page.png", cold: TimedPass | Non
     )
 
 
+def made_needs(flops_by_dtype: Mapping[str, int], must_read_bytes: int | None) -> NecessaryWork:
+    """Work that has no experts and reads nothing but weights."""
+    nothing = None if must_read_bytes is None else 0
+    return NecessaryWork(
+        flops_by_dtype=flops_by_dtype,
+        weight_bytes=must_read_bytes,
+        expert_bytes=nothing,
+        fewest_expert_bytes=nothing,
+        cache_bytes=nothing,
+        other_bytes=nothing,
+    )
+
+
 def made_work(name: str, flops: int, bytes_moved: int, must_read_bytes: int | None = 10**6) -> StageWork:
     return StageWork(
         name=name,
@@ -46,13 +62,10 @@ def made_work(name: str, flops: int, bytes_moved: int, must_read_bytes: int | No
         launches=8,
         flops=flops,
         flops_by_dtype={"float32": flops},
-        skippable_flops=0,
-        skippable_by_dtype={},
         bytes_moved=bytes_moved,
-        must_read_bytes=must_read_bytes,
-        forwards=1,
         kernels={},
         unpriced_ops=0,
+        necessary=made_needs({"float32": flops}, must_read_bytes),
     )
 
 

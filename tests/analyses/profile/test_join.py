@@ -6,12 +6,12 @@ import pytest
 
 from llm_perf_opt.analyses.prediction import StageWork
 from llm_perf_opt.analyses.prediction.predict import Execution, predict_work
-from llm_perf_opt.analyses.prediction.works import Reads, work_of
+from llm_perf_opt.analyses.prediction.works import work_of
 from llm_perf_opt.analyses.profile import join_run
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.hardware.priors import efficiency_priors
 from tests.analyses.made_kinds import kind, tensor
-from tests.analyses.profile.made_runs import DEVICE, MS, made_costs, made_page, made_pass, made_work
+from tests.analyses.profile.made_runs import DEVICE, MS, made_costs, made_needs, made_page, made_pass, made_work
 
 COSTS = made_costs(
     made_work("sam", 8 * 10**9, 10**8), made_work("prefill", 6 * 10**9, 10**8), made_work("decode", 10**9, 10**9)
@@ -71,20 +71,22 @@ def causal_prefill() -> StageWork:
         arguments={"is_causal": True},
     )
     gate = kind("aten.mm.default", {"self": HALF, "mat2": HALF}, HALF)
-    return work_of("prefill", {attention: 1000, gate: 10}, Reads(10**6, 1))
+    needs = made_needs({"float32": 1000 * ATTENTION_FLOPS * 65 // 128, "bfloat16": GATE_FLOPS}, 10**6)
+    return work_of("prefill", {attention: 1000, gate: 10}, needs)
 
 
 HALF = tensor(128, 128, dtype="bfloat16")
+ATTENTION_FLOPS, GATE_FLOPS = 4 * 64 * 64 * 4 * 16, 10 * 2 * 128**3
 
 
 def test_the_bound_is_that_of_the_prediction() -> None:
     work = causal_prefill()
-    attention, gate = 1000 * 4 * 64 * 64 * 4 * 16, 10 * 2 * 128**3
+    attention, gate = 1000 * ATTENTION_FLOPS, GATE_FLOPS
     assert (work.flops, work.skippable_flops) == (attention + gate, attention * 63 // 128)
     run = join_run([PAGE], [made_costs(work)], DEVICE, "float32")
     (found,) = [stage.efficiency for stage in run.stages if stage.name == "prefill"]
     predicted = predict_work(work, work.kernels, DEVICE, Execution.EAGER, efficiency_priors())
-    assert found is not None and found.lower_bound_s == predicted.light.seconds
+    assert found is not None and found.lower_bound_s == predicted.bound_s
     assert found.lower_bound_s == pytest.approx(attention * 65 / 128 / 1e12 + gate / 2e12)
     assert found.skippable_flops == work.skippable_flops
 

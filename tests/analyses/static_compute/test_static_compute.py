@@ -55,6 +55,51 @@ def test_an_isolated_source_with_a_blind_spot_is_not_preferred() -> None:
     assert static.stages[0].by_method(Method.ISOLATED) is None
 
 
+def test_a_source_that_left_something_out_is_no_figure_and_no_total() -> None:
+    """5 FLOPs of one stage in full; of the other 7, without an attention of unknown size, 2 of them elementwise."""
+    spots = (
+        BlindSpot(cause="fused-attention-uncounted", operator="aten._flash", calls=1),
+        BlindSpot(cause="elementwise-counted", operator="layer_norm", calls=0, flops=2),
+    )
+    static = alone(other("fvcore", "one", 5), other("fvcore", "two", 7, blind_spots=spots))
+    assert [(stage.flops, stage.flops_at_least) for stage in static.stages] == [(5, 5), (None, 5)]
+    assert (static.flops, static.flops_at_least) == (None, 10)
+    document = static_compute_document(static, tool_version="0", memory=None)
+    jsonschema.validate(document, SCHEMA)
+    assert {name: document["total"][name] for name in ("flops", "macs", "flops_at_least", "is_complete")} == {
+        "flops": None,
+        "macs": None,
+        "flops_at_least": 10,
+        "is_complete": False,
+    }
+    assert [(stage["flops"], stage["is_complete"]) for stage in document["stages"]] == [(5, True), (None, False)]
+    assert [told["is_complete"] for told in document["sources"]["fvcore"]] == [True, False]
+    report = static_report(static)
+    totals, by_source = report.tables[:2]
+    cells = dict(zip((column.name for column in totals.columns), totals.rows[0], strict=True))
+    assert (cells["FLOPs"], cells["FLOPs, at least"], cells["MACs"]) == (None, 10, None)
+    assert by_source.rows == (("one", "fvcore", "", 5), ("two", "", "fvcore", 7))
+    warned = [note.text for note in report.notes if note.level is Level.WARNING]
+    assert warned == [
+        "two (prefill): FLOPs unknown, at least 5 FLOP by fvcore, which leaves out work of unknown size of "
+        "aten._flash, adds 2 FLOP of layer_norm."
+    ]
+
+
+def test_a_gap_of_no_size_leaves_nothing_out() -> None:
+    spot = BlindSpot(cause="op-without-formula", operator="odd.scan", calls=3, flops=0, is_bound=True)
+    assert alone(other("a", "one", 5, blind_spots=(spot,))).flops == 5
+
+
+def test_bytes_of_a_stage_with_an_op_without_a_price_are_not_known_from_the_count() -> None:
+    """They are from a source that needs no prices."""
+    run = small_run(with_unpriced=True)
+    assert {stage.name: stage.first("bytes_moved") for stage in put_together(graph=run).stages}["prefill"] is None
+    watched = other("byte-counter", "prefill", None, Method.EXTRACTED, bytes_moved=77)
+    static = put_together(watched, graph=run)
+    assert {stage.name: stage.first("bytes_moved") for stage in static.stages}["prefill"] == 77
+
+
 def test_an_unknown_stage_makes_the_total_unknown() -> None:
     static = static_compute(
         model="small",

@@ -7,10 +7,12 @@ import json
 import pytest
 import torch
 
+from llm_perf_opt.analyses.memory import run_memory
 from llm_perf_opt.errors import UsageError
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.plugins import Workload
+from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 
 TINY = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())
 
@@ -49,8 +51,8 @@ def test_both_phases_run_on_one_build(mode: str) -> None:
     assert decode.build() is model
     assert not model.training
     tokens = prefill.workload["context_tokens"]
-    assert prefill.invoke(model).logits.shape == (2, tokens, 160)
-    assert decode.invoke(model)[0][0].shape == (2, 2, tokens + 2, 16)
+    assert prefill.run(model).logits.shape == (2, tokens, 160)
+    assert decode.run(model)[0][0].shape == (2, 2, tokens + 2, 16)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
@@ -59,11 +61,35 @@ def test_weights_and_cache_have_the_dtype_asked_for(name: str) -> None:
     model = prefill.build()
     dtype = getattr(torch, name)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-    output = prefill.invoke(model)
+    output = prefill.run(model)
     assert output.logits.dtype == torch.float32
     assert output.past_key_values[0][0].dtype == dtype
-    assert decode.invoke(model)[0][0].dtype == dtype
+    assert decode.run(model)[0][0].dtype == dtype
     assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_cache_is_there_when_a_decode_begins(steps: int) -> None:
+    """Two layers of keys and values, 2 heads of 16 in 4 bytes; filling them is no work of a step."""
+    decode = WeightlessTracer().trace(TINY.targets(Workload(image="90x130", dtype="float32", decode_steps=steps))[1])
+    assert decode.calls is not None and decode.storages is not None
+    assert min(decode.calls.first_op) == 0
+    rows = zip(decode.storages.bytes, decode.storages.origin, strict=True)
+    layers = TINY.config.decoder.num_hidden_layers
+    cache = 2 * layers * 2 * decode.workload["context_tokens"] * 16 * 4
+    token_and_positions = 8 + 8 * steps
+    assert sum(size for size, origin in rows if origin == "input") == cache + token_and_positions
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_page_of_a_batch_has_pixels_of_its_own(batch: int) -> None:
+    """The global view of tiny mode and zeros in the place of tiles, 32 x 32 pixels each."""
+    workload = Workload(image="90x130", mode="tiny", dtype="float32", batch=batch, decode_steps=0)
+    (prefill,) = TINY.targets(workload)
+    (phase,) = run_memory([WeightlessTracer().trace(prefill)]).phases
+    tokens = prefill.workload["context_tokens"]
+    pixels, ids_and_mask, crops = 2 * 3 * 32 * 32 * 4, tokens * (8 + 1), 2 * 8
+    assert phase.input_bytes == batch * (pixels + ids_and_mask + crops)
 
 
 def test_without_decode_steps_there_is_only_prefill() -> None:

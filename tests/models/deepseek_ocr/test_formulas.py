@@ -179,8 +179,14 @@ def test_a_large_batch_reads_every_expert_once() -> None:
     by_part = parameters_by_part(RELEASED)
     everything = sum(count for path, count in by_part.items() if path.startswith("model.layers."))
     norms = 24 * 1280
-    for batch in (11, 64):  # 66 and 384 rows for 64 experts
+    for batch in (64, 300):  # 64 * (1 - (58 / 64) ** 64) = 63.9 experts
         assert active_parameters(RELEASED.decoder, batch=batch) == everything - norms + by_part["lm_head"]
+
+
+def test_eight_sequences_read_the_experts_that_uniform_routing_touches() -> None:
+    """64 * (1 - (58 / 64) ** 8) = 34.9 of 64 experts in each of 11 layers, three matrices of 1280 x 896 each."""
+    one, eight = (active_parameters(RELEASED.decoder, batch=batch) for batch in (1, 8))
+    assert eight - one == 11 * (35 - 6) * 3 * 1280 * 896
 
 
 def test_attention_kinds_differ_in_ops_and_not_in_flops() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llm_perf_opt.models.deepseek_ocr.moe import DeepseekV2MoE
-from llm_perf_opt.models.deepseek_ocr.phases import decode, prefill
+from llm_perf_opt.models.deepseek_ocr.phases import decode, prefill, prepare_decode
 from llm_perf_opt.models.deepseek_ocr.sam import merge_windows, split_windows
 from tests.models.deepseek_ocr.forward_watch import ForwardWatch
 from tests.models.deepseek_ocr.tiny_twin import TINY, tiny_inputs, tiny_model
@@ -156,7 +156,7 @@ def test_routed_output_is_the_weighted_sum_over_chosen_experts() -> None:
 def test_decode_grows_the_cache_by_one_token_per_step() -> None:
     model, inputs = tiny_model(), tiny_inputs(batch=2)
     with ForwardWatch().on(model) as watch:
-        past = decode(model, inputs, TINY.decoder, steps=3)
+        past = decode(model, prepare_decode(model, inputs, TINY.decoder, steps=3), inputs)
     assert [list(tensor.shape) for pair in past for tensor in pair] == [[2, 2, inputs.num_tokens + 3, 16]] * 6
     assert watch.calls["model.layers.2"] == 3
     assert watch.calls["model.sam_model"] == 0

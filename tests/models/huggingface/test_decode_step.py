@@ -63,7 +63,7 @@ def targets_of(folder: Path, config: dict[str, Any], dtype: str = "bfloat16") ->
 def test_a_step_gives_one_position(tmp_path: Path, config: dict[str, Any]) -> None:
     prefill, decode = targets_of(tmp_path, config, dtype="float32")
     with torch.no_grad():
-        output: Any = decode.invoke(prefill.build())
+        output: Any = decode.run(prefill.build())
     assert output.logits.shape[:2] == (1, 1)
 
 

@@ -65,7 +65,7 @@ def test_code_in_a_folder_runs_when_trusted(own_code: tuple[Path, Path]) -> None
     (target,) = HuggingFaceAdapter(folder, trust_remote_code=True).targets(Workload(prompt_tokens=8))
     assert witness.exists()
     assert target.workload["inputs"] == {"input_ids": [1, 8]}
-    output: Any = target.invoke(target.build())
+    output: Any = target.run(target.build())
     assert tuple(output.shape) == (1, 8, 50)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,10 @@ from llm_perf_opt.errors import UsageError
 from llm_perf_opt.plugins import DRAWINGS
 from llm_perf_opt.reports.view_metric import Metric
 from tests.reports.drawings.made_views import (
+    box_of,
     deepseek_ocr_view,
     hostile_view,
+    linear,
     unpriced_view,
     view_of,
     view_of_boxes,
@@ -54,6 +57,16 @@ def test_a_view_without_prices_is_drawn_without_a_made_up_zero(name: str, metric
     text = drawn(name, unpriced_view(), metric)
     assert "0 FLOP" not in text
     assert "0 params" not in text
+
+
+@pytest.mark.parametrize("name", ["text", "markdown", "mermaid", "dot", "svg", "model-explorer"])
+def test_a_figure_that_misses_ops_without_a_price_is_drawn_as_a_lower_bound(name: str) -> None:
+    box = box_of(linear("half", 5_000, 7))
+    figures = replace(box.figures, unpriced_ops=3)
+    bounded = view_of_boxes(replace(box, figures=figures, own=figures))
+    marks = (">= 5", "&gt;= 5", "#62;= 5")  # as each language writes it
+    assert any(mark in drawn(name, bounded) for mark in marks)
+    assert not any(mark in drawn(name, view_of_boxes(box)) for mark in marks)
 
 
 @pytest.mark.parametrize("name", TEXTS)

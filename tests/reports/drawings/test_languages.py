@@ -27,6 +27,7 @@ MERMAID_LINES = (
     r"  (  )*end",
     r"  classDef stage\d+ fill:#[0-9a-f]{6},stroke:#[0-9a-f]{6},color:#[0-9a-f]{6}",
     r"  class b\d+(,b\d+)* stage\d+",
+    r"  %% [^<>{}\"]*",
 )
 
 

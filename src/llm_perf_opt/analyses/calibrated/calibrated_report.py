@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.calibrated.predict import StageTime, predict_stages
+from llm_perf_opt.analyses.workload_text import workload_note
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.hardware.calibration import Calibration
@@ -25,6 +26,7 @@ def calibrated_report(graphs: Sequence[CallGraph], calibration: Calibration) -> 
     """Two tables per phase, and what the prediction leaves out."""
     tables: list[Table] = []
     notes = [
+        workload_note(graphs),
         Note(f"Times on {calibration.title}, as its calibration measured them."),
         Note("Low and high: all work at the fastest, or all at the slowest try of the calibration."),
     ]

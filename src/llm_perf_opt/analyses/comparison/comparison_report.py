@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.comparison.budgets import Verdict
@@ -13,6 +13,7 @@ from llm_perf_opt.analyses.comparison.phases import LonePhase
 from llm_perf_opt.analyses.comparison.stage_pairs import StagePair, stage_pairs, total_pair
 from llm_perf_opt.analyses.comparison.value_text import value_texts
 from llm_perf_opt.analyses.stage_costs import StageCost
+from llm_perf_opt.analyses.workload_text import setting_text, workload_note
 from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.units import format_count
 
@@ -139,6 +140,8 @@ def _header_tables(comparisons: Sequence[Comparison]) -> Iterator[Table]:
 def _header_text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
+    if isinstance(value, Mapping):
+        return setting_text(value)
     return "-" if value is None else str(value)
 
 
@@ -240,6 +243,7 @@ def _aspect_text(aspect: Aspect, shown: Aspect) -> str:
 
 def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:
     yield Note(f"A is {compared.left}, B is {compared.right}. Devices are not compared.")
+    yield from _workload_notes(compared.comparisons)
     for lone in compared.lone:
         level = Level.INFO if lone.cause else Level.WARNING
         yield Note(f"Only {lone.side} has the phase {lone.phase}: {lone.cause or UNEXPLAINED}.", level)
@@ -254,6 +258,19 @@ def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:
         yield Note("Every difference has a cause. Cost follows from calls and tensors and has their cause.")
     else:
         yield Note("The traces agree in everything that both of them tell.")
+
+
+def _workload_notes(comparisons: Sequence[Comparison]) -> Iterator[Note]:
+    """What each of the two ran; one sentence where it is the same."""
+    left, right = (
+        workload_note([comparison.pair.sides[side].graph for comparison in comparisons]).text.removeprefix("Workload: ")
+        for side in (0, 1)
+    )
+    if left == right:
+        yield Note(f"Workload of both: {left}")
+    else:
+        yield Note(f"Workload of A: {left}")
+        yield Note(f"Workload of B: {right}")
 
 
 def _unknown_figure(verdict: Verdict) -> str:

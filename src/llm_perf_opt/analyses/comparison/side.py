@@ -115,6 +115,7 @@ class Side:
             "tool": graph.tool_version,
             **({} if graph.stopped_in is None else {"stopped in": graph.stopped_in}),
             **{f"workload.{name}": value for name, value in graph.workload.items()},
+            **{f"deployment.{name}": value for name, value in graph.deployment.items()},
             **{f"runtime.{name}": value for name, value in graph.runtime.items()},
             **{f"library.{name}": value for name, value in graph.library_versions.items()},
         }

@@ -14,12 +14,14 @@ from llm_perf_opt.analyses.grouping.data_flow import DataFlow
 from llm_perf_opt.analyses.grouping.groups import Group
 from llm_perf_opt.analyses.grouping.loops import loops_of
 from llm_perf_opt.analyses.grouping.parameter_homes import ParameterHomes
+from llm_perf_opt.analyses.known_sum import counted_or_unknown, known_sum, priced_sum
 from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import stage_names, stage_of_calls
 from llm_perf_opt.document import Arrow, Box, Figures
 
 FIGURE_NAMES = tuple(figure.name for figure in fields(Figures))
+PRICED_FIGURES = ("flops", "macs", "bytes_moved")  # of ops that have a price, so that they may be lower bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +93,15 @@ class BoxMaker:
         parameters = None
         if self._homes is not None:
             parameters = sum(self._homes.pop(path, 0) for path in members)
-        flops = _sum_at(figures.flops, group.rows)
+        unpriced = _sum_at(figures.unpriced_ops, group.rows)
+        flops = counted_or_unknown(_sum_at(figures.flops, group.rows), unpriced)
         return Figures(
             flops=flops,
             macs=None if flops is None else flops // 2,
-            bytes_moved=_sum_at(figures.bytes_moved, group.rows),
+            bytes_moved=counted_or_unknown(_sum_at(figures.bytes_moved, group.rows), unpriced),
             parameters=parameters,
             activation_bytes=_sum_at(figures.activation_bytes, group.rows),
-            unpriced_ops=_sum_at(figures.unpriced_ops, group.rows),
+            unpriced_ops=unpriced,
         )
 
     def _nothing(self) -> Figures:
@@ -130,13 +133,15 @@ class BoxMaker:
 
 
 def sum_of(figures: Sequence[Figures]) -> Figures:
-    """Field by field; one unknown part makes a sum unknown."""
-    return Figures(**{name: _known_sum([getattr(part, name) for part in figures]) for name in FIGURE_NAMES})
+    """Field by field; one unknown part makes a sum unknown, and a priced one the lower bound that the others give."""
+    columns = {name: [getattr(part, name) for part in figures] for name in FIGURE_NAMES}
+    return Figures(**{name: _sum(column, name) for name, column in columns.items()})
 
 
-def _known_sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+def _sum(values: list[int | None], name: str) -> int | None:
+    if not values:
+        return 0
+    return priced_sum(values) if name in PRICED_FIGURES else known_sum(values)
 
 
 def _sum_at(column: Sequence[int] | None, rows: Sequence[int]) -> int | None:

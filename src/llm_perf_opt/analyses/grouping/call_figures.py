@@ -1,4 +1,8 @@
-"""What each call costs by itself, as columns of integers; the last entry of each is what ran outside any call."""
+"""What each call costs by itself, as columns of integers; the last entry of each is what ran outside any call.
+
+FLOPs and bytes of a call are those of its ops that have a price; how many have none is a column of its own, and
+`counted_or_unknown` tells a true zero from the nothing that is known of them.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,14 @@ def call_figures(graph: CallGraph) -> CallFigures:
         flops=_column(graph.ops, [(cost or FREE).flops for cost in prices], size),
         bytes_moved=_column(graph.ops, [(cost or FREE).bytes_moved for cost in prices], size),
         unpriced_ops=_column(graph.ops, [int(cost is None) for cost in prices], size),
-        activation_bytes=_born_bytes(graph.ops, graph.storages, size) if graph.storages is not None else None,
+        activation_bytes=None if (storages := memory_of(graph)) is None else _born_bytes(graph.ops, storages, size),
     )
+
+
+def memory_of(graph: CallGraph) -> StorageColumns | None:
+    """The memory that a run took; None where the tracer follows none, and knows weights and inputs alone."""
+    storages = graph.storages
+    return None if storages is None or "activation" not in storages.origin else storages
 
 
 def _column(ops: OpColumns, per_kind: list[int], size: int) -> list[int]:

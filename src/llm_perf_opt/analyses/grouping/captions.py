@@ -10,8 +10,9 @@ from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
 from llm_perf_opt.analyses.grouping.groups import Group
 from llm_perf_opt.analyses.grouping.loops import are_uses_in_series
 from llm_perf_opt.analyses.grouping.parameter_homes import ParameterHomes
+from llm_perf_opt.analyses.workload_text import run_notes, workload_note
 from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.document import Box, GraphView
+from llm_perf_opt.document import Box, Figures, GraphView
 from llm_perf_opt.units import format_count
 
 _NAMED = 3
@@ -35,6 +36,13 @@ def size_line(view: GraphView, graph: CallGraph) -> str:
     )
 
 
+def workload_lines(graph: CallGraph) -> Iterator[str]:
+    """What was run, and the notes of the trace on it."""
+    if graph.workload:
+        yield workload_note([graph]).text
+    yield from (note.text for note in run_notes([graph]))
+
+
 def reservation_lines(view: GraphView, graph: CallGraph, flow: DataFlow, homes: ParameterHomes | None) -> Iterator[str]:
     """What a reader must know to read the figures and loops rightly."""
     if flow.knowledge in _SIGHT:
@@ -43,6 +51,7 @@ def reservation_lines(view: GraphView, graph: CallGraph, flow: DataFlow, homes: 
         yield f"Warning: the run stopped in {graph.stopped_in}; what follows is missing."
     if view.totals.unpriced_ops:
         yield f"Warning: {format_count(view.totals.unpriced_ops)} ops have no price and are in no total."
+        yield "FLOPs and bytes with such ops in them are lower bounds (>=), or unknown (?) where nothing has a price."
     yield from _shared_lines(view)
     if is_whole(view, graph):
         yield from _outside_lines(view, graph, homes)
@@ -72,14 +81,20 @@ def _shared_lines(view: GraphView) -> Iterator[str]:
 def _outside_lines(view: GraphView, graph: CallGraph, homes: ParameterHomes | None) -> Iterator[str]:
     outside = outside_figures(graph)
     if graph.ops is not None and (ops := graph.ops.call.count(-1)):
-        flops, bytes_moved = outside.flops or 0, outside.bytes_moved or 0
         yield (
             f"Outside any module, in the totals and in no box: {format_count(ops)} ops, "
-            f"{format_count(flops)} FLOPs, {format_count(bytes_moved)} bytes."
+            f"{_amount(outside.flops, 'FLOPs', outside)}, {_amount(outside.bytes_moved, 'bytes', outside)}."
         )
     if homes is not None and homes.idle:
         idle, names = sum(homes.idle.values()), _some(_outermost(homes.idle, view))
         yield f"Not run, in the totals and in no box: {format_count(idle)} parameters of {names}."
+
+
+def _amount(value: int | None, unit: str, figures: Figures) -> str:
+    """`6 FLOPs`, `at least 6 FLOPs`, `FLOPs unknown`."""
+    if value is None:
+        return f"{unit} unknown"
+    return f"{'at least ' if figures.unpriced_ops else ''}{format_count(value)} {unit}"
 
 
 def _outermost(paths: Iterable[str], view: GraphView) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import compress
 
 from llm_perf_opt.analyses.coverage import priced_total
-from llm_perf_opt.analyses.grouping.boxes import FIGURE_NAMES, sum_of
+from llm_perf_opt.analyses.grouping.boxes import FIGURE_NAMES, PRICED_FIGURES, sum_of
+from llm_perf_opt.analyses.grouping.call_figures import memory_of
 from llm_perf_opt.analyses.grouping.parameter_homes import parameter_homes
+from llm_perf_opt.analyses.known_sum import counted_or_unknown
 from llm_perf_opt.analyses.parameter_owners import untied
 from llm_perf_opt.analyses.pricing.op_cost import elements
 from llm_perf_opt.callgraph.graph import CallGraph
@@ -38,16 +40,8 @@ def is_whole(view: GraphView, graph: CallGraph) -> bool:
 
 def trace_totals(graph: CallGraph) -> Figures:
     """The whole run, added up over its ops without asking which call they ran in."""
-    known = graph.ops is not None
-    cost, unpriced = priced_total(count_kinds(graph) if known else {})
-    return Figures(
-        flops=cost.flops if known else None,
-        macs=cost.flops // 2 if known else None,
-        bytes_moved=cost.bytes_moved if known else None,
-        parameters=_all_parameters(graph),
-        activation_bytes=_all_activations(graph),
-        unpriced_ops=sum(op.count for op in unpriced) if known else None,
-    )
+    counts = None if graph.ops is None else count_kinds(graph)
+    return _figures_of(counts, parameters=_all_parameters(graph), activation_bytes=_all_activations(graph))
 
 
 def outside_figures(graph: CallGraph) -> Figures:
@@ -60,14 +54,32 @@ def outside_figures(graph: CallGraph) -> Figures:
             kind = graph.op_kinds[graph.ops.kind[op]]
             counts[kind] = counts.get(kind, 0) + 1
         born = _born_bytes(graph, outside)
-    cost, unpriced = priced_total(counts)
+    return _figures_of(counts, parameters=0, activation_bytes=born)
+
+
+def _figures_of(
+    counts: Mapping[OpKind, int] | None, *, parameters: int | None, activation_bytes: int | None
+) -> Figures:
+    """Of ops by kind; None where the trace holds none at all."""
+    if counts is None:
+        return Figures(
+            flops=None,
+            macs=None,
+            bytes_moved=None,
+            parameters=parameters,
+            activation_bytes=activation_bytes,
+            unpriced_ops=None,
+        )
+    cost, listed = priced_total(counts)
+    unpriced = sum(op.count for op in listed)
+    flops = counted_or_unknown(cost.flops, unpriced)
     return Figures(
-        flops=cost.flops,
-        macs=cost.flops // 2,
-        bytes_moved=cost.bytes_moved,
-        parameters=0,
-        activation_bytes=born,
-        unpriced_ops=sum(op.count for op in unpriced),
+        flops=flops,
+        macs=None if flops is None else flops // 2,
+        bytes_moved=counted_or_unknown(cost.bytes_moved, unpriced),
+        parameters=parameters,
+        activation_bytes=activation_bytes,
+        unpriced_ops=unpriced,
     )
 
 
@@ -86,9 +98,9 @@ def _all_parameters(graph: CallGraph) -> int | None:
 
 
 def _all_activations(graph: CallGraph) -> int | None:
-    if graph.ops is None or graph.storages is None:
+    if graph.ops is None or (storages := memory_of(graph)) is None:
         return None
-    storages, end = graph.storages, len(graph.ops.kind)
+    end = len(graph.ops.kind)
     never_written = _born_bytes(graph, {end}) if end in storages.born_op else 0
     return sum(compress(storages.bytes, map("activation".__eq__, storages.origin))) - never_written
 
@@ -130,8 +142,11 @@ def _total_problems(view: GraphView, graph: CallGraph, boxes: list[Box]) -> Iter
         told, total = getattr(shown, name), getattr(totals, name)
         if getattr(view.totals, name) != total:
             yield f"{name}: the view says {getattr(view.totals, name)} in all, the trace has {total}"
+        beside = getattr(outside, name)
+        if name in PRICED_FIGURES and graph.ops is not None:  # unknown is then: no op with a price adds to it
+            told, beside, total = told or 0, beside or 0, total or 0
         if told is None or total is None:
             continue
-        beside = getattr(outside, name) + (sum(homes.idle.values()) if homes and name == "parameters" else 0)
+        beside += sum(homes.idle.values()) if homes and name == "parameters" else 0
         if told + beside != total:
             yield f"{name}: the boxes hold {told} and {beside} is outside of them, the trace has {total}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from llm_perf_opt.analyses.grouping.boxes import BoxMaker, Facts, sum_of
 from llm_perf_opt.analyses.grouping.call_figures import call_figures
 from llm_perf_opt.analyses.grouping.call_tree import CallTree, call_tree
-from llm_perf_opt.analyses.grouping.captions import reservation_lines, series_lines, size_line
+from llm_perf_opt.analyses.grouping.captions import reservation_lines, series_lines, size_line, workload_lines
 from llm_perf_opt.analyses.grouping.conservation import check_conservation, is_whole, trace_totals
 from llm_perf_opt.analyses.grouping.data_flow import data_flow
 from llm_perf_opt.analyses.grouping.families import Families
@@ -49,6 +49,7 @@ def group(
     view = _opened(_whole_view(facts, groups, focus), depth, max_boxes, metric)
     caption = (
         size_line(view, graph),
+        *workload_lines(graph),
         *runtime_lines(graph, flow.knowledge, families.chain_lengths()),
         *reservation_lines(view, graph, flow, homes),
         *series_lines(groups, tree, flow),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.callgraph.dtypes import tensor_bytes
 from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
 from llm_perf_opt.callgraph.records import TensorMeta
 
 DECODE = "decode"
@@ -53,8 +53,8 @@ def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMe
     A tensor that is given twice, as by a cache that is also an attribute of another argument, counts once.
     """
     read = _storages_read(graph, call)
-    leaving = list(dict.fromkeys(_tensors(graph, call, "output")))
-    for meta, storage in dict.fromkeys(_tensors(graph, call, "input")):
+    leaving = list(dict.fromkeys(call_tensors(graph, call, "output")))
+    for meta, storage in dict.fromkeys(call_tensors(graph, call, "input")):
         if storage not in read or len(meta.shape) < 2:
             continue
         match = next((held for held in leaving if _continues(meta, held[0], steps=1)), None)
@@ -75,23 +75,11 @@ def cached_storages(graph: CallGraph, cache: KvCache) -> frozenset[int]:
     """Rows of the memory of the cache: what forwards take in as such, and what leaves them in its shape."""
     calls = calls_of(graph)
     forwards = [call for call, parent in enumerate(calls.parent) if parent == -1]
-    held = {one for call in forwards for side in ("input", "output") for one in _tensors(graph, call, side)}
+    held = {one for call in forwards for side in ("input", "output") for one in call_tensors(graph, call, side)}
     before = set(cache.tensors)
     return frozenset(
         storage for meta, storage in held if any(_continues(one, meta, steps=len(forwards)) for one in before)
     )
-
-
-def _tensors(graph: CallGraph, call: int, side: str) -> Iterator[Held]:
-    calls = calls_of(graph)
-    counts, metas, storages = (
-        (calls.input_count, calls.input_metas, calls.input_storages)
-        if side == "input"
-        else (calls.output_count, calls.output_metas, calls.output_storages)
-    )
-    start = sum(counts[:call])
-    rows = slice(start, start + counts[call])
-    return zip((graph.tensor_metas[row] for row in metas[rows]), storages[rows], strict=True)
 
 
 def _storages_read(graph: CallGraph, call: int) -> frozenset[int]:

@@ -43,6 +43,7 @@ def _phase(phase: PhaseMemory) -> dict[str, Any]:
         "buffer_bytes": phase.buffer_bytes,
         "input_bytes": phase.input_bytes,
         "peak_kv_bytes": phase.peak_kv_bytes,
+        "peak_input_bytes": phase.peak_input_bytes,
         "peak_live_bytes": None if phase.peak is None else phase.peak.bytes,
         "needed_bytes": phase.total_bytes,
         "peak": None if phase.peak is None else _peak(phase.peak),

@@ -109,9 +109,9 @@ def _chart(title: str, curve: StageCurve, marks: tuple[Mark, ...]) -> LineChart:
         title=title,
         x=Axis("ops run", Kind.COUNT),
         y=Axis("live bytes", Kind.BYTES),
-        lines=(Line("activations", step_points(curve.live_bytes), "step"),),
+        lines=(Line("live bytes", step_points(curve.live_bytes), "step"),),
         marks=marks,
-        caption="Bytes of activations alive while each op ran; weights and inputs are not in it.",
+        caption="Bytes alive while each op ran: activations, cache, and what the phase was given. Weights are apart.",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.live_bytes import GIVEN
 from llm_perf_opt.analyses.memory.kv_cache import KvCache, cached_storages, kv_cache
 from llm_perf_opt.analyses.memory.peak import Peak, living_storages, peak_of
 from llm_perf_opt.analyses.memory.timeline import Timeline, timeline
@@ -14,7 +15,6 @@ from llm_perf_opt.callgraph.queries import calls_of, deepest_claim, stage_names,
 from llm_perf_opt.callgraph.records import Parameter
 
 _WEIGHTS = ("parameter", "buffer")
-_OUTSIDE = ("input", "external")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +34,43 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseMemory:
-    """What a device must hold at once to run one phase: all weights, the inputs, and what is alive at the peak.
+    """What a device must hold at once to run one phase: all weights, constants, and what is alive at the peak.
 
-    `peak_kv_bytes` is part of the peak's bytes and not added to them again.
+    `peak_kv_bytes` and `peak_input_bytes` are parts of the peak's bytes and not added to them again: the cache, be it
+    what the phase began with or what it made of it, and the other inputs. `constant_bytes` is what the code brings
+    along that is no weight: tables it made before, inputs that were not prepared for the phase.
     """
 
     phase: str
     weight_bytes: int
     buffer_bytes: int
-    input_bytes: int | None
+    constant_bytes: int | None
     peak: Peak | None  # None: the trace follows no memory
     peak_kv_bytes: int | None
+    peak_input_bytes: int | None
     stages: tuple[StageMemory, ...]
     timeline: Timeline | None
 
     @property
+    def input_bytes(self) -> int | None:
+        """Inputs that are alive at the peak and constants, the cache apart."""
+        if self.peak_input_bytes is None or self.constant_bytes is None:
+            return None
+        return self.peak_input_bytes + self.constant_bytes
+
+    @property
     def peak_other_bytes(self) -> int | None:
-        """Activations at the peak, the cache apart; None where no phase tells what the cache is."""
-        return None if self.peak is None or self.peak_kv_bytes is None else self.peak.bytes - self.peak_kv_bytes
+        """Activations at the peak, inputs and cache apart; None where no phase tells what the cache is."""
+        if self.peak is None or self.peak_kv_bytes is None or self.peak_input_bytes is None:
+            return None
+        return self.peak.bytes - self.peak_kv_bytes - self.peak_input_bytes
 
     @property
     def total_bytes(self) -> int | None:
-        """Weights, buffers, inputs and the peak together; None while one of them is unknown."""
-        if self.peak is None or self.input_bytes is None:
+        """Weights, buffers, constants and the peak together; None while one of them is unknown."""
+        if self.peak is None or self.constant_bytes is None:
             return None
-        return self.weight_bytes + self.buffer_bytes + self.input_bytes + self.peak.bytes
+        return self.weight_bytes + self.buffer_bytes + self.constant_bytes + self.peak.bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +102,10 @@ def _phase(graph: CallGraph, cache: KvCache | None) -> PhaseMemory:
         phase=graph.phase,
         weight_bytes=weights["parameter"],
         buffer_bytes=weights["buffer"],
-        input_bytes=_outside_bytes(graph),
+        constant_bytes=None if peak is None else _constant_bytes(graph),
         peak=peak,
         peak_kv_bytes=None if peak is None else _kv_bytes(graph, cache, peak.op_row),
+        peak_input_bytes=None if peak is None else _input_bytes(graph, cache, peak.op_row),
         stages=() if curve is None else tuple(_stages(graph, curve, cache)),
         timeline=curve,
     )
@@ -139,12 +152,19 @@ def _weights(graph: CallGraph) -> Iterator[tuple[Parameter, int, str]]:
         )
 
 
-def _outside_bytes(graph: CallGraph) -> int | None:
-    """Memory that was there before the run and is no weight: inputs, and constants the code made by itself."""
-    if graph.storages is None:
-        return None
+def _constant_bytes(graph: CallGraph) -> int:
+    """Memory that was there before the run and is neither a weight nor prepared for it."""
+    assert graph.storages is not None, "a graph that has a peak has storages"
     rows = zip(graph.storages.origin, graph.storages.bytes, strict=True)
-    return sum(size_bytes for origin, size_bytes in rows if origin in _OUTSIDE)
+    return sum(size_bytes for origin, size_bytes in rows if origin == "external")
+
+
+def _input_bytes(graph: CallGraph, cache: KvCache | None, op_row: int) -> int:
+    """Bytes of inputs alive while an op runs; what the cache holds of them counts there."""
+    assert graph.storages is not None, "a graph that has a peak has storages"
+    storages, cached = graph.storages, frozenset() if cache is None else cached_storages(graph, cache)
+    alive = (row for row in living_storages(storages, op_row) if row not in cached)
+    return sum(storages.bytes[row] for row in alive if storages.origin[row] == GIVEN)
 
 
 def _given_by_stage(graph: CallGraph) -> dict[str, int]:

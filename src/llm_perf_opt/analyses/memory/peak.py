@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.live_bytes import LIVE_ORIGINS
+from llm_perf_opt.analyses.live_bytes import GIVEN, LIVE_ORIGINS
 from llm_perf_opt.analyses.memory.timeline import StageCurve
 from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.callgraph.graph import CallGraph
@@ -14,6 +14,9 @@ from llm_perf_opt.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.callgraph.records import StorageColumns, TensorMeta
 
 SCRATCH = "(scratch)"
+UNUSED = "(not used)"
+GIVEN_BY = "(given)"
+OUTSIDE = "(outside any module)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,7 @@ class AliveTensors:
     """Blocks of memory alike in tensor, op and kind of module: the 24 tensors of a cache are one of these.
 
     `tensor` is what the op wrote, as `bfloat16[1, 10, 294, 128]`, or `(scratch)` for what it holds beside its result.
+    What the phase began with was made by none of its ops: `(given)`.
     """
 
     tensor: str
@@ -59,13 +63,16 @@ def alive_at(graph: CallGraph, op_row: int) -> tuple[AliveTensors, ...]:
     """Everything that was alive while an op ran, in groups, largest first; the bytes add up to the live bytes."""
     assert graph.storages is not None, "a graph that has a timeline has storages"
     starts = tensor_offsets(graph)[1]
+    given = _given_tensors(graph)
     groups: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
     for storage in living_storages(graph.storages, op_row):
-        born = graph.storages.born_op[storage]
-        path = _path_of_op(graph, born)
-        meta = _written_by(graph, born, starts[born], storage)
-        tensor = SCRATCH if meta is None else f"{meta.dtype}{list(meta.shape)}"
-        key = (tensor, _op_name(graph, born), re.sub(r"(?<![^.])\d+(?![^.])", "*", path))
+        if graph.storages.origin[storage] == GIVEN:
+            tensor, maker, path = _tensor_text(given.get(storage), UNUSED), GIVEN_BY, OUTSIDE
+        else:
+            born = graph.storages.born_op[storage]
+            tensor = _tensor_text(_written_by(graph, born, starts[born], storage), SCRATCH)
+            maker, path = _op_name(graph, born), _path_of_op(graph, born)
+        key = (tensor, maker, re.sub(r"(?<![^.])\d+(?![^.])", "*", path))
         groups.setdefault(key, []).append((path, graph.storages.bytes[storage]))
     found = [
         AliveTensors(
@@ -81,7 +88,7 @@ def alive_at(graph: CallGraph, op_row: int) -> tuple[AliveTensors, ...]:
 
 
 def living_storages(storages: StorageColumns, op_row: int) -> Iterator[int]:
-    """Rows of the memory that an op brought to life and that is alive while `op_row` runs."""
+    """Rows of the memory, weights and constants apart, that is alive while `op_row` runs."""
     lives = zip(storages.origin, storages.born_op, storages.freed_op, strict=True)
     return (row for row, (origin, born, freed) in enumerate(lives) if born <= op_row < freed and origin in LIVE_ORIGINS)
 
@@ -94,6 +101,17 @@ def _written_by(graph: CallGraph, op_row: int, start: int, storage: int) -> Tens
     return next((meta for row, meta in written if row == storage), None)
 
 
+def _given_tensors(graph: CallGraph) -> dict[int, TensorMeta]:
+    """Storage of an input -> the first tensor in it that a module was called with."""
+    calls = calls_of(graph)
+    used = zip(calls.input_storages, calls.input_metas, strict=True)
+    return {storage: graph.tensor_metas[meta] for storage, meta in reversed(list(used))}
+
+
+def _tensor_text(meta: TensorMeta | None, otherwise: str) -> str:
+    return otherwise if meta is None else f"{meta.dtype}{list(meta.shape)}"
+
+
 def _op_name(graph: CallGraph, op_row: int) -> str:
     return graph.op_kinds[ops_of(graph).kind[op_row]].name
 
@@ -102,5 +120,5 @@ def _path_of_op(graph: CallGraph, op_row: int) -> str:
     """The module that ran the op directly."""
     call = ops_of(graph).call[op_row]
     if call < 0:
-        return "(outside any module)"
+        return OUTSIDE
     return graph.paths[calls_of(graph).path[call]] or "(root)"

@@ -1,7 +1,8 @@
 """The kernels an optimised engine would launch instead: experts as one grouped product, vector work between products.
 
-Two rules, read off the trace. Products of one shape that run in siblings which do not feed each other (`gate_proj` of
-every expert of a layer) are one kernel. Vector ops between two such kernels are one kernel.
+Three rules, read off the trace. Products do what is necessary (`engine_kernels`). Products of one shape that run in
+siblings which do not feed each other (`gate_proj` of every expert of a layer) are one kernel. Vector ops between two
+such kernels are one kernel.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections import Counter
 from itertools import accumulate
 from typing import cast
 
+from llm_perf_opt.analyses.necessary.read_once import preparation
+from llm_perf_opt.analyses.prediction.engine_kernels import engine_kernels
 from llm_perf_opt.analyses.prediction.kernels import Kernel, Work, kernels_of
-from llm_perf_opt.analyses.prediction.works import preparation
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
 
@@ -25,9 +27,11 @@ def fused_kernels(graph: CallGraph) -> dict[str, Counter[Kernel]]:
     members: dict[_Group, list[Kernel]] = {}
     last: dict[int, _Group] = {}  # per stage: the product that ran last
     stages, kinds = stage_of_ops(graph), ops_of(graph).kind
+    instead = engine_kernels(graph)
     for row in range(preparation(graph).stop, len(kinds)):
         stage = stages[row]
-        for kernel in kernels_of(graph.op_kinds[kinds[row]]):
+        own = instead.get(row)
+        for kernel in kernels_of(graph.op_kinds[kinds[row]]) if own is None else (own,):
             if kernel.work is Work.VECTOR:
                 group: _Group = (stage, last.get(stage))
             else:

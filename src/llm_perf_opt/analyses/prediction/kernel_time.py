@@ -19,6 +19,7 @@ SMALL_WEIGHTS = 4_000_000  # up to here a product is priced as the sources' smal
 LARGE_WEIGHTS = 60_000_000  # and from here as their large ones; between, the band spans both
 _MICRO = 1e-6
 _SIXTEEN_BITS = ("bf16", "fp16")
+_NARROW = frozenset({"float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int8"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,19 @@ def _compute_band(kernel: Kernel, fraction: Prior, device: Device) -> Band:
         return Band(0.0, 0.0)
     required = kernel.flops - kernel.skippable_flops
     best = fastest_peak(kernel.dtype, device)
-    usual = device.peak(kernel.dtype) if is_known(kernel.dtype, device) else best
+    usual = _usual_peak(kernel.dtype, device, best)
     return Band(
         required / (best * _ceiling(kernel.dtype, fraction.high, device)),
         required / (usual * min(fraction.low, _ceiling(kernel.dtype, fraction.high, device))),
     )
+
+
+def _usual_peak(dtype: str, device: Device, best: int) -> int:
+    """The device's own rate; 8 and 4 bits that it has no engines for are multiplied as 16 bits."""
+    if is_known(dtype, device):
+        return device.peak(dtype)
+    wide = [device.peak(name) for name in ("bfloat16", "float16") if is_known(name, device)]
+    return max(wide) if wide and dtype in _NARROW else best
 
 
 def _ceiling(dtype: str, fraction: float, device: Device) -> float:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from llm_perf_opt.analyses.pricing import OpCost, price
 from llm_perf_opt.analyses.pricing.op_cost import bytes_in_and_out, elements, operand
 from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.callgraph.weight_formats import product_dtype
 from llm_perf_opt.testimony import Family, family_of
 
 
@@ -93,5 +94,5 @@ def _attention(kind: OpKind, cost: OpCost) -> Kernel:
 
 
 def _dtype(kind: OpKind) -> str:
-    metas = kind.inputs or kind.outputs
-    return metas[0].dtype if metas else "float32"
+    """The type in which it computes: that of a weight's stored format if it has one, else that of the first operand."""
+    return product_dtype(meta.dtype for meta in kind.inputs or kind.outputs) or "float32"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from llm_perf_opt.analyses.necessary import NecessaryWork
 from llm_perf_opt.analyses.prediction.band import NOTHING, Band
 from llm_perf_opt.analyses.prediction.fusion import fused_kernels
 from llm_perf_opt.analyses.prediction.kernel_time import kernel_time
@@ -31,12 +32,15 @@ class Execution(StrEnum):
 class StagePrediction:
     """One stage on one device.
 
+    `light` is the lower bound: necessary work at the device's full rates, with as many experts as the routing policy
+    touches; `fewest` the same with the fewest that any routing can touch. None: what is necessary is not known.
     `device_time` is how long kernels keep the device busy, `host_time` how long the host takes to launch them, `wall`
     the slower of the two. No time lies below `light`.
     """
 
     work: StageWork
-    light: SpeedOfLight
+    light: SpeedOfLight | None
+    fewest: SpeedOfLight | None
     launches: int  # after fusion, where the execution fuses
     device_time: Band
     host_time: Band
@@ -46,6 +50,11 @@ class StagePrediction:
     def name(self) -> str:
         """The stage."""
         return self.work.name
+
+    @property
+    def bound_s(self) -> float | None:
+        """The lower bound in seconds; None: not known."""
+        return None if self.light is None else self.light.seconds
 
     @property
     def wall(self) -> Band:
@@ -70,20 +79,33 @@ def predict_work(
     work: StageWork, kernels: Mapping[Kernel, int], device: Device, execution: Execution, priors: EfficiencyPriors
 ) -> StagePrediction:
     """One piece of work, done by `kernels`: its own, or those that are left of them after fusion."""
-    light = speed_of_light(work.required_by_dtype, work.must_read_bytes or 0, device, forwards=work.forwards)
+    light, fewest = bounds_of(work.necessary, device)
     busy, shares = _device_time(kernels, device, priors)
-    streaming_s = light.bandwidth_s / max(priors.weight_bandwidth.high, priors.vector_bandwidth.high)
-    busy = busy.at_least(max(light.seconds, streaming_s))
+    if light is not None:
+        streaming_s = light.bandwidth_s / max(priors.weight_bandwidth.high, priors.vector_bandwidth.high)
+        busy = busy.at_least(max(light.seconds, streaming_s))
     launches = sum(kernels.values())
     host = NOTHING if execution is Execution.FUSED else launch_band(device, priors).times(launches)
     return StagePrediction(
         work=work,
         light=light,
+        fewest=fewest,
         launches=launches,
         device_time=busy,
         host_time=host,
         bound_by=Bound.LAUNCHES if host.middle > busy.middle else max(shares, key=lambda bound: shares[bound]),
     )
+
+
+def bounds_of(necessary: NecessaryWork | None, device: Device) -> tuple[SpeedOfLight | None, SpeedOfLight | None]:
+    """The lower bound of necessary work, and the one with the fewest experts that any routing can touch."""
+    if necessary is None:
+        return None, None
+    light, fewest = (
+        speed_of_light(necessary.flops_by_dtype, must_read or 0, device, forwards=necessary.forwards)
+        for must_read in (necessary.bytes, necessary.fewest_bytes)
+    )
+    return light, fewest
 
 
 def _device_time(

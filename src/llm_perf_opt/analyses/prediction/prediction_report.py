@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from llm_perf_opt.analyses.known_sum import counted_or_unknown, known_sum, priced_sum
+from llm_perf_opt.analyses.necessary.sentences import BothWorks, difference_notes, expert_notes
 from llm_perf_opt.analyses.prediction.band import NOTHING
 from llm_perf_opt.analyses.prediction.predict import Execution, StagePrediction, predict_stages, total_wall
 from llm_perf_opt.analyses.roofline import op_rooflines, op_table, roofline_of_bands
 from llm_perf_opt.analyses.roofline.bound import Bound, is_known
+from llm_perf_opt.analyses.workload_text import run_notes, workload_note
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.document import BarChart, Cell, Chart, Column, Kind, Level, Note, Report, Series, Table
 from llm_perf_opt.hardware import Device
@@ -61,10 +64,10 @@ def _stage_table(predictions: Sequence[StagePrediction]) -> Table:
     total = total_wall(predictions)
     footer: tuple[Cell, ...] = (
         "total",
-        sum(stage.work.flops for stage in predictions),
-        sum(stage.work.bytes_moved for stage in predictions),
+        priced_sum(counted_or_unknown(stage.work.flops, stage.work.unpriced_ops) for stage in predictions),
+        priced_sum(counted_or_unknown(stage.work.bytes_moved, stage.work.unpriced_ops) for stage in predictions),
         sum(stage.launches for stage in predictions),
-        sum(stage.light.seconds for stage in predictions),
+        known_sum(stage.bound_s for stage in predictions),
         total.low,
         total.high,
         "",
@@ -72,10 +75,10 @@ def _stage_table(predictions: Sequence[StagePrediction]) -> Table:
     rows = tuple(
         (
             stage.name,
-            stage.work.flops,
-            stage.work.bytes_moved,
+            counted_or_unknown(stage.work.flops, stage.work.unpriced_ops),
+            counted_or_unknown(stage.work.bytes_moved, stage.work.unpriced_ops),
             stage.launches,
-            stage.light.seconds,
+            stage.bound_s,
             stage.wall.low,
             stage.wall.high,
             str(stage.bound_by),
@@ -87,9 +90,11 @@ def _stage_table(predictions: Sequence[StagePrediction]) -> Table:
 
 def _detail_table(predictions: Sequence[StagePrediction]) -> Table:
     names = (
-        ("FLOPs at the peak", Kind.SECONDS),
+        ("necessary FLOPs", Kind.FLOPS),
+        ("at the peak", Kind.SECONDS),
         ("bytes read once", Kind.BYTES),
         ("at full bandwidth", Kind.SECONDS),
+        *((("bound with the fewest experts", Kind.SECONDS),) if _has_experts(predictions) else ()),
         ("device low", Kind.SECONDS),
         ("device high", Kind.SECONDS),
         ("host low", Kind.SECONDS),
@@ -98,9 +103,11 @@ def _detail_table(predictions: Sequence[StagePrediction]) -> Table:
     rows = tuple(
         (
             stage.name,
-            stage.light.compute_s,
+            None if stage.work.necessary is None else stage.work.necessary.flops,
+            None if stage.light is None else stage.light.compute_s,
             stage.work.must_read_bytes,
-            stage.light.bandwidth_s,
+            None if stage.light is None else stage.light.bandwidth_s,
+            *([None if stage.fewest is None else stage.fewest.seconds] if _has_experts(predictions) else []),
             stage.device_time.low,
             stage.device_time.high,
             stage.host_time.low,
@@ -112,12 +119,16 @@ def _detail_table(predictions: Sequence[StagePrediction]) -> Table:
     return Table(title="Where the bound and the band come from", columns=columns, rows=rows)
 
 
+def _has_experts(predictions: Sequence[StagePrediction]) -> bool:
+    return any(stage.work.necessary is not None and stage.work.necessary.distinct_experts for stage in predictions)
+
+
 def _charts(predictions: Sequence[StagePrediction], device: Device, dtype: str | None) -> tuple[Chart, ...]:
     bars = BarChart(
         title="Predicted time by stage",
         categories=tuple(stage.name for stage in predictions),
         series=(
-            Series("lower bound", tuple(stage.light.seconds for stage in predictions)),
+            Series("lower bound", tuple(stage.bound_s for stage in predictions)),
             Series("low", tuple(stage.wall.low for stage in predictions)),
             Series("high", tuple(stage.wall.high for stage in predictions)),
         ),
@@ -141,20 +152,42 @@ def _charts(predictions: Sequence[StagePrediction], device: Device, dtype: str |
 def _notes(
     graphs: Sequence[CallGraph], predictions: Sequence[StagePrediction], device: Device, execution: Execution
 ) -> Iterator[Note]:
+    yield workload_note(graphs)
+    yield from run_notes(graphs)
     yield Note(_EXECUTIONS[execution])
     yield Note(
-        f"{_claim(device)}: FLOPs at the dense peak, or what must be read once at full bandwidth. "
-        "The band comes from kernels and frameworks measured elsewhere. docs/how-fast-could-it-be.md explains both."
+        "FLOPs, bytes moved, launches and the band are of the code as written. The lower bound is of necessary work: "
+        "what any implementation must compute and read once, at the dense peak and at full bandwidth. "
+        f"{_claim(device, has_experts=_has_experts(predictions))}. docs/how-fast-could-it-be.md explains both."
     )
+    yield from _necessary_notes(predictions)
     yield from _decode_notes(graphs, predictions)
     yield from _launch_notes(predictions)
     yield from _reservations(predictions, device)
 
 
-def _claim(device: Device) -> str:
+def _claim(device: Device, *, has_experts: bool = False) -> str:
     if device.is_measured:
         return "The lower bound rests on measured rates, which a quiet moment may beat"
+    if has_experts:
+        return (
+            "Nothing beats the lower bound unless its routers touch fewer experts, and nothing the one with the fewest"
+        )
     return "Nothing beats the lower bound"
+
+
+def _necessary_notes(predictions: Sequence[StagePrediction]) -> Iterator[Note]:
+    """Where the code does more than it must, with the reason; and which routing policy the experts are counted by."""
+    works = [stage.work for stage in predictions]
+    yield from difference_notes(
+        [
+            BothWorks(name=work.name, flops=work.flops, bytes_moved=work.bytes_moved, necessary=work.necessary)
+            for work in works
+        ]
+    )
+    for work in works:
+        if work.necessary is not None:
+            yield from expert_notes(work.name, work.necessary)
 
 
 def _decode_notes(graphs: Sequence[CallGraph], predictions: Sequence[StagePrediction]) -> Iterator[Note]:
@@ -187,12 +220,15 @@ def _reservations(predictions: Sequence[StagePrediction], device: Device) -> Ite
     for other in dtypes:
         if not is_known(other, device):
             yield Note(
-                f"{device.name} has no known rate for {other}: that work is counted at a faster one.", Level.WARNING
+                f"{device.name} has no known rate for {other}: that work is counted at the fastest rate it could have.",
+                Level.WARNING,
             )
     unpriced = sum(stage.work.unpriced_ops for stage in predictions)
     if unpriced:
         yield Note(f"{unpriced:,} ops have no price: of their work only the bytes are in the band.", Level.WARNING)
-    if any(stage.work.must_read_bytes is None for stage in predictions):
+    if any(stage.work.necessary is None for stage in predictions):
+        yield Note("The trace does not say which tensors an op took: no lower bound is known.", Level.WARNING)
+    elif any(stage.work.must_read_bytes is None for stage in predictions):
         yield Note("The trace follows no memory: the lower bound rests on FLOPs alone.", Level.WARNING)
     if device.cache_bytes is None:
         yield Note(f"No cache size is known for {device.name}: every byte is counted as coming from memory.")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out, elements, elements_of, operand
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.callgraph.dtypes import tensor_bytes
+from llm_perf_opt.callgraph.records import OpKind, TensorMeta
 
 _EUCLIDEAN_BY_PRODUCT_ABOVE_ROWS = 25  # torch's own threshold between its two ways to compute `cdist`
 
@@ -50,7 +51,7 @@ def batch_summed_product(kind: OpKind) -> OpCost:
 
 
 def grouped_product(kind: OpKind) -> OpCost:
-    """Rows sorted by group, one weight per group: each row meets one weight, however the rows are spread.
+    """Rows sorted by group, one weight per group: each row meets one weight, and only groups with rows are read.
 
     Two 2-d operands split the summed dimension between the groups instead, and the output gains a group dimension.
     Rows beyond the last offset are priced too: offsets are values, and a shape is all there is.
@@ -59,7 +60,25 @@ def grouped_product(kind: OpKind) -> OpCost:
     if len(left.shape) == 2 and len(right.shape) == 2:
         macs = left.shape[0] * left.shape[1] * right.shape[1]
         return OpCost(flops=2 * macs, bytes_moved=bytes_in_and_out(kind))
-    return _contraction(kind, left.shape[-1])
+    cost = _contraction(kind, left.shape[-1])
+    return cost + OpCost(bytes_moved=-sum(tensor_bytes(meta) - read_of_stack(kind, meta) for meta in (left, right)))
+
+
+def read_of_stack(kind: OpKind, operand_meta: TensorMeta) -> int:
+    """What a grouped product reads of an operand: all of a matrix, and of a stack the groups that have rows."""
+    whole = tensor_bytes(operand_meta)
+    if len(operand_meta.shape) != 3:
+        return whole
+    groups = operand_meta.shape[0]
+    return whole * min(groups_used(kind), groups) // max(groups, 1)
+
+
+def groups_used(kind: OpKind) -> int:
+    """How many groups of a grouped product have rows: as recorded, or as many as so many rows can touch at most."""
+    left, right = operand(kind, 0, "self", "input"), operand(kind, 1, "mat2", "weight")
+    recorded = kind.arguments.get("groups_used")
+    rows = left.shape[0] if len(left.shape) == 2 else right.shape[-1]
+    return recorded if isinstance(recorded, int) else rows
 
 
 def product_list(kind: OpKind) -> OpCost:

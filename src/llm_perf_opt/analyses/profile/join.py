@@ -139,12 +139,13 @@ def _stage(
     )
 
 
-def _required_by_dtype(works: Sequence[StageWork | None], occurrences: int) -> dict[str, int]:
-    """FLOPs of one occurrence that no implementation can leave out: what a causal mask hides is not among them."""
+def _required_by_dtype(works: Sequence[StageWork | None], occurrences: int) -> dict[str, int] | None:
+    """FLOPs of one occurrence that no implementation can leave out; None while those of one page are not known."""
     total: Counter[str] = Counter()
     for work in works:
-        if work is not None:
-            total.update(work.required_by_dtype)
+        if work is None or work.required_by_dtype is None:
+            return None
+        total.update(work.required_by_dtype)
     return {dtype: round(flops / occurrences) for dtype, flops in total.items()}
 
 

@@ -4,5 +4,16 @@ from llm_perf_opt.analyses.reconcile.causes import CAUSES, Cause
 from llm_perf_opt.analyses.reconcile.explain import Explanation
 from llm_perf_opt.analyses.reconcile.ledger import Difference, Ledger, reconcile
 from llm_perf_opt.analyses.reconcile.other_figures import FIGURES, FigureDifference
+from llm_perf_opt.analyses.reconcile.single_sources import SingleSource
 
-__all__ = ["CAUSES", "FIGURES", "Cause", "Difference", "Explanation", "FigureDifference", "Ledger", "reconcile"]
+__all__ = [
+    "CAUSES",
+    "FIGURES",
+    "Cause",
+    "Difference",
+    "Explanation",
+    "FigureDifference",
+    "Ledger",
+    "SingleSource",
+    "reconcile",
+]

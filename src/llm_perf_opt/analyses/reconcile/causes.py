@@ -26,6 +26,7 @@ _ALL = (
     Cause(name="causal-half", meaning="the source halves attention under a causal mask", tolerance=0.01),
     Cause(name="head-on-all-positions", meaning="one source runs the output head on the last position only"),
     Cause(name="routing", meaning="the sources sent tokens to different experts", limit=0.05),
+    Cause(name="stored-format", meaning="one source counts weights or cache in the format in which they are stored"),
     Cause(name="op-without-formula", meaning="an op that one source saw and could not price"),
     Cause(name="outside-isolated-modules", meaning="work done between the modules that were run by themselves"),
     Cause(name="elementwise-counted", meaning="the source adds elementwise work, which is kept apart here"),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.reconcile.causes import CAUSES
 from llm_perf_opt.testimony import BlindSpot, Family, Testimony, family_of, flops_in
 
-_ADDS = frozenset({"elementwise-counted", "rounded-up"})  # causes that make a source count more, not less
 _ROUTED = (None, Family.PRODUCT, Family.GROUPED)  # where experts do their work
 WHOLE_FAMILY = {
     "fused-attention-uncounted": Family.ATTENTION,
@@ -55,7 +54,7 @@ def _declared(more: Testimony, less: Testimony, family: Family | None) -> Iterat
     for side, other, sign in ((less, more, 1), (more, less, -1)):
         for spot in side.blind_spots:
             if not spot.is_bound and spot.flops is not None and _belongs(spot, other, family):
-                yield _of(spot, (-sign if spot.cause in _ADDS else sign) * spot.flops)
+                yield _of(spot, (-sign if spot.adds else sign) * spot.flops)
 
 
 def _bounded(more: Testimony, less: Testimony, family: Family | None, left_over: int) -> Iterator[Explanation]:

@@ -9,6 +9,7 @@ from itertools import combinations
 from llm_perf_opt.analyses.reconcile.causes import CAUSES
 from llm_perf_opt.analyses.reconcile.explain import WHOLE_FAMILY, Explanation, explain, is_of_any_family
 from llm_perf_opt.analyses.reconcile.other_figures import FigureDifference, compared_figures
+from llm_perf_opt.analyses.reconcile.single_sources import SingleSource, single_sources
 from llm_perf_opt.testimony import BlindSpot, Family, Testimony, flops_in
 
 
@@ -16,7 +17,8 @@ from llm_perf_opt.testimony import BlindSpot, Family, Testimony, flops_in
 class Difference:
     """Two sources on one family of operators of one stage; `family` None means the stage as a whole.
 
-    With no difference the entry says that they agree.
+    With no difference the entry says that they agree. `one_source` names the only source that has a figure for these
+    operators: the causes then say what the other leaves out, and nothing bears the figure out.
     """
 
     phase: str
@@ -27,6 +29,7 @@ class Difference:
     left_flops: int
     right_flops: int
     explanations: tuple[Explanation, ...]
+    one_source: str | None = None
 
     @property
     def flops(self) -> int:
@@ -45,12 +48,14 @@ class Difference:
 class Ledger:
     """Every pair that could be compared, and the sources that could not be asked, with the reason.
 
-    `entries` are about FLOPs, `figures` about everything else that two sources give of one stage.
+    `entries` are about FLOPs, `figures` about everything else that two sources give of one stage, and `single` about
+    what one source alone gives.
     """
 
     entries: tuple[Difference, ...]
     figures: tuple[FigureDifference, ...]
     missing: tuple[tuple[str, str, str, str], ...]  # source, phase, stage, reason
+    single: tuple[SingleSource, ...] = ()
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -83,11 +88,26 @@ def reconcile(testimonies: Sequence[Testimony], *, context_tokens: int | None = 
         else:
             stages.setdefault((testimony.phase, testimony.stage), []).append(testimony)
     pairs = [pair for sources in stages.values() for pair in combinations(_with_known_gaps(sources), 2)]
+    single = tuple(found for sources in stages.values() for found in single_sources(sources))
+    entries = (entry for left, right in pairs for entry in _entries(left, right, context_tokens))
     return Ledger(
-        entries=tuple(entry for left, right in pairs for entry in _entries(left, right, context_tokens)),
+        entries=tuple(replace(entry, one_source=_only_source(entry, single)) for entry in entries),
+        single=single,
         figures=tuple(figure for left, right in pairs for figure in compared_figures(left, right)),
         missing=tuple(missing),
     )
+
+
+def _only_source(entry: Difference, single: Sequence[SingleSource]) -> str | None:
+    """The one source behind what two of them differ in; of a whole stage, behind what a cause says is left out."""
+    if not entry.flops:
+        return None
+    families = {entry.family, *(WHOLE_FAMILY.get(part.cause) for part in entry.explanations)} - {None}
+    for found in single:
+        is_here = (found.phase, found.stage) == (entry.phase, entry.stage) and found.source in (entry.left, entry.right)
+        if is_here and found.figure == "flops" and found.family in families:
+            return found.source
+    return None
 
 
 def _with_known_gaps(sources: Sequence[Testimony]) -> list[Testimony]:

@@ -20,6 +20,8 @@ FIGURES = (
 _LEAVES_OUT = ("grouped-product-uncounted", "op-without-formula", "outside-isolated-modules")  # whole ops
 _BY_EXPERTS = ("active_parameters", "bytes_moved")  # they depend on which experts got tokens
 
+_BY_STORAGE = ("bytes_moved", "weight_bytes", "kv_cache_bytes", "kv_bytes_per_token")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureDifference:
@@ -66,12 +68,27 @@ def compared_figures(left: Testimony, right: Testimony) -> Iterator[FigureDiffer
 
 
 def _cause(figure: str, left: Testimony, right: Testimony) -> tuple[str | None, str]:
+    if figure in _BY_STORAGE and left.stored_as != right.stored_as and _is_explained_by_formats(figure, left, right):
+        return "stored-format", f"{left.source}: {_stored(left)}; {right.source}: {_stored(right)}"
     if figure in _BY_EXPERTS and sent_apart(left, right):
         return "routing", policies(left, right)
     if figure == "activations":
         more, less = (left, right) if (left.activations or 0) > (right.activations or 0) else (right, left)
         return _left_out(more, less)
     return None, ""
+
+
+def _is_explained_by_formats(figure: str, left: Testimony, right: Testimony) -> bool:
+    """Bytes moved must agree once weights count as the code holds them; a format of the cache cannot be undone so."""
+    is_cache = any("cache" in (side.stored_as or "") for side in (left, right))
+    if figure != "bytes_moved" or is_cache or left.bytes_as_held is right.bytes_as_held is None:
+        return True
+    held = [side.bytes_moved if side.bytes_as_held is None else side.bytes_as_held for side in (left, right)]
+    return held[0] == held[1]
+
+
+def _stored(side: Testimony) -> str:
+    return side.stored_as or "in the types of the workload"
 
 
 def _left_out(more: Testimony, less: Testimony) -> tuple[str | None, str]:

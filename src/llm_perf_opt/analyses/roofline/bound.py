@@ -23,6 +23,13 @@ _SHORTCUTS = {
     "float8_e4m3fn": ("fp8", "fp8_acc16"),
     "float8_e5m2": ("fp8", "fp8_acc16"),
 }
+# Stored types that an older device turns into these before it multiplies.
+_WIDENED = {
+    "float4_e2m1fn_x2": "float8_e4m3fn",
+    "float8_e4m3fn": "float16",
+    "float8_e5m2": "float16",
+    "int8": "float16",
+}
 
 
 class Bound(StrEnum):
@@ -60,11 +67,14 @@ def speed_of_light(
 def fastest_peak(dtype: str, device: Device) -> int:
     """The highest rate at which work in `dtype` may run, if a program allows every shortcut there is.
 
-    float32 may run as tf32, and float16 and float8 may accumulate in 16 bits.
+    float32 may run as tf32, and float16 and float8 may accumulate in 16 bits. A device without engines for float8 or
+    float4 multiplies them in the next wider type that it has.
     """
     known = [device.peak_flops_per_s[name] for name in _SHORTCUTS.get(dtype, ()) if name in device.peak_flops_per_s]
     if known:
         return max(known)
+    if dtype in _WIDENED and not is_known(dtype, device):
+        return fastest_peak(_WIDENED[dtype], device)
     for narrower in _NARROWER[_NARROWER.index(dtype) :] if dtype in _NARROWER else ():
         if is_known(narrower, device):
             return device.peak(narrower)

@@ -10,6 +10,7 @@ from llm_perf_opt.analyses.roofline.bound import Bound, fastest_peak
 from llm_perf_opt.callgraph.graph import CallGraph
 from llm_perf_opt.callgraph.queries import count_kinds
 from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.callgraph.weight_formats import product_dtype
 from llm_perf_opt.document import Column, Kind, Table
 from llm_perf_opt.hardware import Device
 
@@ -48,7 +49,8 @@ def _under(phase: str, kind: OpKind, runs: int, device: Device) -> OpRoofline | 
     cost = price(kind)
     if cost is None or not (cost.flops or cost.bytes_moved):
         return None
-    peak = fastest_peak(kind.inputs[0].dtype, device) if cost.flops else None
+    dtype = product_dtype(meta.dtype for meta in kind.inputs)
+    peak = fastest_peak(dtype, device) if dtype is not None and cost.flops else None
     compute_s = cost.flops / peak if peak else 0.0
     traffic_s = cost.bytes_moved / device.bandwidth_bytes_per_s
     return OpRoofline(

@@ -10,11 +10,11 @@ from typing import Any
 
 from llm_perf_opt.analyses.coverage import PriceCoverage
 from llm_perf_opt.analyses.known_sum import known_sum
-from llm_perf_opt.analyses.reconcile import FIGURES, Difference, FigureDifference
+from llm_perf_opt.analyses.reconcile import FIGURES, Difference, FigureDifference, SingleSource
 from llm_perf_opt.analyses.static_compute.figures import StageFigures, StaticCompute
 from llm_perf_opt.testimony import Method, OperatorFigure, Testimony
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def static_compute_document(
@@ -28,6 +28,7 @@ def static_compute_document(
             "library_versions": dict(static.library_versions),
             "model": static.model,
             "workload": dict(static.workload),
+            "deployment": dict(static.deployment),
             "flop_convention": "one multiply-add is two FLOPs; causal attention is not halved",
         },
         "total": _total(static),
@@ -40,6 +41,7 @@ def static_compute_document(
                 dict(zip(("source", "phase", "stage", "reason"), entry, strict=True)) for entry in static.ledger.missing
             ],
             "unexplained": len(static.ledger.unexplained),
+            "one_source_only": [_single(found) for found in static.ledger.single],
         },
         "coverage": _coverage(static.coverage),
         "memory": None if memory is None else dict(memory),
@@ -52,6 +54,8 @@ def _total(static: StaticCompute) -> dict[str, Any]:
         "parameters": static.parameters,
         "active_parameters": static.active_parameters,
         "flops": static.flops,
+        "flops_at_least": static.flops_at_least,
+        "is_complete": static.flops is not None,
         "macs": _halved(static.flops),
         "bytes_moved": known_sum(stage.first("bytes_moved") for stage in static.stages),
         "weight_bytes": static.last("weight_bytes"),
@@ -68,6 +72,8 @@ def _stage(stage: StageFigures) -> dict[str, Any]:
         "parameters": stage.first("parameters"),
         "active_parameters": stage.first("active_parameters"),
         "flops": stage.flops,
+        "flops_at_least": stage.flops_at_least,
+        "is_complete": preferred is not None,
         "macs": _halved(stage.flops),
         "flops_source": None if preferred is None else preferred.source,
         "flops_method": None if preferred is None else preferred.method.value,
@@ -100,6 +106,7 @@ def _testimony(testimony: Testimony) -> dict[str, Any]:
         "unit": testimony.unit,
         "routing": testimony.routing,
         "flops": testimony.flops,
+        "is_complete": testimony.is_complete,
         **{figure: getattr(testimony, figure) for figure in FIGURES},
         "failure": testimony.failure,
         "seconds": testimony.seconds,
@@ -138,6 +145,7 @@ def _entry(entry: Difference) -> dict[str, Any]:
         "right_flops": entry.right_flops,
         "difference_flops": entry.flops,
         "unexplained_flops": entry.unexplained_flops,
+        "one_source": entry.one_source,
         "explanations": [
             {"cause": part.cause, "flops": part.flops, "detail": part.detail} for part in entry.explanations
         ],
@@ -156,6 +164,17 @@ def _figure(entry: FigureDifference) -> dict[str, Any]:
         "difference": entry.difference,
         "cause": entry.cause,
         "detail": entry.detail,
+    }
+
+
+def _single(found: SingleSource) -> dict[str, Any]:
+    return {
+        "phase": found.phase,
+        "stage": found.stage,
+        "figure": found.figure,
+        "family": None if found.family is None else found.family.value,
+        "source": found.source,
+        "value": found.value,
     }
 
 

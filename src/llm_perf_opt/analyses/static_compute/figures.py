@@ -20,7 +20,11 @@ _NO_PHASE = ("all", "total")  # what a source that can say nothing at all gives 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFigures:
-    """One stage of one phase. `flops` comes from `preferred`; every source's own figure stays in `sources`."""
+    """One stage of one phase. `flops` comes from `preferred`; every source's own figure stays in `sources`.
+
+    A source that left something out is no figure of the stage. Where there are only such, `flops` is unknown, and
+    `flops_at_least` is the most that one of them counted.
+    """
 
     phase: str
     name: str
@@ -30,13 +34,20 @@ class StageFigures:
     @property
     def preferred(self) -> Testimony | None:
         """The most direct source that saw everything: isolated, then extracted, then closed form."""
-        spoken = [source for source in self.sources if source.flops is not None]
-        complete = [source for source in spoken if not source.blind_spots]
+        complete = [source for source in self.sources if source.is_complete]
         for method in _PREFERENCE:
             for source in complete:
                 if source.method is method:
                     return source
-        return spoken[0] if spoken else None
+        return None
+
+    @property
+    def incomplete(self) -> Testimony | None:
+        """Where no source saw everything, the one that counted most."""
+        if self.preferred is not None:
+            return None
+        bounded = [source for source in self.sources if source.at_least_flops is not None]
+        return max(bounded, key=lambda source: source.at_least_flops or 0, default=None)
 
     @property
     def flops(self) -> int | None:
@@ -44,9 +55,16 @@ class StageFigures:
         return None if self.preferred is None else self.preferred.flops
 
     @property
+    def flops_at_least(self) -> int | None:
+        """The preferred figure, or what a source that left something out counted without it; None: nothing is known."""
+        source = self.preferred or self.incomplete
+        return None if source is None else source.at_least_flops
+
+    @property
     def operators(self) -> tuple[OperatorFigure, ...]:
         """The operators behind the figure, the most expensive first, by the names of the run itself where it agrees."""
-        agreeing = [source for source in self.sources if source.flops == self.flops and source.operators]
+        shown = self.preferred or self.incomplete
+        agreeing = [source for source in self.sources if shown and source.flops == shown.flops and source.operators]
         extracted = [source for source in agreeing if source.method is Method.EXTRACTED]
         operators = (extracted or agreeing)[0].operators if agreeing else ()
         return tuple(sorted(operators, key=lambda operator: -(operator.flops or 0)))
@@ -54,7 +72,7 @@ class StageFigures:
     def by_method(self, method: Method) -> int | None:
         """The figure of the first source that came about this way and saw everything."""
         for source in self.sources:
-            if source.method is method and source.flops is not None and not source.blind_spots:
+            if source.method is method and source.is_complete:
                 return source.flops
         return None
 
@@ -73,6 +91,7 @@ class StaticCompute:
 
     model: str
     workload: Mapping[str, Json]
+    deployment: Mapping[str, Json]
     library_versions: Mapping[str, str]
     stages: tuple[StageFigures, ...]
     ledger: Ledger
@@ -84,6 +103,12 @@ class StaticCompute:
     def flops(self) -> int | None:
         """All stages together; one unknown stage makes the sum unknown."""
         return known_sum(stage.flops for stage in self.stages)
+
+    @property
+    def flops_at_least(self) -> int | None:
+        """All stages together, those that no source saw in full with what is known of them; None: nothing is known."""
+        known = [stage.flops_at_least for stage in self.stages if stage.flops_at_least is not None]
+        return sum(known) if known else None
 
     @property
     def active_parameters(self) -> int | None:
@@ -126,6 +151,7 @@ def static_compute(
     return StaticCompute(
         model=model,
         workload=workload,
+        deployment=graphs[0].deployment if graphs else {},
         library_versions=graphs[0].library_versions if graphs else {},
         stages=stages,
         ledger=reconcile(testimonies, context_tokens=context if isinstance(context, int) else None),

@@ -10,19 +10,29 @@ from llm_perf_opt.analyses.static_compute.source_tables import (
     figure_sentence,
     ledger_tables,
     operators_of,
-    source_table,
+    source_tables,
+    spoken_names,
 )
+from llm_perf_opt.analyses.workload_text import setting_texts
 from llm_perf_opt.document import BarChart, Cell, Column, Kind, Level, Note, Report, Series, Table
+from llm_perf_opt.testimony import left_out
 from llm_perf_opt.units import format_count, format_flops
 
 TOP_OPERATORS = 8
+_AT_LEAST = Column("FLOPs, at least", Kind.FLOPS)
 
 
 def static_report(static: StaticCompute) -> Report:
     """Everything but memory, which is a chapter of its own; each stage is a chapter too."""
     return Report(
         title=f"{static.model}: static compute",
-        tables=(_totals(static), source_table(static), _stages(static), *ledger_tables(static), _configuration(static)),
+        tables=(
+            _totals(static),
+            *source_tables(static),
+            _stages(static),
+            *ledger_tables(static),
+            _configuration(static),
+        ),
         charts=tuple(_charts(static)),
         notes=tuple(_notes(static)),
         chapters=tuple(_stage_chapter(stage) for stage in static.stages),
@@ -30,22 +40,21 @@ def static_report(static: StaticCompute) -> Report:
 
 
 def _configuration(static: StaticCompute) -> Table:
-    told = {name.replace("_", " "): _text(value) for name, value in static.workload.items() if value is not None}
-    rows = (("model", static.model), *told.items())
+    rows = (("model", static.model), *setting_texts(static.workload).items())
     return Table(title="Configuration", columns=(Column("setting"), Column("value")), rows=rows)
 
 
-def _text(value: object) -> str:
-    return "x".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
 def _totals(static: StaticCompute) -> Table:
-    """Active parameters are those of a decode step, and left out where nothing is decoded."""
+    """Active parameters are those of a decode step, and left out where nothing is decoded.
+
+    Where every source left something out of a stage the FLOPs are unknown, and a column says what they are at least.
+    """
     flops = static.flops
     cells: dict[Column, Cell] = {
         Column("parameters", Kind.COUNT): static.parameters,
         Column("active parameters", Kind.COUNT): static.active_parameters,
         Column("FLOPs", Kind.FLOPS): flops,
+        **({_AT_LEAST: static.flops_at_least} if flops is None else {}),
         Column("MACs", Kind.MACS): None if flops is None else flops // 2,
         Column("KV cache", Kind.BYTES): static.last("kv_cache_bytes"),
         Column("KV per token", Kind.BYTES): static.last("kv_bytes_per_token"),
@@ -79,7 +88,7 @@ def _sum(rows: tuple[tuple[Cell, ...], ...], column: int) -> Cell:
 
 
 def _charts(static: StaticCompute) -> Iterator[BarChart]:
-    stages = [stage for stage in static.stages if stage.flops]
+    stages = [stage for stage in static.stages if stage.flops_at_least]
     if not stages:
         return
     names = dict.fromkeys(_short(operator.name) for stage in stages for operator in stage.operators if operator.flops)
@@ -89,6 +98,7 @@ def _charts(static: StaticCompute) -> Iterator[BarChart]:
         series=tuple(Series(name, tuple(_flops_of(stage, name) for stage in stages)) for name in names),
         kind=Kind.FLOPS,
         is_stacked=True,
+        caption="" if static.flops is not None else "A source left something out of a stage: bars are lower bounds.",
     )
     yield from agreement_chart(static)
 
@@ -120,10 +130,12 @@ def _stage_chapter(stage: StageFigures) -> Report:
         )
         for operator in stage.operators[:TOP_OPERATORS]
     )
-    source = stage.preferred
+    source, partial = stage.preferred, stage.incomplete
     told = (
         Note(f"FLOPs are those of {source.source} ({source.method.value}).")
         if source
+        else Note(f"The operators are those of {partial.source}, which left something out.", Level.WARNING)
+        if partial
         else Note("No source has a figure.", Level.WARNING)
     )
     more = len(stage.operators) - TOP_OPERATORS
@@ -136,6 +148,18 @@ def _stage_chapter(stage: StageFigures) -> Report:
     )
 
 
+def _incomplete_note(stage: StageFigures) -> Iterator[Note]:
+    """Why a stage has no figure although a source counted something in it."""
+    source = stage.incomplete
+    if source is None or source.at_least_flops is None:
+        return
+    yield Note(
+        f"{stage.name} ({stage.phase}): FLOPs unknown, at least {format_flops(source.at_least_flops)} by "
+        f"{source.source}, which {left_out(source)}.",
+        Level.WARNING,
+    )
+
+
 def _notes(static: StaticCompute) -> Iterator[Note]:
     yield Note("A multiply-add counts as two FLOPs; causal attention is not halved; elementwise work is not included.")
     coverage = static.coverage
@@ -143,6 +167,10 @@ def _notes(static: StaticCompute) -> Iterator[Note]:
         yield Note(f"Coverage: {format_count(coverage.priced_ops)} of {format_count(coverage.ops)} ops have a price.")
         for op in coverage.unpriced:
             yield Note(op.sentence, Level.WARNING)
+    for figures in static.stages:
+        yield from _incomplete_note(figures)
+    if len(told := spoken_names(static)) == 1:
+        yield Note(f"One source only, {told[0]}: nothing was compared.")
     for source, phase, stage, reason in static.ledger.missing:
         yield Note(f"{source} says nothing of {stage} ({phase}): {reason}.", Level.WARNING)
     for entry in static.ledger.unexplained_flops:

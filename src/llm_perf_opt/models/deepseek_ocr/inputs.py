@@ -52,7 +52,7 @@ def make_inputs(
     """BOS, the text before the page, the image tokens, then the text after it.
 
     Pixels are normalised to [-1, 1] and then cast to `dtype`. A page without tiles carries zeros in their place, which
-    the model takes as "none".
+    the model takes as "none". Every page of the batch has memory of its own, though all hold the same pixels.
     """
     image_tokens = count_image_tokens(config, mode, views.grid)
     leading = [config.decoder.bos_token_id, *prompt.before]
@@ -62,10 +62,15 @@ def make_inputs(
     tiles = pixels(views.tiles).to(dtype) if views.tiles else torch.zeros_like(page)
     return OcrInputs(
         input_ids=torch.tensor([ids] * batch),
-        images=((tiles, page),) * batch,
+        images=tuple((_own(tiles), _own(page)) for _ in range(batch)),
         images_seq_mask=torch.tensor([mask] * batch),
         images_spatial_crop=torch.tensor([views.grid] * batch),
     )
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The same values as memory of its own for whoever counts, without a second copy of them."""
+    return torch.from_numpy(tensor.view(torch.uint8).numpy()).view(tensor.dtype)
 
 
 def pixels(views: Sequence[Image.Image]) -> Tensor:

@@ -15,7 +15,7 @@ from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, make_inputs
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
 from llm_perf_opt.models.deepseek_ocr.patches import patched
-from llm_perf_opt.models.deepseek_ocr.phases import decode, prefill
+from llm_perf_opt.models.deepseek_ocr.phases import decode, prefill, prepare_decode
 from llm_perf_opt.models.deepseek_ocr.plan import BYTES_PER_VALUE, Plan, make_plan
 from llm_perf_opt.models.deepseek_ocr.prompts import PromptIds, placeholder_ids
 from llm_perf_opt.models.deepseek_ocr.stages import STAGES
@@ -50,7 +50,8 @@ def make_targets(
     second = replace(
         first,
         phase="decode",
-        invoke=partial(decode, inputs=inputs, config=config.decoder, steps=steps),
+        prepare=partial(prepare_decode, inputs=inputs, config=config.decoder, steps=steps),
+        invoke=partial(decode, inputs=inputs),
         runtime=_runtime(config, crops_per_image=[], decode_steps=steps),
     )
     return first, second

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -42,19 +41,13 @@ def make_targets(config: Any, workload: Workload) -> tuple[Target, ...]:
             "batch": batch,
             "dtype": workload.dtype,
             "attention": attention,
+            "logits": "last position",
         },
         build=cache(partial(_build, config, attention, DTYPES[workload.dtype])),
-        invoke=partial(
-            _call,
-            partial(
-                prefill_inputs,
-                config,
-                views=views,
-                prompt_tokens=prompt_tokens,
-                batch=batch,
-                dtype=DTYPES[workload.dtype],
-            ),
+        prepare=lambda _: prefill_inputs(
+            config, views=views, prompt_tokens=prompt_tokens, batch=batch, dtype=DTYPES[workload.dtype]
         ),
+        invoke=_prefill,
         stages=STAGES,
         runtime={"images": batch, "crops_per_image": [views - 1] * batch, "decode_steps": 0},
     )
@@ -64,7 +57,8 @@ def make_targets(config: Any, workload: Workload) -> tuple[Target, ...]:
     return first, replace(
         first,
         phase="decode",
-        invoke=partial(_decode, context=context, batch=batch, steps=steps),
+        prepare=partial(_prepare_decode, context=context, batch=batch, steps=steps),
+        invoke=_decode,
         runtime={"images": 0, "crops_per_image": [], "decode_steps": steps},
     )
 
@@ -83,21 +77,28 @@ def _build(config: Any, attention: str, dtype: torch.dtype) -> Any:
         ) from error
 
 
-def _call(inputs: Callable[[], dict[str, Any]], model: Any) -> Any:
+def _prefill(model: Any, inputs: dict[str, Any]) -> Any:
+    """As `generate` calls it: of the logits only the last position is wanted."""
     with torch.no_grad():
-        return model(**inputs(), use_cache=True)
+        return model(**inputs, use_cache=True, logits_to_keep=1)
 
 
-def _decode(model: Any, *, context: int, batch: int, steps: int) -> Any:
-    """`steps` forwards of one token each, on a cache of zeros, so that the phase stands alone."""
+def _prepare_decode(model: Any, *, context: int, batch: int, steps: int) -> dict[str, Any]:
+    """A cache of zeros, so that the phase stands alone, and what each step is given."""
     text = model.config.text_config
     shape = (batch, text.num_key_value_heads, context, text.hidden_size // text.num_attention_heads)
     past = _transformers().DynamicCache(config=text)
     for layer in range(text.num_hidden_layers):
         past.update(torch.zeros(shape, dtype=model.dtype), torch.zeros(shape, dtype=model.dtype), layer)
+    return {"past": past, "steps": [decode_inputs(context + step, batch) for step in range(steps)]}
+
+
+def _decode(model: Any, start: dict[str, Any]) -> Any:
+    """One forward of one token for every step that was prepared."""
+    past = start.pop("past")
     with torch.no_grad():
-        for step in range(steps):
-            past = model(**decode_inputs(context + step, batch), past_key_values=past, use_cache=True).past_key_values
+        for inputs in start["steps"]:
+            past = model(**inputs, past_key_values=past, use_cache=True).past_key_values
     return past
 
 

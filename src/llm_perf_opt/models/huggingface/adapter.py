@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import logging
+import inspect
 import re
 from dataclasses import replace
 from functools import cache, partial
@@ -12,18 +12,37 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.callgraph import CallGraph, StoredFormats
 from llm_perf_opt.errors import PerfOptError, UsageError
 from llm_perf_opt.models.huggingface.folder import import_transformers, load_config, load_model_class, read_folder
-from llm_perf_opt.models.huggingface.inputs import Found, Sizes, Subject, accepted_modalities, find_inputs
+from llm_perf_opt.models.huggingface.inputs import (
+    Fed,
+    Found,
+    NoInputs,
+    Plan,
+    Sizes,
+    Subject,
+    accepted_modalities,
+    fed_by,
+    make_inputs,
+)
+from llm_perf_opt.models.huggingface.inputs.leaves import Whole
+from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
 from llm_perf_opt.models.huggingface.parts import guess_parts
-from llm_perf_opt.models.huggingface.phases import DecodeState, decode, prefill
+from llm_perf_opt.models.huggingface.phases import DecodeState, decode, prefill, prepare_decode
+from llm_perf_opt.models.huggingface.positions import find_at_full_length, require_room_for_steps, trained_length_note
 from llm_perf_opt.models.huggingface.probe import Probe
+from llm_perf_opt.models.huggingface.quantization import stored_formats
+from llm_perf_opt.models.huggingface.resolved import (
+    decoder_depth,
+    modality_notes,
+    refuse_what_did_not_run,
+    resolved_workload,
+)
 from llm_perf_opt.models.huggingface.stages import guess_stages
-from llm_perf_opt.plugins import FOLDER_INPUTS, FOLDER_PARTS, Json, Part, Target, Workload
+from llm_perf_opt.plugins import FOLDER_INPUTS, FOLDER_PARTS, Part, Target, Workload
 
-log = logging.getLogger(__name__)
-
-DEFAULT_PROMPT_TOKENS = 128
+DECODER_PROMPT_TOKENS = 4  # of Whisper: start, language, task, no timestamps
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ATTENTIONS = ("eager", "sdpa")
 TRANSFORMERS_NAMES = {"flash": "flash_attention_2"}
@@ -64,6 +83,10 @@ class HuggingFaceAdapter:
         _refuse_nonsense(workload)
         return self._probed_targets(name, workload)
 
+    def stored_formats(self, graph: CallGraph) -> StoredFormats:
+        """What the folder's `quantization_config` says of the weights in the trace."""
+        return stored_formats(self._folder.path, self._folder.fields, graph)
+
     def parts(self) -> tuple[Part, ...]:
         """Those of the model type's own folder here, or one of each kind of block."""
         if self._folder.model_type in FOLDER_PARTS.names():
@@ -72,39 +95,87 @@ class HuggingFaceAdapter:
             return guess_parts(build_model(self._model_class, self._config, None, "float32"))
 
     def _probed_targets(self, name: str, workload: Workload) -> tuple[Target, ...]:
-        dtype = DTYPES[workload.dtype]
         build = partial(build_model, self._model_class, self._config, workload.attention, workload.dtype)
-        probe = Probe(build, dtype)
-        subject = Subject.of(self._model_class, probe.model.config, _sizes(workload))
-        found = find_inputs(subject, probe.prefill)
-        _tell_what_is_missing(subject, found, workload)
+        probe = Probe(build, DTYPES[workload.dtype])
+        subject = Subject.of(self._model_class, probe.model.config, _sizes(workload, self._model_class))
+        found = _accepted_inputs(subject, probe, workload)
+        fed = fed_by(subject, found.plan, found.modalities)
+        refuse_what_did_not_run(workload, subject, found, fed)
+        encoder_tokens = probe.encoder_tokens
+        state = probe.decode_state(found.plan, found.entry) if workload.decode_steps else None
+        steps = _steps_that_run(subject, probe, found, state, workload.decode_steps)
+        notes = (
+            *modality_notes(workload, subject, found, fed),
+            *trained_length_note(subject, _positions(fed, steps)),
+            *_decode_notes(subject, probe, workload.decode_steps, steps),
+        )
+        ran = resolved_workload(workload, subject, found, fed, encoder_tokens=encoder_tokens, decode_steps=steps)
         first = Target(
             model=name,
             phase="prefill",
-            workload=_resolved(workload, found, probe.model.config),
+            workload=ran,
             build=cache(build),
-            invoke=partial(prefill, plan=found.plan, dtype=dtype, entry=found.entry),
+            prepare=lambda _: make_inputs(found.plan, DTYPES[workload.dtype]),
+            invoke=partial(prefill, entry=found.entry),
             stages=guess_stages(probe.model),
-            runtime=_runtime(probe.model.config, found, decode_steps=0),
+            runtime={
+                "images": workload.batch if "image" in found.modalities else 0,
+                **decoder_depth(probe.model.config),
+                "decode_steps": 0,
+            },
+            notes=notes,
         )
-        state = probe.decode_state(found.plan) if workload.decode_steps else None
-        if state is None:
-            return (first,)
-        return first, _decode_target(first, state, found, workload.decode_steps)
+        return (first,) if state is None else (first, _decode_target(first, probe, state, found.plan, steps))
 
 
-def _tell_what_is_missing(subject: Subject, found: Found, workload: Workload) -> None:
-    """A model that can take images or sound but was fed without them ran less than it is: warn, or refuse a wish."""
-    missing = [kind for kind in accepted_modalities(subject) if kind not in found.modalities]
-    if workload.image is not None and "image" not in found.modalities:
-        raise UsageError(
-            f"{subject.class_name} does not run with an image of {workload.image}.",
-            why=found.refusals[0] if "image" in missing and found.refusals else "its forward takes no pixels",
-            fix="leave the image out, or give a size that the model's processor would make",
-        )
-    if missing:
-        refusal = found.refusals[0] if found.refusals else "none was tried"
-        log.warning("%s runs without %s: no accepted input was found (%s)", subject.class_name, missing, refusal)
+def _accepted_inputs(subject: Subject, probe: Probe, workload: Workload) -> Found:
+    """What the model runs with: an image if one was asked for, and beside text nothing that it can do without."""
+    wanted = frozenset({"image"} if workload.image is not None else ())
+    special = RECIPES.get(subject.model_type)
+    takes = accepted_modalities(subject) if special is None else special.modalities
+    if wanted and "image" not in takes:
+        raise _no_image(subject, workload, "its forward takes no pixels")
+    try:
+        return find_at_full_length(subject, probe.prefill, wanted)
+    except NoInputs as error:
+        if not wanted:
+            raise
+        raise _no_image(subject, workload, error.why) from error
+
+
+def _no_image(subject: Subject, workload: Workload, why: str | None) -> UsageError:
+    return UsageError(
+        f"{subject.class_name} does not run with an image of {workload.image}.",
+        why=why or "it refuses it",
+        fix="leave the image out, or give a size that the model's processor would make",
+    )
+
+
+def _steps_that_run(subject: Subject, probe: Probe, found: Found, state: DecodeState | None, steps: int) -> int:
+    """All that were asked for, or none where the model keeps no cache; steps beyond its positions are refused."""
+    refusal = probe.decode_refusal if state is None else None
+    if state is None and refusal is None:
+        return 0
+    ids = found.plan.get("decoder_input_ids", found.plan.get("input_ids"))
+    assert isinstance(ids, Whole), "a model that was asked for a step was fed token ids"
+    require_room_for_steps(subject, found, probe.prefill, context_tokens=ids.shape[1], steps=steps, refusal=refusal)
+    return steps if state is not None else 0
+
+
+def _positions(fed: Fed, steps: int) -> int:
+    """The most positions that one side of the model sees: its text, or its decoder's tokens with the steps."""
+    own = fed.context_tokens if fed.decoder_tokens is None else fed.decoder_tokens
+    return max(fed.context_tokens or 0, (own or 0) + steps)
+
+
+def _decode_notes(subject: Subject, probe: Probe, asked: int, steps: int) -> tuple[str, ...]:
+    if steps or not asked:
+        return ()
+    if probe.decode_refusal is not None:
+        refusal = f"{type(probe.decode_refusal).__name__}: {str(probe.decode_refusal)[:200]}"
+        return (f"No decode: {subject.class_name} refuses one more token after the prefill ({refusal}).",)
+    is_told = subject.generates or asked > 1
+    return (f"No decode: {subject.class_name} leaves no cache to continue from.",) if is_told else ()
 
 
 def build_model(model_class: Any, config: Any, attention: str | None, dtype: str) -> Any:
@@ -123,18 +194,26 @@ def build_model(model_class: Any, config: Any, attention: str | None, dtype: str
         ) from error
 
 
-def _decode_target(first: Target, state: DecodeState, found: Found, steps: int) -> Target:
+def _decode_target(first: Target, probe: Probe, state: DecodeState, plan: Plan, steps: int) -> Target:
     return replace(
         first,
         phase="decode",
-        invoke=partial(decode, state=state, plan=found.plan, steps=steps),
+        workload={**first.workload, "inputs": probe.step_shapes(state, plan)},
+        prepare=lambda _: prepare_decode(state, plan, steps),
+        invoke=decode,
         runtime={**first.runtime, "images": 0, "decode_steps": steps},
     )
 
 
-def _sizes(workload: Workload) -> Sizes:
-    prompt = DEFAULT_PROMPT_TOKENS if workload.prompt_tokens is None else workload.prompt_tokens
-    return Sizes(batch=workload.batch, prompt_tokens=prompt, image=_image_sides(workload.image))
+def _sizes(workload: Workload, model_class: Any) -> Sizes:
+    """A decoder beside an encoder of text begins with its start token, any other with a short prompt of its own."""
+    encodes_text = "input_ids" in inspect.signature(model_class.forward).parameters
+    return Sizes(
+        batch=workload.batch,
+        prompt_tokens=workload.prompt_tokens,
+        image=_image_sides(workload.image),
+        decoder_tokens=1 if encodes_text else DECODER_PROMPT_TOKENS,
+    )
 
 
 def _image_sides(image: str | None) -> tuple[int, int] | None:
@@ -148,33 +227,6 @@ def _image_sides(image: str | None) -> tuple[int, int] | None:
             fix="give its size after the processor's resizing, as WIDTHxHEIGHT",
         )
     return int(match[2]), int(match[1])
-
-
-def _resolved(workload: Workload, found: Found, config: Any) -> dict[str, Json]:
-    return {
-        "prompt_tokens": DEFAULT_PROMPT_TOKENS if workload.prompt_tokens is None else workload.prompt_tokens,
-        "modalities": " + ".join(found.modalities),
-        "inputs": {name: _shape_of(leaf) for name, leaf in found.plan.items()},
-        "decode_steps": workload.decode_steps,
-        "batch": workload.batch,
-        "dtype": workload.dtype,
-        "attention": workload.attention or getattr(config, "_attn_implementation", None) or "model default",
-    }
-
-
-def _shape_of(leaf: object) -> Json:
-    shape = getattr(leaf, "shape", None)
-    return list(shape) if shape is not None else str(leaf)
-
-
-def _runtime(config: Any, found: Found, *, decode_steps: int) -> dict[str, Json]:
-    depth = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
-    images = found.plan.get("pixel_values") is not None
-    return {
-        "images": int(images),
-        **({"decoder_depth": depth} if isinstance(depth, int) else {}),
-        "decode_steps": decode_steps,
-    }
 
 
 def _refuse_nonsense(workload: Workload) -> None:

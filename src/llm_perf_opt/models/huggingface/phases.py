@@ -1,7 +1,12 @@
-"""Prefill and decode of any transformers model, as plain torch code that runs on real tensors and on ghosts alike."""
+"""Prefill and decode of any transformers model, as plain torch code that runs on real tensors and on ghosts alike.
+
+Each phase is prepared before it runs: its inputs, and for a decode the cache that a prefill would have left, are there
+when it begins.
+"""
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +28,7 @@ class DecodeState:
     accepts both stretches its one token over all positions of a mask.
     """
 
+    entry: str
     cache_name: str
     cache: Any
     encoder_states: Any
@@ -32,20 +38,34 @@ class DecodeState:
     with_mask: bool
 
 
-def prefill(model: Any, plan: Plan, dtype: torch.dtype, entry: str = "forward") -> Any:
+@dataclass(slots=True, kw_only=True)
+class DecodeStart:
+    """What a decode begins with; the cache is handed to the first step and not kept here."""
+
+    entry: str
+    cache_name: str
+    cache: Any
+    steps: list[dict[str, Any]]  # the other arguments of each step
+
+
+def prefill(model: Any, inputs: dict[str, Any], entry: str = "forward") -> Any:
     """One forward over everything that is known at the start; models without a forward name another method."""
-    call = model if entry == "forward" else getattr(model, entry)
     with torch.no_grad():
-        return call(**make_inputs(plan, dtype))
+        return _entered(model, entry)(**inputs)
 
 
-def decode_state(output: Any, plan: Plan, *, with_mask: bool) -> DecodeState | None:
+def _entered(model: Any, entry: str) -> Any:
+    return model if entry == "forward" else getattr(model, entry)
+
+
+def decode_state(output: Any, plan: Plan, entry: str, *, with_mask: bool) -> DecodeState | None:
     """What a decode needs from the output of a prefill; None when it left no cache to continue from."""
     name = next((name for name in CACHES if getattr(output, name, None) is not None), None)
     ids = plan.get("decoder_input_ids", plan.get("input_ids"))
     if name is None or not isinstance(ids, Whole) or len(ids.shape) != 2:
         return None
     return DecodeState(
+        entry=entry,
         cache_name=name,
         cache=without_tensors(getattr(output, name)),
         encoder_states=without_tensors(getattr(output, "encoder_last_hidden_state", None)),
@@ -56,34 +76,55 @@ def decode_state(output: Any, plan: Plan, *, with_mask: bool) -> DecodeState | N
     )
 
 
-def decode(model: Any, state: DecodeState, plan: Plan, steps: int) -> Any:
-    """`steps` forwards of one token each, on a cache of zeros as long as the prefill left it.
+def prepare_decode(state: DecodeState, plan: Plan, steps: int) -> DecodeStart:
+    """A cache of zeros as long as the prefill left it, and the arguments of `steps` forwards of one token each.
 
     The token is always the same: which one comes out changes no shape.
     """
-    cache = with_zeros(state.cache)
-    output = None
+    return DecodeStart(
+        entry=state.entry,
+        cache_name=state.cache_name,
+        cache=with_zeros(state.cache),
+        steps=_steps(state, plan, steps),
+    )
+
+
+def decode(model: Any, start: DecodeStart) -> Any:
+    """One forward for each step that was prepared."""
+    cache, start.cache = start.cache, None
+    call, output = _entered(model, start.entry), None
     with torch.no_grad():
-        for step in range(steps):
-            output = model(**_step_inputs(state, plan, step), **{state.cache_name: cache}, use_cache=True)
-            cache = getattr(output, state.cache_name)
+        for arguments in start.steps:
+            output = call(**arguments, **{start.cache_name: cache}, use_cache=True)
+            cache = getattr(output, start.cache_name)
     return output
 
 
 def generate_passes_mask(model: Any, state: DecodeState) -> bool:
     """Whether the model's own `generate` hands a step the mask that `state` asks for, or drops it after the prefill."""
     cache = {state.cache_name: with_zeros(state.cache)}
-    asked = _step_inputs(state, {}, step=0)
-    given = model.prepare_inputs_for_generation(**asked, **cache, use_cache=True, is_first_iteration=False)
+    (asked,) = _steps(state, {}, 1)
+    generator = _entered(model, state.entry)
+    given = generator.prepare_inputs_for_generation(**asked, **cache, use_cache=True, is_first_iteration=False)
     return given.get("attention_mask") is not None
 
 
-def _step_inputs(state: DecodeState, plan: Plan, step: int) -> dict[str, Any]:
+def _encoder_output(states: Any) -> Any:
+    """What `generate` hands to every step; its fields can be asked for by name and by number."""
+    outputs = importlib.import_module("transformers.modeling_outputs")
+    return outputs.BaseModelOutput(last_hidden_state=states)
+
+
+def _steps(state: DecodeState, plan: Plan, steps: int) -> list[dict[str, Any]]:
+    """What each step takes beside the cache; masks are views of the last one, so that many steps take no more room."""
     token = torch.full((state.batch, 1), state.token)
-    if state.encoder_states is None:
-        length = state.context_tokens + step + 1
-        mask = {"attention_mask": torch.ones((state.batch, length), dtype=torch.int64)} if state.with_mask else {}
-        return {"input_ids": token, **mask}
-    given = {"attention_mask": plan["attention_mask"]} if "attention_mask" in plan else {}
-    encoded = (with_zeros(state.encoder_states),)
-    return {"decoder_input_ids": token, "encoder_outputs": encoded, **make_inputs(given)}
+    if state.encoder_states is not None:
+        given = {"attention_mask": plan["attention_mask"]} if "attention_mask" in plan else {}
+        states = {"encoder_outputs": _encoder_output(with_zeros(state.encoder_states))}
+        encoded = {**states, **make_inputs(given)}
+        return [{"decoder_input_ids": token, **encoded} for _ in range(steps)]
+    if not state.with_mask:
+        return [{"input_ids": token} for _ in range(steps)]
+    mask = torch.ones((state.batch, state.context_tokens + steps), dtype=torch.int64)
+    lengths = range(state.context_tokens + 1, state.context_tokens + steps + 1)
+    return [{"input_ids": token, "attention_mask": mask[:, :length]} for length in lengths]

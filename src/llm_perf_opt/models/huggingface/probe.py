@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from llm_perf_opt.models.huggingface.inputs import Plan
+from llm_perf_opt.execution.nested_tensors import tensors_in
+from llm_perf_opt.models.huggingface.inputs import Plan, make_inputs
 from llm_perf_opt.models.huggingface.inputs.search import REJECTIONS
-from llm_perf_opt.models.huggingface.phases import DecodeState, decode, decode_state, generate_passes_mask, prefill
+from llm_perf_opt.models.huggingface.phases import (
+    DecodeState,
+    decode,
+    decode_state,
+    generate_passes_mask,
+    prefill,
+    prepare_decode,
+)
 from llm_perf_opt.weightless import Engine
-
-log = logging.getLogger(__name__)
 
 
 class Probe:
-    """A weightless copy of the model, and what its last prefill returned."""
+    """A weightless copy of the model, and what its last prefill returned.
+
+    `decode_refusal` is what the model said when it would not continue after a prefill that left a cache.
+    """
 
     def __init__(self, build: Callable[[], Any], dtype: torch.dtype) -> None:
         self._engine = Engine(device="cuda")
         self._dtype = dtype
         with self._engine:
             self.model = self._engine.adopt(build())
-        self._output: Any = None
+        self.output: Any = None
+        self.decode_refusal: Exception | None = None
 
     def prefill(self, plan: Plan, entry: str) -> None:
         """Run once with `plan`; whatever the model raises is for the caller to learn from."""
-        self._output = self._engine.run(lambda: prefill(self.model, plan, self._dtype, entry))
+        self.output = self._engine.run(lambda: prefill(self.model, make_inputs(plan, self._dtype), entry))
 
-    def decode_state(self, plan: Plan) -> DecodeState | None:
+    def decode_state(self, plan: Plan, entry: str) -> DecodeState | None:
         """How to continue after the last prefill, or None when the model keeps no cache or refuses to go on."""
-        refusal: Exception | None = None
-        masked = decode_state(self._output, plan, with_mask=True)
+        masked = decode_state(self.output, plan, entry, with_mask=True)
         if masked is None:
             return None
         bare = replace(masked, with_mask=False)
         for state in (masked, bare) if self._passes_mask(masked) else (bare, masked):
             try:
-                self._engine.run(lambda state=state: decode(self.model, state, plan, 1))  # type: ignore[misc]
+                self._engine.run(lambda state=state: decode(self.model, prepare_decode(state, plan, 1)))  # type: ignore[misc]
             except REJECTIONS as error:
-                refusal = refusal or error
+                self.decode_refusal = self.decode_refusal or error
             else:
                 return state
-        log.warning("no decode phase: the model refuses one more token after the prefill: %s", refusal)
         return None
+
+    def step_shapes(self, state: DecodeState, plan: Plan) -> dict[str, list[int]]:
+        """Argument -> shape of the first step, the cache apart."""
+        with self._engine:
+            (step,) = prepare_decode(state, plan, 1).steps
+        return {name: list(tensor.shape) for name, value in step.items() for tensor in tensors_in(value)}
+
+    @property
+    def encoder_tokens(self) -> int | None:
+        """Positions that the encoder of the last prefill handed to its decoder; None where there is no encoder."""
+        states = getattr(self.output, "encoder_last_hidden_state", None)
+        return states.shape[1] if isinstance(states, torch.Tensor) and states.ndim == 3 else None
 
     def _passes_mask(self, state: DecodeState) -> bool:
         """What `generate` does; where it cannot be asked, the mask comes first: most models take one."""

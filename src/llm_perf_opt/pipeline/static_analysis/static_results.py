@@ -25,15 +25,18 @@ class StageAnalysisResult:
     """One stage, or the whole run as `total`. None is unknown, never zero.
 
     `flops` is the first figure that left nothing out: of the stage run by itself, then of its share in a whole run,
-    then a closed form. `isolated_flops`, `extracted_flops` and `analytic_flops` are the first such figure of each kind,
-    None where every source of that kind left something out; `notes` say what. `activations` are elements put out by the
-    counted operators. `operators` belong to `flops`. Every source's own words are in `sources`.
+    then a closed form. Where every source left something out it is None, and `flops_at_least` is the most that one of
+    them counted; otherwise the two are equal. `isolated_flops`, `extracted_flops` and `analytic_flops` are the first
+    complete figure of each kind, None where every source of that kind left something out; `notes` say what.
+    `activations` are elements put out by the counted operators. `operators` belong to `flops`, or else to
+    `flops_at_least`. Every source's own words are in `sources`.
     """
 
     stage: str
     phase: str
     params: int | None
     flops: int | None
+    flops_at_least: int | None
     activations: int | None
     operators: tuple[OperatorFigure, ...]
     isolated_flops: int | None
@@ -77,6 +80,7 @@ def _stage_result(stage: StageFigures) -> StageAnalysisResult:
         phase=stage.phase,
         params=stage.first("parameters"),
         flops=stage.flops,
+        flops_at_least=stage.flops_at_least,
         activations=stage.first("activations"),
         operators=stage.operators,
         isolated_flops=stage.by_method(Method.ISOLATED),
@@ -96,13 +100,15 @@ def isolated_only(stage: StageFigures) -> StageAnalysisResult:
 def _notes(stage: StageFigures) -> Iterator[str]:
     if stage.preferred is not None:
         yield f"FLOPs as {stage.preferred.source} has them ({stage.preferred.method.value})"
+    elif stage.incomplete is not None:
+        yield f"FLOPs unknown: {stage.incomplete.source} counted most and left something out"
     for source in stage.sources:
         if source.failure is not None:
             yield f"{source.source} failed: {source.failure}"
         yield from (f"{source.source}: {note}" for note in source.notes)
         for spot in source.blind_spots:
             work = "work" if spot.flops is None else format_flops(spot.flops)
-            yield f"{source.source} leaves out {work} of {spot.operator} ({spot.cause})"
+            yield f"{source.source} {'adds' if spot.adds else 'leaves out'} {work} of {spot.operator} ({spot.cause})"
 
 
 def total_of(static: StaticCompute) -> StageAnalysisResult:
@@ -113,6 +119,7 @@ def total_of(static: StaticCompute) -> StageAnalysisResult:
         phase=TOTAL,
         params=static.parameters,
         flops=static.flops,
+        flops_at_least=static.flops_at_least,
         activations=known_sum(stage.activations for stage in stages),
         operators=_merged(operator for stage in stages for operator in stage.operators),
         isolated_flops=known_sum(stage.isolated_flops for stage in stages),

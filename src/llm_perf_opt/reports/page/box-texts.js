@@ -17,7 +17,7 @@ export function boxTexts(box, state, ledger) {
   const figure = metricNamed(state.metric);
   const value = ledger.inclusive(box, figure.key);
   const total = ledger.total(figure.key);
-  const bound = ledger.isLowerBound(box, figure.key) ? "≥ " : "";
+  const bound = ledger.signOf(box, figure.key);
   const loopRoom = box.loops.reduce((sum, loop) => sum + loopWidth(loop), 0);
   return {
     name: shortened(box.className, FONTS.name, Math.max(WIDEST_TEXT - loopRoom, 120)),

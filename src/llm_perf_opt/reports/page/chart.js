@@ -38,7 +38,9 @@ export class Chart {
     const { width } = this.area.getBoundingClientRect();
     this.width = width;
     const figure = metricNamed(state.metric);
-    byId("chart-title").textContent = `${figure.label}: ${figure.format(this.ledger.total(figure.key))}`;
+    const total = this.ledger.total(figure.key);
+    const sign = this.ledger.sign(total, figure.key, this.ledger.total("unpriced_ops"));
+    byId("chart-title").textContent = `${figure.label}: ${sign}${figure.format(total)}`;
     this.drawTrail();
     this.cells = new Map();
     const laid = this.laidOut(width, Math.floor((TALLEST * innerHeight) / ROW));
@@ -84,7 +86,7 @@ export class Chart {
     const { data: box, x0, x1, row } = node;
     const width = x1 - x0;
     const value = this.ledger.inclusive(box, figure.key);
-    const summary = `${oneLine(box.label)}: ${figure.format(value)}, ${formatShare(value, this.ledger.total(figure.key))}`;
+    const summary = `${oneLine(box.label)}: ${this.ledger.signOf(box, figure.key)}${figure.format(value)}, ${formatShare(value, this.ledger.total(figure.key))}`;
     const name = width < LABELLED ? "" : fitted(box, width - 12);
     const group = svg(
       "g",

@@ -37,9 +37,14 @@ export class Ledger {
     return key === "calls" ? this.callsWithin[box.number] : exact(box.figureRow[this.columnOf.get(key)]);
   }
 
-  /** Whether ops inside the box have no price, so that its figure is a lower bound. */
-  isLowerBound(box, key) {
-    return PRICED.has(key) && this.inclusive(box, "unpriced_ops") > 0n;
+  /** The sign of a lower bound before a figure with that many ops in it that have no price, or nothing. */
+  sign(value, key, unpriced) {
+    return value !== null && PRICED.has(key) && unpriced > 0n ? "≥ " : "";
+  }
+
+  /** The sign before the inclusive figure of a box. */
+  signOf(box, key) {
+    return this.sign(this.inclusive(box, key), key, this.inclusive(box, "unpriced_ops"));
   }
 
   own(box, key) {
@@ -51,7 +56,7 @@ export class Ledger {
     return this.view.roots.reduce((sum, box) => sum + this.callsWithin[box.number], 0n);
   }
 
-  /** What runs in this stage, in all boxes; null where a part is unknown. */
+  /** What runs in this stage, in all boxes; null where a part is unknown and the others add nothing. */
   stageTotal(stage, key) {
     const name = `${key} ${stage}`;
     if (!this.stageSums.has(name)) this.stageSums.set(name, this.sumOwn(this.view.boxes, stage, key));
@@ -72,12 +77,13 @@ export class Ledger {
   sumOwn(boxes, stage, key) {
     const column = this.columnOf.get(key);
     let sum = 0n;
+    let isUnknown = false;
     for (const box of boxes) {
       if (box.stage !== stage) continue;
-      if (box.ownRow[column] === null) return null;
-      sum += BigInt(box.ownRow[column]);
+      if (box.ownRow[column] === null) isUnknown = true;
+      else sum += BigInt(box.ownRow[column]);
     }
-    return sum;
+    return isUnknown && (sum === 0n || !PRICED.has(key)) ? null : sum;
   }
 }
 

@@ -22,7 +22,7 @@ export class Panel {
   wholeParts() {
     const rows = FIGURES.map(({ key, label, format }) => {
       const total = this.ledger.total(key);
-      return row(label, amount(total, format, key));
+      return row(label, [this.ledger.sign(total, key, this.ledger.total("unpriced_ops")), ...amount(total, format, key)]);
     });
     return [
       html("h2", {}, "The whole run"),
@@ -35,12 +35,13 @@ export class Panel {
 
   stageTable() {
     const shown = FIGURES.filter(({ key }) => ["flops", "bytes_moved", "parameters"].includes(key));
-    const line = (name, parts) =>
+    const line = (name, parts, unpriced) =>
       html("tr", {}, html("th", { scope: "row" }, name), ...shown.map(({ key, format }, at) =>
-        html("td", {}, format(parts[at]), html("small", {}, formatShare(parts[at], this.ledger.total(key))))));
-    const rows = this.view.stagesSeen.map((stage) => line(stage, shown.map(({ key }) => this.ledger.stageTotal(stage, key))));
+        html("td", {}, this.ledger.sign(parts[at], key, unpriced), format(parts[at]), html("small", {}, formatShare(parts[at], this.ledger.total(key))))));
+    const rows = this.view.stagesSeen.map((stage) =>
+      line(stage, shown.map(({ key }) => this.ledger.stageTotal(stage, key)), this.ledger.stageTotal(stage, "unpriced_ops")));
     const rest = shown.map(({ key }) => this.ledger.outsideBoxes(key));
-    if (rest.some(Boolean)) rows.push(line("in no box", rest));
+    if (rest.some(Boolean)) rows.push(line("in no box", rest, this.ledger.outsideBoxes("unpriced_ops")));
     return rows.length ? [table("Stages", ["Stage", ...shown.map(({ label }) => label)], rows)] : [];
   }
 
@@ -74,8 +75,8 @@ export class Panel {
       const inStage = this.ledger.partInStage(box, key);
       return html("tr", { "data-figure": key },
         html("th", { scope: "row" }, label),
-        html("td", { class: "inclusive" }, this.ledger.isLowerBound(box, key) ? "≥ " : "", ...amount(value, format, key)),
-        html("td", { class: "own" }, format(own)),
+        html("td", { class: "inclusive" }, this.ledger.signOf(box, key), ...amount(value, format, key)),
+        html("td", { class: "own" }, this.ledger.sign(own, key, this.ledger.own(box, "unpriced_ops")), format(own)),
         html("td", { class: "of-stage" }, formatShare(inStage, this.ledger.stageTotal(box.stage, key))),
         html("td", { class: "of-total" }, formatShare(value, this.ledger.total(key))));
     });

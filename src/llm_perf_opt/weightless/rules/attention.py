@@ -11,10 +11,12 @@ from enum import Enum, auto
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from llm_perf_opt.weightless.ghost import Ghost
+from llm_perf_opt.weightless.fallbacks import Done
+from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.recipes import Constant, Fresh
-from llm_perf_opt.weightless.rules.registry import argument, shape_rule
+from llm_perf_opt.weightless.rules.registry import argument, shape_rule, value_rule
 from llm_perf_opt.weightless.spec import contiguous_spec, preserved_layout, spec_of, spec_of_tensor
 
 _MEMORY_EFFICIENT, _MATH = 2, 0
@@ -76,14 +78,27 @@ def attention_kernel(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_cuda:
     return AttentionKernel.FLASH if is_flash else AttentionKernel.MEMORY_EFFICIENT
 
 
-@shape_rule("_grouped_mm")
+@value_rule("_grouped_mm")
 def grouped_mm(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """[tokens, k] x [experts, k, n] -> [tokens, n]: each token meets the matrix of its own expert."""
-    left, right = args[0], args[1]
+    """[tokens, k] x [experts, k, n] -> [tokens, n]: each token meets the matrix of its own expert.
+
+    Which experts have tokens is in the offsets, which are integers and hence real; how many have any is recorded.
+    """
+    left, right, offsets = args[0], args[1], argument(args, kwargs, 2, "offs", None)
     if left.ndim != 2 or right.ndim != 3:
         return NotImplemented
-    dtype = kwargs.get("out_dtype") or left.dtype
-    return Fresh(contiguous_spec((left.shape[0], right.shape[2]), dtype))
+    output = new_ghost(contiguous_spec((left.shape[0], right.shape[2]), kwargs.get("out_dtype") or left.dtype))
+    if engine.recorder is not None:
+        engine.recorder.observe(func, args, kwargs, output, facts=_groups_used(offsets))
+    return Done(output)
+
+
+def _groups_used(offsets: Any) -> dict[str, int]:
+    """How many groups have rows: offsets are where each group ends. Nothing where they have no values."""
+    if not isinstance(offsets, torch.Tensor) or type(offsets) is Ghost:
+        return {}
+    with _disable_current_modes():
+        return {"groups_used": int((offsets.diff(prepend=offsets.new_zeros(1)) > 0).sum())}
 
 
 @shape_rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")

@@ -19,7 +19,7 @@ from llm_perf_opt.analyses.comparison.side import Side, Tensor, Tensors
 Fields = Mapping[str, tuple[object, object]]
 
 _WITHOUT_SIZE = frozenset({"dtype", "attention", "device", "routing", "weights"})  # they change how, not how much
-_OTHER_CAUSE = frozenset({"decode_steps"})  # the decode length
+_OTHER_CAUSE = frozenset({"decode_steps", "inputs"})  # the decode length; shapes, which follow from the other fields
 _OF_TENSORS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
 _OF_CALLS = frozenset({Aspect.CALLS, Aspect.EDGE})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from llm_perf_opt.callgraph.expected_experts import expected_distinct
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
 from llm_perf_opt.models.deepseek_ocr.formulas.work import Work, eager_attention, fused_attention, linear, product
 
@@ -92,8 +93,9 @@ def _mixture(config: DecoderConfig, path: str, passes: Passes) -> Iterator[Work]
 
 
 def experts_in_use(config: DecoderConfig, passes: Passes) -> int:
-    """Experts that one forward calls in one layer when its tokens spread evenly, which is the most they can be."""
-    return min(config.n_routed_experts, passes.tokens // passes.forwards * config.num_experts_per_tok)
+    """Routed experts of one layer that a forward touches: as many as uniform routing is expected to, rounded."""
+    tokens, chosen = passes.tokens // passes.forwards, config.num_experts_per_tok
+    return max(chosen, round(expected_distinct(config.n_routed_experts, chosen, tokens)))
 
 
 def _mlp(path: str, rows: int, width: int, inner: int, calls: int | None) -> Iterator[Work]:

@@ -42,7 +42,8 @@ def weight_bytes(config: DeepSeekOcrConfig, bytes_per_value: int) -> int:
 def active_parameters(config: DecoderConfig, *, batch: int = 1) -> int:
     """Elements of the matrices that one decoding step of `batch` tokens multiplies with.
 
-    Norms and the embedding row are no matrices. More tokens use more experts: they are taken to spread evenly.
+    Norms and the embedding row are no matrices. More tokens use more experts: as many as uniform routing is expected to
+    touch.
     """
     return active_weights(decoder_work(config, decode_passes(0, batch=batch)))
 

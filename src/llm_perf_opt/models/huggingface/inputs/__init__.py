@@ -1,7 +1,20 @@
 """Plausible inputs for any transformers model: guessed from its signature and configuration, corrected by probing."""
 
+from llm_perf_opt.models.huggingface.inputs.fed import Fed, described, fed_by
 from llm_perf_opt.models.huggingface.inputs.leaves import Plan, make_inputs
 from llm_perf_opt.models.huggingface.inputs.search import Found, NoInputs, accepted_modalities, find_inputs
 from llm_perf_opt.models.huggingface.inputs.subject import Sizes, Subject
 
-__all__ = ["Found", "NoInputs", "Plan", "Sizes", "Subject", "accepted_modalities", "find_inputs", "make_inputs"]
+__all__ = [
+    "Fed",
+    "Found",
+    "NoInputs",
+    "Plan",
+    "Sizes",
+    "Subject",
+    "accepted_modalities",
+    "described",
+    "fed_by",
+    "find_inputs",
+    "make_inputs",
+]

@@ -5,9 +5,9 @@ Weightless runs cost milliseconds, so asking the model is cheaper, and surer, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from itertools import groupby, islice, product
 
 from llm_perf_opt.errors import PerfOptError
 from llm_perf_opt.models.huggingface.inputs.audio import FEATURES, audio_candidates
@@ -42,13 +42,15 @@ MAX_CORRECTIONS = 8
 class Found:
     """Inputs the model ran with, what they cover, and the messages of the candidates it refused.
 
-    `entry` is the method they are for: `forward`, except for models that have none.
+    `entry` is the method they are for: `forward`, except for models that have none. `plan_of` makes the same inputs
+    for the same model with other sizes.
     """
 
     plan: Plan
     entry: str
     modalities: tuple[str, ...]
     refusals: tuple[str, ...]
+    plan_of: Callable[[Subject], Plan]
 
 
 class NoInputs(PerfOptError):
@@ -74,16 +76,25 @@ class Candidate:
     overrides: Mapping[str, Leaf] = field(default_factory=dict)
 
     @property
+    def is_fed(self) -> bool:
+        """Whether it holds anything that a person could mean: text, another modality, or what a recipe makes."""
+        return self.with_text or bool(self.leaves) or self.recipe is not None
+
+    @property
     def entry(self) -> str:
         """The method to call."""
         return "forward" if self.recipe is None else self.recipe.entry
 
 
-def find_inputs(subject: Subject, run: Callable[[Plan, str], object]) -> Found:
-    """The first candidate that `run(plan, entry)` accepts; the more modalities it covers the earlier it is tried."""
+def find_inputs(subject: Subject, run: Callable[[Plan, str], object], wanted: frozenset[str] | None = None) -> Found:
+    """The first candidate that `run(plan, entry)` accepts.
+
+    `wanted` are the modalities beside text that must be covered, with as few others as the model allows. Without it,
+    the more modalities a candidate covers the earlier it is tried.
+    """
     refusals: list[str] = []
     first: BaseException | None = None
-    for candidate in islice(candidates(subject), MAX_CANDIDATES):
+    for candidate in islice(candidates(subject, wanted), MAX_CANDIDATES):
         attempt: Attempt | None = Attempt(subject, candidate)
         while attempt is not None:
             try:
@@ -97,6 +108,7 @@ def find_inputs(subject: Subject, run: Callable[[Plan, str], object]) -> Found:
                     entry=candidate.entry,
                     modalities=text + candidate.modalities,
                     refusals=tuple(refusals),
+                    plan_of=attempt.plan_of,
                 )
         first = first or refused
         refusals.append(f"{type(refused).__name__}: {refused}")
@@ -116,7 +128,11 @@ class Attempt:
     @property
     def plan(self) -> dict[str, Leaf]:
         """The keyword arguments to try."""
-        plan = compose(self._subject, self._candidate, self._counts)
+        return self.plan_of(self._subject)
+
+    def plan_of(self, subject: Subject) -> dict[str, Leaf]:
+        """The same for other sizes of the same model, with all that was learnt."""
+        plan = compose(subject, self._candidate, self._counts)
         for lesson in self._lessons:
             plan = lesson.applied(plan)
         return plan
@@ -145,12 +161,18 @@ class Attempt:
 def compose(subject: Subject, candidate: Candidate, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """The keyword arguments of one attempt."""
     if candidate.recipe is not None:
-        return {**candidate.recipe.make(subject, counts), **candidate.overrides}
+        return {**candidate.recipe.make(subject, counts), **_last_logits(subject, candidate), **candidate.overrides}
     plan = dict(candidate.leaves)
     if candidate.with_text:
         plan |= text_inputs(subject, list(runs_for(subject, counts)))
-    plan |= decoder_inputs(subject)
-    return {**plan, **companions(subject, plan), **candidate.overrides}
+    plan |= decoder_inputs(subject, with_prompt=not candidate.with_text)
+    return {**plan, **companions(subject, plan), **_last_logits(subject, candidate), **candidate.overrides}
+
+
+def _last_logits(subject: Subject, candidate: Candidate) -> dict[str, Leaf]:
+    """What `generate` adds to the prefill of a model that can leave out the logits of all positions but the last."""
+    name = subject.logits_argument if candidate.entry == "forward" else None
+    return {} if name is None else {name: 1}
 
 
 def accepted_modalities(subject: Subject) -> tuple[str, ...]:
@@ -159,23 +181,39 @@ def accepted_modalities(subject: Subject) -> tuple[str, ...]:
     return tuple(kind for kind, wanted in names.items() if subject.accepts.intersection(wanted))
 
 
-def candidates(subject: Subject) -> Iterator[Candidate]:
-    """Every combination of modalities the signature allows, the fullest first; then again without a cache.
+def candidates(subject: Subject, wanted: frozenset[str] | None = None) -> Iterator[Candidate]:
+    """Every combination of modalities the signature allows, each again without a cache.
 
-    Some configurations leave a model unable to make its own cache; a forward without one is the same forward.
+    Some configurations leave a model unable to make its own cache; a forward without one is the same forward. With
+    `wanted` the fewest modalities beside it come first and what leaves one of it out is not tried; a combination
+    without a cache comes before one with a modality that nobody asked for.
     """
-    plain = list(_with_cache(subject))
-    yield from plain
+    found = list(_layouts(subject))
+    if wanted is None:
+        yield from found
+        yield from _without_cache(subject, found)
+        return
+    fitting = [candidate for candidate in found if wanted <= set(candidate.modalities)]
+    by_extra = sorted(fitting, key=lambda one: (not one.is_fed, len(set(one.modalities) - wanted)))
+    for _, alike in groupby(by_extra, key=lambda one: (one.is_fed, set(one.modalities))):
+        group = list(alike)
+        yield from group
+        yield from _without_cache(subject, group)
+
+
+def _without_cache(subject: Subject, found: Sequence[Candidate]) -> Iterator[Candidate]:
     if subject.takes("use_cache"):
-        yield from (replace(candidate, overrides={"use_cache": False}) for candidate in plain)
+        yield from (replace(candidate, overrides={"use_cache": False}) for candidate in found)
 
 
-def _with_cache(subject: Subject) -> Iterator[Candidate]:
+def _layouts(subject: Subject) -> Iterator[Candidate]:
+    """The fullest first."""
     with_text = "input_ids" in subject.accepts
     images = list(image_candidates(subject))
     sounds = list(audio_candidates(subject))
     if (special := RECIPES.get(subject.model_type)) is not None:
-        yield Candidate(leaves={}, modalities=special.modalities, with_text=False, recipe=special)
+        for modalities in special.choices():
+            yield Candidate(leaves={}, modalities=modalities, with_text=False, recipe=special)
     for image, sound in product(images[:2], sounds[:6]):
         yield Candidate(leaves={**image, **sound}, modalities=("image", "audio"), with_text=with_text)
     for image in images:

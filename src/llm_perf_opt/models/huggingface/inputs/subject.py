@@ -8,15 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VISION_SECTIONS = ("vision_config", "vision_encoder_config", "image_config", "vit_config", "backbone_config")
+LOGITS_ARGUMENTS = ("logits_to_keep", "num_logits_to_keep")  # the second until transformers 4.49
 AUDIO_SECTIONS = ("audio_config", "audio_encoder_config", "speech_config", "encoder_config", "audio_encoder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is fed; `image_side` is for configurations that name no image size."""
+    """How much is fed; `image_side` is for configurations that name no image size.
+
+    A prompt of None is the usual one, or what fits where the model has fewer positions. `decoder_tokens` are for the
+    decoder of a model whose prompt goes to its encoder, or that was given no prompt.
+    """
 
     batch: int = 1
-    prompt_tokens: int = 128
+    prompt_tokens: int | None = None
     image: tuple[int, int] | None = None  # (height, width) instead of what the configuration names
     image_side: int = 224
     decoder_tokens: int = 16
@@ -34,6 +39,7 @@ class Subject:
     accepts: frozenset[str]
     required: frozenset[str]
     class_name: str = ""
+    generates: bool = False
     sizes: Sizes = field(default_factory=Sizes)
 
     @staticmethod
@@ -49,12 +55,18 @@ class Subject:
             accepts=frozenset(p.name for p in named) - {"self"},
             required=frozenset(p.name for p in named if p.default is p.empty) - {"self"},
             class_name=model_class.__name__,
+            generates=_generates(model_class),
             sizes=sizes or Sizes(),
         )
 
     def takes(self, *names: str) -> bool:
         """Whether `forward` accepts every one of `names`."""
         return self.accepts.issuperset(names)
+
+    @property
+    def logits_argument(self) -> str | None:
+        """The argument with which `generate` asks for the logits of the last position only; None where it cannot."""
+        return next((name for name in LOGITS_ARGUMENTS if self.generates and name in self.accepts), None)
 
     def vision(self) -> Any:
         """The configuration of the image tower, or the whole configuration when it is one."""
@@ -67,6 +79,11 @@ class Subject:
     def text(self) -> Any:
         """The configuration of the language model, or the whole configuration when it is one."""
         return section(self.config, ("text_config", "llm_config", "language_config", "thinker_config", "decoder"))
+
+
+def _generates(model_class: type) -> bool:
+    can_generate = getattr(model_class, "can_generate", None)
+    return bool(can_generate()) if callable(can_generate) else False
 
 
 def section(config: Any, names: tuple[str, ...]) -> Any:

@@ -17,6 +17,8 @@ POSITION_LIMITS = (
     "n_ctx",
     "seq_length",
 )
+DEFAULT_PROMPT_TOKENS = 128
+SPARE_POSITIONS = 4  # some tables begin with positions for padding; a default prompt leaves them and a step alone
 TOKEN_TYPE_OF = {"text": 0, "image": 1, "video": 2, "audio": 3}
 
 
@@ -54,10 +56,18 @@ def text_section(config: Any) -> Any:
 
 
 def prompt_length(subject: Subject) -> int:
-    """The wished number of text tokens, or fewer where the model has fewer positions."""
-    section = text_section(subject.config)
+    """The number of text tokens that was asked for, exactly; the default is less where the model has few positions."""
+    if subject.sizes.prompt_tokens is not None:
+        return subject.sizes.prompt_tokens
+    limit = named_positions(subject.config)
+    return DEFAULT_PROMPT_TOKENS if limit is None else min(DEFAULT_PROMPT_TOKENS, limit - SPARE_POSITIONS)
+
+
+def named_positions(config: Any) -> int | None:
+    """How many positions the configuration names for the text: the end of a table, or the length it was trained on."""
+    section = text_section(config)
     limits = [v for n in POSITION_LIMITS if isinstance(v := getattr(section, n, None), int) and v > 8]
-    return min([subject.sizes.prompt_tokens, *(limit - 4 for limit in limits)])
+    return min(limits, default=None)
 
 
 def text_inputs(subject: Subject, runs: Sequence[Run] = ()) -> dict[str, Leaf]:
@@ -78,8 +88,9 @@ def modality_of_each_token(subject: Subject, runs: Sequence[Run]) -> Whole:
     return Whole(tuple(row) * subject.sizes.batch, (subject.sizes.batch, len(row)))
 
 
-def decoder_inputs(subject: Subject) -> dict[str, Leaf]:
-    """Ids for the decoder of an encoder-decoder model."""
+def decoder_inputs(subject: Subject, *, with_prompt: bool) -> dict[str, Leaf]:
+    """Ids for the decoder of an encoder-decoder model; `with_prompt` where its encoder reads no text."""
     if not subject.takes("decoder_input_ids"):
         return {}
-    return {"decoder_input_ids": token_ids(subject, subject.sizes.decoder_tokens)}
+    asked = subject.sizes.prompt_tokens if with_prompt else None
+    return {"decoder_input_ids": token_ids(subject, subject.sizes.decoder_tokens if asked is None else asked)}

@@ -46,6 +46,11 @@ def picture(subject: Subject) -> Picture:
     )
 
 
+def asked_sides(subject: Subject, height: int, width: int) -> tuple[int, int]:
+    """Height and width that were asked for, or those that the model is usually given."""
+    return subject.sizes.image or (height, width)
+
+
 def _image_size(config: Any) -> tuple[int, int] | None:
     for nested in nested_configs(config):
         for name in SIZE_FIELDS:
@@ -138,11 +143,20 @@ def square_patches(subject: Subject) -> dict[str, Leaf]:
 
 def merged_grid(subject: Subject) -> tuple[int, int]:
     """Rows and columns of patches, rounded down to what the tower merges into one feature."""
-    view = picture(subject)
-    merge = number(subject.vision(), "spatial_merge_size", "merge_size") or _first_of(
-        subject.vision(), "merge_kernel_size"
-    )
+    view, merge = picture(subject), merge_side(subject)
     return max(view.rows // merge, 1) * merge, max(view.columns // merge, 1) * merge
+
+
+def merge_side(subject: Subject) -> int:
+    """Patches per side that become one feature in towers of packed patches."""
+    config = subject.vision()
+    return number(config, "spatial_merge_size", "merge_size") or _first_of(config, "merge_kernel_size")
+
+
+def merge_unit(subject: Subject) -> int:
+    """Pixels per side of what cannot be cut: a patch, or those that become one feature."""
+    pool = number(subject.config, "pooling_kernel_size") or 1
+    return patch_side(subject.vision()) * max(merge_side(subject), pool)
 
 
 def _first_of(config: Any, name: str) -> int:
@@ -162,17 +176,15 @@ def pixels_name(subject: Subject) -> str:
 
 def padded_patches(subject: Subject) -> dict[str, Leaf]:
     """Patches of each image in its own row, with a mask and the grid (height, width)."""
-    config = subject.vision()
-    view = picture(subject)
-    batch = subject.sizes.batch
-    count = number(config, "num_patches", "max_num_patches") or view.rows * view.columns
-    side = max(int(count**0.5), 1)
+    view, batch = picture(subject), subject.sizes.batch
+    count = None if subject.sizes.image else number(subject.vision(), "num_patches", "max_num_patches")
+    rows, columns = (max(int(count**0.5), 1),) * 2 if count else (view.rows, view.columns)
     plan: dict[str, Leaf] = {
-        "pixel_values": Noise((batch, side * side, view.channels * view.patch**2)),
-        "spatial_shapes": whole([[side, side]] * batch),
+        "pixel_values": Noise((batch, rows * columns, view.channels * view.patch**2)),
+        "spatial_shapes": whole([[rows, columns]] * batch),
     }
     if subject.takes("pixel_attention_mask"):
-        plan["pixel_attention_mask"] = ones(batch, side * side)
+        plan["pixel_attention_mask"] = ones(batch, rows * columns)
     return plan
 
 
@@ -180,10 +192,10 @@ def positioned_patches(subject: Subject, positions: str) -> dict[str, Leaf]:
     """Patches of each image in its own row, each with its (column, row)."""
     view = picture(subject)
     pool = number(subject.config, "pooling_kernel_size") or 1
-    side = max(view.rows // pool, 1) * pool
+    rows, columns = max(view.rows // pool, 1) * pool, max(view.columns // pool, 1) * pool
     batch = subject.sizes.batch
-    places = [[column, row] for row in range(side) for column in range(side)]
+    places = [[column, row] for row in range(rows) for column in range(columns)]
     return {
-        "pixel_values": Noise((batch, side * side, view.channels * view.patch**2)),
+        "pixel_values": Noise((batch, rows * columns, view.channels * view.patch**2)),
         positions: whole([places] * batch),
     }

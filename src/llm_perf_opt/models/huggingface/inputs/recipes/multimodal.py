@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Noise, Whole, ones, whole
 from llm_perf_opt.models.huggingface.inputs.placeholders import runs_for
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
-from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, text_inputs
+from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, prompt_length, text_inputs, token_ids
 from llm_perf_opt.models.huggingface.inputs.vision import (
     merged_grid,
     packed_patches,
@@ -19,14 +20,19 @@ from llm_perf_opt.models.huggingface.inputs.vision import (
 
 
 def kosmos_2(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
-    """The first tokens after the start are where the image's latent queries go, marked by a mask."""
-    plan = text_inputs(subject)
-    ids = plan["input_ids"]
-    assert isinstance(ids, Whole)
-    batch, length = ids.shape
-    latents = min(subject.config.latent_query_num, length - 1)
-    mask = [0] + [1] * latents + [0] * (length - 1 - latents)
-    return {**plan, **plain_image(subject), "image_embeds_position_mask": whole([mask] * batch)}
+    """The first tokens after the start are where the image's latent queries go, marked by a mask; the rest is text."""
+    return {**_marked_latents(subject), **plain_image(subject)}
+
+
+def _marked_latents(subject: Subject) -> dict[str, Leaf]:
+    """One word, as many tokens as the image has latent queries, the other words, and which of them are the image's."""
+    batch, words, latents = subject.sizes.batch, prompt_length(subject), subject.config.latent_query_num
+    mask = [0] + [1] * latents + [0] * (words - 1)
+    return {
+        "input_ids": token_ids(subject, words + latents),
+        "attention_mask": ones(batch, words + latents),
+        "image_embeds_position_mask": whole([mask] * batch),
+    }
 
 
 def lxmert(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -49,25 +55,24 @@ def packed_strip(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]
 
 def codes_beside_text(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Each position holds one text token and one code per codebook."""
-    config, batch, length = subject.config, subject.sizes.batch, subject.sizes.prompt_tokens
+    config, batch, length = subject.config, subject.sizes.batch, prompt_length(subject)
     rows = [[token] + [1] * config.num_codebooks for token in ordinary_tokens(config, length)]
     return {"input_ids": whole([rows] * batch), "attention_mask": ones(batch, length)}
 
 
 def omni(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """An image, a sound and a question; positions are computed before features, so the counts must be right at once."""
-    view = picture(subject)
     merge = number(subject.vision(), "spatial_merge_size") or 1
     sound, frames = (64, 256) if subject.model_type.startswith("qwen2_5") else (52, 400)
-    exact = {"image": view.rows * view.columns // merge**2, "audio": sound}
+    exact = {"image": math.prod(merged_grid(subject)) // merge**2, "audio": sound}
     mels = number(subject.audio(), "num_mel_bins") or 128
     batch = subject.sizes.batch
-    return {
-        **text_inputs(subject, list(runs_for(subject, exact))),
-        **packed_patches(subject),
-        "input_features": Noise((batch, mels, frames)),
-        "feature_attention_mask": ones(batch, frames),
+    fed: dict[str, dict[str, Leaf]] = {
+        "image": packed_patches(subject),
+        "audio": {"input_features": Noise((batch, mels, frames)), "feature_attention_mask": ones(batch, frames)},
     }
+    runs = list(runs_for(subject, {kind: exact[kind] for kind in counts}))
+    return {**text_inputs(subject, runs), **{name: leaf for kind in counts for name, leaf in fed[kind].items()}}
 
 
 def tiles_across(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -99,16 +104,9 @@ def two_resolutions(subject: Subject, counts: Mapping[str, int]) -> dict[str, Le
 def rendered_page(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Patches of a page with their row and column, and a mask that says which tokens stand for it."""
     config, batch = subject.config, subject.sizes.batch
-    latents = config.latent_query_num
-    row = [1] * latents + ordinary_tokens(config, 16)
-    mask = [1] * latents + [0] * 16
     length = 2 + config.vision_config.patch_embed_hidden_size
-    return {
-        "input_ids": whole([row] * batch),
-        "attention_mask": ones(batch, len(row)),
-        "image_embeds_position_mask": whole([mask] * batch),
-        "flattened_patches": Noise((batch, config.vision_config.max_num_patches, length)),
-    }
+    patches = Noise((batch, config.vision_config.max_num_patches, length))
+    return {**_marked_latents(subject), "flattened_patches": patches}
 
 
 def merged_images(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -148,18 +146,23 @@ def rows_of_patches(subject: Subject, counts: Mapping[str, int]) -> dict[str, Le
 
 def loose_patches(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Flat patches of one image without a grid: the processor hands their places on as positions of tokens."""
-    config, batch = subject.config, subject.sizes.batch
-    patches = batch * 64
-    runs = list(runs_for(subject, {"image": 64}))
-    return {**text_inputs(subject, runs), "pixel_values": Noise((patches, 3 * config.patch_size**2))}
+    config, batch, patches = subject.config, subject.sizes.batch, _patch_count(subject)
+    runs = list(runs_for(subject, {"image": patches}))
+    return {**text_inputs(subject, runs), "pixel_values": Noise((batch * patches, 3 * config.patch_size**2))}
+
+
+def _patch_count(subject: Subject) -> int:
+    """Of the image that was asked for, or 64."""
+    view = picture(subject)
+    return view.rows * view.columns if subject.sizes.image else 64
 
 
 def patches_as_tokens(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Flat patches that go through one linear layer and stand among the words, without a vision tower."""
-    config, batch = subject.config, subject.sizes.batch
-    runs = list(runs_for(subject, {"image": 64}))
+    config, batch, patches = subject.config, subject.sizes.batch, _patch_count(subject)
+    runs = list(runs_for(subject, {"image": patches}))
     length = config.num_channels * config.patch_size**2
-    return {**text_inputs(subject, runs), "image_patches": Noise((batch, 64, length))}
+    return {**text_inputs(subject, runs), "image_patches": Noise((batch, patches, length))}
 
 
 def patches_with_sides(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -177,19 +180,23 @@ def crops_and_sound(subject: Subject, counts: Mapping[str, int]) -> dict[str, Le
     """One crop and the whole of an image with masks over their patches, and a sound with its length in tokens."""
     view, batch = picture(subject), subject.sizes.batch
     frames, sound = 488, 61
-    runs = list(runs_for(subject, {"image": counts["image"], "audio": sound}))
-    return {
-        **text_inputs(subject, runs),
-        "image_pixel_values": Noise((batch, 2, view.channels, view.height, view.width)),
-        "image_attention_mask": ones(batch, 2, view.rows, view.columns),
-        "image_sizes": whole([[view.height, view.width]] * batch),
-        "audio_input_features": Noise((batch, frames, number(subject.audio(), "input_size") or 80)),
-        "audio_embed_sizes": whole([sound] * batch),
+    fed: dict[str, dict[str, Leaf]] = {
+        "image": {
+            "image_pixel_values": Noise((batch, 2, view.channels, view.height, view.width)),
+            "image_attention_mask": ones(batch, 2, view.rows, view.columns),
+            "image_sizes": whole([[view.height, view.width]] * batch),
+        },
+        "audio": {
+            "audio_input_features": Noise((batch, frames, number(subject.audio(), "input_size") or 80)),
+            "audio_embed_sizes": whole([sound] * batch),
+        },
     }
+    runs = list(runs_for(subject, {kind: sound if kind == "audio" else count for kind, count in counts.items()}))
+    return {**text_inputs(subject, runs), **{name: leaf for kind in counts for name, leaf in fed[kind].items()}}
 
 
-_OMNI = ModelRecipe(omni, ("image", "audio"))
-_OMNI_THINKER = ModelRecipe(omni, ("image", "audio"), entry="thinker")
+_OMNI = ModelRecipe(omni, ("image", "audio"), chooses=True)
+_OMNI_THINKER = ModelRecipe(omni, ("image", "audio"), entry="thinker", chooses=True)
 RECIPES = {
     "colqwen2": ModelRecipe(rows_of_patches, ("image",)),
     "deepseek_vl_hybrid": ModelRecipe(two_resolutions, ("image",)),
@@ -204,7 +211,7 @@ RECIPES = {
     "nemotron_h_omni": ModelRecipe(patches_with_sides, ("image",)),
     "neomme": ModelRecipe(loose_patches, ("image",)),
     "paddleocr_vl": ModelRecipe(patches_per_row, ("image",)),
-    "phi4_multimodal": ModelRecipe(crops_and_sound, ("image", "audio")),
+    "phi4_multimodal": ModelRecipe(crops_and_sound, ("image", "audio"), chooses=True),
     "qwen2_5_omni": _OMNI_THINKER,
     "qwen2_5_omni_thinker": _OMNI,
     "qwen3_omni_moe": _OMNI_THINKER,

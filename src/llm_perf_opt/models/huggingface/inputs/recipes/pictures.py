@@ -8,12 +8,12 @@ from llm_perf_opt.models.huggingface.inputs.leaves import Filled, Leaf, Noise, w
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.subject import Subject
 from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, text_inputs
-from llm_perf_opt.models.huggingface.inputs.vision import packed_patches
+from llm_perf_opt.models.huggingface.inputs.vision import asked_sides, packed_patches
 
 
 def image_pair(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
-    """Two images per row, 480 x 640."""
-    return {"pixel_values": Noise((subject.sizes.batch, 2, 3, 480, 640))}
+    """Two images per row, 480 x 640 by default."""
+    return {"pixel_values": Noise((subject.sizes.batch, 2, 3, *asked_sides(subject, 480, 640)))}
 
 
 def depth_pro(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -24,7 +24,7 @@ def depth_pro(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
 
 def image_with_trimap(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Colours and, as a fourth channel, what is known of the foreground."""
-    return {"pixel_values": Noise((subject.sizes.batch, 4, 512, 512))}
+    return {"pixel_values": Noise((subject.sizes.batch, 4, *asked_sides(subject, 512, 512)))}
 
 
 def image_with_example(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -37,14 +37,15 @@ def image_with_example(subject: Subject, counts: Mapping[str, int]) -> dict[str,
 def image_with_task(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """An image and the tokens of the task's name."""
     batch, length = subject.sizes.batch, subject.config.task_seq_len
-    return {"pixel_values": Noise((batch, 3, 512, 512)), "task_inputs": Filled((batch, length), 1)}
+    pixels = Noise((batch, 3, *asked_sides(subject, 512, 512)))
+    return {"pixel_values": pixels, "task_inputs": Filled((batch, length), 1)}
 
 
 def image_with_classes(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """An image, the names of three classes to find, and the task in words."""
-    batch, side, length = subject.sizes.batch, 640, 16
+    batch, length = subject.sizes.batch, 16
     return {
-        "pixel_values": Noise((batch, 3, side, side)),
+        "pixel_values": Noise((batch, 3, *asked_sides(subject, 640, 640))),
         "classes_input_ids": Filled((3 * batch, length), 7),
         "classes_attention_mask": Filled((3 * batch, length), 1),
         "tasks_input_ids": Filled((batch, length), 7),
@@ -54,18 +55,21 @@ def image_with_classes(subject: Subject, counts: Mapping[str, int]) -> dict[str,
 
 
 def windowed_image(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
-    """A side that windows of patches divide."""
+    """Sides that windows of patches divide."""
     config = subject.config.backbone_config
     unit = config.patch_size * config.num_windows
-    side = max(1, 560 // unit) * unit
-    return {"pixel_values": Noise((subject.sizes.batch, 3, side, side))}
+    sides = (max(1, side // unit) * unit for side in asked_sides(subject, 560, 560))
+    return {"pixel_values": Noise((subject.sizes.batch, 3, *sides))}
 
 
 def flat_patches(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Patches of a rendered page, each preceded by its row and column."""
     vision = subject.config.vision_config
     length = 2 + vision.patch_embed_hidden_size
-    return {"flattened_patches": Noise((subject.sizes.batch, 1024, length)), **decoder_inputs(subject)}
+    return {
+        "flattened_patches": Noise((subject.sizes.batch, 1024, length)),
+        **decoder_inputs(subject, with_prompt=True),
+    }
 
 
 def grids_with_merge(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:

@@ -11,7 +11,7 @@ import torch
 from llm_perf_opt.models.huggingface.inputs.leaves import Built, Filled, Leaf, Noise
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.subject import Subject
-from llm_perf_opt.models.huggingface.inputs.text import token_ids
+from llm_perf_opt.models.huggingface.inputs.text import prompt_length, token_ids
 from llm_perf_opt.models.huggingface.inputs.vision import picture
 
 
@@ -45,7 +45,7 @@ def quantised_features(subject: Subject, counts: Mapping[str, int]) -> dict[str,
 
 def prompt_only(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """A text prompt for the first of several models that only `generate` chains together."""
-    return {"input_ids": token_ids(subject, subject.sizes.prompt_tokens)}
+    return {"input_ids": token_ids(subject, prompt_length(subject))}
 
 
 RECIPES = {

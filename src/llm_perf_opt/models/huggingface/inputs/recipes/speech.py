@@ -76,7 +76,7 @@ def text_to_mels(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]
 def beats(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Frames of a song between two beats, as wide as the model, and the notes so far."""
     shape = (subject.sizes.batch, FRAMES, subject.config.d_model)
-    return {"input_features": Noise(shape), **decoder_inputs(subject)}
+    return {"input_features": Noise(shape), **decoder_inputs(subject, with_prompt=True)}
 
 
 def streamed_speech(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:

@@ -8,7 +8,7 @@ from typing import Any
 from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Noise, whole
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.subject import Subject
-from llm_perf_opt.models.huggingface.inputs.text import text_inputs
+from llm_perf_opt.models.huggingface.inputs.text import prompt_length, text_inputs
 
 
 def query_transformer(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -22,7 +22,7 @@ def query_transformer(subject: Subject, counts: Mapping[str, int]) -> dict[str, 
 
 def draft_model(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """One token to draft, on the keys and values that the main model's last layer of each kind left."""
-    config, batch, seen = subject.config, subject.sizes.batch, subject.sizes.prompt_tokens
+    config, batch, seen = subject.config, subject.sizes.batch, prompt_length(subject)
     text: dict[str, Any] = config.get_text_config().to_dict()
     layers: list[dict[str, int]] = list(text.get("per_layer_config", {}).values())
     wide = layers[0]["head_dim"] if layers else text["head_dim"]
@@ -39,7 +39,7 @@ def draft_model(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
 
 def block_drafter(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """A block of tokens to denoise, and the main model's states of the layers it listens to."""
-    config, batch, seen = subject.config, subject.sizes.batch, subject.sizes.prompt_tokens
+    config, batch, seen = subject.config, subject.sizes.batch, prompt_length(subject)
     return {
         "noise_embeds": Noise((batch, config.block_size, config.hidden_size)),
         "context_hidden_states": Noise((batch, seen, config.hidden_size * len(config.target_layer_ids))),

@@ -1,0 +1,163 @@
+"""The times that a measured run cannot have beaten, from what its model needs and what its devices can do at most.
+
+Work is divided over all GPUs of a replica, as if nothing were sent between them, no op waited for another, and every
+kernel reached the data sheet. Two definitions:
+
+**Strict.** As few experts as any routing can touch, and the sequences that were running rather than waiting: below
+every time per output token (TPOT) and every time to first token (TTFT).
+
+**Expected.** Experts by their expected number under uniform routing, every sequence in flight: below the time of a
+request, TTFT + output x TPOT. Skewed routing touches fewer experts, so this one is a floor on average, no law.
+
+**Cycle.** While one request passes through, as many prompts and outputs as are in flight pass with it: their FLOPs
+alone are below the time of a request, whatever the routing and however phases overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.bounds.measured_run import MeasuredRun
+from llm_perf_opt.analyses.roofline.bound import bytes_from_memory, fastest_peak, is_known
+from llm_perf_opt.hardware import Device
+
+FEWEST, UNIFORM = "fewest", "uniform"
+FP4, FP8, BF16 = "float4_e2m1fn_x2", "float8_e4m3fn", "bfloat16"
+# The types in which a run of a precision may multiply; weights alone in int4 multiply in 16 bits.
+PRODUCT_TYPES = {"bf16": (BF16,), "int4": (BF16,), "fp8": (FP8, BF16), "fp4": (FP4, FP8, BF16)}
+ALL_EXPERTS_TOKENS = 10**6  # after so many tokens no expert is left untouched
+
+
+class Work(Protocol):
+    """What one forward needs."""
+
+    @property
+    def flops(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int | float | None: ...
+    @property
+    def cache_bytes(self) -> int | None: ...
+
+
+class Needs(Protocol):
+    """What a decoder needs, from a trace or from formulas."""
+
+    def step(self, *, batch: int, context: int, routing: str) -> Work: ...
+    def prefill(self, *, batch: int, prompt: int, routing: str) -> Work: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floors:
+    """What the bounds say of one run, in seconds; None where the run has no such time.
+
+    `batch` is what the strict bound took to be running, `fitting` what memory could hold. `token_s` are seconds of one
+    GPU for one output token at full load.
+    """
+
+    tpot_s: float | None
+    ttft_s: float | None
+    e2e_s: float | None
+    cycle_s: float | None
+    token_s: float | None
+    expected_token_s: float | None
+    batch: int
+    fitting: int
+    touched: tuple[str, ...]
+
+
+def floors(run: MeasuredRun, needs: Needs, device: Device, fitting: int, without: str | None = None) -> Floors:
+    """The bounds of a run whose GPUs hold `fitting` sequences of its mean length, `without` the rule of that name."""
+    in_flight = run.in_flight or 1
+    batch = in_flight if without == running_on_average.__name__ else running_on_average(run)
+    has_rate = run.tokens_per_s_per_gpu is not None
+    at_most = batch_that_fits(run, fitting)
+    names = ((running_on_average, batch != in_flight), (batch_that_fits, has_rate and at_most != run.in_flight))
+    return Floors(
+        tpot_s=None if run.tpot_s is None else step_s(run, needs, device, batch, FEWEST),
+        ttft_s=None if run.ttft_s is None else prefill_s(run, needs, device, FEWEST),
+        e2e_s=None if run.e2e_s is None else request_s(run, needs, device),
+        cycle_s=None if run.e2e_s is None or run.is_disaggregated else cycle_s(run, needs, device),
+        token_s=token_s(run, needs, device, at_most, FEWEST) if has_rate else None,
+        expected_token_s=token_s(run, needs, device, at_most, UNIFORM) if has_rate else None,
+        batch=batch,
+        fitting=fitting,
+        touched=tuple(rule.__name__ for rule, is_touched in names if is_touched),
+    )
+
+
+def running_on_average(run: MeasuredRun) -> int:
+    """Requests that wait for their first token are in flight but not in a step: Little's law gives those that are."""
+    in_flight = run.in_flight or 1
+    if run.e2e_s is None or run.tpot_s is None:
+        return in_flight
+    return max(1, int(in_flight * run.output_tokens * run.tpot_s / run.e2e_s))
+
+
+def batch_that_fits(run: MeasuredRun, fitting: int) -> int:
+    """At full load as many sequences run as their caches have room beside the weights, and no more."""
+    return max(1, fitting if run.in_flight is None else min(fitting, run.in_flight))
+
+
+EVALUATION_RULES: tuple[Callable[..., int], ...] = (running_on_average, batch_that_fits)
+
+
+def step_s(run: MeasuredRun, needs: Needs, device: Device, batch: int, routing: str) -> float:
+    """One decode step per token; with drafts, bytes are shared by as many tokens as a step may give.
+
+    Every token that is kept was computed, so drafts save no FLOPs; each of them may touch experts of its own.
+    """
+    tokens = 1 + run.drafts
+    work = needs.step(batch=batch, context=run.mean_context, routing=routing)
+    weights = needs.step(batch=batch * tokens, context=run.mean_context, routing=routing).weight_bytes
+    bytes_read = (weights or 0) + (work.cache_bytes or 0)
+    return _seconds(work.flops, bytes_read, run, device, run.decode_gpus, share=tokens)
+
+
+def prefill_s(run: MeasuredRun, needs: Needs, device: Device, routing: str) -> float:
+    """The prompt of one request, on all GPUs that work on prompts."""
+    work = needs.prefill(batch=1, prompt=run.prompt_tokens, routing=routing)
+    return _seconds(work.flops, work.weight_bytes or 0, run, device, run.prefill_gpus)
+
+
+def request_s(run: MeasuredRun, needs: Needs, device: Device) -> float:
+    """Its own prompt, then a step of everything in flight for each token of its output."""
+    step = step_s(run, needs, device, run.in_flight or 1, UNIFORM)
+    return prefill_s(run, needs, device, UNIFORM) + run.output_tokens * step
+
+
+def cycle_s(run: MeasuredRun, needs: Needs, device: Device) -> float:
+    """FLOPs of every prompt and output in flight; in a closed loop that much is done while one request passes."""
+    prompt = needs.prefill(batch=1, prompt=run.prompt_tokens, routing=FEWEST).flops
+    step = needs.step(batch=1, context=run.mean_context, routing=FEWEST).flops
+    flops = (run.in_flight or 1) * (prompt + run.output_tokens * step)
+    return flops / (run.decode_gpus * peak(run, device))
+
+
+def token_s(run: MeasuredRun, needs: Needs, device: Device, batch: int, routing: str) -> float:
+    """GPU seconds of one output token at full load: its share of the prompt, and its share of a full step."""
+    step = needs.step(batch=batch, context=run.mean_context, routing=routing)
+    prompt = needs.prefill(batch=1, prompt=run.prompt_tokens, routing=routing)
+    flops = prompt.flops / run.output_tokens + step.flops / batch
+    bytes_read = bytes_from_memory(
+        int((step.weight_bytes or 0) + (step.cache_bytes or 0)), device, forwards=run.decode_gpus
+    )
+    return max(flops / peak(run, device), bytes_read / batch / device.bandwidth_bytes_per_s)
+
+
+def sequences_that_fit(run: MeasuredRun, needs: Needs, held_bytes: int, device: Device) -> int:
+    """How many caches of `held_bytes` the decode GPUs hold beside all weights, if nothing else took room."""
+    weights = needs.step(batch=ALL_EXPERTS_TOKENS, context=1, routing=UNIFORM).weight_bytes or 0
+    return int(max(0, device.memory_bytes * run.decode_gpus - weights) // held_bytes)
+
+
+def peak(run: MeasuredRun, device: Device) -> int:
+    """The fastest products that the run's precision allows on the device."""
+    return max(fastest_peak(dtype, device) for dtype in PRODUCT_TYPES[run.precision] if is_known(dtype, device))
+
+
+def _seconds(flops: float, bytes_read: float, run: MeasuredRun, device: Device, gpus: int, *, share: int = 1) -> float:
+    """The larger of the two times on `gpus` devices, whose caches may hold part of the bytes already."""
+    from_memory = bytes_from_memory(int(bytes_read), device, forwards=gpus)
+    return max(flops / (gpus * peak(run, device)), from_memory / share / (gpus * device.bandwidth_bytes_per_s))

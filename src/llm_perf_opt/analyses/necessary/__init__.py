@@ -1,0 +1,16 @@
+"""Necessary work: what any implementation of a model must compute and read, beside what the traced code does."""
+
+from llm_perf_opt.analyses.necessary.decoder_needs import AttentionLayers, DecoderNeeds, ExpertLayers, decoder_needs
+from llm_perf_opt.analyses.necessary.stage_needs import necessary_by_stage
+from llm_perf_opt.analyses.necessary.work import ExpertReads, NecessaryWork, Reason
+
+__all__ = [
+    "AttentionLayers",
+    "DecoderNeeds",
+    "ExpertLayers",
+    "ExpertReads",
+    "NecessaryWork",
+    "Reason",
+    "decoder_needs",
+    "necessary_by_stage",
+]

@@ -1,0 +1,271 @@
+"""What one step of a decoder needs, for any batch and context, read from one traced step.
+
+Every quantity grows in a known way: products with the rows, attention with the visible keys, routed experts with the
+distinct ones that a batch touches. So one trace gives a function, and thousands of points cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.necessary.anatomy import Anatomy, anatomy_of
+from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, Latent
+from llm_perf_opt.analyses.necessary.expert_blocks import UNIFORM, distinct_experts
+from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache_number_bytes, reads_by_stage
+from llm_perf_opt.analyses.necessary.stage_needs import contexts_of, expert_type, product_type
+from llm_perf_opt.analyses.necessary.visible_pairs import Span
+from llm_perf_opt.analyses.necessary.work import ExpertReads, NecessaryWork
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.errors import PerfOptError
+
+FIRST_FORWARD = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductsPerToken:
+    """Products with weights that are stored alike; those of the tail are needed for a sequence's last token alone."""
+
+    dtype: str
+    is_tail: bool
+    macs: int  # for one token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLayers:
+    """Layers whose routed experts are alike."""
+
+    layers: int
+    experts: int
+    chosen: int
+    macs_each: int
+    bytes_each: int
+    dtype: str
+    is_tail: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayers:
+    """Layers whose attention is alike. `cached_bytes` is what a cache holds for one token of one layer.
+
+    `encoded_keys` are those of an encoder, which do not grow with the context; None: the decoder's own.
+    """
+
+    layers: int
+    heads: int
+    qk_width: int
+    v_width: int
+    span: Span
+    latent: Latent | None
+    cached_bytes: int
+    dtype: str
+    is_tail: bool
+    encoded_keys: int | None = None
+
+    def macs(self, sequences: int, queries: int, context: int) -> int:
+        """Multiply-adds of all layers for the last `queries` of `context` positions."""
+        pairs = self.span.pairs(queries, self.encoded_keys or context)
+        lanes = sequences * self.heads
+        if self.latent is not None:
+            return self.layers * self.latent.macs(pairs, lanes, context - queries)
+        return self.layers * pairs * lanes * (self.qk_width + self.v_width)
+
+    def cache_bytes(self, context: int) -> int:
+        """What the next token must read of one sequence's cache, `context` counting that token."""
+        if self.encoded_keys is not None:
+            return self.layers * self.cached_bytes * self.encoded_keys
+        return self.layers * self.cached_bytes * max(self.span.pairs(1, context) - 1, 0)
+
+    def held_bytes(self, context: int) -> int:
+        """What a cache must hold for `context` positions of one sequence."""
+        kept = self.encoded_keys or min(context, self.span.window or self.span.chunk or context)
+        return self.layers * self.cached_bytes * kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderNeeds:
+    """Necessary work of a decoder as a function of batch and context."""
+
+    products: tuple[ProductsPerToken, ...]
+    experts: tuple[ExpertLayers, ...]
+    attentions: tuple[AttentionLayers, ...]
+    weight_bytes: int  # read by every forward, the routed experts apart
+    state_bytes: int  # of one sequence, whatever its length: recurrent states
+    matrix_parameters: int  # elements that enter products, the routed experts apart
+
+    @property
+    def active_matrix_parameters(self) -> int:
+        """Elements of weights that one token meets in products."""
+        return self.matrix_parameters + sum(block.layers * block.chosen * block.macs_each for block in self.experts)
+
+    def step(self, *, batch: int, context: int, routing: str = UNIFORM) -> NecessaryWork:
+        """One token for each of `batch` sequences; `context` counts that token."""
+        cache = sum(layer.cache_bytes(context) for layer in self.attentions) + self.state_bytes
+        return self._forward(batch, queries=1, context=context, routing=routing, cache_bytes=batch * cache)
+
+    def prefill(self, *, batch: int, prompt: int, routing: str = UNIFORM) -> NecessaryWork:
+        """`prompt` tokens for each of `batch` sequences, from nothing; the logits of the last one."""
+        return self._forward(batch, queries=prompt, context=prompt, routing=routing, cache_bytes=0)
+
+    def held_bytes(self, context: int) -> int:
+        """What one sequence's cache holds after `context` tokens."""
+        return sum(layer.held_bytes(context) for layer in self.attentions) + self.state_bytes
+
+    def _forward(self, batch: int, *, queries: int, context: int, routing: str, cache_bytes: int) -> NecessaryWork:
+        flops: Counter[str] = Counter()
+        for product in self.products:
+            flops[product.dtype] += 2 * product.macs * batch * (1 if product.is_tail else queries)
+        for layer in self.attentions:
+            flops[layer.dtype] += 2 * layer.macs(batch, 1 if layer.is_tail else queries, context)
+        reads = [
+            self._expert_reads(block, batch * (1 if block.is_tail else queries), routing) for block in self.experts
+        ]
+        for block, read in zip(self.experts, reads, strict=True):
+            flops[block.dtype] += 2 * block.layers * read.tokens * block.chosen * block.macs_each
+        expert_bytes = round(
+            sum(
+                block.layers * read.distinct * block.bytes_each for block, read in zip(self.experts, reads, strict=True)
+            )
+        )
+        return NecessaryWork(
+            flops_by_dtype=dict(+flops),
+            weight_bytes=self.weight_bytes + expert_bytes,
+            expert_bytes=expert_bytes,
+            fewest_expert_bytes=sum(block.layers * block.chosen * block.bytes_each for block in self.experts),
+            cache_bytes=cache_bytes,
+            other_bytes=0,
+            active_matrix_parameters=self.active_matrix_parameters,
+            distinct_experts=tuple(reads),
+        )
+
+    @staticmethod
+    def _expert_reads(block: ExpertLayers, tokens: int, routing: str) -> ExpertReads:
+        distinct = distinct_experts(routing, block.experts, block.chosen, tokens, touched=block.experts)
+        return ExpertReads(
+            layers=block.layers,
+            experts=block.experts,
+            chosen=block.chosen,
+            tokens=tokens,
+            distinct=distinct,
+            policy=routing,
+        )
+
+
+def decoder_needs(graph: CallGraph) -> DecoderNeeds:
+    """The needs of the decoder whose step `graph` is; of several steps the first counts."""
+    if graph.phase != "decode" or graph.storages is None:
+        raise PerfOptError(
+            "Only a traced decode step tells what a decoder needs.",
+            why=f"this is the phase {graph.phase!r} of {graph.model}, traced by {graph.tracer}",
+            fix="trace the model with the weightless tracer and at least one decode step",
+        )
+    anatomy = anatomy_of(graph)
+    told = graph.workload.get("batch")
+    batch = told if isinstance(told, int) else anatomy.positions.batch
+    cached = cache_bytes_by_call(graph, anatomy)
+    return DecoderNeeds(
+        products=tuple(_products(anatomy, batch)),
+        experts=tuple(_expert_layers(graph, anatomy)),
+        attentions=tuple(_attention_layers(graph, anatomy, batch, cached)),
+        weight_bytes=_weight_bytes(graph, anatomy),
+        state_bytes=_state_bytes(anatomy, cached) // batch,
+        matrix_parameters=sum(_matrix_elements(anatomy).values()),
+    )
+
+
+def _in_first(anatomy: Anatomy, row: int) -> bool:
+    return anatomy.forward_of_ops[row] == FIRST_FORWARD
+
+
+def _products(anatomy: Anatomy, batch: int) -> Iterator[ProductsPerToken]:
+    macs: Counter[tuple[str, bool]] = Counter()
+    for product in anatomy.products:
+        if _in_first(anatomy, product.row):
+            macs[product_type(product), product.is_tail] += product.necessary_flops // 2
+    for (dtype, is_tail), count in macs.items():
+        yield ProductsPerToken(dtype=dtype, is_tail=is_tail, macs=count // batch)
+
+
+def _matrix_elements(anatomy: Anatomy) -> dict[int, int]:
+    used: dict[int, int] = {}
+    for product in anatomy.products:
+        if _in_first(anatomy, product.row):
+            used[product.weight.storage] = max(used.get(product.weight.storage, 0), product.elements)
+    return used
+
+
+def _expert_layers(graph: CallGraph, anatomy: Anatomy) -> Iterator[ExpertLayers]:
+    alike = Counter(
+        (
+            block.experts,
+            block.chosen,
+            block.matrix_elements_each,
+            block.bytes_each,
+            expert_type(graph, block),
+            block.is_tail,
+        )
+        for block in anatomy.experts
+        if _in_first(anatomy, block.row)
+    )
+    for (experts, chosen, macs, size, dtype, is_tail), layers in alike.items():
+        yield ExpertLayers(
+            layers=layers,
+            experts=experts,
+            chosen=chosen,
+            macs_each=macs,
+            bytes_each=size,
+            dtype=dtype,
+            is_tail=is_tail,
+        )
+
+
+def _attention_layers(
+    graph: CallGraph, anatomy: Anatomy, batch: int, cached: Mapping[tuple[int, int], int]
+) -> Iterator[AttentionLayers]:
+    alike = Counter(
+        (
+            site.lanes // batch,
+            site.qk_width,
+            site.v_width,
+            site.span,
+            site.latent,
+            _cached_bytes(graph, site, batch, cached.get((FIRST_FORWARD, site.call), 0)),
+            site.dtype,
+            site.is_tail,
+            None if site.span.is_causal else site.keys,
+        )
+        for site in anatomy.attentions
+        if _in_first(anatomy, site.row)
+    )
+    for (heads, qk_width, v_width, span, latent, size, dtype, is_tail, encoded), layers in alike.items():
+        yield AttentionLayers(
+            layers=layers,
+            heads=heads,
+            qk_width=qk_width,
+            v_width=v_width,
+            span=span,
+            latent=latent,
+            cached_bytes=size,
+            dtype=dtype,
+            is_tail=is_tail,
+            encoded_keys=encoded,
+        )
+
+
+def _cached_bytes(graph: CallGraph, site: AttentionSite, batch: int, read: int) -> int:
+    """Per token of one sequence: as the code keeps it, or the latent vector where that is less."""
+    before = batch * (site.keys - (site.queries if site.span.is_causal else 0))
+    kept = read // before if before else 0
+    return kept if site.latent is None else min(kept, site.latent.cached_width * cache_number_bytes(graph))
+
+
+def _state_bytes(anatomy: Anatomy, cached: Mapping[tuple[int, int], int]) -> int:
+    """What is carried from step to step and read outside attention: recurrent states, which do not grow."""
+    attending = {site.call for site in anatomy.attentions}
+    return sum(size for (forward, call), size in cached.items() if forward == FIRST_FORWARD and call not in attending)
+
+
+def _weight_bytes(graph: CallGraph, anatomy: Anatomy) -> int:
+    reads = reads_by_stage(graph, anatomy, contexts_of(graph, anatomy)) or {}
+    return sum(stage.weights for stage in reads.values()) // max(anatomy.forward_of_ops[-1], 1)

@@ -1,0 +1,246 @@
+"""Routed experts of a run: how many there are, how many each token takes, and what one of them weighs.
+
+A router is a `topk` over as many scores as there are experts. Its experts are found by that number: stacks of matrices
+as long, or as many sibling modules. How the code runs them (one grouped product, a loop, all of them on every token)
+does not matter here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions
+from llm_perf_opt.analyses.pricing.matrix import groups_used
+from llm_perf_opt.analyses.pricing.op_cost import elements
+from llm_perf_opt.analyses.pricing.packet import packet_of
+from llm_perf_opt.callgraph.dtypes import tensor_bytes
+from llm_perf_opt.callgraph.expected_experts import expected_distinct
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.queries import calls_of
+from llm_perf_opt.callgraph.records import OpKind, Parameter
+from llm_perf_opt.testimony import Family, family_of
+
+UNIFORM, BALANCED, FEWEST, AS_TRACED = "uniform", "balanced", "fewest", "as traced"
+_CHOOSERS = ("aten.topk", "aten.max", "aten.argmax")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBlock:
+    """The routed experts of one layer in one forward."""
+
+    path: str
+    experts: int
+    chosen: int  # by each token
+    tokens: int  # whose result is needed
+    made_tokens: int  # that were routed
+    matrix_elements_each: int  # of one expert's matrices
+    bytes_each: int  # of one expert as stored, biases and scales included
+    touched: int  # experts that got rows in the trace
+    flops: int  # as written
+    dtype: str
+    call: int
+    rows: tuple[int, ...]  # of its products
+    is_tail: bool
+    storages: frozenset[int]  # of every weight of all its experts
+
+    @property
+    def row(self) -> int:
+        """The op at which it begins."""
+        return self.rows[0]
+
+    @property
+    def necessary_flops(self) -> int:
+        """Each needed token meets the experts it chose."""
+        return 2 * self.tokens * self.chosen * self.matrix_elements_each
+
+    @property
+    def chosen_flops(self) -> int:
+        """Every token that was routed meets the experts it chose, needed or not."""
+        return 2 * self.made_tokens * self.chosen * self.matrix_elements_each
+
+    def distinct(self, policy: str, tokens: int | None = None) -> float:
+        """How many experts have to be read."""
+        return distinct_experts(
+            policy, self.experts, self.chosen, self.tokens if tokens is None else tokens, self.touched
+        )
+
+
+def distinct_experts(policy: str, experts: int, chosen: int, tokens: int, touched: int) -> float:
+    """Distinct experts that `tokens` touch: expected under uniform routing, the most, the fewest, or as traced."""
+    if not tokens:
+        return 0.0
+    if policy == UNIFORM:
+        return expected_distinct(experts, chosen, tokens)
+    if policy == BALANCED:
+        return float(min(experts, chosen * tokens))
+    if policy in (FEWEST, "one"):
+        return float(chosen)
+    return float(min(touched, experts))
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is gathered of a block while its ops pass by."""
+
+    experts: int
+    chosen: int
+    tokens: int
+    made_tokens: int
+    call: int
+    dtype: str
+    is_tail: bool
+    rows: list[int] = field(default_factory=list)
+    flops: int = 0
+    touched: int = 0
+    members: set[int] = field(default_factory=set)  # numbers of the expert modules that ran
+
+
+class ExpertFinder:
+    """Sees the ops of a run in order: `router` remembers a choice, `claim` says whether a product is an expert's."""
+
+    def __init__(self, graph: CallGraph, positions: NeededPositions) -> None:
+        self._graph = graph
+        self._positions = positions
+        self._routers: dict[int, tuple[int, int, str]] = {}  # experts -> chosen, tokens, path of the router
+        self._found: dict[tuple[int, str], _Found] = {}
+        self._loop_uses: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
+
+    def router(self, kind: OpKind, call: int) -> None:
+        """A choice of k among n scores, if it is one."""
+        if packet_of(kind.name) not in _CHOOSERS or not kind.inputs or not kind.outputs:
+            return
+        scores, picked = kind.inputs[0].shape, kind.outputs[0].shape
+        dim = kind.arguments.get("dim", -1)
+        if not scores or not isinstance(dim, int) or not -len(scores) <= dim < len(scores):
+            return
+        chosen = picked[dim] if len(picked) == len(scores) else 1
+        tokens = math.prod(scores) // max(scores[dim], 1)
+        self._routers[scores[dim]] = (chosen, tokens, self._path(call))
+
+    def claim(self, row: int, call: int, forward: int, kind: OpKind, flops: int, weight: Parameter) -> bool:
+        """Whether a product with `weight` belongs to routed experts; if so it is counted there."""
+        owner = self._stack_owner(weight) or self._member_owner(weight)
+        if owner is None or family_of(kind.name) is Family.CONVOLUTION:  # whose kernels have three dimensions too
+            return False
+        path, experts, member = owner
+        chosen, tokens, _ = self._routers[experts]
+        chosen = max(chosen, _rows_per_token(kind, tokens))
+        key = (forward, path)
+        block = self._found.get(key)
+        if block is None:
+            is_tail = row in self._positions.tail
+            needed, made = self._positions.kept_of(row, tokens)
+            block = self._found[key] = _Found(
+                experts, chosen, tokens * needed // made, tokens, call, kind.inputs[0].dtype, is_tail
+            )
+        block.flops += flops
+        block.rows.append(row)
+        if member is not None:
+            block.members.add(member)
+            block.touched = len(block.members)
+        elif family_of(kind.name) is Family.GROUPED:
+            block.touched = max(block.touched, min(groups_used(kind), experts))
+        else:
+            self._count_slice(key, block, kind, weight)
+        return True
+
+    def _count_slice(self, key: tuple[int, str], block: _Found, kind: OpKind, weight: Parameter) -> None:
+        """One expert of a stack at a time is a loop; a product with all of the stack at once touches every expert."""
+        if any(len(meta.shape) == 3 and meta.shape[0] == block.experts for meta in kind.inputs[1:]):
+            block.touched = block.experts
+            return
+        uses = self._loop_uses[key]
+        uses[weight.storage] = uses.get(weight.storage, 0) + 1
+        block.touched = max(block.touched, min(max(uses.values()), block.experts))
+
+    def blocks(self) -> tuple[ExpertBlock, ...]:
+        """Every block that ran, with the weights of all its experts."""
+        return tuple(self._block(path, found) for (_, path), found in self._found.items())
+
+    def _block(self, path: str, found: _Found) -> ExpertBlock:
+        mine = list(self._weights_of(path, found.experts))
+        matrices = sum(elements(weight.meta) for weight in mine if _is_matrix(weight, path))
+        return ExpertBlock(
+            path=path,
+            experts=found.experts,
+            chosen=found.chosen,
+            tokens=found.tokens,
+            made_tokens=found.made_tokens,
+            matrix_elements_each=matrices // found.experts,
+            bytes_each=sum(tensor_bytes(weight.meta) for weight in mine) // found.experts,
+            touched=found.touched,
+            flops=found.flops,
+            dtype=found.dtype,
+            call=found.call,
+            rows=tuple(found.rows),
+            is_tail=found.is_tail,
+            storages=frozenset(weight.storage for weight in mine),
+        )
+
+    def _weights_of(self, path: str, experts: int) -> Iterator[Parameter]:
+        """Weights in modules numbered below `path`, or in `path` itself where it holds stacks."""
+        for parameter in self._graph.parameters:
+            if parameter.is_buffer or not parameter.name.startswith(f"{path}."):
+                continue
+            inner = parameter.name[len(path) + 1 :]
+            is_stack = "." not in inner and parameter.meta.shape[:1] == (experts,)
+            if is_stack or inner.partition(".")[0].isdigit():
+                yield parameter
+
+    def _stack_owner(self, weight: Parameter) -> tuple[str, int, int | None] | None:
+        shape = weight.meta.shape
+        if len(shape) != 3 or shape[0] not in self._routers:
+            return None
+        return weight.name.rpartition(".")[0], shape[0], None
+
+    def _member_owner(self, weight: Parameter) -> tuple[str, int, int | None] | None:
+        """The list of sibling modules that a weight's module is one of, if a router chooses among so many.
+
+        The router runs beside the list, not inside it: as many layers as experts are no experts.
+        """
+        for container, number in _numbered_parts(weight.name):
+            count = len(self._graph.module_children.get(container, ()))
+            router = self._routers.get(count)
+            if router is None or router[2].startswith(f"{container}."):
+                continue
+            if router[2].startswith(container.rpartition(".")[0]):
+                return container, count, number
+        return None
+
+    def _path(self, call: int) -> str:
+        return self._graph.paths[calls_of(self._graph).path[call]] if call >= 0 else ""
+
+
+def _rows_per_token(kind: OpKind, tokens: int) -> int:
+    """Rows of a grouped product for each token: what a router that chooses one expert at a time chose in all."""
+    if family_of(kind.name) is not Family.GROUPED or len(kind.inputs[0].shape) != 2:
+        return 1
+    return max(1, kind.inputs[0].shape[0] // max(tokens, 1))
+
+
+def _is_matrix(weight: Parameter, path: str) -> bool:
+    """A weight right below `path` is a stack, one dimension of which numbers the experts."""
+    is_stack = "." not in weight.name[len(path) + 1 :]
+    return len(weight.meta.shape) - is_stack > 1
+
+
+def _numbered_parts(name: str) -> Iterator[tuple[str, int]]:
+    """(`a.b`, 3) for every number in a dotted name, the innermost first."""
+    parts = name.split(".")
+    for place in range(len(parts) - 2, 0, -1):
+        if parts[place].isdigit():
+            yield ".".join(parts[:place]), int(parts[place])
+
+
+def routing_policy_of(graph: CallGraph) -> str:
+    """By which policy experts are counted: that of the trace where it names an expectation, else what it touched."""
+    told = graph.workload.get("routing")
+    return told if told in (UNIFORM, BALANCED, "one") else AS_TRACED if told else UNIFORM
+
+
+def blocks_by_storage(blocks: tuple[ExpertBlock, ...]) -> Mapping[int, ExpertBlock]:
+    """Storage of an expert's weight -> a block that holds it."""
+    return {storage: block for block in blocks for storage in block.storages}

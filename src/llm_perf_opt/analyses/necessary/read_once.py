@@ -1,0 +1,178 @@
+"""Bytes that must come from memory: what existed before a forward and is read in it, each once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.analyses.memory.kv_cache import cached_storages, kv_cache
+from llm_perf_opt.analyses.necessary.anatomy import Anatomy
+from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
+from llm_perf_opt.analyses.pricing import memory, price
+from llm_perf_opt.analyses.pricing.matrix import read_of_stack
+from llm_perf_opt.analyses.pricing.op_cost import Formula
+from llm_perf_opt.analyses.pricing.packet import packet_of
+from llm_perf_opt.analyses.pricing.price import formula_table
+from llm_perf_opt.callgraph.dtypes import tensor_bytes
+from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.callgraph.queries import calls_of, ops_of, stage_of_ops, tensor_offsets
+from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.testimony import Family, family_of
+
+_OLD = frozenset({"parameter", "buffer", "input", "external"})
+_WEIGHTS, _CACHE, _OTHER = "weights", "cache", "other"
+
+Key = tuple[int, int, int]  # stage, forward, storage
+
+
+@dataclass(slots=True)
+class StageReads:
+    """Bytes of one stage over all its forwards; the weights of routed experts are not among them."""
+
+    weights: int = 0
+    cache: int = 0
+    other: int = 0
+
+
+def reads_by_stage(graph: CallGraph, anatomy: Anatomy, contexts: Mapping[int, int]) -> dict[int, StageReads] | None:
+    """Stage -> what it must read: of each storage the most that one op of a forward takes, added up over storages.
+
+    The largest single read and not the sum of reads, because two ops may read the same part. None: the trace follows
+    no memory.
+    """
+    if graph.storages is None:
+        return None
+    experts = {storage for block in anatomy.experts for storage in block.storages}
+    most, calls_of_cache = _largest_reads(graph, anatomy, experts)
+    kinds = _kinds_of_storages(graph)
+    _limit_to_visible(graph, anatomy, contexts, most, calls_of_cache, kinds)
+    found: dict[int, StageReads] = defaultdict(StageReads)
+    for (stage, _, storage), size in most.items():
+        reads, kind = found[stage], kinds.get(storage, _OTHER)
+        setattr(reads, kind, getattr(reads, kind) + size)
+    return dict(found)
+
+
+def _largest_reads(
+    graph: CallGraph, anatomy: Anatomy, experts: set[int]
+) -> tuple[dict[Key, int], dict[tuple[int, int], set[Key]]]:
+    """What is read of each storage, and by which module call it was read first."""
+    assert graph.storages is not None
+    ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+    held, reads = held_before(graph), [_bytes_read(kind) for kind in graph.op_kinds]
+    most: dict[Key, int] = {}
+    readers: dict[tuple[int, int], set[Key]] = defaultdict(set)
+    for row, (stage, kind) in enumerate(zip(stage_of_ops(graph), ops.kind, strict=True)):
+        for place, read in enumerate(reads[kind]):
+            storage = ops.input_storages[starts[row] + place]
+            if read and storage in held and storage not in experts:
+                key = (stage, anatomy.forward_of_ops[row], storage)
+                most[key] = max(most.get(key, 0), min(read, graph.storages.bytes[storage]))
+                readers[anatomy.forward_of_ops[row], ops.call[row]].add(key)
+    return most, readers
+
+
+def cache_bytes_by_call(graph: CallGraph, anatomy: Anatomy) -> dict[tuple[int, int], int]:
+    """(forward, module call) -> bytes of the cache that its own ops read, as the code keeps it."""
+    most, readers = _largest_reads(graph, anatomy, set())
+    kinds = _kinds_of_storages(graph)
+    return {place: sum(most[key] for key in keys if kinds.get(key[2]) == _CACHE) for place, keys in readers.items()}
+
+
+def _kinds_of_storages(graph: CallGraph) -> dict[int, str]:
+    kinds = {parameter.storage: _WEIGHTS for parameter in graph.parameters if not parameter.is_buffer}
+    cache = kv_cache([graph])
+    if cache is not None:
+        kinds.update(dict.fromkeys(cached_storages(graph, cache), _CACHE))
+    return kinds
+
+
+def _limit_to_visible(
+    graph: CallGraph,
+    anatomy: Anatomy,
+    contexts: Mapping[int, int],
+    most: dict[Key, int],
+    readers: Mapping[tuple[int, int], set[Key]],
+    kinds: Mapping[int, str],
+) -> None:
+    """Of a cache that holds more than a query sees, or more than one latent vector per token, only that much."""
+    for site in anatomy.attentions:
+        forward = anatomy.forward_of_ops[site.row]
+        keys = [key for key in readers.get((forward, site.call), ()) if kinds.get(key[2]) == _CACHE]
+        read = sum(most[key] for key in keys)
+        limit = _visible_share(site, contexts.get(forward)) * read
+        if site.latent is not None and keys:
+            limit = min(limit, _latent_bytes(graph, site))
+        if limit < read:
+            for key in keys:
+                most[key] = int(most[key] * limit / read)
+
+
+def _visible_share(site: AttentionSite, context: int | None) -> float:
+    """Of the keys that were there before: how many some query sees; one query sees no more than its span."""
+    before = site.keys - site.queries
+    if before <= 0 or site.queries != 1 or not site.span.is_limited:
+        return 1.0
+    return min(1.0, (site.pairs(context) - 1) / before)
+
+
+def _latent_bytes(graph: CallGraph, site: AttentionSite) -> int:
+    """One latent vector for each token that was there before."""
+    assert site.latent is not None
+    path = graph.paths[calls_of(graph).path[site.call]]
+    heads = graph.constructor_params.get(path, {}).get("num_heads", site.lanes)
+    cached = site.lanes // max(int(heads), 1) * (site.keys - site.queries)
+    return cached * site.latent.cached_width * cache_number_bytes(graph)
+
+
+def cache_number_bytes(graph: CallGraph) -> int:
+    """What one number of the cache takes, whose tensors are all of one type."""
+    cache = kv_cache([graph])
+    return 0 if cache is None else tensor_bytes(replace(cache.tensors[0], shape=(1,)))
+
+
+def held_before(graph: CallGraph) -> frozenset[int]:
+    """Storages that hold something when the phase begins."""
+    assert graph.storages is not None
+    prepared = preparation(graph).stop
+    origins, born = graph.storages.origin, graph.storages.born_op
+    return frozenset(storage for storage in range(len(born)) if origins[storage] in _OLD or born[storage] < prepared)
+
+
+def preparation(graph: CallGraph) -> range:
+    """Rows of the ops before the first module call that only fill memory: a cache of zeros, a token to begin with.
+
+    They stand for what an earlier phase left behind, so they are no work of this one, and what they fill was there.
+    """
+    end = min(calls_of(graph).first_op, default=0)
+    kinds = ops_of(graph).kind
+    for row in range(end):
+        if touches_memory(graph.op_kinds[kinds[row]]) and _formula(graph.op_kinds[kinds[row]]) is not memory.fill:
+            return range(row)
+    return range(end)
+
+
+def _bytes_read(kind: OpKind) -> tuple[int, ...]:
+    """Per input: how much of it the op reads at least. What is overwritten need not be read."""
+    if not touches_memory(kind):
+        return (0,) * len(kind.inputs)
+    sizes = [tensor_bytes(meta) for meta in kind.inputs]
+    formula = _formula(kind)
+    if formula in (memory.gather, memory.embedding_bag):  # only the rows that the indices name
+        sizes[0] = min(sizes[0], sum(map(tensor_bytes, kind.outputs)))
+    elif family_of(kind.name) is Family.GROUPED:
+        sizes[:2] = [read_of_stack(kind, meta) for meta in kind.inputs[:2]]
+    elif sizes and (kind.mutates or formula in (memory.fill, memory.scatter)):
+        sizes[0] = 0
+    return tuple(sizes)
+
+
+def touches_memory(kind: OpKind) -> bool:
+    """Whether an op is more than a view or a question; one without a price may be anything."""
+    cost = price(kind)
+    return cost is None or bool(cost.flops or cost.bytes_moved)
+
+
+def _formula(kind: OpKind) -> Formula | None:
+    return formula_table().get(packet_of(kind.name))

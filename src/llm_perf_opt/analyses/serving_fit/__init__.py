@@ -1,0 +1,68 @@
+"""Fit to serve: weights, cache and working memory of a serving engine, and the largest batch and context they leave."""
+
+from llm_perf_opt.analyses.serving_fit.cache_per_sequence import CacheLayers, CachePerSequence, cache_per_sequence
+from llm_perf_opt.analyses.serving_fit.engine_weights import engine_weights, trained_context
+from llm_perf_opt.analyses.serving_fit.engines import (
+    DEFAULT_ENGINE,
+    ENGINES,
+    VLLM_0_11_0,
+    VLLM_0_12,
+    VLLM_0_19,
+    BatchLimits,
+    Engine,
+    Sampler,
+    default_limits,
+    visible_bytes,
+)
+from llm_perf_opt.analyses.serving_fit.fit import (
+    UTILISATION,
+    ServingFit,
+    ServingNeeds,
+    fit_of,
+    serving_fit,
+    serving_needs,
+)
+from llm_perf_opt.analyses.serving_fit.fit_table import (
+    serving_fit_table,
+    serving_notes,
+    serving_parts_table,
+    with_serving_fit,
+)
+from llm_perf_opt.analyses.serving_fit.forward_widths import ForwardWidths, forward_widths
+from llm_perf_opt.analyses.serving_fit.memory_term import MemoryTerm, total_bytes
+from llm_perf_opt.analyses.serving_fit.working_memory import EncoderItem, WorkingMemory, working_memory
+
+__all__ = [
+    "DEFAULT_ENGINE",
+    "ENGINES",
+    "UTILISATION",
+    "VLLM_0_11_0",
+    "VLLM_0_12",
+    "VLLM_0_19",
+    "BatchLimits",
+    "CacheLayers",
+    "CachePerSequence",
+    "EncoderItem",
+    "Engine",
+    "ForwardWidths",
+    "MemoryTerm",
+    "Sampler",
+    "ServingFit",
+    "ServingNeeds",
+    "WorkingMemory",
+    "cache_per_sequence",
+    "default_limits",
+    "engine_weights",
+    "fit_of",
+    "forward_widths",
+    "serving_fit",
+    "serving_fit_table",
+    "serving_needs",
+    "serving_notes",
+    "serving_parts_table",
+    "total_bytes",
+    "trained_context",
+    "visible_bytes",
+    "with_serving_fit",
+    "working_memory",
+]

@@ -1,0 +1,133 @@
+"""Working memory of a server: the most that one step of chunked prefill and sampling holds beside weights and cache.
+
+vLLM sizes its cache after a profile run: a forward over a whole chunk, then sampling for as many sequences as it may
+run, with top-k and top-p. The peak of live tensors is the larger of the two moments. Each term is a tensor that can be
+named in the engine's source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.serving_fit.engines import BatchLimits, Engine, Sampler, cublas_workspace_bytes
+from llm_perf_opt.analyses.serving_fit.forward_widths import ForwardWidths
+from llm_perf_opt.analyses.serving_fit.memory_term import MemoryTerm, total_bytes
+from llm_perf_opt.hardware import Device
+
+SAMPLING, FORWARD = "sampling", "forward"
+_FLOAT_BYTES = 4
+_RESIDUAL_COPIES = 3  # the input of a compiled piece, the residual before it and after it: inputs live until it returns
+_FULL_SORT_ROWS = 128  # with fewer rows PyTorch sorts all of them at once, with more memory
+# Bytes for each logit, tensor by tensor, beside the logits themselves and their copy in float32.
+_SEGMENTED_SORT = (4, 8, 8, 12)  # values, indices, indices to begin with, CUB's third buffers of keys and indices
+_FULL_SORT = (4, 8, 8, 8, 4, 12)  # values, indices, two arrays of (row, index), keys, CUB's third buffers
+_TWO_FLOATS = (4, 4)  # FlashInfer: masked logits, probabilities; Triton: probabilities, exponential noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderItem:
+    """The largest image (or sound) that one request may bring: what it costs in tokens, embeddings and pixels."""
+
+    tokens: int  # that it takes of the prompt, separators included
+    embeddings: int  # rows that the encoder hands to the decoder
+    input_bytes: int  # of its pixels, as the encoder takes them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingMemory:
+    """What is alive together at the widest moment of one step."""
+
+    moment: str  # "sampling" or "forward"
+    terms: tuple[MemoryTerm, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The terms added up."""
+        return total_bytes(self.terms)
+
+
+def working_memory(
+    widths: ForwardWidths, *, engine: Engine, limits: BatchLimits, device: Device, encoder: EncoderItem | None = None
+) -> WorkingMemory:
+    """The wider of the two moments of a profile run; what both of them hold is counted in either."""
+    held = tuple(_held(widths, engine, limits, device, encoder))
+    sampling = (*held, *_sampling(widths, engine, limits, device))
+    forward = (*held, *_forward(widths, engine, limits))
+    if total_bytes(sampling) >= total_bytes(forward):
+        return WorkingMemory(moment=SAMPLING, terms=sampling)
+    return WorkingMemory(moment=FORWARD, terms=forward)
+
+
+def _held(
+    widths: ForwardWidths, engine: Engine, limits: BatchLimits, device: Device, encoder: EncoderItem | None
+) -> Iterator[MemoryTerm]:
+    """What lives through the forward and the sampling."""
+    yield MemoryTerm(name="cuBLAS workspace", bytes=cublas_workspace_bytes(device))
+    if encoder is not None:
+        yield MemoryTerm(name="encoder inputs and outputs", bytes=_encoder_bytes(widths, engine, limits, encoder))
+    if widths.routed and engine.keeps_expert_workspace:
+        yield _expert_buffers(widths, limits)
+
+
+def _expert_buffers(widths: ForwardWidths, limits: BatchLimits) -> MemoryTerm:
+    return MemoryTerm(
+        name="buffers of the routed experts", bytes=limits.chunk_tokens * widths.routed * widths.value_bytes
+    )
+
+
+def _sampling(widths: ForwardWidths, engine: Engine, limits: BatchLimits, device: Device) -> Iterator[MemoryTerm]:
+    rows, vocabulary = limits.sampled_rows, widths.vocabulary
+    hidden = (limits.chunk_tokens + 2 * rows) * widths.hidden * widths.value_bytes
+    yield MemoryTerm(name="hidden states of the chunk and of the sampled rows, twice", bytes=hidden)
+    yield MemoryTerm(name="logits", bytes=rows * vocabulary * widths.value_bytes)
+    if widths.value_bytes != _FLOAT_BYTES:
+        yield MemoryTerm(name="logits in float32", bytes=rows * vocabulary * _FLOAT_BYTES)
+    yield MemoryTerm(
+        name=f"top-k and top-p: {engine.sampler}",
+        bytes=rows * vocabulary * sum(_sampler_tensors(engine, rows)),
+    )
+    if engine.sampler is Sampler.TRITON:
+        programs = _sampler_programs(device, rows)
+        yield MemoryTerm(
+            name="a row of logits for each program of the sampler",
+            bytes=programs * vocabulary * _FLOAT_BYTES,
+        )
+
+
+def _sampler_tensors(engine: Engine, rows: int) -> tuple[int, ...]:
+    if engine.sampler is not Sampler.SORT:
+        return _TWO_FLOATS
+    return _FULL_SORT if rows < _FULL_SORT_ROWS else _SEGMENTED_SORT
+
+
+def _sampler_programs(device: Device, rows: int) -> int:
+    """One for each compute unit, or the power of two that covers the rows; with unknown units as many as rows."""
+    units = device.facts.get("compute_units")
+    if not isinstance(units, int):
+        return rows
+    return min(1 << (min(units, rows) - 1).bit_length(), units)
+
+
+def _forward(widths: ForwardWidths, engine: Engine, limits: BatchLimits) -> Iterator[MemoryTerm]:
+    per_value = limits.chunk_tokens * widths.value_bytes
+    yield MemoryTerm(
+        name="residual stream: before, after, and the result of attention",
+        bytes=_RESIDUAL_COPIES * widths.hidden * per_value,
+    )
+    if widths.routed > widths.between_products and not engine.keeps_expert_workspace:
+        yield _expert_buffers(widths, limits)
+    else:
+        yield MemoryTerm(name="results of a product and input of the next", bytes=widths.between_products * per_value)
+
+
+def _encoder_bytes(widths: ForwardWidths, engine: Engine, limits: BatchLimits, item: EncoderItem) -> int:
+    """As many of the largest items as a chunk holds: inputs, outputs, and the outputs once more, filled up to a chunk.
+
+    Source: vllm/v1/worker/utils.py (`MultiModalBudget`) and `profile_run` of vllm/v1/worker/gpu_model_runner.py.
+    """
+    budget = max(limits.chunk_tokens, item.tokens)
+    items = max(1, budget // item.tokens)
+    row_bytes = widths.hidden * widths.value_bytes
+    padded = budget if engine.pads_encoder_outputs and item.embeddings < budget else 0
+    return items * (item.input_bytes + (item.embeddings + padded) * row_bytes)

@@ -1,0 +1,127 @@
+"""The workload as it runs, for the header of a trace, and the sentences that say where it is not what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from llm_perf_opt.errors import UsageError
+from llm_perf_opt.models.huggingface.inputs import Fed, Found, Subject, accepted_modalities, described
+from llm_perf_opt.models.huggingface.inputs.text import prompt_length
+from llm_perf_opt.models.huggingface.inputs.vision import merge_unit
+from llm_perf_opt.plugins import Json, Workload
+
+
+def resolved_workload(
+    workload: Workload, subject: Subject, found: Found, fed: Fed, *, encoder_tokens: int | None, decode_steps: int
+) -> dict[str, Json]:
+    """Everything that ran, read off the inputs; what the model has no place for is left out."""
+    is_prompted = fed.text_tokens is not None or fed.decoder_tokens is not None
+    is_pair = fed.decoder_tokens is not None
+    lengths = {
+        "prompt_tokens": fed.decoder_tokens if fed.text_tokens is None else fed.text_tokens,
+        "image_tokens": fed.image_tokens,
+        "audio_tokens": fed.audio_tokens,
+        "context_tokens": None if is_pair else fed.context_tokens,
+        "encoder_tokens": encoder_tokens,
+        "decoder_tokens": fed.decoder_tokens,
+        "image": None if fed.image is None else _by(fed.image),
+        "audio_frames": fed.audio_frames,
+        "audio_samples": fed.audio_samples,
+    }
+    if not is_prompted and _reads_prompt(subject, found):
+        lengths["prompt_tokens"] = prompt_length(subject)
+    return {
+        **{name: value for name, value in lengths.items() if value is not None},
+        "modalities": " + ".join(found.modalities),
+        "inputs": {name: described(leaf) for name, leaf in found.plan.items()},
+        "decode_steps": decode_steps,
+        "batch": workload.batch,
+        "dtype": workload.dtype,
+        "attention": workload.attention or getattr(subject.config, "_attn_implementation", None) or "model default",
+        **_logits(subject, found),
+    }
+
+
+def _logits(subject: Subject, found: Found) -> dict[str, Json]:
+    """Of a model that generates: which positions of the prefill get logits."""
+    if not subject.generates or found.entry != "forward":
+        return {}
+    is_last = subject.logits_argument is not None and subject.logits_argument in found.plan
+    return {"logits": "last position" if is_last else "every position"}
+
+
+def _by(sides: tuple[int, int]) -> str:
+    return f"{sides[0]}x{sides[1]}"
+
+
+def _reads_prompt(subject: Subject, found: Found) -> bool:
+    """Whether a longer prompt would change the inputs, be it a draft model's view of what another model read."""
+    longer = replace(subject, sizes=replace(subject.sizes, prompt_tokens=prompt_length(subject) + 1))
+    return found.plan_of(longer) != found.plan
+
+
+def refuse_what_did_not_run(workload: Workload, subject: Subject, found: Found, fed: Fed) -> None:
+    """A prompt for a model that reads no text, an image that was not fed or had to be made another size."""
+    if workload.prompt_tokens is not None and not _reads_prompt(subject, found):
+        raise UsageError(
+            f"{subject.class_name} takes no prompt.",
+            why=f"its forward reads {' and '.join(found.modalities) or 'no text'}",
+            fix="leave --prompt-tokens out",
+        )
+    if subject.sizes.image is None:
+        return
+    height, width = subject.sizes.image
+    if fed.image is None or not _is_cut_to(fed.image, (width, height), merge_unit(subject)):
+        raise UsageError(
+            f"{subject.class_name} does not run with an image of {workload.image}.",
+            why="its inputs do not tell the size of an image" if fed.image is None else f"it takes {_by(fed.image)}",
+            fix="leave the image out, or give a size that the model's processor would make",
+        )
+
+
+def _is_cut_to(fed: tuple[int, int], asked: tuple[int, int], unit: int) -> bool:
+    """Whether each side is as asked for, or short of it by less than one patch."""
+    return all(0 <= wish - side < unit for side, wish in zip(fed, asked, strict=True))
+
+
+def modality_notes(workload: Workload, subject: Subject, found: Found, fed: Fed) -> Iterator[str]:
+    """What was fed that nobody asked for, and why; what could be fed and was not; an image that was cut."""
+    unasked = [kind for kind in found.modalities if kind not in ("text", *(["image"] if workload.image else []))]
+    if unasked:
+        yield _unasked_note(subject, found, fed, unasked)
+    missing = [kind for kind in accepted_modalities(subject) if kind not in found.modalities]
+    if "image" in missing and "text" in found.modalities:
+        yield f"{subject.class_name} runs on text alone here: --image WIDTHxHEIGHT adds an image."
+    if workload.image is not None and fed.image is not None and _by(fed.image) != workload.image:
+        yield f"Of the image of {workload.image} whole patches cover {_by(fed.image)}: that is what runs."
+
+
+def _unasked_note(subject: Subject, found: Found, fed: Fed, unasked: list[str]) -> str:
+    """Why, and which size: "... does not run on text alone: it was given an image of 224x224 pixels"."""
+    given = []
+    if fed.image is not None and {"image", "video"} & set(unasked):
+        given.append(f"{_article(unasked)} of {_by(fed.image)} pixels")
+    if "audio" in unasked and (length := _sound_length(fed)):
+        given.append(length)
+    takes_text = "text" in accepted_modalities(subject)
+    why = "does not run on text alone" if takes_text else f"reads {' and '.join(unasked)}"
+    advice = "; --image WIDTHxHEIGHT chooses another" if "image" in unasked else ""
+    return f"{subject.class_name} {why}: it was given {' and '.join(given) or 'the usual sizes'}{advice}."
+
+
+def _article(unasked: list[str]) -> str:
+    return "an image" if "image" in unasked else "a video"
+
+
+def _sound_length(fed: Fed) -> str:
+    if fed.audio_frames is not None:
+        return f"{fed.audio_frames:,} audio frames"
+    return "" if fed.audio_samples is None else f"{fed.audio_samples:,} audio samples"
+
+
+def decoder_depth(config: Any) -> dict[str, Json]:
+    """How many layers the decoder has, where the configuration says it."""
+    depth = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    return {"decoder_depth": depth} if isinstance(depth, int) else {}
