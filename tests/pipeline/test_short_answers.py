@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from llm_perf_opt.analyses.memory import run_memory
 from llm_perf_opt.analyses.prediction import Execution, predict_stages, total_wall
+from llm_perf_opt.analyses.serving_fit import traced_fit
 from llm_perf_opt.hardware import find_device
 from llm_perf_opt.pipeline.costing import cost_of_graphs
-from llm_perf_opt.pipeline.short_answers import does_it_fit, how_fast, what_it_costs, what_runs
+from llm_perf_opt.pipeline.short_answers import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
+from llm_perf_opt.plugins import MODELS, TRACERS, Workload
 from llm_perf_opt.units import format_seconds
 from tests.analyses.memory.made_decode import made_decode
 from tests.analyses.small_run import small_run
@@ -73,3 +75,18 @@ def test_a_decode_is_told_by_the_token() -> None:
     wall = total_wall(predict_stages(graph, H100))
     low, high = format_seconds(wall.low / 4), format_seconds(wall.high / 4)
     assert how_fast((graph,), H100, Execution.EAGER) == f"decode of one token {low} to {high}"
+
+
+def test_the_answer_about_a_server_names_what_was_asked_and_the_most_that_fits() -> None:
+    targets = MODELS.get("deepseek-ocr")().targets(Workload(mode="tiny"))
+    graphs = tuple(TRACERS.get("weightless")().trace(target) for target in targets)
+    told = does_it_serve(graphs, H100)
+    assert told is not None
+    (context,) = {graph.workload["context_tokens"] for graph in graphs}
+    found = traced_fit(graphs, H100)
+    assert found is not None
+    assert told == f"a server with 1 x {context + 1:,} tokens: yes, at most {found[1].largest_batch:,} at once"
+    assert does_it_serve(graphs, replace(H100, memory_bytes=10**9)) == (
+        f"a server with 1 x {context + 1:,} tokens: no, at most 0 at once"
+    )
+    assert does_it_serve(graphs[:1], H100) is None, "nothing was decoded"

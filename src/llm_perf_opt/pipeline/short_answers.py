@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from llm_perf_opt.analyses.memory import RunMemory
 from llm_perf_opt.analyses.prediction import Execution, predict_stages, total_wall
+from llm_perf_opt.analyses.serving_fit import traced_fit
 from llm_perf_opt.analyses.static_compute import StaticCompute
 from llm_perf_opt.callgraph import CallGraph
 from llm_perf_opt.document import Column, Report, Table
@@ -82,6 +83,17 @@ def does_it_fit(memory: RunMemory, device: Device | None, unknown_phases: Collec
         verdict = fits if memory.total_bytes <= device.memory_bytes else "no"
         told = f"{verdict}: {told}; {format_ratio(memory.total_bytes / device.memory_bytes)} of {device.name}"
     return _with_unknown(told, unknown_phases)
+
+
+def does_it_serve(graphs: Sequence[CallGraph], device: Device) -> str | None:
+    """Whether a server on `device` holds the traced batch and context, and the most that it could; None: not known."""
+    found = traced_fit(graphs, device)
+    if found is None or found[1].fits is None:
+        return None
+    fit = found[1]
+    most = "" if fit.largest_batch is None else f", at most {format_count(fit.largest_batch)}"
+    verdict = "yes" if fit.fits else "no"
+    return f"a server with {format_count(fit.batch)} x {format_count(fit.context)} tokens: {verdict}{most} at once"
 
 
 def how_fast(

@@ -23,6 +23,7 @@ from llm_perf_opt.pipeline.exporting import ExportRequest, export_parts
 from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
 from llm_perf_opt.pipeline.short_answers import (
     does_it_fit,
+    does_it_serve,
     glance_table,
     how_fast,
     unknown_because,
@@ -122,7 +123,9 @@ def _traced_chapters(run: CostRun, device: Device | None) -> Iterator[tuple[Repo
     yield _with_stopped(_what_runs(graphs), stopped), what_runs(run.static, graphs, stopped)
     fit = memory_report(run.memory, run.attention_cases, device)
     fit = fit if device is None else with_serving_fit(fit, graphs, device)
-    yield _with_stopped(fit, stopped), does_it_fit(run.memory, device, stopped)
+    serves = None if device is None else does_it_serve(graphs, device)
+    answer = does_it_fit(run.memory, device, stopped)
+    yield _with_stopped(fit, stopped), answer if serves is None else f"{answer}; {serves}"
     if device is not None:
         fast = replace(prediction_report(graphs, device, EXECUTION), title=how_fast_title)
         yield _with_stopped(fast, stopped), how_fast(graphs, device, EXECUTION, stopped)
@@ -137,8 +140,9 @@ def _what_runs(graphs: Sequence[CallGraph]) -> Report:
     phases = tuple(
         Report(title=graph.phase, graph=view_of(graph, GraphRequest())) for graph in graphs if graph.calls is not None
     )
-    stages = stage_report(graphs)
-    return replace(stages, title="What runs?", notes=(*stages.notes, *_rest_note(graphs)), chapters=phases)
+    stages, on_top = stage_report(graphs), (workload_note(graphs), *run_notes(graphs))
+    notes = (*(note for note in stages.notes if note not in on_top), *_rest_note(graphs))
+    return replace(stages, title="What runs?", notes=notes, chapters=phases)
 
 
 def _rest_note(graphs: Sequence[CallGraph]) -> tuple[Note, ...]:

@@ -26,6 +26,7 @@ from llm_perf_opt.analyses.serving_fit.fit_table import (
     serving_fit_table,
     serving_notes,
     serving_parts_table,
+    traced_fit,
     with_serving_fit,
 )
 from llm_perf_opt.analyses.serving_fit.forward_widths import ForwardWidths, forward_widths
@@ -61,6 +62,7 @@ __all__ = [
     "serving_notes",
     "serving_parts_table",
     "total_bytes",
+    "traced_fit",
     "trained_context",
     "visible_bytes",
     "with_serving_fit",

@@ -65,15 +65,23 @@ def _row(fit: ServingFit) -> tuple[Cell, ...]:
     )
 
 
-def with_serving_fit(report: Report, graphs: Sequence[CallGraph], device: Device) -> Report:
-    """The report with the answer for the traced batch and context on `device`; as it is where nothing was decoded."""
+def traced_fit(graphs: Sequence[CallGraph], device: Device) -> tuple[ServingNeeds, ServingFit] | None:
+    """The needs of a traced run, and whether `device` serves its batch and context; None where nothing was decoded."""
     decode = next((graph for graph in graphs if graph.phase == "decode" and graph.storages is not None), None)
     context = None if decode is None else decode.workload.get("context_tokens")
     if decode is None or not isinstance(context, int) or context < 1:
-        return report
+        return None
     steps = decode.runtime.get("decode_steps", 1)
     needs = serving_needs(graphs, device)
-    fit = fit_of(needs, device, batch=decode.workload.get("batch", 1), context=context + steps)
+    return needs, fit_of(needs, device, batch=decode.workload.get("batch", 1), context=context + steps)
+
+
+def with_serving_fit(report: Report, graphs: Sequence[CallGraph], device: Device) -> Report:
+    """The report with the answer for the traced batch and context on `device`; as it is where nothing was decoded."""
+    found = traced_fit(graphs, device)
+    if found is None:
+        return report
+    needs, fit = found
     return replace(
         report,
         tables=(*report.tables, serving_fit_table([fit])),
