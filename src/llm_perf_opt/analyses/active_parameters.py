@@ -6,17 +6,15 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.necessary.weight_flow import hands_weight_on
 from llm_perf_opt.analyses.parameter_owners import untied
 from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.analyses.pricing.matrix import groups_used
 from llm_perf_opt.analyses.pricing.op_cost import elements, operand
-from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import ops_of, stage_names, stage_of_ops, tensor_offsets
+from llm_perf_opt.callgraph.queries import forward_of_ops, ops_of, stage_names, stage_of_ops, tensor_offsets
 from llm_perf_opt.callgraph.records import OpKind
 from llm_perf_opt.testimony import Family, family_of
-
-_GATHERS = ("aten.index", "aten.index_select")
 
 
 def active_parameters(graph: CallGraph) -> dict[str, int | None]:
@@ -80,11 +78,11 @@ class _Uses:
 
 def _uses(graph: CallGraph) -> _Uses:
     """Every op in order: a product uses weights, a cast or a gather hands them on, an unknown op leaves a doubt."""
-    ops, stages, forward_of_op = ops_of(graph), stage_of_ops(graph), _forward_of_ops(graph)
+    ops, stages, forward_of_op = ops_of(graph), stage_of_ops(graph), forward_of_ops(graph)
     offsets, output_offsets = tensor_offsets(graph)
     prices = [price(kind) for kind in graph.op_kinds]
     operand_sizes = [_operand_sizes(kind) for kind in graph.op_kinds]
-    hands_on = [len(kind.inputs) == 1 or _picks_from_a_stack(kind) for kind in graph.op_kinds]
+    hands_on = [hands_weight_on(kind) for kind in graph.op_kinds]
     uses = _Uses(graph)
     for row, kind in enumerate(ops.kind):
         inputs = ops.input_storages[offsets[row] : offsets[row + 1]]
@@ -118,19 +116,3 @@ def _operand_sizes(kind: OpKind) -> tuple[int, ...]:
         min(used, meta.shape[0]) * math.prod(meta.shape[1:]) if len(meta.shape) == 3 else size
         for meta, size in zip(kind.inputs, sizes, strict=True)
     )
-
-
-def _picks_from_a_stack(kind: OpKind) -> bool:
-    """A gather of whole matrices: `weight[expert_of]`. Rows of a table are a lookup."""
-    return packet_of(kind.name) in _GATHERS and len(kind.inputs[0].shape) > 2
-
-
-def _forward_of_ops(graph: CallGraph) -> list[int]:
-    """Per op, the number of the outermost call it ran in."""
-    forward, numbers = -1, []
-    calls = graph.calls
-    starts = set() if calls is None else {calls.first_op[i] for i, parent in enumerate(calls.parent) if parent < 0}
-    for row in range(len(ops_of(graph).kind)):
-        forward += row in starts
-        numbers.append(forward)
-    return numbers

@@ -69,6 +69,13 @@ def ops_in_module(graph: CallGraph, path: str) -> list[range]:
     return ranges
 
 
+def forward_of_ops(graph: CallGraph) -> array[int]:
+    """Per op, the number of the outermost module call it ran in or after, from 1; 0 before the first."""
+    calls = graph.calls
+    begins = set() if calls is None else {calls.first_op[i] for i, parent in enumerate(calls.parent) if parent < 0}
+    return array("q", accumulate(int(row in begins) for row in range(len(ops_of(graph).kind))))
+
+
 def kinds_of(graph: CallGraph, rows: range) -> Iterator[OpKind]:
     """The kind of each op in `rows`."""
     return map(graph.op_kinds.__getitem__, ops_of(graph).kind[rows.start : rows.stop : rows.step])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, attention_sites
 from llm_perf_opt.analyses.necessary.expert_blocks import ExpertBlock, ExpertFinder
@@ -14,7 +13,7 @@ from llm_perf_opt.analyses.necessary.weight_flow import weights_by_storage
 from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.analyses.pricing.op_cost import elements
 from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.callgraph.queries import calls_of, forward_of_ops, ops_of, tensor_offsets
 from llm_perf_opt.callgraph.records import OpKind, Parameter
 
 
@@ -49,7 +48,6 @@ class Anatomy:
     positions: NeededPositions
     weights: dict[int, Parameter]
     forward_of_ops: array[int]
-    is_partial: bool  # a weight that is no stored weight of the model was multiplied
 
 
 def anatomy_of(graph: CallGraph) -> Anatomy:
@@ -72,7 +70,7 @@ def anatomy_of(graph: CallGraph) -> Anatomy:
         weight = None if place is None else used[place]
         if place is None or weight is None:
             unexplained.append(row)
-        elif not finder.claim(row, ops.call[row], forwards[row], kind, cost.flops, weight):
+        elif not finder.claim(row, forwards[row], kind, cost.flops, weight):
             products.append(_product(row, kind, place, weight, cost.flops, positions))
     latent = {site.call: site for site in sites if site.latent is not None}
     return Anatomy(
@@ -83,7 +81,6 @@ def anatomy_of(graph: CallGraph) -> Anatomy:
         positions=positions,
         weights=weights,
         forward_of_ops=forwards,
-        is_partial=not ops.input_storages and bool(ops.kind),
     )
 
 
@@ -122,10 +119,3 @@ def _without_expansion(graph: CallGraph, product: WeightProduct, latent: Mapping
     if product.weight.meta.shape[-1:] != (site.latent.rank,) or product.flops % (2 * product.elements * site.keys):
         return product
     return replace(product, kept=site.queries, made=site.keys, is_expansion=True)
-
-
-def forward_of_ops(graph: CallGraph) -> array[int]:
-    """Per op, the number of the outermost module call it ran in or after, from 1; 0 before the first."""
-    calls, ops = calls_of(graph), len(ops_of(graph).kind)
-    begins = {calls.first_op[call] for call, parent in enumerate(calls.parent) if parent < 0}
-    return array("q", accumulate(int(row in begins) for row in range(ops)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions
@@ -41,7 +41,6 @@ class ExpertBlock:
     touched: int  # experts that got rows in the trace
     flops: int  # as written
     dtype: str
-    call: int
     rows: tuple[int, ...]  # of its products
     is_tail: bool
     storages: frozenset[int]  # of every weight of all its experts
@@ -89,7 +88,6 @@ class _Found:
     chosen: int
     tokens: int
     made_tokens: int
-    call: int
     dtype: str
     is_tail: bool
     rows: list[int] = field(default_factory=list)
@@ -120,7 +118,7 @@ class ExpertFinder:
         tokens = math.prod(scores) // max(scores[dim], 1)
         self._routers[scores[dim]] = (chosen, tokens, self._path(call))
 
-    def claim(self, row: int, call: int, forward: int, kind: OpKind, flops: int, weight: Parameter) -> bool:
+    def claim(self, row: int, forward: int, kind: OpKind, flops: int, weight: Parameter) -> bool:
         """Whether a product with `weight` belongs to routed experts; if so it is counted there."""
         owner = self._stack_owner(weight) or self._member_owner(weight)
         if owner is None or family_of(kind.name) is Family.CONVOLUTION:  # whose kernels have three dimensions too
@@ -134,7 +132,7 @@ class ExpertFinder:
             is_tail = row in self._positions.tail
             needed, made = self._positions.kept_of(row, tokens)
             block = self._found[key] = _Found(
-                experts, chosen, tokens * needed // made, tokens, call, kind.inputs[0].dtype, is_tail
+                experts, chosen, tokens * needed // made, tokens, kind.inputs[0].dtype, is_tail
             )
         block.flops += flops
         block.rows.append(row)
@@ -174,7 +172,6 @@ class ExpertFinder:
             touched=found.touched,
             flops=found.flops,
             dtype=found.dtype,
-            call=found.call,
             rows=tuple(found.rows),
             is_tail=found.is_tail,
             storages=frozenset(weight.storage for weight in mine),
@@ -239,8 +236,3 @@ def routing_policy_of(graph: CallGraph) -> str:
     """By which policy experts are counted: that of the trace where it names an expectation, else what it touched."""
     told = graph.workload.get("routing")
     return told if told in (UNIFORM, BALANCED, "one") else AS_TRACED if told else UNIFORM
-
-
-def blocks_by_storage(blocks: tuple[ExpertBlock, ...]) -> Mapping[int, ExpertBlock]:
-    """Storage of an expert's weight -> a block that holds it."""
-    return {storage: block for block in blocks for storage in block.storages}

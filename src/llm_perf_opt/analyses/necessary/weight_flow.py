@@ -17,7 +17,7 @@ def weights_by_storage(graph: CallGraph) -> dict[int, Parameter]:
     held = {parameter.storage: parameter for parameter in untied(graph.parameters) if parameter.storage >= 0}
     ops = ops_of(graph)
     input_starts, output_starts = tensor_offsets(graph)
-    hands_on = [_hands_on(kind) for kind in graph.op_kinds]
+    hands_on = [hands_weight_on(kind) for kind in graph.op_kinds]
     for row, kind in enumerate(ops.kind):
         if not hands_on[kind]:
             continue
@@ -28,7 +28,7 @@ def weights_by_storage(graph: CallGraph) -> dict[int, Parameter]:
     return held
 
 
-def _hands_on(kind: OpKind) -> bool:
+def hands_weight_on(kind: OpKind) -> bool:
     """A cast, a copy, or a gather of whole matrices (`weight[expert_of]`); rows of a table are a lookup."""
     if not kind.inputs or not kind.outputs:
         return False
