@@ -38,7 +38,7 @@ def main() -> int:
     from breadth.marked_section import replace_section
     from breadth.record_file import load_records, save_records
 
-    from llm_perf_opt.models.huggingface.model_class import model_types
+    from llm_perf_opt.models.huggingface.folder import model_types
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

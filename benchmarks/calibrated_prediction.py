@@ -31,13 +31,13 @@ from benchmarks.calibrated_prediction_page import write_page
 from benchmarks.processor_steadiness import product_seconds, spread_of
 from benchmarks.profiled_ops import largest_misses
 from llm_perf_opt.analyses.calibrated import StageTime, predict_stages
-from llm_perf_opt.execution.real_models import RealModels
-from llm_perf_opt.hardware.calibration import Calibration, read_calibration, write_calibration
+from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration, write_calibration
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.labs.calibrate import calibrate, combined
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.moe import MoEGate
-from llm_perf_opt.plugins import Target, Workload
-from llm_perf_opt.runs.calibration import calibrate, combined
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.weightless import ReplayRouting
 
 MODES: dict[str, tuple[str, tuple[int, int] | None, int]] = {  # name -> mode, crops, repeats in each round

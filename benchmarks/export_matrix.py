@@ -20,10 +20,10 @@ from typing import Any
 
 from breadth.marked_section import replace_section
 
-from llm_perf_opt.export_outcome import Check, ExportWishes
-from llm_perf_opt.pipeline.exporting import ExportRequest, run_export
-from llm_perf_opt.plugins import REPORTERS, Workload
-from llm_perf_opt.whole_files import write_whole
+from llm_perf_opt.api.exporting import ExportRequest, run_export
+from llm_perf_opt.core.export_outcome import Check, ExportWishes
+from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.protocols import REPORTERS, Workload
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "data" / "export_matrix.json"

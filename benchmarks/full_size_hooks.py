@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.plugins import Target, Workload
-from llm_perf_opt.tracers.hooks_tracer import HooksTracer
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.weightless import ReplayRouting
 
 FACTS = Path(__file__).parent.parent / "tests" / "facts" / "deepseek_ocr" / "callgraph-base.json"

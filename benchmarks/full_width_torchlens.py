@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from benchmarks.tracer_overhead import full_width_target
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.tracers.hooks_tracer import HooksTracer
-from llm_perf_opt.tracers.torchlens_tracer import TorchLensTracer
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
+from llm_perf_opt.harness.tracers.torchlens_tracer import TorchLensTracer
 
 # Vision features are written into a view of the hidden states; TorchLens then takes the whole for that view.
 WRITTEN_THROUGH_A_VIEW = {"model.layers.0", "model.layers.0.input_layernorm"}

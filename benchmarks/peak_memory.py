@@ -22,11 +22,11 @@ import torch
 
 from benchmarks.breadth.routing_record import RoutingRecorder
 from llm_perf_opt.analyses.memory import Peak, peak_of, timeline
-from llm_perf_opt.execution.live_storages import LiveStorages
-from llm_perf_opt.execution.real_models import RealModels
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.op_watch import LiveStorages
+from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.plugins import Target, Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.weightless import ReplayRouting
 
 TOLERANCE = 0.02

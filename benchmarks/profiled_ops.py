@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from llm_perf_opt.analyses.calibrated import StageTime
-from llm_perf_opt.plugins import Target
+from llm_perf_opt.core.protocols import Target
 
 Shapes = tuple[tuple[int, ...], ...]
 SHOWN = 8

@@ -22,12 +22,12 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from llm_perf_opt.cli.progress_bar import ProgressBar
-from llm_perf_opt.execution.few_collections import few_collections
-from llm_perf_opt.measurement import InferenceRequest
+from llm_perf_opt.cli.progress import ProgressBar
+from llm_perf_opt.core.measurement import InferenceRequest
+from llm_perf_opt.harness.quiet import few_collections
+from llm_perf_opt.harness.timing.timed_runs import TimedRuns
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
-from llm_perf_opt.runs.timed_runs import TimedRuns
 
 PAGE, MODE, PROMPT = "90x130", "gundam", 20
 

@@ -106,7 +106,7 @@ def in_bfloat16(build: Callable[[], Any]) -> Any:
 def text_target(model_class: Any, config: Any) -> Any:
     import torch
 
-    from llm_perf_opt.plugins import Target
+    from llm_perf_opt.core.protocols import Target
 
     ids = torch.zeros(1, TOKENS, dtype=torch.long)
     return Target(
@@ -120,7 +120,7 @@ def text_target(model_class: Any, config: Any) -> Any:
 
 def priced(graph: Any) -> int:
     """Total FLOPs; pricing is part of a full trace."""
-    from llm_perf_opt.analyses.stage_costs import stage_costs
+    from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 
     return int(stage_costs(graph).total.flops)
 
@@ -132,7 +132,7 @@ def ratios(rounds: int) -> list[Row]:
     """Engine forward and full trace against the same forward on plain meta tensors."""
     import torch
 
-    from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+    from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
     from llm_perf_opt.weightless import Engine
 
     torch.set_num_threads(1)
@@ -181,8 +181,8 @@ def flatness(rounds: int) -> list[Row]:
     import torch
     from torch import nn
 
-    from llm_perf_opt.plugins import Target
-    from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+    from llm_perf_opt.core.protocols import Target
+    from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 
     class Step(nn.Module):
         def __init__(self) -> None:
@@ -230,7 +230,7 @@ def one_trillion(experts_implementation: str) -> Row:
     """Build, trace and price one trillion-parameter model in this process."""
     import torch
 
-    from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+    from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 
     torch.set_num_threads(1)
     target = text_target(*trillion(experts_implementation))

@@ -19,11 +19,11 @@ from statistics import median
 
 import torch
 
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
+from llm_perf_opt.harness.tracers.profiler_tracer import ProfilerTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.plugins import Target, Workload
-from llm_perf_opt.tracers.hooks_tracer import HooksTracer
-from llm_perf_opt.tracers.profiler_tracer import ProfilerTracer
 
 LAYERS = 3
 Seconds = tuple[float, float]  # wall, CPU

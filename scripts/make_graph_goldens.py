@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analyses.grouping import group
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.document import Box, GraphView
-from llm_perf_opt.plugins import FOLDERS, TRACERS, Workload
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.protocols import FOLDERS, TRACERS, Workload
+from llm_perf_opt.core.report import Box, GraphView
 
 GOLDENS = Path(__file__).parent.parent / "tests" / "golden" / "graphs"
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llm_perf_opt.analyses.grouping import group
-from llm_perf_opt.callgraph import read_callgraph
-from llm_perf_opt.plugins import DRAWINGS
+from llm_perf_opt.core.callgraph import read_callgraph
+from llm_perf_opt.core.protocols import DRAWINGS
 from tests.browser.chromium import chromium
 from tests.browser.open_page import OpenPage
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from benchmarks.agreement.subjects import KIND_OF
 from benchmarks.breadth.fork_pool import Record
 from benchmarks.breadth.full_size_configs import full_size_config
-from llm_perf_opt.analyses.counted import counted
+from llm_perf_opt.analyses.cost.counted import counted
+from llm_perf_opt.core.protocols import WITNESSES, Workload
+from llm_perf_opt.core.source_figures import Testimony
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.model_class import class_names
-from llm_perf_opt.plugins import WITNESSES, Workload
-from llm_perf_opt.testimony import Testimony
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.models.huggingface.folder import class_names
 
 COUNTERS = ("torch-counter", "fvcore")
 BYTE_COUNTER = "byte-counter"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.bounds.deployment_truth import CORRECTIONS
-from llm_perf_opt.units import format_bytes, format_flops
+from llm_perf_opt.core.units import format_bytes, format_flops
 
 Data = dict[str, Any]
 

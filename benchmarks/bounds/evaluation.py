@@ -16,7 +16,7 @@ from benchmarks.bounds.published_reader import read_published
 from benchmarks.bounds.silicon_reader import read_silicon
 from benchmarks.bounds.silicon_rules import ROW_RULES, TABLE_RULES
 from benchmarks.bounds.traced_models import smallest_stored_form, traced_needs
-from llm_perf_opt.hardware import find_device
+from llm_perf_opt.core.hardware import find_device
 
 FACTS = Path(__file__).parents[2] / "tests" / "facts"
 SERVING = FACTS / "serving"

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from benchmarks.bounds.measured_run import MeasuredRun
 from llm_perf_opt.analyses.roofline.bound import bytes_from_memory, fastest_peak, is_known
-from llm_perf_opt.hardware import Device
+from llm_perf_opt.core.hardware import Device
 
 FEWEST, UNIFORM = "fewest", "uniform"
 FP4, FP8, BF16 = "float4_e2m1fn_x2", "float8_e4m3fn", "bfloat16"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llm_perf_opt.document import Axis, BarChart, Chart, Kind, Line, LineChart, Series
-from llm_perf_opt.reports.charts.chart_svg import chart_svg
-from llm_perf_opt.reports.charts.hues import Hues
+from llm_perf_opt.core.report import Axis, BarChart, Chart, Kind, Line, LineChart, Series
+from llm_perf_opt.formats.charts.chart_svg import chart_svg
+from llm_perf_opt.formats.charts.picture import Hues
 
 ENGINES = ("vllm", "sglang", "trtllm")
 _LIGHT = {"ink": "#1b1f27", "soft": "#566072", "rule": "#d5d9e0", "line": "#7c8799", "surface": "#ffffff"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from llm_perf_opt.analyses.deployment.stored_formats import store_cache, store_weights
 from llm_perf_opt.analyses.necessary import DecoderNeeds, decoder_needs
-from llm_perf_opt.analyses.stored_formats import store_cache, store_weights
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.callgraph.weight_formats import FP8
-from llm_perf_opt.callgraph.weight_matrices import Role, weight_matrices
-from llm_perf_opt.plugins import FOLDERS, MODELS, TRACERS, Workload
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.tensor_formats import FP8
+from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
+from llm_perf_opt.core.protocols import FOLDERS, MODELS, TRACERS, Workload
 
 CONFIGS = Path(__file__).parents[2] / "tests" / "facts" / "serving" / "configs"
 DEEPSEEK_OCR = "deepseek-ocr"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.models.huggingface.folder import class_names, load_class
 from llm_perf_opt.models.huggingface.inputs import (
     Found,
     NoInputs,
@@ -20,7 +21,6 @@ from llm_perf_opt.models.huggingface.inputs import (
     find_inputs,
     make_inputs,
 )
-from llm_perf_opt.models.huggingface.model_class import class_names, load_class
 from llm_perf_opt.models.huggingface.phases import prefill
 from llm_perf_opt.weightless import Engine
 

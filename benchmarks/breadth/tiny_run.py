@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import torch
 
-from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.weightless import Engine, ReplayRouting
 
 from .comparison import Comparison, compare

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.peer_probes.answers import Count, Offer
 from benchmarks.peer_probes.asked import Asked
 from benchmarks.peer_probes.workloads import DENSE_TOKENS, OCR_WORKLOAD
-from llm_perf_opt.plugins import Workload
+from llm_perf_opt.core.protocols import Workload
 
 DEVICE = "h100-sxm"
 
@@ -24,8 +24,8 @@ def prepare(asked: Asked) -> None:
 
 
 def count(asked: Asked) -> Count:
-    from llm_perf_opt.analyses.module_costs import module_costs
-    from llm_perf_opt.analyses.stage_costs import stage_costs
+    from llm_perf_opt.analyses.cost.module_costs import module_costs
+    from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 
     (graph,) = _trace(asked).graphs
     total = stage_costs(graph).total
@@ -56,7 +56,7 @@ def kv_cache(asked: Asked) -> Offer:
 
 def predicted_time(asked: Asked) -> Offer:
     from llm_perf_opt.analyses.prediction import predict_stages
-    from llm_perf_opt.hardware import find_device
+    from llm_perf_opt.core.hardware import find_device
 
     (graph,) = _trace(asked).graphs
     device = find_device(DEVICE)

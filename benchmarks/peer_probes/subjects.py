@@ -19,7 +19,7 @@ from benchmarks.peer_probes.workloads import (
     PAIR_WIDTH,
     expert_config,
 )
-from llm_perf_opt.execution.random_weights import fill_with_noise, skip_random_fills
+from llm_perf_opt.harness.weights import fill_with_noise, skip_random_fills
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.moe import DeepseekV2MoE
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llm_perf_opt.core.protocols import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
-from llm_perf_opt.plugins import Workload
 
 DENSE_FOLDER = Path(__file__).parent / "configs" / "Llama-3.2-1B"
 OCR_FOLDER = Path(__file__).parents[2] / "tests" / "facts" / "deepseek_ocr"

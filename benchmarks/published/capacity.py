@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llm_perf_opt.analyses.memory import run_memory
-from llm_perf_opt.hardware import find_device
+from llm_perf_opt.core.hardware import find_device
 
 from .traced import prefill_graph
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.analyses.prediction import Band, Execution
-from llm_perf_opt.hardware import Device, find_device
+from llm_perf_opt.core.hardware import Device, find_device
 
 from .traced import page, step, text_prefill
 

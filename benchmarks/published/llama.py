@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analyses.prediction import Execution, StagePrediction, predict_stages
-from llm_perf_opt.hardware import find_device
-from llm_perf_opt.plugins import FOLDERS, TRACERS, Workload
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.protocols import FOLDERS, TRACERS, Workload
 
 from .cases import Row
 

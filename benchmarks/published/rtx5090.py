@@ -9,9 +9,9 @@ from llm_perf_opt.analyses.prediction import Band, Execution, StagePrediction, p
 from llm_perf_opt.analyses.prediction.predict import predict_work
 from llm_perf_opt.analyses.prediction.works import work_of
 from llm_perf_opt.analyses.roofline import speed_of_light
-from llm_perf_opt.callgraph.queries import count_kinds, ops_in_module
-from llm_perf_opt.hardware import find_device
-from llm_perf_opt.hardware.priors import efficiency_priors
+from llm_perf_opt.core.callgraph.queries import count_kinds, ops_in_module
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.hardware.priors import efficiency_priors
 
 from .cases import Row
 from .traced import decode_graph, prefill_graph

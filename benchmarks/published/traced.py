@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from llm_perf_opt.analyses.prediction import Band, Execution, StagePrediction, predict_stages
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.plugins import MODELS, TRACERS, Workload
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.protocols import MODELS, TRACERS, Workload
 
 GUNDAM_TOKENS = 904  # BOS, and the image tokens of a page cut into 2 x 3 crops
 TINY_TOKENS = 74  # BOS, and the image tokens of a page of 512 pixels: a short context that a text can fill

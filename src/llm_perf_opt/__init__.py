@@ -9,17 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.traces import Trace, load, trace
-    from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
-    from llm_perf_opt.pipeline.static_analysis.static_analyzer import DeepseekOCRStaticAnalyzer, StaticAnalyzer
-    from llm_perf_opt.pipeline.static_analysis.static_config import AnalysisConfig
-    from llm_perf_opt.pipeline.static_analysis.static_results import (
+    from llm_perf_opt.api.static_analysis.static_analyzer import DeepseekOCRStaticAnalyzer, StaticAnalyzer
+    from llm_perf_opt.api.static_analysis.static_config import AnalysisConfig
+    from llm_perf_opt.api.static_analysis.static_results import (
         StageAnalysisResult,
         StaticComputeReport,
         write_static_compute_fvcore_table,
         write_static_compute_json,
         write_static_compute_markdown,
     )
+    from llm_perf_opt.api.traces import Trace, load, trace
+    from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 
 __version__ = "0.1.0"
 
@@ -44,14 +44,14 @@ _HOMES = {
     "load": "api.traces",
     "Trace": "api.traces",
     "DeepSeekOCRSession": "models.deepseek_ocr.session",
-    "AnalysisConfig": "pipeline.static_analysis.static_config",
-    "StaticAnalyzer": "pipeline.static_analysis.static_analyzer",
-    "DeepseekOCRStaticAnalyzer": "pipeline.static_analysis.static_analyzer",
-    "StageAnalysisResult": "pipeline.static_analysis.static_results",
-    "StaticComputeReport": "pipeline.static_analysis.static_results",
-    "write_static_compute_json": "pipeline.static_analysis.static_results",
-    "write_static_compute_markdown": "pipeline.static_analysis.static_results",
-    "write_static_compute_fvcore_table": "pipeline.static_analysis.static_results",
+    "AnalysisConfig": "api.static_analysis.static_config",
+    "StaticAnalyzer": "api.static_analysis.static_analyzer",
+    "DeepseekOCRStaticAnalyzer": "api.static_analysis.static_analyzer",
+    "StageAnalysisResult": "api.static_analysis.static_results",
+    "StaticComputeReport": "api.static_analysis.static_results",
+    "write_static_compute_json": "api.static_analysis.static_results",
+    "write_static_compute_markdown": "api.static_analysis.static_results",
+    "write_static_compute_fvcore_table": "api.static_analysis.static_results",
 }
 
 

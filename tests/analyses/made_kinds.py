@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 
 Shape = tuple[int, ...]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, TensorMeta
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
 from tests.analyses.made_kinds import kind
 
 HIDDEN, WIDTH, EXPERTS, VOCABULARY, ROWS = 64, 96, 4, 200, 2

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.export_flops import PartFlops, part_flops
-from llm_perf_opt.analyses.export_matrix import export_report
-from llm_perf_opt.callgraph.records import OpKind
-from llm_perf_opt.document import Level
-from llm_perf_opt.export_outcome import Check, GraphOp, Outcome, PartOutcome, Verdict
+from llm_perf_opt.analyses.export.export_figures import PartFlops, part_flops
+from llm_perf_opt.analyses.export.export_matrix import export_report
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.export_outcome import Check, GraphOp, Outcome, PartOutcome, Verdict
+from llm_perf_opt.core.report import Level
 from tests.analyses.made_kinds import kind, tensor
 
 ONE_LINEAR = 2 * 4 * 8 * 16

@@ -16,7 +16,7 @@ from llm_perf_opt.analyses.pricing import OpCost, flops_bound, price
 from llm_perf_opt.analyses.pricing.memory import free
 from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.analyses.pricing.price import formula_table, merge_formulas
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind
 from tests.analyses.made_kinds import kind, tensor
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "classify_aten_ops.py"

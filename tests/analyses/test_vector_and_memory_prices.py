@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llm_perf_opt.analyses.pricing import OpCost, price
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind
 from tests.analyses.made_kinds import kind, tensor
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from llm_perf_opt.api.traces import Trace, load, trace
-from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 
 
 class Shared(nn.Module):

@@ -22,7 +22,7 @@ from benchmarks.bounds.floors import (
     token_s,
 )
 from benchmarks.bounds.measured_run import MeasuredRun
-from llm_perf_opt.hardware import Device
+from llm_perf_opt.core.hardware import Device
 
 DEVICE = Device(
     id="round",

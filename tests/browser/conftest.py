@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.document import GraphView
-from llm_perf_opt.plugins import DRAWINGS
+from llm_perf_opt.core.protocols import DRAWINGS
+from llm_perf_opt.core.report import GraphView
 from tests.browser.chromium import chromium, missing
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from selenium.webdriver.common.keys import Keys
 
-from llm_perf_opt.document import GraphView
+from llm_perf_opt.core.report import GraphView
 from tests.browser.open_page import OpenPage
-from tests.reports.drawings.made_views import HOSTILE_NAMES, deepseek_ocr_view, hostile_view
+from tests.formats.drawings.made_views import HOSTILE_NAMES, deepseek_ocr_view, hostile_view
 
 Show = Callable[[GraphView], OpenPage]
 VIEW = deepseek_ocr_view()

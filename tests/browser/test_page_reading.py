@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt import units
-from llm_perf_opt.document import Box, GraphView
+from llm_perf_opt.core import units
+from llm_perf_opt.core.report import Box, GraphView
 from tests.browser.open_page import OpenPage
-from tests.reports.drawings.made_views import box_of, deepseek_ocr_view, linear, unpriced_view, view_of_boxes
+from tests.formats.drawings.made_views import box_of, deepseek_ocr_view, linear, unpriced_view, view_of_boxes
 
 Show = Callable[[GraphView], OpenPage]
 VIEW = deepseek_ocr_view()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from llm_perf_opt.analyses.grouping import group
-from llm_perf_opt.document import GraphView
-from llm_perf_opt.reports.html_drawing import HtmlDrawing
+from llm_perf_opt.core.report import GraphView
+from llm_perf_opt.formats.html_drawing import HtmlDrawing
 from tests.browser.large_views import unfolded_view
 from tests.browser.open_page import OpenPage
-from tests.callgraph.test_scale import build
+from tests.core.callgraph.test_scale import build
 
 VIEW = unfolded_view(layers=61, experts=103)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.document import Report
-from llm_perf_opt.plugins import REPORTERS
-from tests.reports.made_reports import FLOPS, full_report, hostile_report, limits_report
+from llm_perf_opt.core.protocols import REPORTERS
+from llm_perf_opt.core.report import Report
+from tests.formats.made_reports import FLOPS, full_report, hostile_report, limits_report
 
 DESK, PHONE = (1280, 800), (390, 844)
 OVERLAPS = """(() => {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder
-from llm_perf_opt.callgraph.records import OpKind
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.plugins import ModelAdapter, PartialTrace, Sight, Stage, Target, Workload
-from llm_perf_opt.testimony import BlindSpot, Method, Testimony
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import ModelAdapter, PartialTrace, Sight, Stage, Target, Workload
+from llm_perf_opt.core.source_figures import BlindSpot, Method, Testimony
 
 ROWS = 3  # the one matrix product of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
 FLOPS = 120

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.hardware.calibration import Calibration, read_calibration
-from llm_perf_opt.pipeline import calibrating
-from llm_perf_opt.plugins import CALIBRATORS
+from llm_perf_opt.api import calibrating
+from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
+from llm_perf_opt.core.protocols import CALIBRATORS
 from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
 from tests.cli.conftest import Run
 

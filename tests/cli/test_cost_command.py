@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.analyses.static_compute.test_static_compute import SCHEMA
+from tests.analyses.cost.test_static_compute import SCHEMA
 from tests.cli.conftest import Run
 from tests.cli.stand_ins import FLOPS
 
@@ -66,7 +66,7 @@ def test_an_op_without_a_price_is_listed_and_refused_by_strict(run: Run) -> None
 
 
 def test_a_difference_without_a_cause_is_refused_by_strict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llm_perf_opt.plugins import WITNESSES
+    from llm_perf_opt.core.protocols import WITNESSES
 
     monkeypatch.setitem(WITNESSES._entries, "wrong", "tests.cli.stand_ins:WrongWitness")
     code, out, err = run("cost", "stand-in", "--sources", "counted,wrong", "--strict")
@@ -156,7 +156,7 @@ def test_strict_wants_no_answer_of_a_source_that_nobody_named(run: Run, tmp_path
 
 def test_strict_wants_a_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that tells one phase in full and has no figure for the other."""
-    from llm_perf_opt.plugins import WITNESSES
+    from llm_perf_opt.core.protocols import WITNESSES
 
     monkeypatch.setitem(WITNESSES._entries, "vague", "tests.cli.stand_ins:VagueWitness")
     code, _, err = run("cost", "stand-in", "--sources", "vague", "--strict")
@@ -167,7 +167,7 @@ def test_strict_wants_a_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_source_that_left_something_out_is_no_total_and_refused_by_strict(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llm_perf_opt.plugins import WITNESSES
+    from llm_perf_opt.core.protocols import WITNESSES
 
     monkeypatch.setitem(WITNESSES._entries, "partial", "tests.cli.stand_ins:PartialWitness")
     code, out, _ = run("cost", "stand-in", "--sources", "partial", "--json")

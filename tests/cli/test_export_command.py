@@ -9,9 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from llm_perf_opt.api import exporting
 from llm_perf_opt.cli.app import app
-from llm_perf_opt.errors import PerfOptError, UsageError
-from llm_perf_opt.pipeline import exporting
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 pytest.importorskip("transformers", reason="a Hugging Face folder needs transformers")

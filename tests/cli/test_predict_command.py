@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.hardware import load_devices, read_devices
+from llm_perf_opt.core.hardware import load_devices, read_devices
 from tests.cli.conftest import Run
 from tests.cli.stand_ins import FLOPS
 

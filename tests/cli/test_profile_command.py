@@ -12,11 +12,10 @@ import yaml
 from PIL import Image
 
 import llm_perf_opt.conf
-from llm_perf_opt.config import show_config
-from llm_perf_opt.hardware import device_text
-from llm_perf_opt.pipeline.profile.page_list import list_pages
-from llm_perf_opt.pipeline.profile.profile_request import ProfileRequest
-from llm_perf_opt.pipeline.profile.sweeping import read_sweep
+from llm_perf_opt.api.profile.request import ProfileRequest, list_pages
+from llm_perf_opt.api.profile.sweeping import read_sweep
+from llm_perf_opt.cli.profile_config import show_config
+from llm_perf_opt.core.hardware import device_text
 from tests.analyses.profile.made_runs import DEVICE
 from tests.cli.conftest import Run
 

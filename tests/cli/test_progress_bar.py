@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from llm_perf_opt.cli.progress_bar import ProgressBar, progress_bar
+from llm_perf_opt.cli.progress import ProgressBar, progress_bar
 
 
 def test_page_stage_and_count_are_shown() -> None:

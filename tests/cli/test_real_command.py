@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.callgraph import read_callgraph
+from llm_perf_opt.core.callgraph import read_callgraph
 
 MAIN = "from llm_perf_opt.cli import main; main()"
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; "

@@ -109,7 +109,7 @@ CHAPTERS = ["What runs?", "What does it cost?", "Does it fit?", "How fast could 
 @pytest.fixture
 def told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[dict[str, str], str]]:
     """The answers at a glance, and the whole text, of a report of the stand-in in this mode."""
-    monkeypatch.setattr("llm_perf_opt.pipeline.whole_report.QUICK_SOURCES", ("counted",))
+    monkeypatch.setattr("llm_perf_opt.api.whole_report.QUICK_SOURCES", ("counted",))
 
     def of(mode: str) -> tuple[dict[str, str], str]:
         page = tmp_path / "report.json"

@@ -9,7 +9,7 @@ import pytest
 
 from llm_perf_opt import __version__
 from llm_perf_opt.cli import doctor_command
-from llm_perf_opt.plugins import MODELS
+from llm_perf_opt.core.protocols import MODELS
 from tests.cli.conftest import Run
 
 

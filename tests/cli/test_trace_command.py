@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.callgraph import read_callgraph
+from llm_perf_opt.core.callgraph import read_callgraph
 from tests.cli.conftest import Run
 from tests.cli.stand_ins import FLOPS
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, read_callgraph
-from llm_perf_opt.plugins import TRACERS, PartialTrace, Sight, Target
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, read_callgraph
+from llm_perf_opt.core.protocols import TRACERS, PartialTrace, Sight, Target
 from tests.cli.conftest import Run
 
 

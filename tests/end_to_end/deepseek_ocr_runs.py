@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.plugins import Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.weightless import RoutingPolicy
 
 FACTS = Path(__file__).parent.parent / "facts" / "deepseek_ocr"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llm_perf_opt.hardware import device_text
+from llm_perf_opt.core.hardware import device_text
 from tests.analyses.profile.made_runs import DEVICE
 
 MAIN = "from llm_perf_opt.cli import main; main()"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.plugins import WITNESSES
+from llm_perf_opt.core.protocols import WITNESSES
 
 pytest.importorskip("fvcore", reason="all sources are asked, and fvcore is one of them")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.weightless import ReplayRouting
 from tests.end_to_end.deepseek_ocr_runs import facts, trace, workload
 

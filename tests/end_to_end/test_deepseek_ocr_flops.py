@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.module_costs import module_costs
+from llm_perf_opt.analyses.cost.module_costs import module_costs
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.analyses.stage_costs import stage_costs
-from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.core.callgraph import CallGraph
 from tests.end_to_end.deepseek_ocr_runs import facts, trace, workload
 
 VISION = ("sam", "clip", "projector")

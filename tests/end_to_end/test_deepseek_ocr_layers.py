@@ -11,15 +11,15 @@ from math import prod
 import pytest
 import torch
 
-from llm_perf_opt.analyses.module_costs import module_costs
+from llm_perf_opt.analyses.cost.module_costs import module_costs
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.analyses.stage_costs import stage_costs
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.callgraph.queries import kinds_of, ops_in_module
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.queries import kinds_of, ops_in_module
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.plugins import Target, Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from tests.end_to_end.deepseek_ocr_runs import facts, trace, workload
 
 LAYERS = {record["workload"]["layer"]: record["metrics"]["flops"] for record in facts("measured-layers.json")}

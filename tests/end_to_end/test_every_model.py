@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.pipeline.costing import CostRequest, run_cost
-from llm_perf_opt.pipeline.tracing import TraceRequest, run_trace
-from llm_perf_opt.plugins import MODELS, Workload
+from llm_perf_opt.api.costing import CostRequest, run_cost
+from llm_perf_opt.api.tracing import TraceRequest, run_trace
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import MODELS, Workload
 
 
 @pytest.mark.parametrize("model", MODELS.names())

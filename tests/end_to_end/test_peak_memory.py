@@ -22,14 +22,14 @@ from benchmarks.peak_memory import (
     predicted,
 )
 from llm_perf_opt.analyses.memory import AttentionCase, attention_cases, attention_table, need_table, run_memory
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.document import Report
-from llm_perf_opt.hardware import find_device
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.protocols import REPORTERS, Workload
+from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.plugins import REPORTERS, Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.units import format_bytes
 from tests.breadth.tiny_models import TINY_MODELS
 from tests.breadth.tiny_models.model_case import TinyModel
 from tests.end_to_end.deepseek_ocr_runs import trace

@@ -24,7 +24,7 @@ SHAPES = ((30, 40), (90, 135), (60, 120), (150, 100))  # uncut, 2x3, 1x2, 3x2
 SIZES = [f"{width * scale // 10}x{height * scale // 10}" for scale in (6, 7, 8, 9, 10) for width, height in SHAPES]
 NEW_TOKENS = 4
 SCHEMA = Path(profile_analysis.__file__).parent / "metrics.schema.json"
-STATIC_SCHEMA = Path(profile_analysis.__file__).parents[1] / "static_compute" / "static_compute.schema.json"
+STATIC_SCHEMA = Path(profile_analysis.__file__).parents[1] / "cost" / "static_compute.schema.json"
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ pytest.importorskip("torchlens", reason="one of the tracers is an optional extra
 
 from benchmarks import full_size_hooks, full_width_torchlens
 from benchmarks.tracer_overhead import full_width_target
+from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
+from llm_perf_opt.harness.tracers.torchlens_tracer import TorchLensTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.tracers.hooks_tracer import HooksTracer
-from llm_perf_opt.tracers.torchlens_tracer import TorchLensTracer
 
 NEEDED_BYTES = 12 * 10**9
 

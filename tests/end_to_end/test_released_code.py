@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.module_costs import module_costs
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.plugins import FOLDERS
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.analyses.cost.module_costs import module_costs
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.protocols import FOLDERS
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.weightless import ReplayRouting
 from tests.end_to_end.deepseek_ocr_runs import facts, workload
 from tests.end_to_end.test_deepseek_ocr_callgraph import expert_counts, recorded, without_experts

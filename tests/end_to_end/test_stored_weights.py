@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analyses.comparison import compare
+from llm_perf_opt.analyses.compare import compare
 from llm_perf_opt.analyses.memory import run_memory
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.hardware import find_device
-from llm_perf_opt.pipeline.adapters import find_adapter
-from llm_perf_opt.pipeline.deploying import redeployed
-from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
-from llm_perf_opt.plugins import Deployment, Workload
+from llm_perf_opt.api.deployed_traces import redeployed
+from llm_perf_opt.api.tracing import TraceRequest, find_adapter, trace_on_ghosts
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.protocols import Deployment, Workload
 from tests.models.huggingface.folders import LLAMA, MIXTRAL, write_folder
 
 CONFIGS = Path(__file__).parents[1] / "facts" / "deployment" / "configs"

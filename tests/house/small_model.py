@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from llm_perf_opt.plugins import Target, Workload
+from llm_perf_opt.core.protocols import Target, Workload
 
 TOKENS = 7
 

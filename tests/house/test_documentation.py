@@ -13,7 +13,7 @@ import typer.main
 
 from llm_perf_opt.analyses.reconcile import CAUSES
 from llm_perf_opt.cli.app import app
-from llm_perf_opt.plugins import DRAWINGS, FOLDERS, MODELS, REPORTERS, TRACERS, WITNESSES
+from llm_perf_opt.core.protocols import DRAWINGS, FOLDERS, MODELS, REPORTERS, TRACERS, WITNESSES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -54,8 +54,8 @@ def test_the_pages_show_commands_at_all() -> None:
 
 
 SCHEMAS = {
-    "callgraph-file.md": "callgraph/schema.json",
-    "static-compute-file.md": "analyses/static_compute/static_compute.schema.json",
+    "callgraph-file.md": "core/callgraph/schema.json",
+    "static-compute-file.md": "analyses/cost/static_compute.schema.json",
 }
 
 

@@ -24,7 +24,7 @@ def heavy_after(words: list[str]) -> str:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    done = run(f"import sys, llm_perf_opt, llm_perf_opt.cli, llm_perf_opt.pipeline\n{SHOW_HEAVY}")
+    done = run(f"import sys, llm_perf_opt, llm_perf_opt.cli, llm_perf_opt.api\n{SHOW_HEAVY}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "HEAVY []"
 

@@ -7,11 +7,11 @@ import tomllib
 from inspect import signature
 from pathlib import Path
 
+from llm_perf_opt.api.tracing import TraceRequest
 from llm_perf_opt.cli import doctor_command
 from llm_perf_opt.cli.trace_command import trace
-from llm_perf_opt.pipeline.tracing import TraceRequest
-from llm_perf_opt.plugins import Workload
-from llm_perf_opt.tracers.torchlens_tracer import WORKS_BELOW, WORKS_FROM
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.harness.tracers.torchlens_tracer import WORKS_BELOW, WORKS_FROM
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt import plugins
-from llm_perf_opt.document import Report
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.measurement import SessionRequest
-from llm_perf_opt.plugins import (
+from llm_perf_opt.core import protocols
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.measurement import SessionRequest
+from llm_perf_opt.core.protocols import (
     CALIBRATORS,
     DRAWINGS,
     EXPORT_LABS,
@@ -29,6 +28,7 @@ from llm_perf_opt.plugins import (
     Registry,
     Sight,
 )
+from llm_perf_opt.core.report import Report
 
 
 def method_takes(plugin: type[Any], method: str, *names: str) -> bool:
@@ -130,7 +130,7 @@ def test_parts_of_a_model_type_have_names_of_their_own(name: str) -> None:
 
 
 def test_every_registry_is_held_to_its_protocol_here() -> None:
-    registries = {name for name, value in vars(plugins).items() if isinstance(value, Registry)}
+    registries = {name for name, value in vars(protocols).items() if isinstance(value, Registry)}
     assert registries == {
         *("MODELS", "FOLDERS", "FOLDER_INPUTS", "FOLDER_PARTS", "TRACERS", "WITNESSES", "REPORTERS", "DRAWINGS"),
         *("SESSIONS", "RUNNERS", "OUTSIDE_PROFILERS", "CALIBRATORS", "EXPORT_LABS"),

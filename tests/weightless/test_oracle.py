@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from llm_perf_opt.callgraph import CallGraphBuilder
+from llm_perf_opt.core.callgraph import CallGraphBuilder
 from llm_perf_opt.weightless import Engine
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder
 from llm_perf_opt.weightless import Engine
 
 

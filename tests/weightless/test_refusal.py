@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from llm_perf_opt.callgraph import CallGraphBuilder
-from llm_perf_opt.execution.module_calls import watch_modules
+from llm_perf_opt.core.callgraph import CallGraphBuilder
+from llm_perf_opt.harness.module_calls import watch_modules
 from llm_perf_opt.weightless import Engine, Limits, Refusal
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.weightless import (
     BalancedRouting,
     OneExpertRouting,

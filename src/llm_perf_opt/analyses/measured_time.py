@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.module_costs import module_costs, outer_calls
-from llm_perf_opt.analyses.stage_costs import stage_costs
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of, stage_names, stage_of_calls
-from llm_perf_opt.callgraph.records import CallColumns
-from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.units import format_seconds
+from llm_perf_opt.analyses.cost.module_costs import module_costs, outer_calls
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.records import CallColumns
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.units import format_seconds
 
 _NS_PER_S = 10**9
 _MODULES_SHOWN = 20

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.document import GraphView, Report, Table
-from llm_perf_opt.errors import PerfOptError, UsageError
-from llm_perf_opt.pipeline.file_formats import drawing_format_of, report_format_of
-from llm_perf_opt.pipeline.free_places import free_file, write_result
-from llm_perf_opt.plugins import DRAWINGS, REPORTERS
+from llm_perf_opt.api.drawing import drawing_format_of, report_format_of
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.output_files import free_file, write_result
+from llm_perf_opt.core.protocols import DRAWINGS, REPORTERS
+from llm_perf_opt.core.report import GraphView, Report, Table
 
 if TYPE_CHECKING:
     import pandas

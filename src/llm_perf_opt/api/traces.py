@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.api.costing import cost_of_graphs
+from llm_perf_opt.api.deployed_traces import redeployed
+from llm_perf_opt.api.drawing import GraphRequest, view_of
 from llm_perf_opt.api.shown import ShownGraph, ShownReport
-from llm_perf_opt.callgraph import CallGraph, write_callgraph
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.pipeline.adapters import find_adapter
-from llm_perf_opt.pipeline.costing import cost_of_graphs
-from llm_perf_opt.pipeline.deploying import redeployed
-from llm_perf_opt.pipeline.drawing import GraphRequest, view_of
-from llm_perf_opt.pipeline.free_places import make_folder, require_free
-from llm_perf_opt.pipeline.reporting import report_of
-from llm_perf_opt.pipeline.trace_files import TRACE_SUFFIX, read_traces
-from llm_perf_opt.pipeline.tracing import TraceRequest, trace_on_ghosts
-from llm_perf_opt.plugins import Deployment, ModelAdapter, Workload
+from llm_perf_opt.api.trace_files import TRACE_SUFFIX, read_traces
+from llm_perf_opt.api.tracing import TraceRequest, find_adapter, report_of, trace_on_ghosts
+from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.output_files import make_folder, require_free
+from llm_perf_opt.core.protocols import Deployment, ModelAdapter, Workload
 
 if TYPE_CHECKING:
     import torch

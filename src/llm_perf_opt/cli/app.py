@@ -17,10 +17,10 @@ from llm_perf_opt.cli.graph_command import graph
 from llm_perf_opt.cli.models_command import models
 from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
+from llm_perf_opt.cli.progress import say, start_talking
 from llm_perf_opt.cli.report_command import report
-from llm_perf_opt.cli.talk import say, start_talking
 from llm_perf_opt.cli.trace_command import trace
-from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError
 
 _LOADED_LATE = ("torch", "numpy", "PIL")  # dependencies that only some verbs import, and only when they run
 

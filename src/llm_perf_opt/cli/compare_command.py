@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
-from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError
 
 SIDE_HELP = "A trace file, or a folder that holds some."
 LeftArgument = Annotated[Path, typer.Argument(metavar="A", help=SIDE_HELP, show_default=False)]
@@ -33,7 +33,7 @@ def compare(
     json_wanted: JsonOption = False,
 ) -> None:
     """Hold two traces side by side and name the cause of every difference; needs no torch."""
-    from llm_perf_opt.pipeline.comparing import CompareRequest, run_compare
+    from llm_perf_opt.api.comparing import CompareRequest, run_compare
 
     reporter = choose_reporter(format_name, json_wanted)
     request = CompareRequest(left=left, right=right, phases=tuple(phase or ()), budgets=tuple(budget or ()), rows=rows)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
+from llm_perf_opt.cli.model_options import (
+    CacheOption,
+    RoutingOption,
+    SourceArgument,
+    TrustOption,
+    WeightsOption,
+    deployment_of,
+    takes_workload,
+)
 from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
@@ -17,14 +25,13 @@ from llm_perf_opt.cli.output import (
     model_prints_apart,
     show,
 )
-from llm_perf_opt.cli.talk import say
-from llm_perf_opt.cli.workload_options import RoutingOption, SourceArgument, TrustOption, takes_workload
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.plugins import WITNESSES, Workload
-from llm_perf_opt.testimony import left_out
+from llm_perf_opt.cli.progress import say
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.protocols import WITNESSES, Workload
+from llm_perf_opt.core.source_figures import left_out
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analyses.static_compute import StaticCompute
+    from llm_perf_opt.analyses.cost.static_figures import StaticCompute
 
 SourcesOption = Annotated[
     str | None,
@@ -57,8 +64,7 @@ def cost(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Print what MODEL_OR_TRACE costs per stage, from independent sources, with every difference explained."""
-    from llm_perf_opt.pipeline.cost_files import free_cost_files, write_cost
-    from llm_perf_opt.pipeline.costing import CostRequest, run_cost
+    from llm_perf_opt.api.costing import CostRequest, free_cost_files, run_cost, write_cost
 
     reporter = choose_reporter(format_name, json_wanted)
     if out is not None:

@@ -1,15 +1,51 @@
-"""`llm-perf-opt devices`: which devices are known, with every figure and its source, and how to add one."""
+"""`llm-perf-opt devices`: which devices are known, with every figure and its source, and measuring this machine."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.calibrate_command import calibrate
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.progress import say
+
+OutOption = Annotated[
+    Path, typer.Option(metavar="FILE", help="JSON file to write; a TOML file for --devices is written beside it.")
+]
+
+
+def calibrate(
+    out: OutOption = Path("calibration.json"),
+    device: Annotated[str, typer.Option(help="cpu or cuda, as torch names it.")] = "cpu",
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of products, attention and convolutions.")
+    ] = "bfloat16",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the CPU; torch's own choice if left out.")
+    ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Try the smallest sizes only, to see that it runs.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files.")] = False,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+) -> None:
+    """Measure how fast this machine is at each kind of work: two to four minutes, best with nothing else running."""
+    from llm_perf_opt.api.calibrating import CalibrateRequest, run_calibrate
+
+    reporter = choose_reporter(format_name, json_wanted)
+    run = run_calibrate(
+        CalibrateRequest(out=out, device=device, dtype=dtype, threads=threads, smoke=smoke, force=force)
+    )
+    show(run.report, reporter)
+    for file in run.files:
+        say(f"Wrote {file}")
+    if run.device_id is None:
+        say("Wrote no file for --devices: the smallest sizes tell no rates of this machine.")
+        say(f"Next: llm-perf-opt devices calibrate --out {out} --force")
+    else:
+        say(f"Next: llm-perf-opt devices show {run.device_id} --devices {run.files[1]}")
+
 
 devices_app = typer.Typer(
     name="devices",
@@ -28,7 +64,7 @@ def list_devices(
     devices: DevicesOption = None, format_name: FormatOption = None, json_wanted: JsonOption = False
 ) -> None:
     """List every known device with its main figures."""
-    from llm_perf_opt.pipeline.describing_devices import device_list
+    from llm_perf_opt.api.devices import device_list
 
     reporter = choose_reporter(format_name, json_wanted)
     show(device_list(devices), reporter)
@@ -42,7 +78,7 @@ def show_device(
     json_wanted: JsonOption = False,
 ) -> None:
     """Print every figure of one device, its sources, and what they disagree about."""
-    from llm_perf_opt.pipeline.describing_devices import device_report
+    from llm_perf_opt.api.devices import device_report
 
     reporter = choose_reporter(format_name, json_wanted)
     show(device_report(device, devices), reporter)
@@ -53,6 +89,6 @@ def print_template(
     device: Annotated[str, typer.Argument(metavar="[ID]", help="Id of the device to describe.")] = "my-device",
 ) -> None:
     """Print a TOML table to fill in, for --devices."""
-    from llm_perf_opt.hardware import device_template
+    from llm_perf_opt.core.hardware import device_template
 
     sys.stdout.write(device_template(device))

@@ -10,7 +10,7 @@ import typer
 
 from llm_perf_opt import __version__
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
-from llm_perf_opt.document import Column, Level, Note, Report, Table
+from llm_perf_opt.core.report import Column, Level, Note, Report, Table
 
 TESTED_TORCH = "2.13"  # docs/decisions/torch-pin.md; the same bound stands in pyproject.toml
 

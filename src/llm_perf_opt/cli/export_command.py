@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from llm_perf_opt.cli.model_options import ModelArgument, TrustOption, takes_workload
 from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
@@ -18,12 +19,11 @@ from llm_perf_opt.cli.output import (
     model_prints_apart,
     show,
 )
-from llm_perf_opt.cli.talk import say
-from llm_perf_opt.cli.workload_options import ModelArgument, TrustOption, takes_workload
-from llm_perf_opt.document import Report
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.export_outcome import Check, ExportWishes
-from llm_perf_opt.plugins import Workload
+from llm_perf_opt.cli.progress import say
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.export_outcome import Check, ExportWishes
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.report import Report
 
 _DEFAULTS = ExportWishes()
 _CHECKS = {
@@ -71,7 +71,7 @@ def export(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Export parts of MODEL_OR_DIR as static graphs, without weights, and say why where it is refused."""
-    from llm_perf_opt.pipeline.exporting import ExportRequest, run_export
+    from llm_perf_opt.api.exporting import ExportRequest, run_export
 
     reporter = choose_reporter(format_name, json_wanted)
     request = ExportRequest(

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
+from llm_perf_opt.api.drawing import drawing_format_of
+from llm_perf_opt.cli.model_options import CacheOption, WeightsOption, deployment_of
 from llm_perf_opt.cli.output import JsonOption
-from llm_perf_opt.cli.talk import say
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.pipeline.file_formats import drawing_format_of
-from llm_perf_opt.pipeline.free_places import free_file, write_result
-from llm_perf_opt.plugins import DRAWINGS
+from llm_perf_opt.cli.progress import say
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.output_files import free_file, write_result
+from llm_perf_opt.core.protocols import DRAWINGS
 
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
@@ -50,7 +50,7 @@ def graph(
     json_wanted: JsonOption = False,
 ) -> None:
     """Fold a trace into families of modules and draw it; needs no torch."""
-    from llm_perf_opt.pipeline.drawing import GraphRequest, graph_view
+    from llm_perf_opt.api.drawing import GraphRequest, graph_view
 
     name = _format_of(format_name, out, json_wanted)
     deployment = deployment_of(weights, cache)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
-from llm_perf_opt.document import Column, Note, Report, Table
-from llm_perf_opt.plugins import MODELS
+from llm_perf_opt.core.protocols import MODELS
+from llm_perf_opt.core.report import Column, Note, Report, Table
 
 
 def models(format_name: FormatOption = None, json_wanted: JsonOption = False) -> None:

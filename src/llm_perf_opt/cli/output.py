@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.document import Report
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.plugins import REPORTERS, Reporter
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import REPORTERS, Reporter
+from llm_perf_opt.core.report import Report
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 StrictOption = Annotated[

@@ -8,10 +8,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
+from llm_perf_opt.cli.model_options import (
+    CacheOption,
+    RoutingOption,
+    SourceArgument,
+    TrustOption,
+    WeightsOption,
+    deployment_of,
+    takes_workload,
+)
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
-from llm_perf_opt.cli.workload_options import RoutingOption, SourceArgument, TrustOption, takes_workload
-from llm_perf_opt.plugins import Workload
+from llm_perf_opt.core.protocols import Workload
 
 DeviceOption = Annotated[
     str | None, typer.Option(help="Id or reported name of a device: llm-perf-opt devices list.", show_default=False)
@@ -45,7 +52,7 @@ def predict(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
-    from llm_perf_opt.pipeline.predicting import PredictRequest, run_predict
+    from llm_perf_opt.api.predicting import PredictRequest, run_predict
 
     reporter = choose_reporter(format_name, json_wanted)
     request = PredictRequest(

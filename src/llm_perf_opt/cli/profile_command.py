@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llm_perf_opt.api.profile.run_folder import FAILURE_FILE
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
-from llm_perf_opt.cli.talk import say
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.pipeline.profile.run_folder import FAILURE_FILE
+from llm_perf_opt.cli.progress import say
+from llm_perf_opt.core.errors import PerfOptError
 
 if TYPE_CHECKING:
-    from llm_perf_opt.config import ConfiguredRun
-    from llm_perf_opt.pipeline.profile.profiling import ProfileRun
-    from llm_perf_opt.pipeline.profile.sweeping import Sweep
+    from llm_perf_opt.api.profile.profiling import ProfileRun
+    from llm_perf_opt.api.profile.sweeping import Sweep
+    from llm_perf_opt.cli.profile_config import ConfiguredRun
 
 _OVERRIDES_HELP = "Choices and values, like model=deepseek-ocr-tiny workload.image=page.png run.repeats=5."
 OverridesArgument = Annotated[
@@ -41,22 +41,22 @@ def profile(
     json_wanted: JsonOption = False,
 ) -> None:
     """Run a model for real, time every stage, and hold it against the device."""
-    from llm_perf_opt import config
-    from llm_perf_opt.pipeline.profile.sweeping import read_sweep
+    from llm_perf_opt.api.profile.sweeping import read_sweep
+    from llm_perf_opt.cli import profile_config
 
     reporter = choose_reporter(format_name, json_wanted)
     words = list(overrides or ())
     if show_config:
-        sys.stdout.write(config.show_config(words))
+        sys.stdout.write(profile_config.show_config(words))
         return
     if multirun:
-        folder, runs = config.sweep_configured(words, partial(_run, force=force))
+        folder, runs = profile_config.sweep_configured(words, partial(_run, force=force))
         sweep = read_sweep(folder, runs)
         show(sweep.report, reporter)
         _close_sweep(folder, sweep)
         return
     done: list[ProfileRun] = []
-    config.run_configured(words, lambda run: done.append(_run(run, force=force)))
+    profile_config.run_configured(words, lambda run: done.append(_run(run, force=force)))
     report = done[0].report
     is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables; report.html has it all
     show(replace(report, charts=(), chapters=()) if is_short else report, reporter)
@@ -64,8 +64,8 @@ def profile(
 
 
 def _run(run: ConfiguredRun, *, force: bool) -> ProfileRun:
-    from llm_perf_opt.cli.progress_bar import progress_bar
-    from llm_perf_opt.pipeline.profile.profiling import run_profile
+    from llm_perf_opt.api.profile.profiling import run_profile
+    from llm_perf_opt.cli.progress import progress_bar
 
     with progress_bar() as progress, model_prints_apart():
         return run_profile(run.request, run.folder, run.config_text, force=force, progress=progress)

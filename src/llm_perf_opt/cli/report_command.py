@@ -9,15 +9,21 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
+from llm_perf_opt.api.drawing import report_format_of
+from llm_perf_opt.cli.model_options import (
+    MODEL_HELP,
+    CacheOption,
+    TrustOption,
+    WeightsOption,
+    deployment_of,
+    takes_workload,
+)
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
-from llm_perf_opt.cli.talk import say
-from llm_perf_opt.cli.workload_options import MODEL_HELP, TrustOption, takes_workload
-from llm_perf_opt.document import Report
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.pipeline.file_formats import report_format_of
-from llm_perf_opt.pipeline.free_places import free_file, write_result
-from llm_perf_opt.plugins import REPORTERS, Deployment, Reporter, Workload
+from llm_perf_opt.cli.progress import say
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.output_files import free_file, write_result
+from llm_perf_opt.core.protocols import REPORTERS, Deployment, Reporter, Workload
+from llm_perf_opt.core.report import Report
 
 SourcesArgument = Annotated[
     list[str],
@@ -72,7 +78,7 @@ def report(
 
 
 def _is_for_tables(sources: Sequence[str], out: Path | None, device: str | None) -> bool:
-    from llm_perf_opt.pipeline.trace_files import are_traces
+    from llm_perf_opt.api.trace_files import are_traces
 
     return out is None and device is None and are_traces(sources)
 
@@ -85,8 +91,8 @@ def _show_tables(
     deployment: Deployment,
     exports: bool,
 ) -> None:
-    from llm_perf_opt.pipeline.reporting import report_on
-    from llm_perf_opt.pipeline.saved_wishes import refuse_wishes
+    from llm_perf_opt.api.trace_files import refuse_wishes
+    from llm_perf_opt.api.tracing import report_on
 
     refuse_wishes(workload, exports=exports)
     show(report_on([Path(source) for source in sources], times, deployment), reporter)
@@ -111,7 +117,7 @@ def _whole(
     exports: bool,
     trust_remote_code: bool,
 ) -> Report:
-    from llm_perf_opt.pipeline.whole_report import WholeRequest, run_whole_report
+    from llm_perf_opt.api.whole_report import WholeRequest, run_whole_report
 
     request = WholeRequest(
         model=model,

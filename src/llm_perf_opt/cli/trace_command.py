@@ -8,12 +8,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.deployment_options import CacheOption, WeightsOption, deployment_of
+from llm_perf_opt.cli.model_options import (
+    CacheOption,
+    ModelArgument,
+    RoutingOption,
+    TrustOption,
+    WeightsOption,
+    deployment_of,
+    takes_workload,
+)
 from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
-from llm_perf_opt.cli.talk import say, talk_more
-from llm_perf_opt.cli.workload_options import ModelArgument, RoutingOption, TrustOption, takes_workload
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.plugins import TRACERS, Workload
+from llm_perf_opt.cli.progress import say, talk_more
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.protocols import TRACERS, Workload
 
 TracerOption = Annotated[str, typer.Option(help=f"How to look: {', '.join(TRACERS.names())}.")]
 LoadWeightsOption = Annotated[
@@ -52,7 +59,7 @@ def trace(
     verbose: VerboseOption = False,
 ) -> None:
     """Run MODEL_OR_DIR, without weights unless told otherwise, and print what each stage costs."""
-    from llm_perf_opt.pipeline.tracing import TraceRequest, run_trace
+    from llm_perf_opt.api.tracing import TraceRequest, run_trace
 
     if verbose:
         talk_more()

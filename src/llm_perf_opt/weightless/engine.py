@@ -21,23 +21,21 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from llm_perf_opt.callgraph import CallGraphBuilder, OpKind
-from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.core.callgraph import CallGraphBuilder, OpKind
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.weightless import fallbacks, propagation, real_ops
-from llm_perf_opt.weightless.adoption import adopt_module
+from llm_perf_opt.weightless.composites import composite_parts, scratch_bytes
 from llm_perf_opt.weightless.environment import Disguise, environment
-from llm_perf_opt.weightless.ghost import _ACTIVE, _LATEST, Ghost, new_ghost
+from llm_perf_opt.weightless.ghost import _ACTIVE, _LATEST, Ghost, adopt_module, new_ghost
 from llm_perf_opt.weightless.higher_order import run_higher_order
 from llm_perf_opt.weightless.keys import op_key, shape_key
 from llm_perf_opt.weightless.options import Limits
 from llm_perf_opt.weightless.oracle import Oracle
-from llm_perf_opt.weightless.parts import composite_parts
 from llm_perf_opt.weightless.recipes import Fresh, Recipe
 from llm_perf_opt.weightless.recording import OpRecorder, flat_tensors, is_mutating, is_pointwise
 from llm_perf_opt.weightless.refusal import Refusal, locate
 from llm_perf_opt.weightless.routing import RoutingPolicy, routing_policy
 from llm_perf_opt.weightless.rules import SHAPE_RULES, VALUE_RULES
-from llm_perf_opt.weightless.scratch import scratch_bytes
 from llm_perf_opt.weightless.spec import Spec, contiguous_spec, spec_of_tensor
 from llm_perf_opt.weightless.storage import RealStorages, Storage
 

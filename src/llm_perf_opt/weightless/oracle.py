@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from llm_perf_opt.weightless.options import Limits
+from llm_perf_opt.weightless.refusal import Site, calling_site, site_text
 from llm_perf_opt.weightless.routing import RoutingPolicy, UniformRouting
-from llm_perf_opt.weightless.site import Site, calling_site, site_text
 from llm_perf_opt.weightless.spec import Spec
 
 # A last dimension this long is a vocabulary: answers stay clear of the special tokens at either end.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.callgraph import CallGraphBuilder, OpKind, TensorMeta
+from llm_perf_opt.core.callgraph import CallGraphBuilder, OpKind, TensorMeta
 from llm_perf_opt.weightless.ghost import Ghost
 from llm_perf_opt.weightless.spec import Spec, dtype_name, spec_of_tensor
 from llm_perf_opt.weightless.storage import RealStorages, Storage

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from llm_perf_opt.callgraph.expected_experts import expected_distinct
-from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.core.callgraph.expected_experts import expected_distinct
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 
 
 class RoutingPolicy(Protocol):

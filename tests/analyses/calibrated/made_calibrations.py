@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-from llm_perf_opt.hardware.calibration import Calibration, RateTable, Timing
+from llm_perf_opt.core.hardware.calibration import Calibration, RateTable, Timing
 
 
 def timing(median_s: float, spread: float = 0.0) -> Timing:

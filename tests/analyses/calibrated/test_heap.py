@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.analyses.calibrated.heap import Heap, fresh_bytes_by_op
-from llm_perf_opt.callgraph.builder import CallGraphBuilder
-from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
+from llm_perf_opt.core.callgraph.graph import CallGraph
 from tests.analyses.made_kinds import kind, tensor
 
 MIB = 2**20

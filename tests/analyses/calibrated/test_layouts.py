@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from llm_perf_opt.analyses.calibrated.layouts import scattered_inputs
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.plugins import Target
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.protocols import Target
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 
 VIEWS, CHANNELS, SIDE = 1, 6, 4
 

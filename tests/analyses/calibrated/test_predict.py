@@ -6,10 +6,10 @@ import pytest
 
 from llm_perf_opt.analyses.calibrated import calibrated_report, predict_stages
 from llm_perf_opt.analyses.calibrated.predict import op_times
-from llm_perf_opt.callgraph.builder import CallGraphBuilder
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.document import Level
-from llm_perf_opt.hardware.calibration import Calibration
+from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.hardware.calibration import Calibration
+from llm_perf_opt.core.report import Level
 from tests.analyses.calibrated.made_calibrations import calibration, close, table
 from tests.analyses.made_kinds import kind, tensor
 

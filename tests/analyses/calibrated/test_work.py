@@ -7,7 +7,7 @@ import pytest
 
 from llm_perf_opt.analyses.calibrated.inner_loops import inner_length
 from llm_perf_opt.analyses.calibrated.work import work_of
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from tests.analyses.made_kinds import kind, tensor
 
 

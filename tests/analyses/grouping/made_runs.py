@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llm_perf_opt.callgraph import CallGraph, CallGraphBuilder, OpKind
-from llm_perf_opt.document import Box, GraphView
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind
+from llm_perf_opt.core.report import Box, GraphView
 from tests.analyses.made_kinds import kind, tensor
 
 X = tensor(4, 8)

@@ -7,7 +7,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.core.callgraph import CallGraph
 from tests.analyses.grouping.made_runs import ADD, ADD_INTO, INDEX_ADD_INTO, MadeRun, Token
 
 NAMES = st.lists(st.sampled_from(["layers", "experts", "attn", "mlp", "norm", "0", "10"]), unique=True, max_size=4)

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from llm_perf_opt.analyses.grouping import check_conservation, group
-from llm_perf_opt.callgraph import CallGraph
+from llm_perf_opt.core.callgraph import CallGraph
 from scripts.make_graph_goldens import ARCHITECTURES, GOLDENS, golden_text, trace
 
 transformers = pytest.importorskip("transformers", reason="the architectures are those of transformers, an extra")

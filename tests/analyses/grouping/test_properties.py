@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.analyses.grouping import check_conservation, group
 from llm_perf_opt.analyses.grouping.call_figures import call_figures
-from llm_perf_opt.analyses.grouping.call_tree import call_tree
+from llm_perf_opt.analyses.grouping.call_tree import call_tree, kinship
 from llm_perf_opt.analyses.grouping.data_flow import data_flow
 from llm_perf_opt.analyses.grouping.families import Families
 from llm_perf_opt.analyses.grouping.groups import Grouper
-from llm_perf_opt.analyses.grouping.kinship import kinship
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.document import GraphView
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.report import GraphView
 from tests.analyses.grouping.made_runs import PROJECT, Body, MadeRun, Token, boxes, made
 from tests.analyses.grouping.random_runs import CLASSES, graphs
 

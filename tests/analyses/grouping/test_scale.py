@@ -7,9 +7,9 @@ import time
 import pytest
 
 from llm_perf_opt.analyses.grouping import group
-from llm_perf_opt.reports.html_drawing import HtmlDrawing
+from llm_perf_opt.formats.html_drawing import HtmlDrawing
 from tests.analyses.grouping.made_runs import drawn
-from tests.callgraph.test_scale import build
+from tests.core.callgraph.test_scale import build
 
 pytestmark = pytest.mark.slow
 

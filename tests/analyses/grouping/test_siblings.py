@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_perf_opt.analyses.grouping import group
-from llm_perf_opt.document import Loop, LoopKind
+from llm_perf_opt.core.report import Loop, LoopKind
 from tests.analyses.grouping.made_runs import (
     ADD,
     INDEX_ADD_INTO,

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from llm_perf_opt.analyses.cost.module_costs import module_costs
 from llm_perf_opt.analyses.grouping import check_conservation, group
-from llm_perf_opt.analyses.module_costs import module_costs
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.callgraph.queries import events_of
-from llm_perf_opt.document import Loop, LoopKind
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.queries import events_of
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.report import Loop, LoopKind
 from tests.analyses.grouping.made_runs import ADD, PROJECT_FLOPS, MadeRun, Token, box_at, boxes, drawn, made
 from tests.analyses.small_run import ACTIVATE_BYTES, small_run
 from tests.analyses.small_run import PROJECT_FLOPS as SMALL_FLOPS

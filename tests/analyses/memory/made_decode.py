@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.callgraph.builder import CallGraphBuilder
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from tests.analyses.made_kinds import kind, tensor
 
 HEADS, WIDTH = 2, 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_perf_opt.analyses.memory import AttentionPeak, attention_cases, attention_table, memory_document, run_memory
-from llm_perf_opt.callgraph.builder import CallGraphBuilder
-from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
+from llm_perf_opt.core.callgraph.graph import CallGraph
 from tests.analyses.made_kinds import kind, tensor
 from tests.analyses.small_run import finished
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analyses.memory import kv_cache, memory_document, memory_report, need_table, run_memory
-from llm_perf_opt.document import Kind, LineChart
-from llm_perf_opt.hardware import find_device
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.report import Kind, LineChart
 from tests.analyses.memory.made_decode import LAYERS, cached_bytes, made_decode
 from tests.analyses.small_run import X_BYTES, small_run
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.live_bytes import held_bytes
 from llm_perf_opt.analyses.memory import alive_at, peak_of, step_points, timeline
-from llm_perf_opt.callgraph.builder import CallGraphBuilder
-from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.analyses.memory.timeline import held_bytes
+from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
+from llm_perf_opt.core.callgraph.graph import CallGraph
 from tests.analyses.small_run import ACTIVATE, X_BYTES, X, finished, small_run
 
 # The input all along; encoder and norm twice, the first result stays alive; a view; decoder and norm; one op outside.

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.analyses.necessary import DecoderNeeds, NecessaryWork, Reason, decoder_needs, necessary_by_stage
 from llm_perf_opt.analyses.prediction import predict_stages
-from llm_perf_opt.analyses.stage_costs import stage_costs
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.hardware import find_device
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.protocols import MODELS, TRACERS, Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.plugins import MODELS, TRACERS, Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, write_folder
 
 transformers = pytest.importorskip("transformers", reason="the models here are transformers', an optional extra")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.necessary.visible_pairs import Span, declared_span
+from llm_perf_opt.analyses.necessary.attention_sites import Span, declared_span
 
 LIMITS = st.one_of(st.none(), st.integers(1, 12))
 

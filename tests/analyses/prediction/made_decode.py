@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.callgraph.builder import CallGraphBuilder
-from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
+from llm_perf_opt.core.callgraph.graph import CallGraph
 from tests.analyses.made_kinds import kind, tensor
 
 LAYERS, EXPERTS = 2, 3

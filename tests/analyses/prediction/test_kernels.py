@@ -10,8 +10,8 @@ from llm_perf_opt.analyses.prediction.band import Band
 from llm_perf_opt.analyses.prediction.kernel_time import LARGE_WEIGHTS, SMALL_WEIGHTS, kernel_time
 from llm_perf_opt.analyses.prediction.kernels import Kernel, Work, kernels_of
 from llm_perf_opt.analyses.roofline import Bound
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.hardware.priors import efficiency_priors
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.priors import efficiency_priors
 from tests.analyses.made_kinds import kind, tensor
 
 PRIORS = efficiency_priors()

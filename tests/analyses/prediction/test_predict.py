@@ -10,10 +10,10 @@ from llm_perf_opt.analyses.prediction import Execution, predict_stages, predicti
 from llm_perf_opt.analyses.prediction.fusion import fused_kernels
 from llm_perf_opt.analyses.prediction.kernels import Work
 from llm_perf_opt.analyses.roofline import Bound
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.document import Level
-from llm_perf_opt.hardware import Device, device_text, find_device, load_devices, read_devices
-from llm_perf_opt.hardware.measured_device import measured_device
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.hardware import Device, device_text, find_device, load_devices, read_devices
+from llm_perf_opt.core.hardware.measured_device import measured_device
+from llm_perf_opt.core.report import Level
 from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
 from tests.analyses.prediction.made_decode import CACHE_BYTES, EXPERTS, LAYERS, WEIGHT_BYTES, X_BYTES, made_decode
 from tests.analyses.small_run import PROJECT_FLOPS, small_run

@@ -17,8 +17,8 @@ from llm_perf_opt.analyses.prediction.kernels import kernels_of
 from llm_perf_opt.analyses.prediction.works import preparation
 from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.analyses.roofline import Bound
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.callgraph.queries import count_kinds, ops_of
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.queries import count_kinds, ops_of
 
 MEASURED = by_id(facts("deepseek_ocr/measured-gpu.json"))
 SUMMARY = MEASURED["rtx5090-derived-summary"]["metrics"]

@@ -8,9 +8,9 @@ from llm_perf_opt.analyses.prediction.kernel_time import kernel_time
 from llm_perf_opt.analyses.prediction.kernels import Kernel, kernels_of
 from llm_perf_opt.analyses.pricing.op_cost import bytes_in_and_out
 from llm_perf_opt.analyses.roofline.bound import fastest_peak
-from llm_perf_opt.callgraph import OpKind
-from llm_perf_opt.hardware import find_device
-from llm_perf_opt.hardware.priors import efficiency_priors
+from llm_perf_opt.core.callgraph import OpKind
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.hardware.priors import efficiency_priors
 from tests.analyses.made_kinds import kind, tensor
 
 ROWS, INPUTS, OUTPUTS = 4096, 8192, 8192

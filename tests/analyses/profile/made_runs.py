@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from llm_perf_opt.analyses.necessary import NecessaryWork
 from llm_perf_opt.analyses.prediction import StageWork
 from llm_perf_opt.analyses.profile import WorkloadCosts
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.measurement import PageMeasurement, TimedPass
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.measurement import PageMeasurement, TimedPass
 
 MS = 1_000_000
 

@@ -11,10 +11,10 @@ import pytest
 
 from llm_perf_opt.analyses import profile as profile_analysis
 from llm_perf_opt.analyses.profile import WorkloadCosts, join_run, metrics_document, profile_report
-from llm_perf_opt.document import BarChart, LineChart, SpanChart
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.measurement import Kernel, OperatorTime
-from llm_perf_opt.plugins import REPORTERS
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.measurement import Kernel, OperatorTime
+from llm_perf_opt.core.protocols import REPORTERS
+from llm_perf_opt.core.report import BarChart, LineChart, SpanChart
 from tests.analyses.profile.made_runs import DEVICE, MS, made_costs, made_page, made_pass, made_work
 
 ROOT = Path(__file__).parents[3]

@@ -8,8 +8,8 @@ from llm_perf_opt.analyses.prediction import StageWork
 from llm_perf_opt.analyses.prediction.predict import Execution, predict_work
 from llm_perf_opt.analyses.prediction.works import work_of
 from llm_perf_opt.analyses.profile import join_run
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.hardware.priors import efficiency_priors
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware.priors import efficiency_priors
 from tests.analyses.made_kinds import kind, tensor
 from tests.analyses.profile.made_runs import DEVICE, MS, made_costs, made_needs, made_page, made_pass, made_work
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.analyses.reconcile import CAUSES, reconcile
-from llm_perf_opt.testimony import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
+from llm_perf_opt.core.source_figures import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
 
 
 def said(source: str, operators: dict[str, int], **more: Any) -> Testimony:

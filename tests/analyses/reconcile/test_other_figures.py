@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.analyses.reconcile import CAUSES, FIGURES, FigureDifference, reconcile
-from llm_perf_opt.testimony import BlindSpot, Method, OperatorFigure, Testimony, family_of
+from llm_perf_opt.core.source_figures import BlindSpot, Method, OperatorFigure, Testimony, family_of
 
 
 def said(source: str, activations_by_operator: dict[str, int] | None = None, **figures: Any) -> Testimony:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_perf_opt.analyses.reconcile import reconcile
-from llm_perf_opt.testimony import Family
+from llm_perf_opt.core.source_figures import Family
 from tests.analyses.reconcile.test_ledger import blind, said
 
 OURS = said("counted", {"linear": 800, "_grouped_mm": 500})

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.counted import counted
+from llm_perf_opt.analyses.cost.counted import counted
 from llm_perf_opt.analyses.reconcile import FIGURES, reconcile
-from llm_perf_opt.pipeline.deploying import redeployed
-from llm_perf_opt.plugins import Deployment
-from llm_perf_opt.testimony import Method, Testimony
+from llm_perf_opt.api.deployed_traces import redeployed
+from llm_perf_opt.core.protocols import Deployment
+from llm_perf_opt.core.source_figures import Method, Testimony
 from tests.analyses.stored_runs import mixture
 
 OF_STORAGE = {"bytes_moved", "weight_bytes", "kv_cache_bytes", "kv_bytes_per_token"}

@@ -8,9 +8,9 @@ import pytest
 
 from llm_perf_opt.analyses.roofline import Bound, model_mfu, roofline_chart, speed_of_light, stage_efficiency
 from llm_perf_opt.analyses.roofline.chart import efficiency_table, roofline_of_bands
-from llm_perf_opt.document import Kind
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.hardware import Device, find_device
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.report import Kind
 
 CARD = Device(
     id="card",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_perf_opt.analyses.roofline import Bound, op_rooflines, op_table
-from llm_perf_opt.hardware import Device
+from llm_perf_opt.core.hardware import Device
 from tests.analyses.small_run import ACTIVATE_BYTES, PROJECT_BYTES, PROJECT_FLOPS, small_run
 
 CARD = Device(

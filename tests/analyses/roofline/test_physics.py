@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analyses.roofline import MEASURED_SLACK, StageEfficiency, check_physics, stage_efficiency
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.hardware import Device, find_device
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import Device, find_device
 
 CARD = find_device("rtx-5090")
 PEAK, BANDWIDTH = 209_500_000_000_000, 1_792_000_000_000

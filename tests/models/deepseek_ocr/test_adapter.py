@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from llm_perf_opt.analyses.memory import run_memory
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.plugins import Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 
 TINY = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())
 

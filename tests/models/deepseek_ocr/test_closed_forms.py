@@ -9,14 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.active_parameters import active_parameters
-from llm_perf_opt.analyses.coverage import price_coverage
-from llm_perf_opt.analyses.module_costs import module_costs
+from llm_perf_opt.analyses.cost.coverage import price_coverage
+from llm_perf_opt.analyses.cost.module_costs import module_costs
+from llm_perf_opt.analyses.cost.parameters import active_parameters
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.analyses.stage_costs import stage_costs
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.callgraph.queries import count_kinds_by_stage
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.queries import count_kinds_by_stage
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.source_figures import Family, Method, Testimony, family_of
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.attention import ATTENTION_CLASSES
 from llm_perf_opt.models.deepseek_ocr.closed_forms import views_of
@@ -34,9 +37,6 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     vision_work,
 )
 from llm_perf_opt.models.deepseek_ocr.plan import ATTENTIONS, make_plan
-from llm_perf_opt.plugins import Workload
-from llm_perf_opt.testimony import Family, Method, Testimony, family_of
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 
 TINY = DeepSeekOcrConfig.tiny()
 TRACER = WeightlessTracer()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.core.source_figures import Family
 from llm_perf_opt.models.deepseek_ocr.formulas import (
     KvCache,
     Views,
@@ -28,7 +29,6 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     weight_bytes_read_per_step,
 )
 from llm_perf_opt.models.deepseek_ocr.formulas.work import convolution, linear
-from llm_perf_opt.testimony import Family
 from tests.models.deepseek_ocr.facts import fact
 from tests.models.deepseek_ocr.released_formulas import RELEASED, work_of_record, work_of_run
 

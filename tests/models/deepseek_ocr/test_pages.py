@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.models.deepseek_ocr.configuration import RELEASED_MODES
 from llm_perf_opt.models.deepseek_ocr.page_geometry import MOST_PIXELS, crop_grid
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page, stored_size, synthetic_page

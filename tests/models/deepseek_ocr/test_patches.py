@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr import clip
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.patches import FORWARD_POINT, patched
 from llm_perf_opt.models.deepseek_ocr.targets import make_targets
-from llm_perf_opt.plugins import Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from tests.models.deepseek_ocr import vendor_stand_ins as vendor
 
 VENDOR = sys.modules[vendor.DeepseekOCRModel.__module__]

@@ -11,15 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm_perf_opt.errors import PerfOptError, UsageError
-from llm_perf_opt.execution.real_models import RealModels
-from llm_perf_opt.measurement import SessionRequest
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.measurement import SessionRequest
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.configuration_file import read_released_folder
-from llm_perf_opt.models.deepseek_ocr.prompts import PromptIds, prompt_ids
+from llm_perf_opt.models.deepseek_ocr.inputs import PromptIds, prompt_ids
+from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession, open_session
-from llm_perf_opt.models.deepseek_ocr.tokenizers import load_tokenizer
-from llm_perf_opt.plugins import Workload
 from tests.models.deepseek_ocr.tiny_twin import TINY, tiny_model
 
 FACTS = Path(__file__).parents[2] / "facts" / "deepseek_ocr"

@@ -6,9 +6,8 @@ import torch
 
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, make_inputs
+from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, PromptIds, make_inputs, placeholder_ids
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, synthetic_page
-from llm_perf_opt.models.deepseek_ocr.prompts import PromptIds, placeholder_ids
 
 TINY = DeepSeekOcrConfig.tiny()
 

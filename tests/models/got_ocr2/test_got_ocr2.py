@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llm_perf_opt.analyses.stage_costs import stage_costs
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Adapter
-from llm_perf_opt.plugins import Workload
-from llm_perf_opt.tracers.hooks_tracer import HooksTracer
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 
 transformers = pytest.importorskip(
     "transformers", minversion="5.0", reason="the code of the model is in transformers 5"

@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.protocols import Workload
 from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Adapter
-from llm_perf_opt.plugins import Workload
 
 
 @pytest.mark.parametrize("installed", ["4.46.3", "4.57.0.dev0"])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from llm_perf_opt.models.huggingface.cache_template import with_zeros, without_tensors
+from llm_perf_opt.models.huggingface.phases import with_zeros, without_tensors
 
 
 class Layer:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.analyses.stage_costs import stage_costs
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.plugins import Target, Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, write_folder
 
 transformers = pytest.importorskip(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.protocols import Workload
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.plugins import Workload
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 pytest.importorskip("transformers", reason="a Hugging Face folder is run by transformers, an optional extra")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.analyses.memory import run_memory
-from llm_perf_opt.analyses.stage_costs import stage_costs
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.plugins import Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 
 pytest.importorskip("transformers", minversion="5.0", reason="the configurations are those of transformers 5")
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.callgraph import CallGraph, Parameter
-from llm_perf_opt.callgraph.weight_formats import StoredFormats, is_weight_format
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.models.huggingface.module_patterns import names_module, spellings
-from llm_perf_opt.models.huggingface.quantization import METHODS, stored_formats
-from tests.callgraph.made_graphs import meta
+from llm_perf_opt.core.callgraph import CallGraph, Parameter
+from llm_perf_opt.core.callgraph.tensor_formats import StoredFormats, is_weight_format
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.models.huggingface.quantization import METHODS, names_module, spellings, stored_formats
+from tests.core.callgraph.made_graphs import meta
 
 FACTS = json.loads((Path(__file__).parents[2] / "facts" / "quantization_blocks.json").read_text())
 BLOCKS: dict[str, dict[str, Any]] = FACTS["blocks"]

@@ -17,12 +17,12 @@ pytest.importorskip("transformers", minversion="5.0", reason="the tiny models ar
 
 import transformers
 
-from llm_perf_opt.analyses.stage_report import stage_report
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.analyses.cost.stage_report import stage_report
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import REPORTERS, Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.plugins import REPORTERS, Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from tests.breadth.tiny_models import TINY_MODELS
 from tests.breadth.tiny_models.model_case import TinyModel
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.analyses.memory import run_memory
 from llm_perf_opt.analyses.prediction.works import stage_works
-from llm_perf_opt.analyses.stage_costs import stage_costs
-from llm_perf_opt.analyses.workload_text import workload_note
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.analyses.run_description import workload_note
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.plugins import Target, Workload
-from llm_perf_opt.tracers.weightless_tracer import WeightlessTracer
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, VISION, write_folder
 from tests.models.huggingface.test_decode_step import MAMBA2, WHISPER
 

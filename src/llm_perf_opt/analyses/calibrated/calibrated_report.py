@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.calibrated.predict import StageTime, predict_stages
-from llm_perf_opt.analyses.workload_text import workload_note
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.document import Cell, Column, Kind, Level, Note, Report, Table
-from llm_perf_opt.hardware.calibration import Calibration
+from llm_perf_opt.analyses.run_description import workload_note
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.hardware.calibration import Calibration
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 
 _FAMILIES_SHOWN = 8
 _STAGE_COLUMNS = (

@@ -18,8 +18,8 @@ from array import array
 from bisect import bisect_left, insort
 from collections import defaultdict
 
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import ops_of
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import ops_of
 
 _LARGE = 32 * 2**20
 _MOST_FREE_END = 2 * _LARGE

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from llm_perf_opt.hardware.calibration import RateTable, Timing
+from llm_perf_opt.core.hardware.calibration import RateTable, Timing
 
 
 def time_at(table: RateTable, sizes: Mapping[str, float]) -> Timing:

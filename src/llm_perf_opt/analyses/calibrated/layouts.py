@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import ops_of, stage_names, stage_of_ops, tensor_offsets
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops, tensor_offsets
+from llm_perf_opt.core.callgraph.records import OpKind
 
 Scattered = frozenset[int]  # places of an op's inputs
 _REORDERING = frozenset({"aten.permute", "aten.transpose", "aten.t", "aten.movedim", "aten.swapaxes"})

@@ -10,10 +10,10 @@ from llm_perf_opt.analyses.calibrated.heap import fresh_bytes_by_op
 from llm_perf_opt.analyses.calibrated.interpolation import time_at
 from llm_perf_opt.analyses.calibrated.layouts import Scattered, count_variants_by_stage
 from llm_perf_opt.analyses.calibrated.work import MODULE_CALL, Work, work_of
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import stage_names, stage_of_calls, stage_of_ops
-from llm_perf_opt.callgraph.records import OpKind
-from llm_perf_opt.hardware.calibration import Calibration, Timing
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls, stage_of_ops
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.hardware.calibration import Calibration, Timing
 
 FRESH_MEMORY = "fresh_memory"
 _NOTHING = Timing(median_s=0.0, fastest_s=0.0, slowest_s=0.0)

@@ -11,8 +11,8 @@ from llm_perf_opt.analyses.calibrated.layouts import Scattered
 from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.analyses.pricing.op_cost import elements, operand
 from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 
 _NARROWEST_WEIGHT = 256  # columns; below, a weight is small and stays in a cache
 _WIDEST_WEIGHT = 5120  # columns; above, the result no longer fits one either

@@ -1,24 +1,150 @@
-"""Groups of calls turned into the boxes of a view, with names, loops, figures and arrows."""
+"""Groups of calls turned into the boxes of a view, with names, loops, tensors, figures and arrows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import count
-from typing import Any
+from itertools import accumulate, count
+from typing import Any, NamedTuple
 
-from llm_perf_opt.analyses.grouping.box_tensors import BoxTensors
-from llm_perf_opt.analyses.grouping.call_figures import CallFigures
-from llm_perf_opt.analyses.grouping.call_tree import CallTree
-from llm_perf_opt.analyses.grouping.data_flow import DataFlow
+from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
+from llm_perf_opt.analyses.grouping.call_figures import CallFigures, ParameterHomes
+from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree
+from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
 from llm_perf_opt.analyses.grouping.groups import Group
-from llm_perf_opt.analyses.grouping.loops import loops_of
-from llm_perf_opt.analyses.grouping.parameter_homes import ParameterHomes
-from llm_perf_opt.analyses.known_sum import counted_or_unknown, known_sum, priced_sum
 from llm_perf_opt.analyses.path_labels import label_of
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import stage_names, stage_of_calls
-from llm_perf_opt.document import Arrow, Box, Figures
+from llm_perf_opt.core.callgraph.graph import CallGraph, Observation
+from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.records import TensorMeta
+from llm_perf_opt.core.report import Arrow, Box, Figures, Loop, LoopKind, TensorGroup
+
+_SHOWN = 12  # distinct sets of tensors told apart; a router makes hundreds of them
+
+
+class _Side(NamedTuple):
+    counts: Sequence[int]
+    ends: Sequence[int]
+    metas: array[int]
+
+
+class BoxTensors:
+    """Reads the tensors of calls from the columns, or from the totals by module where a trace has no columns."""
+
+    def __init__(self, graph: CallGraph) -> None:
+        self._graph = graph
+        self._texts = [_text(meta) for meta in graph.tensor_metas]
+        self._sides: tuple[_Side, _Side] | None = None
+        if (calls := graph.calls) is not None:
+            self._sides = (
+                _Side(calls.input_count, list(accumulate(calls.input_count)), calls.input_metas),
+                _Side(calls.output_count, list(accumulate(calls.output_count)), calls.output_metas),
+            )
+
+    def inputs(self, rows: Sequence[int], paths: Iterable[str]) -> tuple[TensorGroup, ...]:
+        """The distinct inputs, the most frequent first."""
+        if self._sides is not None:
+            return self._from_rows(rows, self._sides[0])
+        return _from_totals(self._graph.input_metadata, paths)
+
+    def outputs(self, rows: Sequence[int], paths: Iterable[str]) -> tuple[TensorGroup, ...]:
+        """The distinct outputs, the most frequent first."""
+        if self._sides is not None:
+            return self._from_rows(rows, self._sides[1])
+        return _from_totals(self._graph.output_metadata, paths)
+
+    def _from_rows(self, rows: Sequence[int], side: _Side) -> tuple[TensorGroup, ...]:
+        counts, ends, metas = side
+        seen: dict[bytes, int] = {}
+        example: dict[bytes, array[int]] = {}
+        for row in rows:
+            tensors = metas[ends[row] - counts[row] : ends[row]]
+            key = tensors.tobytes()
+            seen[key] = seen.get(key, 0) + 1
+            example[key] = tensors
+        texts = self._texts
+        return _most_frequent({tuple(texts[meta] for meta in example[key]): calls for key, calls in seen.items()})
+
+
+def _from_totals(observed: Mapping[str, tuple[Observation, ...]], paths: Iterable[str]) -> tuple[TensorGroup, ...]:
+    seen: dict[tuple[str, ...], int] = {}
+    for path in paths:
+        for observation in observed.get(path, ()):
+            key = tuple(map(_text, observation.tensors))
+            seen[key] = seen.get(key, 0) + observation.calls
+    return _most_frequent(seen)
+
+
+def _most_frequent(seen: Mapping[tuple[str, ...], int]) -> tuple[TensorGroup, ...]:
+    ordered = sorted(seen.items(), key=lambda item: -item[1])
+    if len(ordered) > _SHOWN:
+        others = ordered[_SHOWN - 1 :]
+        ordered = [*ordered[: _SHOWN - 1], ((f"{len(others)} other shapes",), sum(calls for _, calls in others))]
+    return tuple(TensorGroup(tensors=tensors, calls=calls) for tensors, calls in ordered)
+
+
+def _text(meta: TensorMeta) -> str:
+    return f"{meta.dtype}[{', '.join(map(str, meta.shape))}]"
+
+
+def loops_of(group: Group, tree: CallTree, flow: DataFlow) -> tuple[Loop, ...]:
+    """The loop over instances first. Where a trace cannot tell how instances depend on each other, there is none."""
+    uses = _uses(group, tree)
+    return (*_over_instances(group, uses), *_over_calls(group, tree, flow, uses))
+
+
+def are_uses_in_series(group: Group, tree: CallTree, flow: DataFlow) -> bool:
+    """Whether some instance is used several times by one caller, each use being fed by an earlier one."""
+    used = {(tree.caller_path(row), tree.path[row]) for row in group.rows}
+    return any(flow.inflow(caller, path).is_in_series for caller, path in used)
+
+
+Uses = dict[int, dict[int, tuple[int, int]]]  # caller's row -> path -> least and most uses in one call of the caller
+
+
+def _uses(group: Group, tree: CallTree) -> Uses:
+    counts: dict[int, dict[int, int]] = {}
+    for row in group.rows:
+        by_path = counts.setdefault(tree.parent[row], {})
+        by_path[tree.path[row]] = by_path.get(tree.path[row], 0) + tree.weight[row]
+    return {
+        caller: {path: _per_call(count, tree.weight[caller] if caller >= 0 else 1) for path, count in by_path.items()}
+        for caller, by_path in counts.items()
+    }
+
+
+def _per_call(count: int, caller_calls: int) -> tuple[int, int]:
+    """Where only totals are known, the uses in one call of the caller lie around their mean."""
+    return max(1, count // caller_calls), -(-count // caller_calls)
+
+
+def _over_instances(group: Group, uses: Uses) -> list[Loop]:
+    counts = [len(by_path) for by_path in uses.values()]
+    most, least = max(counts), min(counts)
+    if group.kind is None or (most == 1 and group.declared == 1):
+        return []
+    return [
+        Loop(
+            kind=group.kind,
+            count=most,
+            least=least if least < most else None,
+            of=group.declared if least < group.declared else None,
+        )
+    ]
+
+
+def _over_calls(group: Group, tree: CallTree, flow: DataFlow, uses: Uses) -> list[Loop]:
+    """Several uses of one instance by one caller; forwards of the whole model in turn, if nobody called it."""
+    most = max(high for by_path in uses.values() for _, high in by_path.values())
+    least = min(low for by_path in uses.values() for low, _ in by_path.values())
+    kind = LoopKind.PARFOR
+    if OUTSIDE in uses:
+        if flow.knowledge is Knowledge.NONE:
+            return []
+        if are_uses_in_series(group, tree, flow):
+            kind = LoopKind.FOR
+    return [Loop(kind=kind, count=most, least=least if least < most else None, over="calls")] if most > 1 else []
+
 
 FIGURE_NAMES = tuple(figure.name for figure in fields(Figures))
 PRICED_FIGURES = ("flops", "macs", "bytes_moved")  # of ops that have a price, so that they may be lower bounds

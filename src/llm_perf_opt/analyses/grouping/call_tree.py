@@ -1,8 +1,4 @@
-"""Who called whom, as rows of integers, from whatever a trace has to say about it.
-
-The columns of a full trace give one row per call, and so do recorded events. A file with edges alone gives one row per
-edge, which stands for as many calls as the edge counts.
-"""
+"""Who called whom, as rows of integers, and which modules may form one family."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.callgraph.aggregates import split_edge
-from llm_perf_opt.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.aggregates import split_edge
+from llm_perf_opt.core.callgraph.graph import CallGraph
 
 OUTSIDE = -1  # the caller of what no module called
 
@@ -105,3 +101,56 @@ def _tree_of_edges(graph: CallGraph) -> CallTree:
         parent.append(caller)
         weight.append(calls)
     return _tree(tuple(rows_by_path), path, parent, weight)
+
+
+UNKNOWN_CLASS = "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinship:
+    """Per path row: its class, its container, and the kin it belongs to."""
+
+    class_name: Sequence[str]
+    stage: Sequence[str | None]  # that claims this very path
+    container: Sequence[str]
+    kin: Sequence[int]  # equal for members of one kin
+    is_member: Sequence[bool]  # of a container; otherwise it has a role, and is its own kin
+    is_mixed: Sequence[bool]  # whether called members of several classes share its container
+
+
+def kinship(graph: CallGraph, paths: Sequence[str]) -> Kinship:
+    """The kin of every called module. Modules that different stages claim are not kin."""
+    classes = [graph.module_types.get(path, UNKNOWN_CLASS) for path in paths]
+    containers = [path.rpartition(".")[0] for path in paths]
+    claims = {path: name for name, claimed in graph.stages for path in claimed}
+    stages = [claims.get(path) for path in paths]
+    holds_members: dict[str, bool] = {}
+    kins: dict[object, int] = {}
+    kin, is_member = [], []
+    for path, class_name, container, stage in zip(paths, classes, containers, stages, strict=True):
+        if container not in holds_members:
+            holds_members[container] = _holds_members(graph, container)
+        member = bool(path) and (holds_members[container] or path.rpartition(".")[2].isdecimal())
+        key = (container, class_name, stage) if member else path
+        kin.append(kins.setdefault(key, len(kins)))
+        is_member.append(member)
+    classes_in: dict[str, set[str]] = {container: set() for container in containers}
+    for class_name, container, member in zip(classes, containers, is_member, strict=True):
+        if member:
+            classes_in[container].add(class_name)
+    return Kinship(
+        class_name=classes,
+        stage=stages,
+        container=containers,
+        kin=kin,
+        is_member=is_member,
+        is_mixed=[len(classes_in[container]) > 1 for container in containers],
+    )
+
+
+def _holds_members(graph: CallGraph, container: str) -> bool:
+    if graph.module_types.get(container) == "ModuleDict":
+        return True
+    children = graph.module_children.get(container, ())
+    classes = {graph.module_types.get(child) for child in children}
+    return len(children) > 1 and len(classes) == 1 and all(graph.module_children.get(child) for child in children)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import compress
 
-from llm_perf_opt.analyses.coverage import priced_total
+from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, priced_total
+from llm_perf_opt.analyses.cost.parameters import untied
 from llm_perf_opt.analyses.grouping.boxes import FIGURE_NAMES, PRICED_FIGURES, sum_of
-from llm_perf_opt.analyses.grouping.call_figures import memory_of
-from llm_perf_opt.analyses.grouping.parameter_homes import parameter_homes
-from llm_perf_opt.analyses.known_sum import counted_or_unknown
-from llm_perf_opt.analyses.parameter_owners import untied
+from llm_perf_opt.analyses.grouping.call_figures import memory_of, parameter_homes
 from llm_perf_opt.analyses.pricing.op_cost import elements
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import count_kinds
-from llm_perf_opt.callgraph.records import OpKind
-from llm_perf_opt.document import Box, Figures, GraphView
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import count_kinds
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.report import Box, Figures, GraphView
 
 
 def check_conservation(view: GraphView, graph: CallGraph) -> list[str]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from llm_perf_opt.analyses.grouping.call_tree import CallTree
+from llm_perf_opt.analyses.grouping.call_tree import CallTree, Kinship
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
-from llm_perf_opt.analyses.grouping.kinship import Kinship
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.document import LoopKind
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.report import LoopKind
 
 MAX_DEPTH = 64  # levels of calls told apart; only runaway recursion goes deeper
 

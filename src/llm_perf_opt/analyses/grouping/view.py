@@ -1,25 +1,73 @@
-"""A call graph as a grouped view: families, loops, figures that add up, and a choice of what to show."""
+"""A call graph as a grouped view: families, loops, figures that add up, and the part that was asked for."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
 from dataclasses import replace
 
 from llm_perf_opt.analyses.grouping.boxes import BoxMaker, Facts, sum_of
-from llm_perf_opt.analyses.grouping.call_figures import call_figures
-from llm_perf_opt.analyses.grouping.call_tree import CallTree, call_tree
-from llm_perf_opt.analyses.grouping.captions import reservation_lines, series_lines, size_line, workload_lines
+from llm_perf_opt.analyses.grouping.call_figures import call_figures, parameter_homes
+from llm_perf_opt.analyses.grouping.call_tree import UNKNOWN_CLASS, CallTree, call_tree, kinship
+from llm_perf_opt.analyses.grouping.captions import (
+    reservation_lines,
+    runtime_lines,
+    series_lines,
+    size_line,
+    workload_lines,
+)
 from llm_perf_opt.analyses.grouping.conservation import check_conservation, is_whole, trace_totals
 from llm_perf_opt.analyses.grouping.data_flow import data_flow
 from llm_perf_opt.analyses.grouping.families import Families
-from llm_perf_opt.analyses.grouping.focus import find_groups
-from llm_perf_opt.analyses.grouping.groups import Group, Grouper
-from llm_perf_opt.analyses.grouping.kinship import kinship
-from llm_perf_opt.analyses.grouping.opening import open_to_depth, open_to_fit
-from llm_perf_opt.analyses.grouping.parameter_homes import parameter_homes
-from llm_perf_opt.analyses.grouping.runtime_facts import runtime_lines
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import stage_names
-from llm_perf_opt.document import GraphView
+from llm_perf_opt.analyses.grouping.groups import Group, Grouper, open_to_depth, open_to_fit
+from llm_perf_opt.analyses.path_labels import label_of
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import stage_names
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.report import GraphView
+
+
+def find_groups(graph: CallGraph, tree: CallTree, grouper: Grouper, focus: str) -> list[Group]:
+    """A called module alone; otherwise the families with that label, or all that stand in that container."""
+    if focus in tree.paths:
+        class_name = graph.module_types.get(focus, UNKNOWN_CLASS)
+        return [grouper.instance(tree.paths.index(focus), class_name)]
+    labelled = {id(group): group for root in grouper.roots() for group in _outermost(root, tree, focus)}
+    if not labelled:
+        raise _unknown(graph, tree, grouper, focus)
+    return list(labelled.values())
+
+
+def _outermost(root: Group, tree: CallTree, focus: str) -> Iterator[Group]:
+    waiting = [root]
+    while waiting:
+        group = waiting.pop()
+        names = _members(group, tree)
+        if label_of(names) == focus or (focus and all(name.startswith(f"{focus}.") for name in names)):
+            yield group
+        else:
+            waiting.extend(reversed(group.children))
+
+
+def _members(group: Group, tree: CallTree) -> list[str]:
+    return [*(tree.paths[path] for path in group.paths), *group.untouched]
+
+
+def _unknown(graph: CallGraph, tree: CallTree, grouper: Grouper, focus: str) -> UsageError:
+    if focus in graph.module_types:
+        return UsageError(
+            f"{focus!r} did not run in the phase {graph.phase!r}.",
+            why="nothing called it, nor anything inside it",
+            fix="choose another --phase, or a module that ran",
+        )
+    labels = [label_of(_members(group, tree)) for root in grouper.roots() for group in root.walk()]
+    close = difflib.get_close_matches(focus, [*labels, *tree.paths], n=3, cutoff=0.5)
+    return UsageError(
+        f"There is no module or family {focus!r} in this trace.",
+        why="--focus takes a module path or the label of a family, as the picture shows it",
+        fix=f"did you mean {' or '.join(map(repr, close))}?" if close else "see the labels with --format text",
+    )
+
 
 MAX_BOXES = 40
 

@@ -2,10 +2,8 @@
 
 from llm_perf_opt.analyses.memory.attention_cases import AttentionCase, AttentionPeak, attention_cases, attention_table
 from llm_perf_opt.analyses.memory.kv_cache import KvCache, kv_cache
-from llm_perf_opt.analyses.memory.memory_document import memory_document
-from llm_perf_opt.analyses.memory.memory_report import memory_report
-from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, StageMemory, run_memory
-from llm_perf_opt.analyses.memory.need_table import need_table
+from llm_perf_opt.analyses.memory.memory_report import memory_document, memory_report
+from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, StageMemory, need_table, run_memory
 from llm_perf_opt.analyses.memory.peak import AliveTensors, Peak, alive_at, peak_of
 from llm_perf_opt.analyses.memory.timeline import StageCurve, Timeline, step_points, timeline
 

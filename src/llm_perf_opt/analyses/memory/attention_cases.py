@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.live_bytes import held_bytes
-from llm_perf_opt.analyses.memory.timeline import Timeline, timeline
+from llm_perf_opt.analyses.memory.timeline import Timeline, held_bytes, timeline
 from llm_perf_opt.analyses.path_labels import label_of
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of, ops_of, stage_names, stage_of_calls
-from llm_perf_opt.document import Cell, Column, Kind, Table
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_calls
+from llm_perf_opt.core.report import Cell, Column, Kind, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
-from llm_perf_opt.callgraph.records import TensorMeta
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.records import TensorMeta
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 
 DECODE = "decode"
 

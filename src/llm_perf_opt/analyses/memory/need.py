@@ -1,18 +1,19 @@
-"""How much memory a device needs for a phase, part by part."""
+"""How much memory a device needs for a phase, part by part, and whether a given one has it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.live_bytes import GIVEN
 from llm_perf_opt.analyses.memory.kv_cache import KvCache, cached_storages, kv_cache
 from llm_perf_opt.analyses.memory.peak import Peak, living_storages, peak_of
-from llm_perf_opt.analyses.memory.timeline import Timeline, timeline
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of, deepest_claim, stage_names, stage_of_calls
-from llm_perf_opt.callgraph.records import Parameter
+from llm_perf_opt.analyses.memory.timeline import GIVEN, Timeline, timeline
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, deepest_claim, stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.records import Parameter
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.report import Cell, Column, Kind, Table
 
 _WEIGHTS = ("parameter", "buffer")
 
@@ -188,3 +189,42 @@ def _kv_bytes(graph: CallGraph, cache: KvCache | None, op_row: int) -> int | Non
         return None
     rows = cached_storages(graph, cache)
     return sum(graph.storages.bytes[row] for row in living_storages(graph.storages, op_row) if row in rows)
+
+
+_PHASE = Column("phase")
+_ANSWER = (Column("fits"), Column("of the device", Kind.RATIO), Column("device memory", Kind.BYTES))
+_NEED = (
+    Column("needed in all", Kind.BYTES),
+    Column("weights", Kind.BYTES),
+    Column("buffers", Kind.BYTES),
+    Column("inputs", Kind.BYTES),
+    Column("KV cache at the peak", Kind.BYTES),
+    Column("other activations at the peak", Kind.BYTES),
+)
+
+
+def need_table(memory: RunMemory, device: Device | None = None) -> Table:
+    """A row per phase, the answer first; a device adds whether it fits, the share that is needed, and its memory."""
+    if device is None:
+        rows = tuple((phase.phase, *_need(phase)) for phase in memory.phases)
+        return Table(title="Memory that a device needs", columns=(_PHASE, *_NEED), rows=rows)
+    rows = tuple((phase.phase, *_answer(phase, device), *_need(phase)) for phase in memory.phases)
+    return Table(title=f"Does it fit on {device.name}?", columns=(_PHASE, *_ANSWER, *_NEED), rows=rows)
+
+
+def _need(phase: PhaseMemory) -> tuple[Cell, ...]:
+    return (
+        phase.total_bytes,
+        phase.weight_bytes,
+        phase.buffer_bytes,
+        phase.input_bytes,
+        phase.peak_kv_bytes,
+        phase.peak_other_bytes,
+    )
+
+
+def _answer(phase: PhaseMemory, device: Device) -> tuple[Cell, ...]:
+    if phase.total_bytes is None:
+        return None, None, device.memory_bytes
+    fits = "yes" if phase.total_bytes <= device.memory_bytes else "no"
+    return fits, phase.total_bytes / device.memory_bytes, device.memory_bytes

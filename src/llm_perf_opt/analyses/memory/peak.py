@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.live_bytes import GIVEN, LIVE_ORIGINS
-from llm_perf_opt.analyses.memory.timeline import StageCurve
+from llm_perf_opt.analyses.memory.timeline import GIVEN, LIVE_ORIGINS, StageCurve
 from llm_perf_opt.analyses.path_labels import label_of
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of, ops_of, tensor_offsets
-from llm_perf_opt.callgraph.records import StorageColumns, TensorMeta
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.records import StorageColumns, TensorMeta
 
 SCRATCH = "(scratch)"
 UNUSED = "(not used)"

@@ -1,8 +1,7 @@
 """Necessary work: what any implementation of a model must compute and read, beside what the traced code does."""
 
 from llm_perf_opt.analyses.necessary.decoder_needs import AttentionLayers, DecoderNeeds, ExpertLayers, decoder_needs
-from llm_perf_opt.analyses.necessary.stage_needs import necessary_by_stage
-from llm_perf_opt.analyses.necessary.work import ExpertReads, NecessaryWork, Reason
+from llm_perf_opt.analyses.necessary.stage_needs import ExpertReads, NecessaryWork, Reason, necessary_by_stage
 
 __all__ = [
     "AttentionLayers",

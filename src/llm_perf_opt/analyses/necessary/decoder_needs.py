@@ -11,14 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, anatomy_of
-from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, Latent
+from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, Latent, Span
 from llm_perf_opt.analyses.necessary.expert_blocks import UNIFORM, distinct_experts
 from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache_number_bytes, reads_by_stage
-from llm_perf_opt.analyses.necessary.stage_needs import contexts_of, expert_type, product_type
-from llm_perf_opt.analyses.necessary.visible_pairs import Span
-from llm_perf_opt.analyses.necessary.work import ExpertReads, NecessaryWork
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.analyses.necessary.stage_needs import (
+    ExpertReads,
+    NecessaryWork,
+    contexts_of,
+    expert_type,
+    product_type,
+)
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError
 
 FIRST_FORWARD = 1
 

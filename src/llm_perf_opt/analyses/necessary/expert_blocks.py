@@ -16,12 +16,12 @@ from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions
 from llm_perf_opt.analyses.pricing.matrix import groups_used
 from llm_perf_opt.analyses.pricing.op_cost import elements
 from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.expected_experts import expected_distinct
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of
-from llm_perf_opt.callgraph.records import OpKind, Parameter
-from llm_perf_opt.testimony import Family, family_of
+from llm_perf_opt.core.callgraph.expected_experts import expected_distinct
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of
+from llm_perf_opt.core.callgraph.records import OpKind, Parameter
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
+from llm_perf_opt.core.source_figures import Family, family_of
 
 UNIFORM, BALANCED, FEWEST, AS_TRACED = "uniform", "balanced", "fewest", "as traced"
 _CHOOSERS = ("aten.topk", "aten.max", "aten.argmax")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analyses.pricing.op_cost import elements, operand
 from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

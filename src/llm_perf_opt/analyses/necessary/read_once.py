@@ -14,11 +14,11 @@ from llm_perf_opt.analyses.pricing.matrix import read_of_stack
 from llm_perf_opt.analyses.pricing.op_cost import Formula
 from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.analyses.pricing.price import formula_table
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of, ops_of, stage_of_ops, tensor_offsets
-from llm_perf_opt.callgraph.records import OpKind
-from llm_perf_opt.testimony import Family, family_of
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_of_ops, tensor_offsets
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
+from llm_perf_opt.core.source_figures import Family, family_of
 
 _OLD = frozenset({"parameter", "buffer", "input", "external"})
 _WEIGHTS, _CACHE, _OTHER = "weights", "cache", "other"

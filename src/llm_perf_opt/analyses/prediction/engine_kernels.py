@@ -14,10 +14,10 @@ from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
 from llm_perf_opt.analyses.necessary.expert_blocks import routing_policy_of
 from llm_perf_opt.analyses.necessary.stage_needs import contexts_of
 from llm_perf_opt.analyses.prediction.kernels import Kernel, kernels_of
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import ops_of
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import ops_of
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 
 
 def engine_kernels(graph: CallGraph) -> dict[int, Kernel]:

@@ -15,8 +15,8 @@ from typing import cast
 from llm_perf_opt.analyses.necessary.read_once import preparation
 from llm_perf_opt.analyses.prediction.engine_kernels import engine_kernels
 from llm_perf_opt.analyses.prediction.kernels import Kernel, Work, kernels_of
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
 
 _Group = tuple[object, ...]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.prediction.band import Band
 from llm_perf_opt.analyses.prediction.kernels import Kernel, Work
 from llm_perf_opt.analyses.roofline.bound import Bound, fastest_peak, is_known
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.hardware.device import PEAKS_OF_DTYPE
-from llm_perf_opt.hardware.priors import EfficiencyPriors, Prior, applying
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
+from llm_perf_opt.core.hardware.priors import EfficiencyPriors, Prior, applying
 
 SMALL_WEIGHTS = 4_000_000  # up to here a product is priced as the sources' small ones
 LARGE_WEIGHTS = 60_000_000  # and from here as their large ones; between, the band spans both

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from llm_perf_opt.analyses.pricing import OpCost, price
 from llm_perf_opt.analyses.pricing.op_cost import bytes_in_and_out, elements, operand
-from llm_perf_opt.callgraph.records import OpKind
-from llm_perf_opt.callgraph.weight_formats import product_dtype
-from llm_perf_opt.testimony import Family, family_of
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.tensor_formats import product_dtype
+from llm_perf_opt.core.source_figures import Family, family_of
 
 
 class Work(StrEnum):

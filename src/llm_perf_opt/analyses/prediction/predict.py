@@ -16,9 +16,9 @@ from llm_perf_opt.analyses.prediction.kernel_time import kernel_time
 from llm_perf_opt.analyses.prediction.kernels import Kernel
 from llm_perf_opt.analyses.prediction.works import StageWork, stage_works
 from llm_perf_opt.analyses.roofline.bound import Bound, SpeedOfLight, speed_of_light
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.hardware.priors import EfficiencyPriors, efficiency_priors
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.priors import EfficiencyPriors, efficiency_priors
 
 
 class Execution(StrEnum):

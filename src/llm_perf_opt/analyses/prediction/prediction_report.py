@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.analyses.known_sum import counted_or_unknown, known_sum, priced_sum
-from llm_perf_opt.analyses.necessary.sentences import BothWorks, difference_notes, expert_notes
+from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
+from llm_perf_opt.analyses.necessary.necessary_table import BothWorks, difference_notes, expert_notes
 from llm_perf_opt.analyses.prediction.band import NOTHING
 from llm_perf_opt.analyses.prediction.predict import Execution, StagePrediction, predict_stages, total_wall
 from llm_perf_opt.analyses.roofline import op_rooflines, op_table, roofline_of_bands
 from llm_perf_opt.analyses.roofline.bound import Bound, is_known
-from llm_perf_opt.analyses.workload_text import run_notes, workload_note
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.document import BarChart, Cell, Chart, Column, Kind, Level, Note, Report, Series, Table
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.hardware.device import PEAKS_OF_DTYPE
-from llm_perf_opt.units import format_bytes, format_seconds
+from llm_perf_opt.analyses.run_description import run_notes, workload_note
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
+from llm_perf_opt.core.report import BarChart, Cell, Chart, Column, Kind, Level, Note, Report, Series, Table
+from llm_perf_opt.core.units import format_bytes, format_seconds
 
 _EXECUTIONS = {
     Execution.EAGER: "Eager PyTorch: the host launches every op of the trace, one after the other.",

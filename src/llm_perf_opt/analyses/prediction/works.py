@@ -10,9 +10,9 @@ from llm_perf_opt.analyses.necessary import NecessaryWork, necessary_by_stage
 from llm_perf_opt.analyses.necessary.read_once import preparation
 from llm_perf_opt.analyses.prediction.kernels import Kernel, kernels_of
 from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import count_kinds, count_kinds_by_stage
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import count_kinds, count_kinds_by_stage
+from llm_perf_opt.core.callgraph.records import OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out, elements, operand
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 
 SOFTMAX_STEPS = 5  # maximum, subtract, exponential, sum, divide
 _SCORE_STEPS = SOFTMAX_STEPS + 1  # and the scale

@@ -9,7 +9,7 @@ Padding is priced as if its zeros were multiplied, as torch does.
 from __future__ import annotations
 
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out, elements, operand
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 
 
 def convolution_macs(data: TensorMeta, weight: TensorMeta, result: TensorMeta, *, transposed: bool) -> int:

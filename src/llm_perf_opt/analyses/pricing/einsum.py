@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind
 
 Sizes = dict[str, int]  # size of each index that one operand carries
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from llm_perf_opt.analyses.pricing.op_cost import elements, elements_of
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 
 Shape = tuple[int, ...]
 _PACKED = (2, 3)  # keys and values, or queries too, in one tensor

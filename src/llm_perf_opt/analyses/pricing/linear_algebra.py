@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out, operand
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind
 
 
 def factorisation(count: Callable[[int, int], int]) -> Formula:

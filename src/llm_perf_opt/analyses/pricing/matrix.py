@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out, elements, elements_of, operand
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 
 _EUCLIDEAN_BY_PRODUCT_ABOVE_ROWS = 25  # torch's own threshold between its two ways to compute `cdist`
 

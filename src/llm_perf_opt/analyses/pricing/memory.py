@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from llm_perf_opt.analyses.pricing.op_cost import FREE, Formula, OpCost, bytes_of, elements, operand
 from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 
 _VALUE_NAMES = frozenset({"values", "src", "source"})
 _ACCUMULATING = frozenset({"aten.index_add", "aten.scatter_add", "aten.scatter_reduce", "aten.index_reduce"})

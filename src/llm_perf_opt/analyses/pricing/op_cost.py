@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llm_perf_opt.callgraph.dtypes import tensor_bytes
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

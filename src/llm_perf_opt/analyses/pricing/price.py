@@ -18,7 +18,7 @@ from llm_perf_opt.analyses.pricing import (
 from llm_perf_opt.analyses.pricing.classes import class_formulas
 from llm_perf_opt.analyses.pricing.op_cost import FREE, Formula, OpCost
 from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind
 
 
 def price(kind: OpKind) -> OpCost | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out, elements_of, operand
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind
 
 _WEIGHT_NAMES = frozenset({"params", "weight", "weight0", "weight1", "w_ih", "w_hh"})
 _STEPS_PER_GATE_VALUE = 8  # sums of the two products and two biases, the activation, the update of the state

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out, elements, operand
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind
 
 
 def transform_steps(values: int, length: int, *, is_real: bool) -> int:

@@ -11,7 +11,7 @@ import math
 from llm_perf_opt.analyses.pricing.attention import SOFTMAX_STEPS
 from llm_perf_opt.analyses.pricing.op_cost import Formula, OpCost, bytes_in_and_out, elements, elements_of, operand
 from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind
 
 _STEPS_BY_NAMES = {
     "addcmul addcdiv lerp rsub glu leaky_relu hardtanh clamp relu6 dropout native_dropout mse_loss l1_loss": 2,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llm_perf_opt.analyses.profile.join import GroupFigures, RunFigures, StageFigures, WorkloadCosts
-from llm_perf_opt.analyses.profile.spread import Spread
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.measurement import PageMeasurement
+from llm_perf_opt.analyses.profile.join import GroupFigures, RunFigures, Spread, StageFigures, WorkloadCosts
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.measurement import PageMeasurement
 
 METRICS_VERSION = 1
 

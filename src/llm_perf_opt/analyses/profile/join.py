@@ -1,8 +1,4 @@
-"""The join: times of a run, FLOPs and bytes of traces of the same workloads, peaks of the device.
-
-The time of a stage is the median over the passes of a page, added up over the pages. Its cost is that of one pass over
-each page. So a figure of the run is one division, and nothing is weighted by how often a page was repeated.
-"""
+"""Times of a run joined with FLOPs and bytes of traces of the same workloads and the peaks of the device."""
 
 from __future__ import annotations
 
@@ -11,14 +7,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from llm_perf_opt.analyses.known_sum import known_sum
+from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.prediction import StageWork
-from llm_perf_opt.analyses.profile.spread import Spread, spread_of
 from llm_perf_opt.analyses.roofline import StageEfficiency, check_physics, stage_efficiency
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.measurement import STAGES_OUTSIDE_THE_MODEL, PageMeasurement
-from llm_perf_opt.units import format_seconds
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.measurement import STAGES_OUTSIDE_THE_MODEL, PageMeasurement
+from llm_perf_opt.core.units import format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Median, quartiles and extremes of a time."""
+
+    samples: int
+    median_ns: float
+    first_quartile_ns: float
+    third_quartile_ns: float
+    least_ns: int
+    most_ns: int
+
+    @property
+    def quartile_range_ns(self) -> float:
+        """The width of the middle half: the spread that one disturbed pass does not move."""
+        return self.third_quartile_ns - self.first_quartile_ns
+
+
+def spread_of(samples_ns: Sequence[int]) -> Spread:
+    """Quartiles by linear interpolation between the sorted samples; a single sample is all five numbers."""
+    if not samples_ns:
+        raise ValueError("no samples have no spread")
+    ordered = sorted(samples_ns)
+    return Spread(
+        samples=len(ordered),
+        median_ns=float(median(ordered)),
+        first_quartile_ns=_at(ordered, 0.25),
+        third_quartile_ns=_at(ordered, 0.75),
+        least_ns=ordered[0],
+        most_ns=ordered[-1],
+    )
+
+
+def _at(ordered: Sequence[int], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
 
 STEP_STAGE = "decode"
 LANGUAGE_STAGES = ("prefill", "decode")

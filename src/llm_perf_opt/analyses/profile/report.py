@@ -1,20 +1,117 @@
-"""The report of a timed run: times with their spread, efficiency, cold start, operators, and every reservation."""
+"""The report of a timed run: times with their spread, efficiency, cold start, operators, charts, reservations."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import median
 
-from llm_perf_opt.analyses.profile.charts import memory_bars, operator_bars, step_latencies, waterfall
-from llm_perf_opt.analyses.profile.join import GroupFigures, RunFigures, StageFigures
-from llm_perf_opt.analyses.profile.spread import Spread
+from llm_perf_opt.analyses.profile.join import GroupFigures, RunFigures, Spread, StageFigures
 from llm_perf_opt.analyses.roofline import efficiency_table, roofline_chart
-from llm_perf_opt.document import Cell, Chart, Column, Kind, Level, Note, Report, Table
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.hardware.device import PEAKS_OF_DTYPE
-from llm_perf_opt.measurement import Kernel, OperatorTime, PageMeasurement
-from llm_perf_opt.units import format_seconds
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
+from llm_perf_opt.core.measurement import Kernel, OperatorTime, PageMeasurement
+from llm_perf_opt.core.report import (
+    Axis,
+    BarChart,
+    Cell,
+    Chart,
+    Column,
+    Kind,
+    Level,
+    Line,
+    LineChart,
+    Mark,
+    Note,
+    Report,
+    Series,
+    Span,
+    SpanChart,
+    Table,
+)
+from llm_perf_opt.core.units import format_seconds
 
 _SECONDS = 1e-9
+_OPERATORS_DRAWN = 15
+_PAGES_SHOWN = 20
+
+
+def waterfall(page: PageMeasurement) -> SpanChart:
+    """One page: each stage as long as its median over the passes, in the order in which they first end."""
+    spans: list[Span] = []
+    now = 0.0
+    for name in dict.fromkeys(name for one in page.passes for name in one.stages_ns):
+        length = median(one.stage_ns(name) for one in page.passes) * _SECONDS
+        times = max(len(one.stages_ns.get(name, ())) for one in page.passes)
+        spans.append(Span(name, name if times == 1 else f"{name}, {times} times", now, now + length))
+        now += length
+    return SpanChart(
+        title=f"Stages of {page.image}",
+        axis=Axis("time", Kind.SECONDS),
+        spans=tuple(spans),
+        caption=f"Median own time over {len(page.passes)} passes. A stage that ran several times is drawn as one, and "
+        "stages inside another stand before it, so this is how a page's time is made up, not when each moment was.",
+    )
+
+
+def step_latencies(pages: Sequence[PageMeasurement]) -> LineChart | None:
+    """The share of decode steps that took no longer than so much; None where nothing was decoded."""
+    steps = sorted(ns for page in pages for one in page.passes for ns in one.stages_ns.get("decode", ()))
+    if not steps:
+        return None
+    points = tuple((ns * _SECONDS, (place + 1) / len(steps)) for place, ns in enumerate(steps))
+    middle = median(steps) * _SECONDS
+    return LineChart(
+        title="Latency of a decode step",
+        x=Axis("time", Kind.SECONDS),
+        y=Axis("share of steps", Kind.RATIO),
+        lines=(Line("steps", points, style="step"),),
+        marks=(Mark(middle, 0.5, "median"),),
+        caption=f"{len(steps)} steps, over all pages and passes.",
+    )
+
+
+def operator_bars(operators: Sequence[OperatorTime]) -> BarChart | None:
+    """The operators with the most own time, by stage; on CUDA it is the time of their kernels."""
+    totals: Counter[str] = Counter()
+    by_stage: dict[str, Counter[str]] = {}
+    for one in operators:
+        spent = one.self_ns if one.device_ns is None else one.device_ns
+        totals[one.operator] += spent
+        by_stage.setdefault(one.stage, Counter())[one.operator] += spent
+    shown = [operator for operator, _ in totals.most_common(_OPERATORS_DRAWN)]
+    if not shown:
+        return None
+    return BarChart(
+        title="Operators by own time",
+        categories=tuple(shown),
+        series=tuple(
+            Series(stage, tuple(spent[operator] * _SECONDS for operator in shown)) for stage, spent in by_stage.items()
+        ),
+        kind=Kind.SECONDS,
+        is_stacked=True,
+        caption="From a pass of its own under torch's profiler, which slows down what it watches.",
+    )
+
+
+def memory_bars(pages: Sequence[PageMeasurement]) -> BarChart:
+    """What the process held before each page, and the most while it was measured."""
+    shown = pages[:_PAGES_SHOWN]
+    series = [
+        Series("resident before", tuple(page.start_process_bytes for page in shown)),
+        Series("peak of the process", tuple(page.peak_process_bytes for page in shown)),
+    ]
+    if any(page.peak_device_bytes is not None for page in shown):
+        series.append(Series("peak of the device's allocator", tuple(page.peak_device_bytes for page in shown)))
+    return BarChart(
+        title="Memory",
+        categories=tuple(f"{place + 1}: {page.image}" for place, page in enumerate(shown)),
+        series=tuple(series),
+        kind=Kind.BYTES,
+        caption=f"The first {_PAGES_SHOWN} pages at most.",
+    )
+
+
 _OPERATORS_SHOWN = 25
 _KERNELS_SHOWN = 40
 _SPREAD_COLUMNS = (

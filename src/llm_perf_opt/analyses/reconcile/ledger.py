@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from llm_perf_opt.analyses.reconcile.causes import CAUSES
-from llm_perf_opt.analyses.reconcile.explain import WHOLE_FAMILY, Explanation, explain, is_of_any_family
-from llm_perf_opt.analyses.reconcile.other_figures import FigureDifference, compared_figures
-from llm_perf_opt.analyses.reconcile.single_sources import SingleSource, single_sources
-from llm_perf_opt.testimony import BlindSpot, Family, Testimony, flops_in
+from llm_perf_opt.analyses.reconcile.explain import CAUSES, WHOLE_FAMILY, Explanation, explain, is_of_any_family
+from llm_perf_opt.analyses.reconcile.other_figures import (
+    FigureDifference,
+    SingleSource,
+    compared_figures,
+    single_sources,
+)
+from llm_perf_opt.core.source_figures import BlindSpot, Family, Testimony, flops_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,20 @@
-"""What two sources say of a stage besides FLOPs: weights, activations, bytes, the cache."""
+"""Figures besides FLOPs: weights, activations, bytes, cache; and those that only one source gives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.reconcile.explain import policies, sent_apart
-from llm_perf_opt.testimony import BlindSpot, Family, OperatorFigure, Testimony, family_of, operator_name
+from llm_perf_opt.analyses.reconcile.explain import WHOLE_FAMILY, policies, sent_apart
+from llm_perf_opt.core.source_figures import (
+    BlindSpot,
+    Family,
+    OperatorFigure,
+    Testimony,
+    family_of,
+    flops_in,
+    operator_name,
+)
 
 FIGURES = (
     "parameters",
@@ -105,3 +113,53 @@ def _is_of(operator: OperatorFigure, spot: BlindSpot) -> bool:
     """Whether the op of a blind spot is one that another source lists, by its name or its family."""
     is_same_family = family_of(spot.operator) is operator.family is not Family.OTHER
     return is_same_family or operator_name(operator.name) == operator_name(spot.operator)
+
+
+_MISSING = frozenset(
+    {"fused-attention-uncounted", "grouped-product-uncounted", "op-without-formula", "outside-isolated-modules"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleSource:
+    """One figure of one stage with one source. `family` tells which operators, where the figure is FLOPs."""
+
+    phase: str
+    stage: str
+    figure: str  # "flops", or one of `FIGURES`
+    family: Family | None
+    source: str
+    value: int
+
+
+def single_sources(sources: Sequence[Testimony]) -> Iterator[SingleSource]:
+    """Of the sources that speak of one stage: every family of operators and every other figure that one alone gives."""
+    for family in dict.fromkeys(
+        operator.family for source in sources for operator in source.operators if operator.flops
+    ):
+        telling = [source for source in sources if _tells(source, family)]
+        if family is not Family.OTHER and len(telling) == 1:
+            yield _single(telling[0], "flops", family, flops_in(telling[0], family))
+    for figure in FIGURES:
+        values = [(source, getattr(source, figure)) for source in sources if getattr(source, figure) is not None]
+        if len(values) == 1:
+            yield _single(values[0][0], figure, None, values[0][1])
+
+
+def _single(source: Testimony, figure: str, family: Family | None, value: int) -> SingleSource:
+    return SingleSource(
+        phase=source.phase, stage=source.stage, figure=figure, family=family, source=source.source, value=value
+    )
+
+
+def _tells(source: Testimony, family: Family) -> bool:
+    """Whether the figure of a source holds the work of these operators, fused or as the products they stand for."""
+    return source.flops is not None and not any(_hides(spot, family) for spot in source.blind_spots)
+
+
+def _hides(spot: BlindSpot, family: Family) -> bool:
+    """Whether the work that a source left out may be of this family; what it left out is of no size if that is zero."""
+    if spot.cause not in _MISSING or spot.flops == 0:
+        return False
+    is_anything = spot.flops is None and family_of(spot.operator) is Family.OTHER
+    return is_anything or WHOLE_FAMILY.get(spot.cause, family_of(spot.operator)) is family

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.hardware.device import PEAKS_OF_DTYPE
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
 
 # Where a device has no rate for a dtype, work in it is at least as slow as in the next of these that it has.
 _NARROWER = ("float64", "float32", "tf32", "bfloat16", "float16", "float8_e4m3fn", "float4_e2m1fn_x2")

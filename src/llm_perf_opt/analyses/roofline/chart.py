@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.analyses.roofline.efficiency import StageEfficiency
-from llm_perf_opt.document import Axis, Column, Kind, Line, LineChart, Mark, Table
-from llm_perf_opt.hardware import Device
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.report import Axis, Column, Kind, Line, LineChart, Mark, Table
 
 _MARGIN = 4.0  # how far the roof is drawn beyond the points and the ridge
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.roofline.bound import Bound, bytes_from_memory, speed_of_light
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.hardware.priors import efficiency_priors
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.priors import efficiency_priors
 
 MEMORY_SHARE = 0.9  # of the bytes must come from memory, whatever a cache holds, for MBU to mean anything
 

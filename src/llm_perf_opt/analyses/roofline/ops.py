@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.analyses.roofline.bound import Bound, fastest_peak
-from llm_perf_opt.callgraph.graph import CallGraph
-from llm_perf_opt.callgraph.queries import count_kinds
-from llm_perf_opt.callgraph.records import OpKind, TensorMeta
-from llm_perf_opt.callgraph.weight_formats import product_dtype
-from llm_perf_opt.document import Column, Kind, Table
-from llm_perf_opt.hardware import Device
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import count_kinds
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.tensor_formats import product_dtype
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.report import Column, Kind, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

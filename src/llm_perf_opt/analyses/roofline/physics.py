@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analyses.roofline.bound import bytes_from_memory
 from llm_perf_opt.analyses.roofline.efficiency import StageEfficiency
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.hardware import Device
-from llm_perf_opt.units import format_bytes, format_seconds
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.units import format_bytes, format_seconds
 
 MEASURED_SLACK = 0.05  # by which a run may beat a peak that was itself measured
 

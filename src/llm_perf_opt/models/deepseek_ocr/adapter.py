@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from llm_perf_opt.core.protocols import Json, Part, Target, Workload
+from llm_perf_opt.core.source_figures import Testimony
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.view_sizes import mode_of_sizes, require_sizes_of_model
-from llm_perf_opt.plugins import Json, Part, Target, Workload
-from llm_perf_opt.testimony import Testimony
+from llm_perf_opt.models.deepseek_ocr.page_geometry import mode_of_sizes, require_sizes_of_model
 
 
 class DeepSeekOcrAdapter:

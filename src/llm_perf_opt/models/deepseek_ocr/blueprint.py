@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.models.deepseek_ocr.cache import KvCache, PastKeyValues
+from llm_perf_opt.models.deepseek_ocr.attention import KvCache, PastKeyValues
 from llm_perf_opt.models.deepseek_ocr.clip import VitModel
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.decoder import DeepseekV2DecoderLayer, DeepseekV2RMSNorm, causal_mask

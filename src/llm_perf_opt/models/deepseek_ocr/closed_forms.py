@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.source_figures import Family, Method, OperatorFigure, Testimony
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.formulas import (
     KvCache,
@@ -24,8 +26,6 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     weight_bytes_read_per_step,
 )
 from llm_perf_opt.models.deepseek_ocr.plan import BYTES_PER_VALUE, Plan, make_plan
-from llm_perf_opt.plugins import Workload
-from llm_perf_opt.testimony import Family, Method, OperatorFigure, Testimony
 
 SOURCE = "closed-form"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.models.deepseek_ocr.attention import ATTENTION_CLASSES
-from llm_perf_opt.models.deepseek_ocr.cache import KvCache
+from llm_perf_opt.models.deepseek_ocr.attention import ATTENTION_CLASSES, KvCache
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
 from llm_perf_opt.models.deepseek_ocr.moe import DeepseekV2MLP, DeepseekV2MoE
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm_perf_opt.errors import PerfOptError
-from llm_perf_opt.execution.stage_ranges import stages_told
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.protocols import StageWatch
+from llm_perf_opt.harness.stage_ranges import stages_told
 from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs
 from llm_perf_opt.models.deepseek_ocr.stages import STAGES
-from llm_perf_opt.plugins import StageWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

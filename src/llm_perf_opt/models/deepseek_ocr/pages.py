@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, ImageDraw, ImageOps
 
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.models.deepseek_ocr.configuration import ImageMode
 from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES, view_grid, written_size
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llm_perf_opt.models.deepseek_ocr.attention import PastKeyValues
 from llm_perf_opt.models.deepseek_ocr.blueprint import CausalLmOutput, DeepseekOCRForCausalLM
-from llm_perf_opt.models.deepseek_ocr.cache import PastKeyValues
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
-from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs
-from llm_perf_opt.models.deepseek_ocr.prompts import FIRST_TEXT_ID
+from llm_perf_opt.models.deepseek_ocr.inputs import FIRST_TEXT_ID, OcrInputs
 
 
 def prefill(model: DeepseekOCRForCausalLM, inputs: OcrInputs) -> CausalLmOutput:

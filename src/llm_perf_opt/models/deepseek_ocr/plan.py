@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from llm_perf_opt.errors import UsageError
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import Json, Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, ImageMode
 from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens, count_tiles, view_grid, written_size
-from llm_perf_opt.plugins import Json, Workload
 
 DEFAULT_IMAGE = "1240x1754"  # A4 at 150 dots per inch
 DEFAULT_MODE = "gundam"  # what the released inference does when told nothing

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llm_perf_opt.core.protocols import Target, Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.targets import make_targets
-from llm_perf_opt.plugins import Target, Workload
 
 
 def released_targets(name: str, build: Callable[[], Any], workload: Workload) -> tuple[Target, ...]:

@@ -12,31 +12,22 @@ from typing import Any
 import torch
 from PIL import Image
 
-from llm_perf_opt.errors import PerfOptError, UsageError
-from llm_perf_opt.execution.real_models import RealModels
-from llm_perf_opt.execution.silence import silenced
-from llm_perf_opt.execution.stage_ranges import NamedRanges, Unwatched, WatchedByAll, modules_named
-from llm_perf_opt.measurement import InferenceRequest, SessionRequest
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.measurement import InferenceRequest, SessionRequest
+from llm_perf_opt.core.protocols import FOLDERS, Inference, ModelAdapter, StageWatch, Target, Workload
+from llm_perf_opt.harness.quiet import silenced
+from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.stage_ranges import NamedRanges, Unwatched, WatchedByAll, modules_named
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.attribute_patches import replaced
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.configuration_file import read_released_folder
 from llm_perf_opt.models.deepseek_ocr.generation import generate
-from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, make_inputs
+from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, Prompt, make_inputs, prompt_ids
 from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
+from llm_perf_opt.models.deepseek_ocr.patches import replaced
 from llm_perf_opt.models.deepseek_ocr.plan import make_plan
-from llm_perf_opt.models.deepseek_ocr.prompts import Prompt, prompt_ids
+from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
 from llm_perf_opt.models.deepseek_ocr.targets import DTYPES
-from llm_perf_opt.models.deepseek_ocr.tokenizers import load_tokenizer
-from llm_perf_opt.plugins import (
-    FOLDERS,
-    Inference,
-    ModelAdapter,
-    StageWatch,
-    Target,
-    Workload,
-)
 
 RANGES = ("none", "stages", "modules")
 

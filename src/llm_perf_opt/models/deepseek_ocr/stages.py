@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.plugins import Stage
+from llm_perf_opt.core.protocols import Stage
 
 STAGES = (
     Stage(name="sam", paths=("model.sam_model",)),

@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.core.protocols import Json, Target, Workload
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, make_inputs
+from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, PromptIds, make_inputs, placeholder_ids
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
 from llm_perf_opt.models.deepseek_ocr.patches import patched
 from llm_perf_opt.models.deepseek_ocr.phases import decode, prefill, prepare_decode
 from llm_perf_opt.models.deepseek_ocr.plan import BYTES_PER_VALUE, Plan, make_plan
-from llm_perf_opt.models.deepseek_ocr.prompts import PromptIds, placeholder_ids
 from llm_perf_opt.models.deepseek_ocr.stages import STAGES
-from llm_perf_opt.plugins import Json, Target, Workload
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in BYTES_PER_VALUE}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llm_perf_opt.plugins import Target, Workload
+from llm_perf_opt.core.protocols import Target, Workload
 
 
 class GotOcr2Adapter:

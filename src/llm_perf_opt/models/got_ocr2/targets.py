@@ -10,10 +10,50 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.errors import PerfOptError, UsageError
-from llm_perf_opt.models.got_ocr2.inputs import count_views, decode_inputs, prefill_inputs, tokens_per_view
-from llm_perf_opt.models.got_ocr2.stages import STAGES
-from llm_perf_opt.plugins import Target, Workload
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.protocols import Stage, Target, Workload
+
+STAGES = (
+    Stage(name="vision", paths=("model.vision_tower",)),
+    Stage(name="projector", paths=("model.multi_modal_projector",)),
+)
+
+
+FIRST_TEXT_ID = 5
+TEXT_IDS = 100
+
+
+def count_views(crops: tuple[int, int] | None) -> int:
+    """One view of the whole page; with crops, one per crop before it."""
+    return 1 if crops is None or crops == (1, 1) else crops[0] * crops[1] + 1
+
+
+def tokens_per_view(config: Any) -> int:
+    """The encoder leaves one feature per patch, and each of the projector's two convolutions halves both sides."""
+    side = config.vision_config.image_size // config.vision_config.patch_size
+    quarter = -(-side // 4)
+    return int(quarter * quarter)
+
+
+def prefill_inputs(config: Any, *, views: int, prompt_tokens: int, batch: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Image tokens, then `prompt_tokens` placeholders for text: without a tokenizer only their number counts."""
+    size = config.vision_config.image_size
+    text = [FIRST_TEXT_ID + index % TEXT_IDS for index in range(prompt_tokens)]
+    ids = [config.image_token_id] * (views * tokens_per_view(config)) + text
+    return {
+        "input_ids": torch.tensor([ids] * batch),
+        "attention_mask": torch.ones((batch, len(ids)), dtype=torch.int64),
+        "pixel_values": torch.zeros((batch * views, 3, size, size), dtype=dtype),
+    }
+
+
+def decode_inputs(context_tokens: int, batch: int) -> dict[str, Any]:
+    """One token on a cache of `context_tokens`; which token it is changes no shape."""
+    return {
+        "input_ids": torch.full((batch, 1), FIRST_TEXT_ID),
+        "attention_mask": torch.ones((batch, context_tokens + 1), dtype=torch.int64),
+    }
+
 
 DEFAULT_PROMPT_TOKENS = 20
 NEEDED_TRANSFORMERS = 5  # what the tests run with; the extra also allows 4.46, which has no such model

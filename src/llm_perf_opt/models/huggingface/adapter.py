@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.callgraph import CallGraph, StoredFormats
-from llm_perf_opt.errors import PerfOptError, UsageError
+from llm_perf_opt.core.callgraph import CallGraph, StoredFormats
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.protocols import FOLDER_INPUTS, FOLDER_PARTS, Part, Target, Workload
 from llm_perf_opt.models.huggingface.folder import import_transformers, load_config, load_model_class, read_folder
 from llm_perf_opt.models.huggingface.inputs import (
     Fed,
@@ -28,19 +29,19 @@ from llm_perf_opt.models.huggingface.inputs import (
 )
 from llm_perf_opt.models.huggingface.inputs.leaves import Whole
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
-from llm_perf_opt.models.huggingface.parts import guess_parts
+from llm_perf_opt.models.huggingface.parts import guess_parts, guess_stages
 from llm_perf_opt.models.huggingface.phases import DecodeState, decode, prefill, prepare_decode
-from llm_perf_opt.models.huggingface.positions import find_at_full_length, require_room_for_steps, trained_length_note
 from llm_perf_opt.models.huggingface.probe import Probe
 from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.models.huggingface.resolved import (
     decoder_depth,
+    find_at_full_length,
     modality_notes,
     refuse_what_did_not_run,
+    require_room_for_steps,
     resolved_workload,
+    trained_length_note,
 )
-from llm_perf_opt.models.huggingface.stages import guess_stages
-from llm_perf_opt.plugins import FOLDER_INPUTS, FOLDER_PARTS, Part, Target, Workload
 
 DECODER_PROMPT_TOKENS = 4  # of Whisper: start, language, task, no timestamps
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.execution.nested_tensors import tensors_in
+from llm_perf_opt.harness.tensors import tensors_in
 from llm_perf_opt.models.huggingface.inputs import Plan, make_inputs
 from llm_perf_opt.models.huggingface.inputs.search import REJECTIONS
 from llm_perf_opt.models.huggingface.phases import (

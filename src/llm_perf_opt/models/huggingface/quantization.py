@@ -1,9 +1,4 @@
-"""How a published checkpoint stores its weights: the `quantization_config` of its folder as formats by parameter.
-
-Each method says in its own words which modules it converted. Here that becomes rules, tried in order on every matrix
-of the traced model: a format, the modules it is for, and those it leaves out. Routers always keep their type, and so
-does the output head unless a method lists what it leaves out and the head is not in the list.
-"""
+"""How a published checkpoint stores its weights: the `quantization_config` of its folder as formats by parameter."""
 
 from __future__ import annotations
 
@@ -11,14 +6,60 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.callgraph import CallGraph
-from llm_perf_opt.callgraph.weight_formats import FP8, StoredFormats, weight_format
-from llm_perf_opt.callgraph.weight_matrices import Role, module_of, weight_matrices
-from llm_perf_opt.errors import PerfOptError, UsageError
-from llm_perf_opt.models.huggingface.module_patterns import names_module, spellings
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.tensor_formats import FP8, StoredFormats, weight_format
+from llm_perf_opt.core.callgraph.weight_matrices import Role, module_of, weight_matrices
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+
+_WRAPPERS = ("model", "language_model")
+# Stack -> what its experts call the matrices in it, in the checkpoints there are.
+_EXPERT_NAMES = {
+    "gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"),
+    "down_proj": ("down_proj", "w2"),
+}
+
+
+def spellings(path: str, *, is_stack: bool) -> tuple[str, ...]:
+    """The names under which a checkpoint may know a module, its own first; of a stack those of its first expert too."""
+    return tuple(dict.fromkeys(name for form in _forms(path, is_stack) for name in _prefixed(form)))
+
+
+def _forms(path: str, is_stack: bool) -> Iterator[str]:
+    yield path
+    if is_stack:
+        experts, _, name = path.rpartition(".")
+        yield experts
+        for matrix in _EXPERT_NAMES.get(name, (name,)):
+            yield f"{experts}.0.{matrix}"
+
+
+def _prefixed(path: str) -> Iterator[str]:
+    yield path
+    names = path.split(".")
+    while len(names) > 1 and names[0] in _WRAPPERS:
+        names = names[1:]
+    bare = ".".join(names)
+    yield bare
+    yield f"model.{bare}"
+    if path.startswith("model.language_model."):
+        yield f"language_model.model.{bare}"
+
+
+def names_module(pattern: str, names: Sequence[str]) -> bool:
+    """Whether one of the names is meant: by `re:` and an expression, by `*`, or as a whole path, its end or beginning.
+
+    `mlp.gate` means every module of that name and what is inside it, and not `mlp.gate_proj`.
+    """
+    if pattern.startswith("re:"):
+        return any(re.match(pattern[3:], name) for name in names)
+    if "*" in pattern:
+        return any(fnmatchcase(name, wild) for name in names for wild in (pattern, f"{pattern}.*", f"*.{pattern}"))
+    return any(f".{pattern}." in f".{name}." for name in names)
+
 
 Block = Mapping[str, Any]
 ANY_LINEAR = "Linear"

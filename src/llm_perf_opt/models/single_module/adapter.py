@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.errors import UsageError
-from llm_perf_opt.execution.nested_tensors import tensors_in
-from llm_perf_opt.execution.twins import ghost_twin
-from llm_perf_opt.plugins import Target, Workload
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.tensors import tensors_in
+from llm_perf_opt.harness.twins import ghost_twin
 
 
 class SingleModuleAdapter:

@@ -1,18 +1,6 @@
 """Rules for the ops that need values, or whose meta kernel is wrong, missing or slow: one file per family."""
 
-from llm_perf_opt.weightless.rules import (
-    attention,
-    casts,
-    convolution,
-    factories,
-    indexing,
-    passthrough,
-    recurrent,
-    scalars,
-    selection,
-    sizes,
-    writes,
-)
+from llm_perf_opt.weightless.rules import attention, casts, factories, indexing, layers, scalars, selection
 from llm_perf_opt.weightless.rules.registry import REAL_RULES, SHAPE_RULES, VALUE_RULES
 
 __all__ = [
@@ -21,13 +9,9 @@ __all__ = [
     "VALUE_RULES",
     "attention",
     "casts",
-    "convolution",
     "factories",
     "indexing",
-    "passthrough",
-    "recurrent",
+    "layers",
     "scalars",
     "selection",
-    "sizes",
-    "writes",
 ]

@@ -1,4 +1,4 @@
-"""Conversions of dtype and device. A device is only ever shown, so moving to one changes nothing."""
+"""Conversions of dtype and device, and ops that change nothing. A device is only ever shown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from llm_perf_opt.weightless.ghost import Ghost
-from llm_perf_opt.weightless.recipes import Answered, CopyOf, Recipe, SameAs, Verdict
-from llm_perf_opt.weightless.rules.registry import real_rule, shape_rule, value_rule
-from llm_perf_opt.weightless.spec import Spec, preserved_layout, spec_of_tensor
+from llm_perf_opt.weightless.recipes import Answered, CopyOf, Fresh, GhostView, Recipe, SameAs, Several, Verdict
+from llm_perf_opt.weightless.rules.registry import argument, real_rule, shape_rule, value_rule
+from llm_perf_opt.weightless.spec import Spec, contiguous_spec, preserved_layout, spec_of_tensor
 
 _CPU = torch.device("cpu")
 
@@ -101,3 +101,26 @@ def real_is_pinned(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[
 @real_rule("_pin_memory", "pin_memory")
 def real_pin_memory(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return args[0]
+
+
+@shape_rule("detach", "alias", "lift_fresh", "detach_", "lift")
+def alias(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return GhostView(args[0].spec, (0,)) if type(args[0]) is Ghost else NotImplemented
+
+
+@shape_rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+def dropout(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Outside training, and with probability 0, the input itself."""
+    is_active = argument(args, kwargs, 2, "train", False) and argument(args, kwargs, 1, "p", 0.5) > 0
+    return Fresh(args[0].spec) if is_active else SameAs((0,))
+
+
+@shape_rule("native_dropout")
+def native_dropout(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    mask = contiguous_spec(args[0].shape, torch.bool)
+    return Several((Fresh(args[0].spec), Fresh(mask)), tuple)
+
+
+@shape_rule("bernoulli.default", "bernoulli.p")
+def bernoulli(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return Fresh(args[0].spec)

@@ -4,10 +4,11 @@ from llm_perf_opt.models.deepseek_ocr.formulas.decoder import Passes, decode_pas
 from llm_perf_opt.models.deepseek_ocr.formulas.memory import (
     KvCache,
     active_parameters,
+    parameters_by_part,
+    parameters_by_stage,
     weight_bytes,
     weight_bytes_read_per_step,
 )
-from llm_perf_opt.models.deepseek_ocr.formulas.parameters import parameters_by_part, parameters_by_stage
 from llm_perf_opt.models.deepseek_ocr.formulas.vision import Views, clip_work, projector_work, sam_work, vision_work
 from llm_perf_opt.models.deepseek_ocr.formulas.work import (
     Work,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.callgraph.expected_experts import expected_distinct
+from llm_perf_opt.core.callgraph.expected_experts import expected_distinct
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
 from llm_perf_opt.models.deepseek_ocr.formulas.work import Work, eager_attention, fused_attention, linear, product
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.testimony import Family
+from llm_perf_opt.core.source_figures import Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

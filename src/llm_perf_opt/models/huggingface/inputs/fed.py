@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from llm_perf_opt.models.huggingface.inputs.audio import FEATURES, MEL_FIELDS
 from llm_perf_opt.models.huggingface.inputs.leaves import Built, Filled, Leaf, Noise, Plan, Whole
-from llm_perf_opt.models.huggingface.inputs.placeholders import framed_run
 from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
-from llm_perf_opt.models.huggingface.inputs.text import prompt_length
+from llm_perf_opt.models.huggingface.inputs.text import framed_run, prompt_length
 from llm_perf_opt.models.huggingface.inputs.vision import PIXELS, picture
 
 GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hw", "spatial_shapes", "target_sizes")

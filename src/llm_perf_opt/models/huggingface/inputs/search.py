@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, product
 
-from llm_perf_opt.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.models.huggingface.inputs.audio import FEATURES, audio_candidates
-from llm_perf_opt.models.huggingface.inputs.companions import companions
+from llm_perf_opt.models.huggingface.inputs.companions import (
+    CountLesson,
+    ShapeLesson,
+    companions,
+    count_lesson,
+    shape_lesson,
+)
 from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Plan
-from llm_perf_opt.models.huggingface.inputs.placeholders import runs_for
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES, ModelRecipe
-from llm_perf_opt.models.huggingface.inputs.repair import CountLesson, ShapeLesson, count_lesson, shape_lesson
 from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
-from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, text_inputs
+from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, runs_for, text_inputs
 from llm_perf_opt.models.huggingface.inputs.vision import PIXELS, image_candidates
 
 # Model code raises anything when an input has the wrong shape; these are the errors that say "not this input".

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llm_perf_opt.models.huggingface.inputs.recipes import (
-    decisions,
-    multimodal,
-    pictures,
-    sessions,
-    speech,
-    time_series,
-    towers,
-)
-from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
+from llm_perf_opt.models.huggingface.inputs.recipes.multimodal import MULTIMODAL
+from llm_perf_opt.models.huggingface.inputs.recipes.pictures import PICTURES, TOWERS
+from llm_perf_opt.models.huggingface.inputs.recipes.recipe import SESSIONS, ModelRecipe
+from llm_perf_opt.models.huggingface.inputs.recipes.series import DECISIONS, FORECASTERS
+from llm_perf_opt.models.huggingface.inputs.recipes.speech import SPEECH
 
 RECIPES: Mapping[str, ModelRecipe] = {
-    **decisions.RECIPES,
-    **pictures.RECIPES,
-    **multimodal.RECIPES,
-    **sessions.RECIPES,
-    **speech.RECIPES,
-    **time_series.RECIPES,
-    **towers.RECIPES,
+    **DECISIONS,
+    **PICTURES,
+    **MULTIMODAL,
+    **SESSIONS,
+    **SPEECH,
+    **FORECASTERS,
+    **TOWERS,
 }
 
 __all__ = ["ModelRecipe", "RECIPES"]

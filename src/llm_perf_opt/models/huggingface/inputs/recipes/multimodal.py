@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 
 from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Noise, Whole, ones, whole
-from llm_perf_opt.models.huggingface.inputs.placeholders import runs_for
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
-from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, prompt_length, text_inputs, token_ids
+from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, prompt_length, runs_for, text_inputs, token_ids
 from llm_perf_opt.models.huggingface.inputs.vision import (
     merged_grid,
     packed_patches,
@@ -197,7 +196,7 @@ def crops_and_sound(subject: Subject, counts: Mapping[str, int]) -> dict[str, Le
 
 _OMNI = ModelRecipe(omni, ("image", "audio"), chooses=True)
 _OMNI_THINKER = ModelRecipe(omni, ("image", "audio"), entry="thinker", chooses=True)
-RECIPES = {
+MULTIMODAL = {
     "colqwen2": ModelRecipe(rows_of_patches, ("image",)),
     "deepseek_vl_hybrid": ModelRecipe(two_resolutions, ("image",)),
     "fuyu": ModelRecipe(patches_as_tokens, ("image",)),

@@ -89,7 +89,7 @@ def streamed_speech(subject: Subject, counts: Mapping[str, int]) -> dict[str, Le
 _LATENTS = ModelRecipe(latent_frames, ("audio",))
 _CODES = ModelRecipe(spoken_codes)
 _TWO_VIEWS = ModelRecipe(wave_and_features, ("audio",))
-RECIPES = {
+SPEECH = {
     "clap": ModelRecipe(clap, ("audio",)),
     "dia": ModelRecipe(spoken_channels),
     "mimi_decoder": _LATENTS,

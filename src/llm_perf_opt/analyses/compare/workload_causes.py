@@ -1,0 +1,213 @@
+"""The two runs were asked for different things: another workload, phase, model, version, or a run cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import TypeGuard
+
+from llm_perf_opt.analyses.compare.difference import COST_ASPECTS, Aspect, Claim, Difference, Pair
+from llm_perf_opt.analyses.compare.routing_causes import expert_places, rows_of_siblings, rows_scale
+from llm_perf_opt.analyses.compare.side import Side, Tensor, Tensors
+
+_OF_CODE = COST_ASPECTS | {Aspect.MODULE, Aspect.CLASS, Aspect.WEIGHTS}
+
+
+def another_model(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
+    """The headers name two models, so nothing need agree."""
+    yield from _claim_all(pair, differences, "model")
+
+
+def another_phase(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
+    """The headers name two phases of a model, which run different parts of it."""
+    yield from _claim_all(pair, differences, "phase")
+
+
+def _claim_all(pair: Pair, differences: Sequence[Difference], field: str) -> Iterator[Claim]:
+    changed = pair.contradicting_fields()
+    if field in changed:
+        left, right = changed[field]
+        yield from (Claim(difference=difference, detail=f"{left} -> {right}") for difference in differences)
+
+
+def library_version(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
+    """Other library code may build other modules and run other ops.
+
+    It is not taken as a reason for other calls or shapes of modules that both sides have: those remain unexplained.
+    """
+    changed = pair.contradicting_fields("library.")
+    told = ", ".join(f"{name} {left} -> {right}" for name, (left, right) in changed.items())
+    if told:
+        yield from (Claim(difference=found, detail=told) for found in differences if found.aspect in _OF_CODE)
+
+
+_COUNTED = frozenset({Aspect.CALLS, Aspect.EDGE})
+_TENSOR_ASPECTS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
+
+
+def partial_run(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
+    """One run stopped half-way: it has fewer calls than the other, and no outputs of the calls that were open."""
+    stopped = [side for side in pair.sides if side.graph.stopped_in is not None]
+    if len(stopped) != 1:
+        return
+    detail = f"it stopped in {stopped[0].graph.stopped_in or '(root)'}"
+    for difference in differences:
+        if difference.aspect in _COUNTED:
+            left, right = difference.counts
+            is_short = left < right if stopped[0] is pair.left else right < left
+        else:
+            is_short = difference.aspect in _TENSOR_ASPECTS
+        if is_short:
+            yield Claim(difference=difference, detail=detail)
+
+
+def decode_length(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
+    """A decode of more steps calls everything in proportion; tensors that only the longer run saw belong to it too."""
+    left_steps, right_steps = map(decode_steps, pair.sides)
+    if not left_steps or not right_steps or left_steps == right_steps:
+        return
+    detail = f"{left_steps} -> {right_steps} steps"
+    for difference in differences:
+        if difference.aspect in _COUNTED:
+            left, right = difference.counts
+            in_proportion = left * right_steps == right * left_steps
+        elif difference.aspect in _TENSOR_ASPECTS:
+            shorter, longer = difference.observed if left_steps < right_steps else difference.observed[::-1]
+            in_proportion = dict(shorter).keys() <= dict(longer).keys()
+        else:
+            continue
+        if in_proportion:
+            yield Claim(difference=difference, detail=detail)
+
+
+def decode_steps(side: Side) -> int:
+    """Steps of the decode that this trace is about; 0 where it is about something else."""
+    steps = side.graph.runtime.get("decode_steps", 0)
+    return steps if isinstance(steps, int) else 0
+
+
+Fields = Mapping[str, tuple[object, object]]
+
+_WITHOUT_SIZE = frozenset({"dtype", "attention", "device", "routing", "weights"})  # they change how, not how much
+_OTHER_CAUSE = frozenset({"decode_steps", "inputs"})  # the decode length; shapes, which follow from the other fields
+_OF_TENSORS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
+_OF_CALLS = frozenset({Aspect.CALLS, Aspect.EDGE})
+
+
+def workload(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
+    """Only between runs of one model and phase, whose headers differ in the field that is named."""
+    fields = pair.contradicting_fields("workload.")
+    if not fields or {"model", "phase"} & pair.contradicting_fields().keys():
+        return
+    evidence = _Evidence(pair, fields)
+    for difference in differences:
+        if blamed := evidence.fields_for(difference):
+            yield Claim(difference=difference, detail=", ".join(_told(name, *fields[name]) for name in blamed))
+
+
+def _told(name: str, left: object, right: object) -> str:
+    return f"{name} {_short(left)} -> {_short(right)}"
+
+
+def _short(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, list) else "-" if value is None else str(value)
+
+
+class _Evidence:
+    """Which of the changed fields the two traces show at work in a module."""
+
+    def __init__(self, pair: Pair, fields: Fields) -> None:
+        self._pair = pair
+        self._fields = fields
+        sized = {name: values for name, values in fields.items() if name not in _WITHOUT_SIZE | _OTHER_CAUSE}
+        self._numbers = {
+            name: (left, right) for name, (left, right) in sized.items() if _is_int(left) and _is_int(right)
+        }
+        self._words = [name for name in sized if name not in self._numbers]
+        self._field_of_rows = cache(self._find_field_of_rows)
+
+    def fields_for(self, difference: Difference) -> list[str]:
+        if difference.aspect in _OF_TENSORS:
+            return self._of_tensors(difference)
+        if difference.aspect is Aspect.WEIGHTS:
+            return [name for name in self._fields if name == "dtype"]
+        if difference.aspect in _OF_CALLS:
+            return self._of_size(difference.path)
+        if difference.aspect is Aspect.CLASS:
+            return [name for name in self._fields if name == "attention"]
+        if difference.aspect in COST_ASPECTS:
+            return [name for name in self._fields if name in {"dtype", "attention", "device"}]
+        return []
+
+    def _of_tensors(self, difference: Difference) -> list[str]:
+        pairs = _aligned(difference)
+        if pairs is None:
+            attention = [name for name in self._fields if name == "attention"]
+            return self._of_size(difference.path) or attention
+        dtypes = {(left[1], right[1]) for left, right in pairs if left[1] != right[1]}
+        if dtypes and self._fields.get("dtype") not in dtypes:
+            return []
+        dims = {dims for left, right in pairs for dims in zip(left[0], right[0], strict=True) if dims[0] != dims[1]}
+        of_dtype = ["dtype"] if dtypes else []
+        if not dims and dtypes:
+            return of_dtype
+        exact = [name for name, values in self._numbers.items() if all(_moved_alike(dim, values) for dim in dims)]
+        sizes = exact[:1] if dims and exact else self._of_size(difference.path)
+        return of_dtype + sizes if sizes else []
+
+    def _of_size(self, path: str) -> list[str]:
+        """Numbers that show up in the module's own shapes, then whatever else was asked for."""
+        for place in expert_places(path):
+            if field := self._field_of_rows(*place):
+                return [field]
+        left, right = (_dims(side, path) for side in self._pair.sides)
+        gone, new = left - right, right - left
+        for name, values in self._numbers.items():
+            if gone and new and self._are_lengths(gone, new, values):
+                return [name]
+        shown = [
+            name
+            for name, values in self._numbers.items()
+            if any(_moved_alike((dim, other), values) for dim in gone for other in new)
+        ]
+        return [*self._words, *shown]
+
+    def _are_lengths(self, gone: set[int], new: set[int], field: tuple[int, int]) -> bool:
+        """Every dimension that differs is the field, or at most the decoded tokens more."""
+        return all(
+            first <= dim <= first + max(1, decode_steps(side))
+            for dims, first, side in zip((gone, new), field, self._pair.sides, strict=True)
+            for dim in dims
+        )
+
+    def _find_field_of_rows(self, family: str, inside: str) -> str | None:
+        rows = rows_of_siblings(self._pair, family, inside)
+        scaled = (name for name, (left, right) in self._numbers.items() if rows and rows_scale(*rows, left, right))
+        return next(scaled, None)
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return type(value) is int
+
+
+def _moved_alike(dims: tuple[int, int], field: tuple[int, int]) -> bool:
+    """The dimension is the field, or one more (a cache with the new token), or grew in the same proportion."""
+    (before, after), (left, right) = dims, field
+    return (before - left == after - right and 0 <= before - left <= 1) or before * right == after * left
+
+
+def _dims(side: Side, path: str) -> set[int]:
+    observed = [*(side.inputs or {}).get(path, {}), *(side.outputs or {}).get(path, {})]
+    return {dim for tensors in observed for shape, _ in tensors for dim in shape}
+
+
+def _aligned(difference: Difference) -> list[tuple[Tensor, Tensor]] | None:
+    """Tensor by tensor, where both sides saw as many of the same ranks; otherwise None."""
+    left, right = (_flat(value) for value in difference.observed)
+    if [len(shape) for shape, _ in left] != [len(shape) for shape, _ in right]:
+        return None
+    return list(zip(left, right, strict=True))
+
+
+def _flat(observed: Sequence[tuple[Tensors, int]]) -> list[Tensor]:
+    return [tensor for tensors, _ in observed for tensor in tensors]

@@ -1,0 +1,169 @@
+"""Sources side by side: what each says of a stage, how far apart they are, and the causes of every difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llm_perf_opt.analyses.cost.static_figures import StageFigures, StaticCompute
+from llm_perf_opt.analyses.reconcile import Difference, FigureDifference, SingleSource
+from llm_perf_opt.core.report import BarChart, Cell, Column, Kind, Series, Table
+from llm_perf_opt.core.units import format_count, format_flops
+
+
+def source_tables(static: StaticCompute) -> Iterator[Table]:
+    """FLOPs and bytes per stage and source; `?` where a source that gives them elsewhere gave none.
+
+    A source that left something out of a stage is named there: what it says of it is no total.
+    """
+    sources = _names_with(static, "flops") or _names_with(static, "source")
+    has_gaps = any(_partial_names(stage) for stage in static.stages)
+    gap_column = (Column("incomplete"),) if has_gaps else ()
+    yield Table(
+        title="FLOPs by source",
+        columns=(Column("stage"), Column("taken from"), *gap_column, *(Column(name, Kind.FLOPS) for name in sources)),
+        rows=tuple(
+            (
+                stage.name,
+                "" if stage.preferred is None else stage.preferred.source,
+                *((", ".join(_partial_names(stage)),) if has_gaps else ()),
+                *_figures(stage, "flops", sources),
+            )
+            for stage in static.stages
+        ),
+    )
+    counters = _names_with(static, "bytes_moved")
+    if len(counters) > 1:
+        yield Table(
+            title="Bytes moved by source",
+            columns=(Column("stage"), *(Column(name, Kind.BYTES) for name in counters)),
+            rows=tuple((stage.name, *_figures(stage, "bytes_moved", counters)) for stage in static.stages),
+        )
+
+
+def _partial_names(stage: StageFigures) -> list[str]:
+    return [source.source for source in stage.sources if source.flops is not None and not source.is_complete]
+
+
+def agreement_chart(static: StaticCompute) -> Iterator[BarChart]:
+    """Every source as a part of the preferred figure; only where there are two sources to compare."""
+    sources = _names_with(static, "flops")
+    stages = [stage for stage in static.stages if stage.flops]
+    if len(sources) < 2 or not stages:
+        return
+    yield BarChart(
+        title="Source agreement",
+        categories=tuple(stage.name for stage in stages),
+        series=tuple(Series(source, tuple(_share(stage, source) for stage in stages)) for source in sources),
+        kind=Kind.RATIO,
+        caption="Each source's FLOPs over the preferred figure of the stage; the ledger names the cause of every gap.",
+    )
+
+
+def ledger_tables(static: StaticCompute) -> Iterator[Table]:
+    """The pairs that differ, in FLOPs and in other figures, and what one source alone tells; none when all agree."""
+    if static.ledger.differences:
+        yield _ledger_of_flops(static.ledger.differences)
+    figures = tuple(figure for figure in static.ledger.figures if figure.difference)
+    if figures:
+        yield _ledger_of_figures(figures)
+    if static.ledger.single and len(spoken_names(static)) > 1:
+        yield _one_source_table(static.ledger.single)
+
+
+def _ledger_of_flops(differences: Sequence[Difference]) -> Table:
+    columns = (
+        Column("stage"),
+        Column("operators"),
+        Column("sources"),
+        Column("difference", Kind.FLOPS),
+        Column("unexplained", Kind.FLOPS),
+        Column("cause"),
+    )
+    return Table(title="Ledger of differences", columns=columns, rows=tuple(map(_ledger_row, differences)))
+
+
+def _ledger_row(entry: Difference) -> tuple[Cell, ...]:
+    causes = "; ".join(f"{part.cause} {format_flops(part.flops)} ({part.detail})" for part in entry.explanations)
+    if entry.one_source is not None:
+        causes = f"one source only, {entry.one_source}: {causes}"
+    return (
+        entry.stage,
+        operators_of(entry),
+        f"{entry.left} - {entry.right}",
+        entry.flops,
+        entry.unexplained_flops if entry.one_source is None else None,
+        causes or "unknown",
+    )
+
+
+def _ledger_of_figures(figures: Sequence[FigureDifference]) -> Table:
+    columns = (
+        Column("stage"),
+        Column("figure"),
+        Column("sources"),
+        Column("left", Kind.COUNT),
+        Column("right", Kind.COUNT),
+        Column("cause"),
+    )
+    return Table(title="Other figures that differ", columns=columns, rows=tuple(map(_figure_row, figures)))
+
+
+def _figure_row(entry: FigureDifference) -> tuple[Cell, ...]:
+    return (
+        entry.stage,
+        _words(entry.figure),
+        f"{entry.left} - {entry.right}",
+        entry.left_value,
+        entry.right_value,
+        "unknown" if entry.cause is None else f"{entry.cause} ({entry.detail})",
+    )
+
+
+def _one_source_table(single: Sequence[SingleSource]) -> Table:
+    """One row per figure and source, with the stages that it holds for."""
+    stages: dict[tuple[str, str], dict[str, None]] = {}
+    for found in single:
+        figure = _words(found.figure) if found.family is None else f"FLOPs, {found.family.value}"
+        stages.setdefault((figure, found.source), {})[found.stage] = None
+    return Table(
+        title="One source only",
+        columns=(Column("figure"), Column("source"), Column("stages")),
+        rows=tuple((figure, source, ", ".join(names)) for (figure, source), names in stages.items()),
+    )
+
+
+def figure_sentence(entry: FigureDifference) -> str:
+    """Who says what of one figure, without the end of the sentence."""
+    said = f"{entry.left} has {format_count(entry.left_value)}, {entry.right} {format_count(entry.right_value)}"
+    return f"{entry.stage} ({entry.phase}), {_words(entry.figure)}: {said}"
+
+
+def _words(figure: str) -> str:
+    return figure.replace("_", " ")
+
+
+def operators_of(entry: Difference) -> str:
+    """The family in words."""
+    return "all operators" if entry.family is None else entry.family.value
+
+
+def spoken_names(static: StaticCompute) -> tuple[str, ...]:
+    """Every source that says something of a stage."""
+    spoken = (source for stage in static.stages for source in stage.sources if source.failure is None)
+    return tuple(dict.fromkeys(source.source for source in spoken))
+
+
+def _names_with(static: StaticCompute, figure: str) -> tuple[str, ...]:
+    """Every source that gives this figure for a stage."""
+    found = (source for stage in static.stages for source in stage.sources if getattr(source, figure) is not None)
+    return tuple(dict.fromkeys(source.source for source in found))
+
+
+def _figures(stage: StageFigures, figure: str, sources: tuple[str, ...]) -> tuple[int | None, ...]:
+    said = {source.source: getattr(source, figure) for source in stage.sources}
+    return tuple(said.get(name) for name in sources)
+
+
+def _share(stage: StageFigures, source: str) -> float | None:
+    said = {testimony.source: testimony.flops for testimony in stage.sources}.get(source)
+    return None if said is None or not stage.flops else said / stage.flops

@@ -1,0 +1,214 @@
+"""Whether a deployment serves a batch of sequences of some length, and the most of either that it could."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.serving.engines import (
+    DEFAULT_ENGINE,
+    BatchLimits,
+    Engine,
+    MemoryTerm,
+    default_limits,
+    total_bytes,
+    visible_bytes,
+)
+from llm_perf_opt.analyses.serving.held_memory import (
+    CachePerSequence,
+    cache_per_sequence,
+    engine_weights,
+    trained_context,
+)
+from llm_perf_opt.analyses.serving.working_memory import EncoderItem, WorkingMemory, forward_widths, working_memory
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import Device
+
+UTILISATION = 0.9  # vLLM's default for `gpu_memory_utilization`
+BY_MEMORY, BY_TRAINING, BY_NOTHING = "memory", "trained length", "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingNeeds:
+    """What one device of a deployment has to hold, whatever the batch. None: the trace does not tell."""
+
+    devices: int
+    engine: Engine
+    limits: BatchLimits
+    weights: tuple[MemoryTerm, ...]
+    working: WorkingMemory | None
+    cache: CachePerSequence | None
+    trained_context: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFit:
+    """The answer for one deployment. All bytes are those of one device; None is unknown.
+
+    `room_bytes` is what is left for the cache, negative where the weights alone are too much. `largest_context` is at
+    most the trained length where that is known; `context_limit` says what ends it, and with `nothing` it is None.
+    """
+
+    device: Device
+    devices: int
+    batch: int
+    context: int
+    utilisation: float
+    memory_bytes: int
+    budget_bytes: int
+    weights_bytes: int | None
+    working_bytes: int | None
+    outside_torch_bytes: int | None
+    room_bytes: int | None
+    cache_bytes: int | None  # of the whole batch at this context
+    fits: bool | None
+    largest_batch: int | None  # at this context
+    largest_context: int | None  # for this batch
+    context_limit: str | None
+
+
+def serving_needs(
+    graphs: Sequence[CallGraph],
+    device: Device,
+    *,
+    devices: int = 1,
+    engine: Engine = DEFAULT_ENGINE,
+    limits: BatchLimits | None = None,
+    encoder: EncoderItem | None = None,
+) -> ServingNeeds:
+    """Read from the traced phases of one run what each of `devices` tensor-parallel devices holds.
+
+    Without a decode step neither the cache nor the working memory is known.
+    """
+    decode = next((graph for graph in graphs if graph.phase == "decode" and graph.storages is not None), None)
+    limits = limits or default_limits(device)
+    widths = None if decode is None else forward_widths(decode, ranks=devices)
+    return ServingNeeds(
+        devices=devices,
+        engine=engine,
+        limits=limits,
+        weights=engine_weights(graphs[0], device, engine=engine, ranks=devices),
+        working=None
+        if widths is None
+        else working_memory(widths, engine=engine, limits=limits, device=device, encoder=encoder),
+        cache=None if decode is None else cache_per_sequence(decode, ranks=devices),
+        trained_context=trained_context(graphs[0]),
+    )
+
+
+def fit_of(
+    needs: ServingNeeds, device: Device, *, batch: int, context: int, utilisation: float = UTILISATION
+) -> ServingFit:
+    """The fit of needs that were read from a trace."""
+    return serving_fit(
+        weights_bytes=total_bytes(needs.weights),
+        working_bytes=None if needs.working is None else needs.working.bytes,
+        cache=needs.cache,
+        device=device,
+        devices=needs.devices,
+        batch=batch,
+        context=context,
+        utilisation=utilisation,
+        outside_torch_bytes=needs.engine.outside_torch(needs.devices),
+        trained_context=needs.trained_context,
+    )
+
+
+def serving_fit(
+    *,
+    weights_bytes: int | None,
+    working_bytes: int | None,
+    cache: CachePerSequence | None,
+    device: Device,
+    batch: int,
+    context: int,
+    devices: int = 1,
+    utilisation: float = UTILISATION,
+    outside_torch_bytes: int | None = 0,
+    memory_bytes: int | None = None,
+    trained_context: int | None = None,
+) -> ServingFit:
+    """Share of the memory - weights - working memory - what is outside PyTorch = room; the cache has to fit in it.
+
+    Every figure is that of one device. `memory_bytes` is what a program sees of it, by default the device's own figure
+    less the driver's reserve. CUDA graphs are not subtracted: vLLM captures them after the cache, in the share that
+    `utilisation` leaves free.
+    """
+    _require(batch, context, devices, utilisation)
+    memory_bytes = visible_bytes(device) if memory_bytes is None else memory_bytes
+    budget_bytes = int(memory_bytes * utilisation)
+    room = _left(budget_bytes, weights_bytes, working_bytes, outside_torch_bytes)
+    cache_bytes = None if cache is None else batch * cache.bytes_at(context)
+    longest, limit = (None, None) if cache is None or room is None else _longest(cache, room, batch, trained_context)
+    return ServingFit(
+        device=device,
+        devices=devices,
+        batch=batch,
+        context=context,
+        utilisation=utilisation,
+        memory_bytes=memory_bytes,
+        budget_bytes=budget_bytes,
+        weights_bytes=weights_bytes,
+        working_bytes=working_bytes,
+        outside_torch_bytes=outside_torch_bytes,
+        room_bytes=room,
+        cache_bytes=cache_bytes,
+        fits=None if room is None or cache_bytes is None else cache_bytes <= room,
+        largest_batch=None if room is None or cache is None else _most(cache, room, context),
+        largest_context=longest,
+        context_limit=limit,
+    )
+
+
+def _require(batch: int, context: int, devices: int, utilisation: float) -> None:
+    if min(batch, context, devices) < 1 or not 0 < utilisation <= 1:
+        raise UsageError(
+            f"Cannot tell whether {batch} sequences of {context} tokens fit {devices} devices at {utilisation}.",
+            why="batch, context and devices begin at 1, and the share of the memory lies above 0 and at most at 1",
+            fix="give positive whole numbers, and a utilisation such as 0.9",
+        )
+
+
+def _left(budget_bytes: int, *parts: int | None) -> int | None:
+    known = [part for part in parts if part is not None]
+    return budget_bytes - sum(known) if len(known) == len(parts) else None
+
+
+def _most(cache: CachePerSequence, room: int, context: int) -> int | None:
+    """Sequences that fit; None where a sequence takes nothing, so that memory sets no limit."""
+    each = cache.bytes_at(context)
+    if not each:
+        return None
+    return max(0, room // each)
+
+
+def _longest(cache: CachePerSequence, room: int, batch: int, trained: int | None) -> tuple[int | None, str]:
+    """The longest context for which `batch` sequences fit, and what ends it."""
+
+    def fits(context: int) -> bool:
+        return batch * cache.bytes_at(context) <= room
+
+    if trained is not None and fits(trained):
+        return trained, BY_TRAINING
+    if trained is None and cache.is_bounded and fits(_longest_window(cache)):
+        return None, BY_NOTHING
+    return _last_true(fits), BY_MEMORY
+
+
+def _longest_window(cache: CachePerSequence) -> int:
+    return max((layer.window or 1 for layer in cache.layers), default=1)
+
+
+def _last_true(holds: Callable[[int], bool]) -> int:
+    """The largest number for which a condition holds that ends somewhere; 0 where it never holds."""
+    if not holds(1):
+        return 0
+    high = 1
+    while holds(2 * high):
+        high *= 2
+    low, end = high, 2 * high
+    while end - low > 1:
+        middle = (low + end) // 2
+        low, end = (middle, end) if holds(middle) else (low, middle)
+    return low

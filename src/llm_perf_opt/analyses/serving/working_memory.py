@@ -1,0 +1,237 @@
+"""Working memory of a server: the most that one step of chunked prefill and sampling holds beside weights and cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
+from llm_perf_opt.analyses.serving.engines import (
+    BatchLimits,
+    Engine,
+    MemoryTerm,
+    Sampler,
+    cublas_workspace_bytes,
+    total_bytes,
+)
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
+from llm_perf_opt.core.hardware import Device
+
+_MATRICES_OF_AN_EXPERT = 3  # gate, up, down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardWidths:
+    """Values per token on one device.
+
+    `between_products` is the widest pair of a product's results and the next product's input: in a gated MLP gate, up
+    and the activated values. `routed` are the two buffers of all experts that one token takes.
+    """
+
+    hidden: int
+    vocabulary: int
+    between_products: int
+    routed: int = 0
+    value_bytes: int = 2
+
+
+@dataclass(slots=True)
+class _Group:
+    """Products of one input."""
+
+    storage: int
+    in_width: int
+    out_widths: list[int]
+
+
+def forward_widths(graph: CallGraph, *, ranks: int = 1) -> ForwardWidths | None:
+    """The widths of a decoder whose step `graph` is, on one of `ranks` tensor-parallel devices; None without a head.
+
+    The last product is the head. What is as wide as the residual stream is whole on every rank, everything else is
+    divided. Experts are taken as gated: three matrices of equal size.
+    """
+    anatomy = anatomy_of(graph)
+    groups = list(_groups(graph, anatomy))
+    if not groups:
+        return None
+    *layers, head = groups
+    hidden = head.in_width
+
+    def share(width: int) -> int:
+        return width if width == hidden else -(-width // ranks)
+
+    pairs = [
+        sum(map(share, group.out_widths)) + share(following.in_width) for group, following in pairwise([*layers, head])
+    ]
+    return ForwardWidths(
+        hidden=hidden,
+        vocabulary=max(head.out_widths),
+        between_products=max(pairs, default=0),
+        routed=max(_routed(anatomy, hidden, ranks), default=0),
+        value_bytes=_value_bytes(graph, anatomy),
+    )
+
+
+def _groups(graph: CallGraph, anatomy: Anatomy) -> Iterator[_Group]:
+    """The products of the first forward in order, those of one input together."""
+    ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+    current: _Group | None = None
+    for product in _first_products(anatomy):
+        kind = graph.op_kinds[ops.kind[product.row]]
+        storages = ops.input_storages[starts[product.row] : starts[product.row + 1]]
+        place = next((place for place, storage in enumerate(storages) if storage not in anatomy.weights), None)
+        if place is None or not kind.inputs[place].shape or not kind.outputs:
+            continue
+        out_width = kind.outputs[0].shape[-1]
+        if current is not None and current.storage == storages[place]:
+            current.out_widths.append(out_width)
+            continue
+        if current is not None:
+            yield current
+        current = _Group(storages[place], kind.inputs[place].shape[-1], [out_width])
+    if current is not None:
+        yield current
+
+
+def _first_products(anatomy: Anatomy) -> Sequence[WeightProduct]:
+    return [
+        product for product in anatomy.products if anatomy.forward_of_ops[product.row] == 1 and not product.is_expansion
+    ]
+
+
+def _routed(anatomy: Anatomy, hidden: int, ranks: int) -> Iterator[int]:
+    """For each chosen expert gate and up in one buffer, activated values in the other, none below the hidden width.
+
+    The same buffers hold the experts' inputs and results. Source: `workspace_shapes` of vLLM's Triton experts.
+    """
+    for block in anatomy.experts:
+        intermediate = block.matrix_elements_each // (_MATRICES_OF_AN_EXPERT * hidden)
+        narrow = -(-intermediate // ranks)
+        yield block.chosen * (max(2 * narrow, hidden) + max(narrow, hidden))
+
+
+def _value_bytes(graph: CallGraph, anatomy: Anatomy) -> int:
+    head = _first_products(anatomy)[-1]
+    logits = graph.op_kinds[ops_of(graph).kind[head.row]].outputs[0]
+    return tensor_bytes(replace(logits, shape=(1,)))
+
+
+SAMPLING, FORWARD = "sampling", "forward"
+_FLOAT_BYTES = 4
+_RESIDUAL_COPIES = 3  # the input of a compiled piece, the residual before it and after it: inputs live until it returns
+_FULL_SORT_ROWS = 128  # with fewer rows PyTorch sorts all of them at once, with more memory
+# Bytes for each logit, tensor by tensor, beside the logits themselves and their copy in float32.
+_SEGMENTED_SORT = (4, 8, 8, 12)  # values, indices, indices to begin with, CUB's third buffers of keys and indices
+_FULL_SORT = (4, 8, 8, 8, 4, 12)  # values, indices, two arrays of (row, index), keys, CUB's third buffers
+_TWO_FLOATS = (4, 4)  # FlashInfer: masked logits, probabilities; Triton: probabilities, exponential noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderItem:
+    """The largest image (or sound) that one request may bring: what it costs in tokens, embeddings and pixels."""
+
+    tokens: int  # that it takes of the prompt, separators included
+    embeddings: int  # rows that the encoder hands to the decoder
+    input_bytes: int  # of its pixels, as the encoder takes them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingMemory:
+    """What is alive together at the widest moment of one step."""
+
+    moment: str  # "sampling" or "forward"
+    terms: tuple[MemoryTerm, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The terms added up."""
+        return total_bytes(self.terms)
+
+
+def working_memory(
+    widths: ForwardWidths, *, engine: Engine, limits: BatchLimits, device: Device, encoder: EncoderItem | None = None
+) -> WorkingMemory:
+    """The wider of the two moments of a profile run; what both of them hold is counted in either."""
+    held = tuple(_held(widths, engine, limits, device, encoder))
+    sampling = (*held, *_sampling(widths, engine, limits, device))
+    forward = (*held, *_forward(widths, engine, limits))
+    if total_bytes(sampling) >= total_bytes(forward):
+        return WorkingMemory(moment=SAMPLING, terms=sampling)
+    return WorkingMemory(moment=FORWARD, terms=forward)
+
+
+def _held(
+    widths: ForwardWidths, engine: Engine, limits: BatchLimits, device: Device, encoder: EncoderItem | None
+) -> Iterator[MemoryTerm]:
+    """What lives through the forward and the sampling."""
+    yield MemoryTerm(name="cuBLAS workspace", bytes=cublas_workspace_bytes(device))
+    if encoder is not None:
+        yield MemoryTerm(name="encoder inputs and outputs", bytes=_encoder_bytes(widths, engine, limits, encoder))
+    if widths.routed and engine.keeps_expert_workspace:
+        yield _expert_buffers(widths, limits)
+
+
+def _expert_buffers(widths: ForwardWidths, limits: BatchLimits) -> MemoryTerm:
+    return MemoryTerm(
+        name="buffers of the routed experts", bytes=limits.chunk_tokens * widths.routed * widths.value_bytes
+    )
+
+
+def _sampling(widths: ForwardWidths, engine: Engine, limits: BatchLimits, device: Device) -> Iterator[MemoryTerm]:
+    rows, vocabulary = limits.sampled_rows, widths.vocabulary
+    hidden = (limits.chunk_tokens + 2 * rows) * widths.hidden * widths.value_bytes
+    yield MemoryTerm(name="hidden states of the chunk and of the sampled rows, twice", bytes=hidden)
+    yield MemoryTerm(name="logits", bytes=rows * vocabulary * widths.value_bytes)
+    if widths.value_bytes != _FLOAT_BYTES:
+        yield MemoryTerm(name="logits in float32", bytes=rows * vocabulary * _FLOAT_BYTES)
+    yield MemoryTerm(
+        name=f"top-k and top-p: {engine.sampler}",
+        bytes=rows * vocabulary * sum(_sampler_tensors(engine, rows)),
+    )
+    if engine.sampler is Sampler.TRITON:
+        programs = _sampler_programs(device, rows)
+        yield MemoryTerm(
+            name="a row of logits for each program of the sampler",
+            bytes=programs * vocabulary * _FLOAT_BYTES,
+        )
+
+
+def _sampler_tensors(engine: Engine, rows: int) -> tuple[int, ...]:
+    if engine.sampler is not Sampler.SORT:
+        return _TWO_FLOATS
+    return _FULL_SORT if rows < _FULL_SORT_ROWS else _SEGMENTED_SORT
+
+
+def _sampler_programs(device: Device, rows: int) -> int:
+    """One for each compute unit, or the power of two that covers the rows; with unknown units as many as rows."""
+    units = device.facts.get("compute_units")
+    if not isinstance(units, int):
+        return rows
+    return min(1 << (min(units, rows) - 1).bit_length(), units)
+
+
+def _forward(widths: ForwardWidths, engine: Engine, limits: BatchLimits) -> Iterator[MemoryTerm]:
+    per_value = limits.chunk_tokens * widths.value_bytes
+    yield MemoryTerm(
+        name="residual stream: before, after, and the result of attention",
+        bytes=_RESIDUAL_COPIES * widths.hidden * per_value,
+    )
+    if widths.routed > widths.between_products and not engine.keeps_expert_workspace:
+        yield _expert_buffers(widths, limits)
+    else:
+        yield MemoryTerm(name="results of a product and input of the next", bytes=widths.between_products * per_value)
+
+
+def _encoder_bytes(widths: ForwardWidths, engine: Engine, limits: BatchLimits, item: EncoderItem) -> int:
+    """As many of the largest items as a chunk holds: inputs, outputs, and the outputs once more, filled up to a chunk.
+
+    Source: vllm/v1/worker/utils.py (`MultiModalBudget`) and `profile_run` of vllm/v1/worker/gpu_model_runner.py.
+    """
+    budget = max(limits.chunk_tokens, item.tokens)
+    items = max(1, budget // item.tokens)
+    row_bytes = widths.hidden * widths.value_bytes
+    padded = budget if engine.pads_encoder_outputs and item.embeddings < budget else 0
+    return items * (item.input_bytes + (item.embeddings + padded) * row_bytes)

@@ -1,0 +1,138 @@
+"""The device table as reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from llm_perf_opt.core.hardware import Device, find_device, load_devices
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+
+_LISTED_RATES = ("bf16", "fp16", "fp8", "fp32")
+_LISTED = {  # column of the list -> the figure as a file of devices spells it
+    **{name: f"peak_tflops_dense.{name}" for name in _LISTED_RATES},
+    "bandwidth": "bandwidth_gb_per_s",
+    "memory": "memory_gb",
+}
+
+
+def device_list(devices_file: Path | None = None) -> Report:
+    """One row per device."""
+    columns = (
+        Column("id"),
+        Column("name"),
+        *(Column(name, Kind.FLOPS_PER_S) for name in _LISTED_RATES),
+        Column("bandwidth", Kind.BYTES_PER_S),
+        Column("memory", Kind.BYTES),
+        Column("unverified figures", Kind.COUNT),
+        Column("of them in this row"),
+    )
+    rows = tuple(_row(device) for device in load_devices(devices_file).devices.values())
+    note = Note(
+        "Dense rates, accumulation in float32; fp32 is the rate of the vector units. "
+        "llm-perf-opt devices show ID tells every figure, which of them were not read in a source, and the sources."
+    )
+    return Report(title="Known devices", tables=(Table(title="Devices", columns=columns, rows=rows),), notes=(note,))
+
+
+def _row(device: Device) -> tuple[Cell, ...]:
+    return (
+        device.id,
+        device.name,
+        *(device.peak_flops_per_s.get(name) for name in _LISTED_RATES),
+        device.bandwidth_bytes_per_s,
+        device.memory_bytes,
+        len(device.unverified),
+        ", ".join(name for name, figure in _LISTED.items() if figure in device.unverified),
+    )
+
+
+def device_report(name: str, devices_file: Path | None = None) -> Report:
+    """Everything that is known of one device."""
+    device = find_device(name, devices_file)
+    rates = Table(
+        title="Rates",
+        columns=(
+            Column("dtype"),
+            Column("dense peak", Kind.FLOPS_PER_S),
+            Column("best measured product", Kind.FLOPS_PER_S),
+            Column("of the peak", Kind.RATIO),
+            Column("verified"),
+        ),
+        rows=tuple(
+            (
+                dtype,
+                peak,
+                (best := device.achieved_flops_per_s.get(dtype)),
+                None if best is None else best / peak,
+                _verified(device, f"peak_tflops_dense.{dtype}"),
+            )
+            for dtype, peak in device.peak_flops_per_s.items()
+        ),
+    )
+    memory = Table(
+        title="Memory",
+        columns=(Column("what"), Column("bytes", Kind.BYTES), Column("rate", Kind.BYTES_PER_S), Column("verified")),
+        rows=(
+            (
+                "memory" if device.nominal_memory_bytes is None else "memory as the driver reports it",
+                device.memory_bytes,
+                device.bandwidth_bytes_per_s,
+                _verified(device, "bandwidth_gb_per_s", "memory_gb"),
+            ),
+            *(
+                (name, size, None, _verified(device, figure))
+                for name, size, figure in (
+                    ("nominal memory", device.nominal_memory_bytes, "memory_gb"),
+                    ("L2 cache", device.l2_bytes, "l2_mib"),
+                    ("last cache", device.last_cache_bytes, "last_cache_mib"),
+                )
+                if size is not None
+            ),
+        ),
+    )
+    further = Table(
+        title="Further figures",
+        columns=(Column("figure"), Column("value"), Column("verified")),
+        rows=tuple((name, str(value), _verified(device, name)) for name, value in _further(device)),
+    )
+    return Report(title=f"{device.name} ({device.id})", tables=(rates, memory, further), notes=tuple(_notes(device)))
+
+
+def _further(device: Device) -> Iterator[tuple[str, str | int | float]]:
+    yield from device.facts.items()
+    overheads = {
+        "launch_overhead_us": device.launch_overhead_ns,
+        "launch_overhead_fastest_us": device.launch_overhead_fastest_ns,
+        "launch_overhead_slowest_us": device.launch_overhead_slowest_ns,
+    }
+    yield from ((name, overhead_ns / 1000) for name, overhead_ns in overheads.items() if overhead_ns is not None)
+    if device.threads is not None:
+        yield "threads", device.threads
+
+
+def _verified(device: Device, *figures: str) -> str:
+    return "no" if set(figures) & set(device.unverified) else "yes"
+
+
+def _notes(device: Device) -> Iterator[Note]:
+    if device.reported_names:
+        yield Note(f"Reported as: {', '.join(device.reported_names)}.")
+    if device.notes:
+        yield Note(device.notes)
+    yield from (Note(f"Source: {source}") for source in device.sources)
+    if device.achieved_source:
+        yield Note(f"Source of the best measured product: {device.achieved_source}")
+    if device.memory_reported_source:
+        yield Note(f"Source of the reported memory: {device.memory_reported_source}")
+    yield from (Note(f"Agrees: {source}") for source in device.cross_checks)
+    yield from (Note(f"Disagrees: {text}", Level.WARNING) for text in device.disagreements)
+    is_nominal = device.nominal_memory_bytes is None and "memory_gb" in device.unverified
+    if is_nominal:
+        yield Note(
+            "The memory is nominal, in gigabytes of 10^9 bytes: nobody read what the driver reports. "
+            "Drivers of other cards report up to 7 % more.",
+            Level.WARNING,
+        )
+    if unread := [figure for figure in device.unverified if not (is_nominal and figure == "memory_gb")]:
+        yield Note(f"Not read in a source: {', '.join(unread)}.", Level.WARNING)

@@ -1,0 +1,184 @@
+"""The folder of one run: one writer at a time, files whole or not at all, finished pages, and which run it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.api.profile.request import ProfileRequest
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.measurement import PageMeasurement
+from llm_perf_opt.core.output_files import write_whole
+
+_GROUPS = frozenset(group.name for group in fields(ProfileRequest))
+_ONLY_JOINED = "static_analysis"  # made afresh from the pages, whatever it says
+_ONLY_HELD_AGAINST = re.compile(r"^  (?:name|devices):.*\n(?:    .*\n)*", re.MULTILINE)  # the peaks, not the device
+
+
+def is_run_config(text: str) -> bool:
+    """Whether it has the groups of a profile run, all of them and no other."""
+    return {line.partition(":")[0] for line in text.splitlines() if line[:1].strip()} == _GROUPS
+
+
+def measuring_part(text: str) -> str:
+    """What the timed passes depend on: two texts that agree in it have the same pages."""
+    groups = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+    return "".join(
+        _ONLY_HELD_AGAINST.sub("", group) if group.startswith("device:") else group
+        for group in groups
+        if not group.startswith(f"{_ONLY_JOINED}:")
+    )
+
+
+CONFIG_FILE = "config.yaml"
+FAILURE_FILE = "failure.txt"  # why a run of a sweep ended early
+LOCK_FILE = ".lock"
+ENVIRONMENT_FILE = "env.json"
+METRICS_FILE = "metrics.json"  # the last to be written: a run that has it is finished
+PAGES = "pages"
+JOINED = (METRICS_FILE, "report.md", "report.html", "static_compute.json")  # made afresh from the pages
+MEASURED = (
+    ENVIRONMENT_FILE,
+    FAILURE_FILE,
+    "operators.csv",
+    "chrome-trace.json",
+    "kernels.json",
+    "nsight-request.json",
+    "nsys.nsys-rep",
+    "nsys.sqlite",  # which `nsys stats` leaves beside its report
+    "ncu.csv",
+)
+
+
+class RunFolder:
+    """A folder that this process alone writes to, until `open_run_folder` ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write_text(self, name: str, text: str) -> Path:
+        """One file, whole."""
+        write_whole(self.path / name, [text.encode()])
+        return self.path / name
+
+    def write_json(self, name: str, document: Any) -> Path:
+        """One JSON file, whole; what is no finite number is refused."""
+        return self.write_text(name, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def keep_environment(self, environment: Any) -> None:
+        """`env.json`; pages that were measured elsewhere, or with other settings, are no part of this run."""
+        file = self.path / ENVIRONMENT_FILE
+        if file.is_file() and json.loads(file.read_text("utf-8")) != environment and any(self._pages()):
+            raise PerfOptError(
+                f"{self.path} holds pages that were measured in another environment.",
+                why=f"{file} differs from this machine, its libraries or its settings",
+                fix="choose another run.folder, or add --force to measure all pages here",
+            )
+        self.write_json(ENVIRONMENT_FILE, environment)
+
+    def _pages(self) -> Iterator[Path]:
+        return (file for file in (self.path / PAGES).glob("*.json") if file.stem.isdigit())
+
+    def clear(self) -> None:
+        """Delete what a run writes and nothing else; `config.yaml` stays, since it says that the folder is a run's."""
+        for page in list(self._pages()):
+            page.unlink()
+        if (self.path / PAGES).is_dir() and not any((self.path / PAGES).iterdir()):
+            (self.path / PAGES).rmdir()
+        for name in (*JOINED, *MEASURED):
+            (self.path / name).unlink(missing_ok=True)
+
+    def keep_page(self, index: int, page: PageMeasurement) -> None:
+        """A finished page, which a resumed run does not measure again."""
+        (self.path / PAGES).mkdir(exist_ok=True)
+        self.write_json(f"{PAGES}/{index:05d}.json", page.to_json())
+
+    def finished_page(self, index: int, image: str) -> PageMeasurement | None:
+        """The page as it was measured before, or None; another image in its place is another page."""
+        file = self.path / PAGES / f"{index:05d}.json"
+        if not file.is_file():
+            return None
+        try:
+            page = PageMeasurement.from_json(json.loads(file.read_text("utf-8")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PerfOptError(
+                f"{file} is no measurement that can be read.",
+                why=f"{type(error).__name__}: {str(error)[:200]}",
+                fix="delete it, and its page is measured again",
+            ) from error
+        return page if page.image == image else None
+
+
+@contextmanager
+def open_run_folder(path: Path, config_text: str, *, force: bool) -> Iterator[RunFolder]:
+    """Take the folder for one run with this configuration; what an earlier one measured with the same is kept.
+
+    The lock is the operating system's, so it ends with the process however that ends. A folder of another run is
+    refused, unless `force` clears it; a folder of anything else is refused always.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    _require_ours(path)
+    with _locked(path):
+        for left_behind in (path / PAGES).glob(".*.partial"):
+            left_behind.unlink()  # of a run that was killed while it wrote
+        folder = RunFolder(path)
+        if force:
+            folder.clear()
+        else:
+            _require_same_run(path, config_text)
+        folder.write_text(CONFIG_FILE, config_text)
+        yield folder
+
+
+def _require_ours(path: Path) -> None:
+    """Before anything is written to it: a folder with a run, or with nothing but what a run leaves that never began."""
+    stored = path / CONFIG_FILE
+    if stored.is_file() and is_run_config(stored.read_text("utf-8", errors="replace")):
+        return
+    if any(file.name not in (LOCK_FILE, FAILURE_FILE) for file in path.iterdir() if file.suffix != ".partial"):
+        raise PerfOptError(
+            f"{path} is not empty and holds no run.",
+            why=f"there is no {CONFIG_FILE} of a profile run in it, so its files are not ours",
+            fix="choose another run.folder",
+        )
+
+
+def _require_same_run(path: Path, config_text: str) -> None:
+    """Pages of two runs must not mix; what was only made of them goes with the configuration that it was made by."""
+    file = path / CONFIG_FILE
+    stored = file.read_text("utf-8") if file.is_file() else config_text
+    if measuring_part(stored) != measuring_part(config_text):
+        raise PerfOptError(
+            f"{path} holds a run with another configuration.",
+            why=f"{file} differs from what was asked for, and results of two runs must not mix",
+            fix="choose another run.folder, or add --force to clear this one",
+        )
+    if stored != config_text:
+        for name in JOINED:
+            (path / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl  # not everywhere: the other verbs do without it
+
+    with (path / LOCK_FILE).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise PerfOptError(
+                f"Another run is writing to {path}.",
+                why=f"process {lock.read().strip() or 'unknown'} holds its lock",
+                fix="wait for it, or choose another run.folder",
+            ) from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield

@@ -1,0 +1,79 @@
+"""Many runs of one command, read back from the folders that they left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.api.profile.run_folder import FAILURE_FILE, METRICS_FILE
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.report import Cell, Column, Kind, Report, Table
+
+_COLUMNS = (
+    Column("run"),
+    Column("model"),
+    Column("mode"),
+    Column("new tokens", Kind.COUNT),
+    Column("page", Kind.SECONDS),
+    Column("first token", Kind.SECONDS),
+    Column("decode step", Kind.SECONDS),
+    Column("MFU", Kind.RATIO),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The folders of all runs, one row for each, and why some have no figures."""
+
+    runs: tuple[Path, ...]
+    report: Report
+    failures: tuple[str, ...]
+
+
+@contextmanager
+def failure_kept(run: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """A run that fails leaves the reason in its folder, and the others go on."""
+    failure = run / FAILURE_FILE
+    failure.unlink(missing_ok=True)
+    try:
+        yield
+    except PerfOptError as error:
+        write_whole(failure, [f"{' '.join(overrides)}\n{error}\n".encode()])
+
+
+def read_sweep(folder: Path, runs: Sequence[Path]) -> Sweep:
+    """The folders of the runs that one command started in `folder`; what else lies there is not looked at."""
+    table = Table(title="Runs", columns=_COLUMNS, rows=tuple(map(_row, runs)))
+    return Sweep(
+        runs=tuple(runs),
+        report=Report(title=f"{len(runs)} runs in {folder}", tables=(table,)),
+        failures=tuple(reason for run in runs if (reason := _failure(run)) is not None),
+    )
+
+
+def _failure(run: Path) -> str | None:
+    """Why there are no figures of this run; None where there are."""
+    if (run / FAILURE_FILE).is_file():
+        return (run / FAILURE_FILE).read_text("utf-8").strip()
+    return None if (run / METRICS_FILE).is_file() else f"{run} has no {METRICS_FILE}"
+
+
+def _row(run: Path) -> tuple[Cell, ...]:
+    if _failure(run) is not None:
+        return (run.name, "failed", *(None,) * (len(_COLUMNS) - 2))
+    found = json.loads((run / METRICS_FILE).read_text("utf-8"))
+    workload, step = found["request"]["workload"], found["decode_step"]
+    return (
+        run.name,
+        found["model"],
+        workload["mode"],
+        workload["max_new_tokens"],
+        found["wall"]["median_ns"] * 1e-9,
+        found["first_token"]["median_ns"] * 1e-9,
+        None if step is None else step["median_ns"] * 1e-9,
+        found["model_figure"]["mfu"],
+    )

@@ -1,0 +1,226 @@
+"""A call graph agrees with itself: the contract keys with each other, and with the columns they were counted from.
+
+The checks run in an order in which each may rely on those before it, and each one is one idea.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from llm_perf_opt.core.callgraph import aggregates
+from llm_perf_opt.core.callgraph.call_invariants import call_problems
+from llm_perf_opt.core.callgraph.column_shapes import shape_problems
+
+if TYPE_CHECKING:
+    from llm_perf_opt.core.callgraph.graph import CallGraph, Observation
+
+_SHOWN_PER_CHECK = 20
+
+
+def problems_of(graph: CallGraph) -> list[str]:
+    """Every contradiction found, at most a screenful per check; columns that do not fit together end the search."""
+    misfits = _some(shape_problems(graph))
+    if misfits:
+        return misfits
+    checks: tuple[Callable[[CallGraph], Iterator[str]], ...] = (
+        _count_problems,
+        _edge_problems,
+        _reach_problems,
+        _declaration_problems,
+        _children_problems,
+        _observation_problems,
+        _event_problems,
+        _coverage_problems,
+        call_problems,
+        _recount_problems,
+    )
+    return [problem for check in checks for problem in _some(check(graph))]
+
+
+def _some(problems: Iterator[str]) -> list[str]:
+    shown = list(islice(problems, _SHOWN_PER_CHECK))
+    more = sum(1 for _ in problems)
+    return [*shown, f"and {more} more like the last one"] if more else shown
+
+
+def _count_problems(graph: CallGraph) -> Iterator[str]:
+    """Counts are counts, and what has own ops or was called from outside was called."""
+    for name, counts, least in (
+        ("call_counts", graph.call_counts, 1),
+        ("root_calls", graph.root_calls, 1),
+        ("edges", graph.edges, 1),
+        ("op_call_counts", graph.op_call_counts, 0),
+    ):
+        for key, count in counts.items():
+            if count < least:
+                yield f"{name}[{key!r}] is {count}, below {least}"
+    for name, counts in (("root_calls", graph.root_calls), ("op_call_counts", graph.op_call_counts)):
+        for path in counts:
+            if path not in graph.call_counts:
+                yield f"{name} has {path!r}, which was never called"
+
+
+def _edge_problems(graph: CallGraph) -> Iterator[str]:
+    """The calls on incoming edges, plus those that no module made, add up to the calls of a module."""
+    incoming: Counter[str] = Counter()
+    for edge, calls in graph.edges.items():
+        sides = aggregates.split_edge(edge, graph.call_counts)
+        if sides is None:
+            yield f"edge {edge!r} does not name a parent and a child"
+            continue
+        for path in sides:
+            if path not in graph.call_counts:
+                yield f"edge {edge!r}: {path!r} was never called"
+        incoming[sides[1]] += calls
+    roots = _root_calls(graph, incoming)
+    for path, calls in graph.call_counts.items():
+        arrived = incoming[path] + roots.get(path, 0)
+        if arrived != calls:
+            yield f"{path!r} was called {calls} times, {incoming[path]} by edges and {roots.get(path, 0)} as a root"
+
+
+def _root_calls(graph: CallGraph, incoming: Mapping[str, int]) -> Mapping[str, int]:
+    """As recorded; a file that does not say has its roots where no edge arrives."""
+    if graph.root_calls:
+        return graph.root_calls
+    return {path: calls for path, calls in graph.call_counts.items() if path not in incoming}
+
+
+def _reach_problems(graph: CallGraph) -> Iterator[str]:
+    """Calls form a tree, so every called module is reached from a root; a cycle on its own was never begun."""
+    children: dict[str, list[str]] = {}
+    incoming: set[str] = set()
+    for edge in graph.edges:
+        sides = aggregates.split_edge(edge, graph.call_counts)
+        if sides is not None:
+            children.setdefault(sides[0], []).append(sides[1])
+            incoming.add(sides[1])
+    to_visit = list(_root_calls(graph, dict.fromkeys(incoming, 1)))
+    reached = set(to_visit)
+    while to_visit:
+        for child in children.get(to_visit.pop(), ()):
+            if child not in reached:
+                reached.add(child)
+                to_visit.append(child)
+    for path in graph.call_counts:
+        if path not in reached:
+            yield f"{path!r} was called, yet no chain of calls leads to it from a root"
+
+
+def _declaration_problems(graph: CallGraph) -> Iterator[str]:
+    """Every path in the file is a declared module, where the file declares modules at all."""
+    if not graph.module_types:
+        return
+    for path in graph.call_counts:
+        if path not in graph.module_types:
+            yield f"{path!r} was called and is not declared"
+    for path in (*graph.module_children, *graph.constructor_params):
+        if path not in graph.module_types:
+            yield f"{path!r} has children or constructor parameters and is not declared"
+    if graph.stopped_in is not None and graph.stopped_in not in graph.module_types:
+        yield f"the run stopped in {graph.stopped_in!r}, which is not declared"
+
+
+def _children_problems(graph: CallGraph) -> Iterator[str]:
+    """A module has one path, and the parent that this path names lists it: a shared module is one node, not several."""
+    if not graph.module_children:
+        return
+    for path, children in graph.module_children.items():
+        if len(set(children)) < len(children):
+            yield f"{path!r} lists a child twice"
+        for child in children:
+            if child not in graph.module_types:
+                yield f"{path!r} lists the child {child!r}, which is not declared; a shared module keeps its one path"
+    listed = {(parent, child) for parent, children in graph.module_children.items() for child in children}
+    for path in graph.module_types:
+        parent = path.rpartition(".")[0]
+        if path and (parent, path) not in listed:
+            yield f"{path!r} is declared and is no child of {parent!r}"
+
+
+def _observation_problems(graph: CallGraph) -> Iterator[str]:
+    """The observations of a module are distinct and cover each of its calls once."""
+    for name, metadata in (("input_metadata", graph.input_metadata), ("output_metadata", graph.output_metadata)):
+        for path, observations in metadata.items():
+            calls = sum(observation.calls for observation in observations)
+            if calls != graph.call_counts.get(path, 0):
+                yield f"{name}[{path!r}] covers {calls} calls of {graph.call_counts.get(path, 0)}"
+            if any(observation.calls < 1 for observation in observations):
+                yield f"{name}[{path!r}] has an observation without a call"
+            if len(_as_counts(observations)) < len(observations):
+                yield f"{name}[{path!r}] has the same tensors twice"
+
+
+def _event_problems(graph: CallGraph) -> Iterator[str]:
+    """Enter and exit events pair up and show the same calls and edges."""
+    if not graph.events:
+        return
+    entered: Counter[str] = Counter()
+    edges: Counter[str] = Counter()
+    stack: list[str] = []
+    for position, (event, path) in enumerate(graph.events):
+        if event == "enter":
+            entered[path] += 1
+            if stack:
+                edges[f"{stack[-1]}{aggregates.ARROW}{path}"] += 1
+            stack.append(path)
+        elif not stack or stack.pop() != path:
+            yield f"events[{position}] leaves {path!r}, which is not the innermost open call"
+            return
+    if stack:
+        yield f"events: the call of {stack[-1]!r} is never left"
+    yield from _differences("events show calls", graph.call_counts, entered)
+    yield from _differences("events show edges", graph.edges, edges)
+
+
+def _coverage_problems(graph: CallGraph) -> Iterator[str]:
+    """The ops run in modules are among those the tracer saw; the rest ran outside any."""
+    if graph.coverage is None:
+        return
+    in_modules = sum(graph.op_call_counts.values())
+    if in_modules > graph.coverage.ops:
+        yield f"op_call_counts adds up to {in_modules} ops, the tracer saw {graph.coverage.ops}"
+    if graph.ops is not None:
+        seen, kinds = len(graph.ops.kind), len(set(graph.ops.kind))
+        if (graph.coverage.ops, graph.coverage.op_kinds) != (seen, kinds):
+            yield (
+                f"coverage says {graph.coverage.ops} ops of {graph.coverage.op_kinds} kinds, "
+                f"the columns hold {seen} of {kinds}"
+            )
+
+
+def _recount_problems(graph: CallGraph) -> Iterator[str]:
+    """The contract keys are what the columns add up to; one that the file leaves out claims nothing."""
+    calls, ops, paths, metas = graph.calls, graph.ops, graph.paths, graph.tensor_metas
+    if calls is None:
+        return
+    yield from _differences("calls add up to call_counts", graph.call_counts, aggregates.count_calls(paths, calls))
+    yield from _differences("calls add up to edges", graph.edges, aggregates.count_edges(paths, calls))
+    if graph.root_calls:
+        roots = aggregates.count_root_calls(paths, calls)
+        yield from _differences("calls add up to root_calls", graph.root_calls, roots)
+    if ops is not None and graph.op_call_counts:
+        own = aggregates.count_own_ops(paths, calls, ops)
+        yield from _differences("ops add up to op_call_counts", graph.op_call_counts, own)
+    for name, told, counted in (
+        ("input_metadata", graph.input_metadata, aggregates.count_inputs(paths, metas, calls)),
+        ("output_metadata", graph.output_metadata, aggregates.count_outputs(paths, metas, calls)),
+    ):
+        for path in sorted(told.keys() | counted.keys()) if told else ():
+            if _as_counts(told.get(path, ())) != counted.get(path, {}):
+                yield f"{name}[{path!r}] differs from the tensors of the calls"
+
+
+def _as_counts(observations: tuple[Observation, ...]) -> dict[object, int]:
+    return {observation.tensors: observation.calls for observation in observations}
+
+
+def _differences(claim: str, told: Mapping[str, int], counted: Mapping[str, int]) -> Iterator[str]:
+    if told == counted:
+        return
+    for key in sorted(told.keys() | counted.keys()):
+        if told.get(key) != counted.get(key):
+            yield f"{claim}: {key!r} is {told.get(key, 'missing')} in the file, counted {counted.get(key, 'none')}"

@@ -1,0 +1,224 @@
+"""A call graph as one JSON document: the contract in explicit form, the columns as tables of small integers.
+
+A column is written as its first value followed by the differences between neighbours. Storages, calls and op numbers
+mostly grow by little, so a million ops take tens of megabytes and no compression has to be undone to read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from operator import sub
+from pathlib import Path
+
+from llm_perf_opt.core.callgraph.event_logs import ORIGINS
+from llm_perf_opt.core.callgraph.graph import CallGraph, Observation
+from llm_perf_opt.core.callgraph.json_text import SEAL_KEY
+from llm_perf_opt.core.callgraph.queries import events_of
+from llm_perf_opt.core.callgraph.records import (
+    CallColumns,
+    Json,
+    OpColumns,
+    OpKind,
+    Parameter,
+    StorageColumns,
+    TensorMeta,
+)
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.output_files import write_whole
+
+
+def write_callgraph(graph: CallGraph, path: Path, *, overwrite: bool, with_events: bool = False) -> None:
+    """Write the file as a whole or not at all: it appears under its name only when complete.
+
+    `with_events` adds the chronological `events`, which the calls imply already.
+    """
+    if path.exists() and not overwrite:
+        raise PerfOptError(
+            f"{path} exists.",
+            why="a trace is never overwritten silently",
+            fix="choose another name, or ask to overwrite",
+        )
+    try:
+        write_whole(path, _sealed(to_json_dict(graph, with_events=with_events)))
+    except OSError as error:
+        raise PerfOptError(
+            f"{path} could not be written.", why=str(error), fix="check that the folder exists and has room"
+        ) from error
+
+
+def _sealed(document: Mapping[str, Json]) -> Iterator[bytes]:
+    """The text in pieces, one line per top-level key, closed by the digest of all of it."""
+    digest = hashlib.sha256()
+    opening = "{"
+    for key, value in document.items():
+        line = f"{opening}{json.dumps(key)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)},\n".encode()
+        digest.update(line)
+        yield line
+        opening = ""
+    yield f'"{SEAL_KEY}":"{digest.hexdigest()}"}}\n'.encode()
+
+
+def to_json_dict(graph: CallGraph, *, with_events: bool = False) -> dict[str, Json]:
+    """The document as plain dicts, lists and numbers. Keys that hold nothing are there too, so that a reader sees them.
+
+    Left out are the details a tracer did not see (`ops`, `calls`, `storages`, `coverage`) and `events` not asked for.
+    """
+    document = _header(graph) | _contract(graph)
+    events = events_of(graph) if with_events else graph.events
+    if events:
+        document["events"] = [list(event) for event in events]
+    return document | _Details(graph).as_json()
+
+
+def _header(graph: CallGraph) -> dict[str, Json]:
+    header = {
+        "schema_version": graph.schema_version,
+        "tool_version": graph.tool_version,
+        "library_versions": dict(graph.library_versions),
+        "model": graph.model,
+        "workload": dict(graph.workload),
+        "deployment": dict(graph.deployment),
+        "phase": graph.phase,
+        "tracer": graph.tracer,
+        "stages": [{"name": name, "paths": list(paths)} for name, paths in graph.stages],
+        "runtime": dict(graph.runtime),
+        "oracle_answers": [
+            {"op": answer.op, "policy": answer.policy, "site": answer.site, "count": answer.count}
+            for answer in graph.oracle_answers
+        ],
+        "stopped_in": graph.stopped_in,
+        "notes": list(graph.notes),
+    }
+    if graph.coverage is not None:
+        header["coverage"] = {"ops": graph.coverage.ops, "op_kinds": graph.coverage.op_kinds}
+    return header
+
+
+def _contract(graph: CallGraph) -> dict[str, Json]:
+    return {
+        "call_counts": dict(graph.call_counts),
+        "root_calls": dict(graph.root_calls),
+        "edges": dict(graph.edges),
+        "op_call_counts": dict(graph.op_call_counts),
+        "module_children": {path: list(children) for path, children in graph.module_children.items()},
+        "module_types": dict(graph.module_types),
+        "constructor_params": {path: dict(params) for path, params in graph.constructor_params.items()},
+        "input_metadata": _observations(graph.input_metadata),
+        "output_metadata": _observations(graph.output_metadata),
+    }
+
+
+def _observations(metadata: Mapping[str, tuple[Observation, ...]]) -> dict[str, Json]:
+    return {
+        path: [{"tensors": [_meta(meta) for meta in seen.tensors], "calls": seen.calls} for seen in observations]
+        for path, observations in metadata.items()
+    }
+
+
+def _meta(meta: TensorMeta) -> dict[str, Json]:
+    return {"shape": list(meta.shape), "dtype": meta.dtype, "device": meta.device}
+
+
+class _Details:
+    """The tables and columns. Metas and part kinds get their rows as they are met; the tables are written last."""
+
+    def __init__(self, graph: CallGraph) -> None:
+        self._graph = graph
+        self._meta_rows = {meta: row for row, meta in enumerate(graph.tensor_metas)}
+        self._part_rows: dict[OpKind, int] = {}
+        self._part_kinds: list[Json] = []
+
+    def as_json(self) -> dict[str, Json]:
+        graph = self._graph
+        op_kinds = [self._kind(kind) for kind in graph.op_kinds]
+        parameters = self._parameters(graph.parameters)
+        details = {
+            "paths": list(graph.paths),
+            "tensor_metas": [_meta(meta) for meta in self._meta_rows],
+            "part_kinds": self._part_kinds,
+            "op_kinds": op_kinds,
+            "parameters": parameters,
+        }
+        if graph.ops is not None:
+            details["ops"] = _op_columns(graph.ops)
+        if graph.calls is not None:
+            details["calls"] = _call_columns(graph.calls)
+        if graph.storages is not None:
+            details["storages"] = _storage_columns(graph.storages)
+        return details
+
+    def _meta_row(self, meta: TensorMeta) -> int:
+        return self._meta_rows.setdefault(meta, len(self._meta_rows))
+
+    def _part_row(self, kind: OpKind) -> int:
+        if kind not in self._part_rows:
+            as_json = self._kind(kind)
+            self._part_rows[kind] = len(self._part_kinds)
+            self._part_kinds.append(as_json)
+        return self._part_rows[kind]
+
+    def _kind(self, kind: OpKind) -> dict[str, Json]:
+        return {
+            "name": kind.name,
+            "inputs": [self._meta_row(meta) for meta in kind.inputs],
+            "outputs": [self._meta_row(meta) for meta in kind.outputs],
+            "arguments": dict(kind.arguments),
+            "input_names": list(kind.input_names),
+            "output_aliases": list(kind.output_aliases),
+            "mutates": kind.mutates,
+            "parts": [self._part_row(part) for part in kind.parts],
+        }
+
+    def _parameters(self, parameters: tuple[Parameter, ...]) -> dict[str, Json]:
+        return {
+            "name": [parameter.name for parameter in parameters],
+            "meta": _deltas(array("q", [self._meta_row(parameter.meta) for parameter in parameters])),
+            "storage": _deltas(array("q", [parameter.storage for parameter in parameters])),
+            "is_buffer": _deltas(array("q", [parameter.is_buffer for parameter in parameters])),
+        }
+
+
+def _op_columns(ops: OpColumns) -> dict[str, Json]:
+    return {
+        "kind": _deltas(ops.kind),
+        "call": _deltas(ops.call),
+        "input_storages": _deltas(ops.input_storages),
+        "output_storages": _deltas(ops.output_storages),
+    } | _measured(duration_ns=ops.duration_ns, device_ns=ops.device_ns)
+
+
+def _call_columns(calls: CallColumns) -> dict[str, Json]:
+    return {
+        "path": _deltas(calls.path),
+        "parent": _deltas(calls.parent),
+        "first_op": _deltas(calls.first_op),
+        "end_op": _deltas(calls.end_op),
+        "input_count": _deltas(calls.input_count),
+        "output_count": _deltas(calls.output_count),
+        "input_metas": _deltas(calls.input_metas),
+        "input_storages": _deltas(calls.input_storages),
+        "output_metas": _deltas(calls.output_metas),
+        "output_storages": _deltas(calls.output_storages),
+    } | _measured(started_ns=calls.started_ns, ended_ns=calls.ended_ns)
+
+
+def _measured(**columns: array[int]) -> dict[str, Json]:
+    """Times, left out where there are none."""
+    return {name: _deltas(column) for name, column in columns.items() if column}
+
+
+def _storage_columns(storages: StorageColumns) -> dict[str, Json]:
+    return {
+        "bytes": _deltas(storages.bytes),
+        "born_op": _deltas(storages.born_op),
+        "freed_op": _deltas(storages.freed_op),
+        "origin": _deltas(array("q", map(ORIGINS.index, storages.origin))),
+    }
+
+
+def _deltas(column: array[int]) -> list[int]:
+    return [*column[:1], *map(sub, islice(column, 1, None), column)]

@@ -1,0 +1,124 @@
+"""Which device is meant: by exact id, or by the name that a driver reports, never by a part of a name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware.device import Device
+from llm_perf_opt.core.hardware.device_file import device_template, read_devices
+
+# Names that drivers report for more than one device, and what tells those apart.
+AMBIGUOUS_NAMES = {
+    "AMD Instinct MI250X": (
+        ("mi250x",),
+        "a process sees one of the card's two dies under this name, with half of the card's figures",
+    ),
+    "Orin": (("jetson-agx-orin-64g",), "every Jetson of the Orin family reports this name"),
+    "NVIDIA Thor": (("jetson-agx-thor",), "every Jetson of the Thor family reports this name"),
+    "Apple M2 Ultra": (("apple-m2-ultra-76",), "the chip is sold with 60 and with 76 GPU cores"),
+    "Apple M3 Max": (("apple-m3-max-40",), "the chip is sold with 30 and with 40 GPU cores, at different bandwidths"),
+    "Apple M4 Max": (("apple-m4-max-40",), "the chip is sold with 32 and with 40 GPU cores, at different bandwidths"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTable:
+    """Every known device by id."""
+
+    devices: Mapping[str, Device]
+
+    def find(self, name: str) -> Device:
+        """The device with this id or reported name, without regard to case; anything else raises."""
+        wanted = _plain(name)
+        by_id = {_plain(device.id): device for device in self.devices.values()}
+        if wanted in by_id:
+            return by_id[wanted]
+        found = [device for device in self.devices.values() if wanted in map(_plain, device.reported_names)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise _ambiguous(name, (device.id for device in found), "several devices report this name")
+        for reported, (candidates, reason) in AMBIGUOUS_NAMES.items():
+            if wanted == _plain(reported):
+                raise _ambiguous(name, candidates, reason)
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UsageError:
+        near = self._nearest(name)
+        return UsageError(
+            f"No device is known as {name!r}.",
+            why="a device is found by its id or by the name that its driver reports, never by a part of it"
+            + (f"; near are: {', '.join(near)}" if near else ""),
+            fix="give an id from `llm-perf-opt devices list`, or describe the device in a file for --devices:\n\n"
+            + device_template(_as_id(name), name),
+        )
+
+    def _nearest(self, name: str) -> list[str]:
+        """Ids of devices that have every word of `name` in one of their names, otherwise those spelled alike."""
+        words = set(_words(name))
+        holding = [
+            device.id
+            for device in self.devices.values()
+            if words and words <= set(_words(" ".join((device.id, device.name, *device.reported_names))))
+        ]
+        return holding or difflib.get_close_matches(_as_id(name), self.devices, n=4, cutoff=0.5)
+
+
+def find_device(name: str, devices_file: Path | None = None) -> Device:
+    """The device of the package's table, or of the user's file, which adds to the table and wins over it."""
+    return load_devices(devices_file).find(name)
+
+
+def load_devices(devices_file: Path | None = None) -> DeviceTable:
+    """The package's devices and those of the user's file, which replaces the ones whose id it repeats."""
+    known = _package_devices()
+    if devices_file is None:
+        return DeviceTable(devices=known)
+    try:
+        text = devices_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"Cannot read the devices in {devices_file}.", why=str(error), fix="check the path given to --devices"
+        ) from error
+    given = read_devices(text, str(devices_file))
+    claimed = {_plain(name) for device in given.values() for name in device.reported_names}
+    kept = {identifier: _without_names(device, claimed) for identifier, device in known.items()}
+    return DeviceTable(devices={**kept, **given})
+
+
+@cache
+def _package_devices() -> dict[str, Device]:
+    text = resources.files(__package__).joinpath("devices.toml").read_text(encoding="utf-8")
+    return read_devices(text, "devices.toml")
+
+
+def _without_names(device: Device, claimed: set[str]) -> Device:
+    """The device without the names that the user's file gives to another."""
+    left = tuple(name for name in device.reported_names if _plain(name) not in claimed)
+    return device if left == device.reported_names else replace(device, reported_names=left)
+
+
+def _ambiguous(name: str, candidates: Iterable[str], reason: str) -> UsageError:
+    return UsageError(
+        f"{name!r} may mean more than one device.",
+        why=reason,
+        fix=f"give the id if it is the right one ({', '.join(candidates)}), or describe yours in a file for --devices",
+    )
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.split()).casefold()
+
+
+def _words(name: str) -> list[str]:
+    return "".join(char if char.isalnum() else " " for char in name.casefold()).split()
+
+
+def _as_id(name: str) -> str:
+    return "-".join(_words(name)) or "my-device"

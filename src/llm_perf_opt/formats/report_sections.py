@@ -1,0 +1,228 @@
+"""A report as the page shows it: sections with addresses, cells with their exact value, charts drawn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from markupsafe import Markup, escape
+
+from llm_perf_opt.core.report import Cell, Chart, Column, GraphView, Kind, Level, LineChart, Note, Report, Table
+from llm_perf_opt.formats.cell_text import UNKNOWN, cell_text, exact_text
+from llm_perf_opt.formats.charts.chart_svg import chart_svg
+from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
+from llm_perf_opt.formats.charts.picture import Hues, hues_of
+from llm_perf_opt.formats.svg_drawing import SvgDrawing
+from llm_perf_opt.formats.visible_text import shortened, visible
+
+_DEEPEST = 6
+_PICTURE_WIDTH = 938.0  # of the column in a window of 1280 pixels
+_LONGEST_CELL = 160  # characters; the tooltip has them all
+_LONGEST_TITLE = 160
+_LONGEST_ENTRY = 80
+_SHORT_PATH = 16
+_LONG_CELL = 36  # characters, from which on a column must not become narrow
+_TALL = 24  # rows, from which on a table scrolls in a window of its own
+_BREAKS = re.compile(r"(?<=[_/])(?=\w)|(?<=\.)(?=[^\W\d])|(?<=\D\.)(?=\d)")
+_MANY_POINTS = "Every point is in the formats json and csv."
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCell:
+    """A cell's text, its tooltip and its classes."""
+
+    text: str | Markup
+    exact: str
+    classes: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTable:
+    """A table with its address, if it has a heading of its own."""
+
+    id: str
+    title: str
+    columns: tuple[ShownCell, ...]
+    rows: tuple[tuple[ShownCell, ...], ...]
+    footer: tuple[ShownCell, ...]
+    is_tall: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShownChart:
+    """Two drawings of a chart, the words under it, and the same as tables."""
+
+    id: str
+    title: str
+    wide: Markup
+    narrow: Markup
+    words: tuple[str, ...]
+    tables: tuple[ShownTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownNote:
+    """A note; a warning has an address."""
+
+    text: str
+    is_warning: bool
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A report or a chapter; `level` is that of its heading. The first table is the answer and stands before charts."""
+
+    id: str
+    title: str
+    level: int
+    charts: tuple[ShownChart, ...]
+    tables: tuple[ShownTable, ...]
+    picture: Markup | None
+    picture_title: str
+    notes: tuple[ShownNote, ...]
+    sections: tuple[Section, ...]
+
+    @property
+    def inner_level(self) -> int:
+        """Of the headings of its charts and tables."""
+        return min(self.level + 1, _DEEPEST)
+
+    def warnings(self) -> int:
+        """In it and everything inside it."""
+        return sum(note.is_warning for note in self.notes) + sum(section.warnings() for section in self.sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the table of contents."""
+
+    id: str
+    title: str
+    warnings: int
+    entries: tuple[Entry, ...] = ()
+
+
+def sections_of(report: Report) -> Section:
+    """The whole report; the same report gives the same addresses."""
+    return _Sections(hues_of(report)).section(report, 1)
+
+
+def contents(section: Section) -> tuple[Entry, ...]:
+    """The chapters with theirs; of a report without chapters its charts and tables."""
+    if section.sections:
+        return tuple(_entry(inner) for inner in section.sections)
+    items: list[ShownChart | ShownTable] = [*section.tables[:1], *section.charts, *section.tables[1:]]
+    return tuple(Entry(item.id, _entry_title(item.title), 0) for item in items if item.title)
+
+
+def _entry(section: Section) -> Entry:
+    return Entry(section.id, _entry_title(section.title), section.warnings(), tuple(map(_entry, section.sections)))
+
+
+def _shown_title(title: str) -> str:
+    return shortened(visible(title), _LONGEST_TITLE)
+
+
+def _entry_title(title: str) -> str:
+    return shortened(visible(title), _LONGEST_ENTRY)
+
+
+class _Sections:
+    """Gives out addresses, each one once."""
+
+    def __init__(self, hues: Hues) -> None:
+        self._hues = hues
+        self._ids: set[str] = set()
+        self._warnings = count(1)
+
+    def section(self, report: Report, level: int) -> Section:
+        graph = report.graph
+        address, notes = self._id(report.title), tuple(map(self._note, report.notes))
+        sections = tuple(self.section(chapter, level + 1) for chapter in report.chapters)
+        links = {chapter.title: section.id for chapter, section in zip(report.chapters, sections, strict=True)}
+        return Section(
+            id=address,
+            title=_shown_title(report.title),
+            level=min(level, _DEEPEST),
+            charts=tuple(map(self._chart, report.charts)),
+            tables=tuple(self._table(table, self._id(table.title), links) for table in report.tables),
+            picture=None if graph is None else _picture(graph),
+            picture_title="" if graph is None else graph.title,
+            notes=notes,
+            sections=sections,
+        )
+
+    def _chart(self, chart: Chart) -> ShownChart:
+        drawn = chart_svg(chart, self._hues)
+        is_short = not isinstance(chart, LineChart) or has_few_points(chart)
+        words = (chart.caption, *drawn.remarks, "" if is_short else _MANY_POINTS)
+        return ShownChart(
+            id=self._id(chart.title),
+            title=_shown_title(chart.title),
+            wide=Markup(drawn.wide),  # escaped where each name enters
+            narrow=Markup(drawn.narrow),  # likewise
+            words=tuple(word for word in words if word),
+            tables=tuple(self._table(table, "", {}) for table in short_tables(chart)),
+        )
+
+    def _table(self, table: Table, address: str, links: Mapping[str, str]) -> ShownTable:
+        """`links`: titles of chapters with their addresses; where every row begins with one, it leads there."""
+        if not all(row and row[0] in links for row in table.rows):
+            links = {}
+        return ShownTable(
+            id=address,
+            title=_shown_title(table.title),
+            columns=tuple(ShownCell(column.name, "", _classes(column)) for column in table.columns),
+            rows=tuple(tuple(_cells(table, row, links)) for row in table.rows),
+            footer=tuple(_cells(table, table.footer, links)) if table.footer else (),
+            is_tall=len(table.rows) > _TALL,
+        )
+
+    def _note(self, note: Note) -> ShownNote:
+        is_warning = note.level is Level.WARNING
+        return ShownNote(note.text, is_warning, f"warning-{next(self._warnings)}" if is_warning else "")
+
+    def _id(self, title: str) -> str:
+        """`s-per-stage`: words of the title, so that a link lasts; never an address that the page itself uses."""
+        words = "-".join(re.findall(r"[a-z0-9]+", title.lower())[:8])[:60] or "part"
+        numbered = (f"s-{words}" if number == 1 else f"s-{words}-{number}" for number in count(1))
+        found = next(name for name in numbered if name not in self._ids)
+        self._ids.add(found)
+        return found
+
+
+def _picture(view: GraphView) -> Markup:
+    return Markup(SvgDrawing().embedded(view, _PICTURE_WIDTH))  # escaped where each name enters
+
+
+def _cells(table: Table, row: tuple[Cell, ...], links: Mapping[str, str]) -> Iterator[ShownCell]:
+    for column, cell in zip(table.columns, row, strict=True):
+        if cell is None:
+            yield ShownCell(UNKNOWN, "not known", f"{_classes(column)} unknown".lstrip())
+        elif isinstance(cell, str) and cell in links:
+            link = Markup('<a href="#{}">{}</a>').format(links[cell], _shown_title(cell))
+            yield ShownCell(link, "", "")
+        elif isinstance(cell, str):
+            short = shortened(visible(cell), _LONGEST_CELL)
+            classes = "long" if len(short) > _LONG_CELL else ""
+            yield ShownCell(_breakable(short), cell if short != visible(cell) else "", classes)
+        else:
+            text, exact = cell_text(cell, column.kind), exact_text(cell, column.kind)
+            yield ShownCell(text, exact if exact != text else "", _classes(column))
+
+
+def _breakable(text: str) -> str | Markup:
+    """A long path may go on in the next line after a dot, a slash or an underscore, and is copied without a break.
+
+    A number with a point stays whole.
+    """
+    if len(text) <= _SHORT_PATH:
+        return text
+    return Markup("<wbr>").join(escape(part) for part in _BREAKS.split(text))
+
+
+def _classes(column: Column) -> str:
+    return "" if column.kind is Kind.TEXT else "number"

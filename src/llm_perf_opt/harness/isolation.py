@@ -1,0 +1,172 @@
+"""Modules of a run with the arguments they are called with: what a source or an exporter takes by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from llm_perf_opt.core.callgraph.queries import deepest_claim
+from llm_perf_opt.core.protocols import Target
+from llm_perf_opt.harness.module_calls import After, Before, watch_forwards
+from llm_perf_opt.harness.op_watch import OpWatch, Signature, signature
+from llm_perf_opt.harness.quiet import silenced
+from llm_perf_opt.harness.trace_header import observing
+from llm_perf_opt.harness.twins import twin
+from llm_perf_opt.weightless import Engine
+
+
+def build_on_ghosts(target: Target, engine: Engine) -> torch.nn.Module:
+    """The model of the target with ghosts for weights; building twice gives the same model."""
+    with engine:
+        model: torch.nn.Module = engine.adopt(target.build())
+    return model
+
+
+def run_watched(target: Target, model: torch.nn.Module, given: object, before: Before, after: After) -> None:
+    """Run the target on what it was prepared with and tell of every module call, with its arguments as they are."""
+    with observing(target, model), watch_forwards(model, before, after), silenced():
+        target.run(model, given)
+
+
+class OpenStages:
+    """The stage of each forward on the stack: its own claim, or that of the forward that called it."""
+
+    def __init__(self, target: Target) -> None:
+        self._claims = {path: stage.name for stage in target.stages for path in stage.paths}
+        self._open = [target.phase]
+
+    @property
+    def current(self) -> str:
+        """Where an op that runs now belongs."""
+        return self._open[-1]
+
+    def enter(self, path: str) -> None:
+        """A forward begins."""
+        self._open.append(deepest_claim(path, self._claims) or self.current)
+
+    def leave(self) -> None:
+        """A forward ends."""
+        self._open.pop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolatedCall:
+    """A module and the arguments of one of its calls; `calls` is how many calls of the run are just like it.
+
+    Weights and float arguments are ghosts, integer arguments are real. Alike are calls of modules of one class that ran
+    the same ops on the same shapes, in whatever order: a cache may meanwhile have grown for other layers. `paths` names
+    every module that is meant.
+    """
+
+    path: str
+    paths: tuple[str, ...]
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: int
+    stage: str
+
+    def fresh_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A copy to call the module with: a layer may write into the cache that it is given."""
+        return twin((self.args, self.kwargs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LooseOp:
+    """An op that ran in none of the isolated modules, with the arguments of one of its equally shaped runs."""
+
+    stage: str
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """The distinct calls of chosen modules, in the order in which they first happen, and what ran between them."""
+
+    calls: tuple[IsolatedCall, ...]
+    loose: tuple[LooseOp, ...]
+
+
+def isolate(target: Target, paths: Collection[str], engine: Engine) -> tuple[IsolatedCall, ...]:
+    """The distinct calls of the modules at `paths`, in the order in which they first happen."""
+    return cut_apart(target, paths, engine).calls
+
+
+def cut_apart(target: Target, paths: Collection[str], engine: Engine) -> Isolation:
+    """Run the target and take the calls of the modules at `paths` out of it.
+
+    A call inside another wanted call is part of that one. Arguments are copied on entry, so a cache is seen as it was
+    before the module wrote to it.
+    """
+    model = build_on_ghosts(target, engine)
+
+    def forward() -> Isolation:
+        collector = _Collector(target, paths)
+        given = target.start(model)
+        with OpWatch(collector.on_op):
+            run_watched(target, model, given, collector.before, collector.after)
+        return Isolation(calls=tuple(collector.calls.values()), loose=tuple(collector.loose.values()))
+
+    return engine.run(forward)
+
+
+class _Collector:
+    """Calls of wanted modules and ops outside them while a target runs, those that are alike as one."""
+
+    def __init__(self, target: Target, paths: Collection[str]) -> None:
+        self.calls: dict[tuple[Any, ...], IsolatedCall] = {}
+        self.loose: dict[tuple[str, Signature], LooseOp] = {}
+        self._stages = OpenStages(target)
+        self._paths = frozenset(paths)
+        self._open = 0  # forwards on the stack, from the wanted one inwards
+        self._call: IsolatedCall | None = None
+        self._ops: Counter[Signature] = Counter()
+
+    def before(self, path: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward begins."""
+        self._stages.enter(path)
+        if self._call is None and path in self._paths:
+            self._open = 1  # already here, so that copying the arguments is not taken for loose work
+            stage = self._stages.current
+            args, kwargs = twin((args, kwargs))
+            self._call = IsolatedCall(
+                path=path, paths=(path,), module=module, args=args, kwargs=kwargs, calls=1, stage=stage
+            )
+            self._ops.clear()
+        elif self._call is not None:
+            self._open += 1
+
+    def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        """An op ran."""
+        ran = signature(func, args, kwargs, output)
+        if self._open:
+            self._ops[ran] += 1
+            return
+        key = (self._stages.current, ran)
+        known = self.loose.get(key)
+        if known is None:
+            known = LooseOp(stage=key[0], func=func, args=tuple(args), kwargs=dict(kwargs), calls=0)
+        self.loose[key] = replace(known, calls=known.calls + 1)
+
+    def after(self, path: str, output: Any) -> None:
+        """A forward ends."""
+        self._stages.leave()
+        if self._call is None:
+            return
+        self._open -= 1
+        if self._open:
+            return
+        call, self._call = self._call, None
+        key = (call.stage, type(call.module), frozenset(self._ops.items()))
+        known = self.calls.get(key)
+        if known is not None:
+            paths = known.paths if path in known.paths else (*known.paths, path)
+            call = replace(known, calls=known.calls + 1, paths=paths)
+        self.calls[key] = call

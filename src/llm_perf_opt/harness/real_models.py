@@ -1,0 +1,99 @@
+"""Models for tracers that run them for real: built once, given weights, put on the device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from llm_perf_opt.core.callgraph import Json
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.protocols import Target
+from llm_perf_opt.harness.weights import fill_with_noise, load_weights, skip_random_fills
+from llm_perf_opt.weightless.ghost import Ghost
+
+
+class RealModels:
+    """Builds the model of a target with real weights: random ones of the right size, or those in a folder.
+
+    The targets of one workload share one model, so the last model is kept and its weights are made once.
+    """
+
+    def __init__(self, *, weights: str, device: str) -> None:
+        if weights == "none":
+            raise UsageError(
+                "A real run needs weights.",
+                why="only the weightless tracer runs a model without them",
+                fix="use --load-weights random, or the folder that holds the released ones",
+            )
+        self._weights = weights
+        self.device = _present(device)
+        self._last: torch.nn.Module | None = None
+
+    @property
+    def settings(self) -> dict[str, Json]:
+        """The part of the workload that is decided here; of a folder only its name, not its place."""
+        weights = self._weights if self._weights == "random" else Path(self._weights).name
+        return {"weights": weights, "device": self.device}
+
+    def model_of(self, target: Target) -> torch.nn.Module:
+        """The model, ready to run."""
+        with torch.random.fork_rng(devices=()), skip_random_fills():
+            torch.manual_seed(0)  # the same target is the same model, for every tracer
+            model: torch.nn.Module = target.build()
+        if model is not self._last:
+            _refuse_unreal(model)
+            if self._weights == "random":
+                fill_with_noise(model)
+            else:
+                load_weights(model, Path(self._weights))
+            self._last = model.to(self.device)
+        return model
+
+    @contextmanager
+    def inputs_moved(self, model: torch.nn.Module) -> Iterator[None]:
+        """Bring what `model` is called with to the device; targets make their inputs on the CPU."""
+        if self.device == "cpu":
+            yield
+            return
+        own_forward, forward = model.__dict__.get("forward"), model.forward
+        move = functools.partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to(self.device))
+
+        @functools.wraps(forward)
+        def moved(*args: Any, **kwargs: Any) -> Any:
+            return forward(*move(args), **move(kwargs))
+
+        model.__dict__["forward"] = moved
+        try:
+            with torch.device(self.device):
+                yield
+        finally:
+            if own_forward is None:
+                del model.__dict__["forward"]
+            else:
+                model.__dict__["forward"] = own_forward
+
+
+def _present(device: str) -> str:
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise PerfOptError(
+            "There is no CUDA device here.",
+            why="this tracer runs the model for real, on the device it is told",
+            fix="use --device cpu, or the weightless tracer, which needs no GPU",
+        )
+    return device
+
+
+def _refuse_unreal(model: torch.nn.Module) -> None:
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.is_meta or isinstance(tensor.data, Ghost):
+            raise PerfOptError(
+                f"{name} has no memory.",
+                why="the model was built without weights, or was handed to the weightless tracer before",
+                fix="make new targets for each tracer: adapter.targets(workload)",
+            )

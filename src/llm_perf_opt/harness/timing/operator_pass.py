@@ -1,0 +1,127 @@
+"""One pass under torch.profiler: a Chrome trace and the time of every operator by stage; and peak memory."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from llm_perf_opt.core.measurement import InferenceRequest, OperatorTime
+from llm_perf_opt.core.protocols import Session
+from llm_perf_opt.harness.quiet import quiet_profiler
+from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX, Unwatched
+
+log = logging.getLogger(__name__)
+
+
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # proc(5): writing 5 sets the peak to what is resident now
+
+
+def resident_bytes() -> int | None:
+    """What the process occupies now; None where the system does not tell."""
+    return _status_bytes("VmRSS")
+
+
+class PeakMemory:
+    """Peaks since it was made. Without a Linux `/proc` the process's peak is that since its start."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device if torch.device(device).type == "cuda" else None
+        try:
+            _RESET.write_text(_RESET_PEAK)
+        except OSError as error:
+            log.debug("the peak of the process cannot be reset: %s", error)
+        if self._cuda is not None:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+
+    def process_bytes(self) -> int | None:
+        """The largest resident set."""
+        known = _status_bytes("VmHWM")
+        if known is not None:
+            return known
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def device_bytes(self) -> int | None:
+        """The most that torch's allocator had given out on the CUDA device of the run; None without CUDA."""
+        return None if self._cuda is None else int(torch.cuda.max_memory_allocated(self._cuda))
+
+
+def _status_bytes(name: str) -> int | None:
+    """A field of `/proc/self/status`, which counts in kibibytes."""
+    try:
+        lines = _STATUS.read_text("ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return int(fields[name].split()[0]) * 1024 if name in fields else None
+
+
+OUTSIDE = "(outside)"  # between the stages
+
+
+def profile_operators(
+    session: Session, request: InferenceRequest, chrome_trace: Path, *, modules: bool
+) -> tuple[OperatorTime, ...]:
+    """Operators by stage, the longest own time first; the trace has a range for each stage, or for each module too."""
+    on_cuda = torch.device(session.device).type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with quiet_profiler(), profile(activities=activities, record_shapes=True) as profiler:
+        session.infer(request, Unwatched(), ranges="modules" if modules else "stages")
+    _export(profiler, chrome_trace)
+    return _by_stage(profiler.events() or (), on_cuda=on_cuda)
+
+
+def _export(profiler: profile, chrome_trace: Path) -> None:
+    """Whole or not at all: the profiler writes where it likes, and the finished file is moved into place."""
+    with tempfile.TemporaryDirectory(dir=chrome_trace.parent) as scratch:
+        file = Path(scratch) / chrome_trace.name
+        profiler.export_chrome_trace(str(file))
+        file.replace(chrome_trace)
+
+
+def _by_stage(events: Iterable[Any], *, on_cuda: bool) -> tuple[OperatorTime, ...]:
+    sums: dict[tuple[str, str], list[float]] = {}
+    for event in events:
+        if event.name.startswith((STAGE_PREFIX, MODULE_PREFIX)) or _is_kernel(event):
+            continue
+        row = sums.setdefault((_stage_of(event), event.name), [0, 0.0, 0.0, 0.0])
+        row[0] += 1
+        row[1] += event.self_cpu_time_total
+        row[2] += event.cpu_time_total
+        row[3] += event.self_device_time_total
+    found = [
+        OperatorTime(
+            stage=stage,
+            operator=operator,
+            calls=int(calls),
+            self_ns=round(own_us * 1000),
+            total_ns=round(total_us * 1000),
+            device_ns=round(device_us * 1000) if on_cuda else None,
+        )
+        for (stage, operator), (calls, own_us, total_us, device_us) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-(one.device_ns or one.self_ns), one.stage, one.operator)))
+
+
+def _is_kernel(event: Any) -> bool:
+    """Kernels are listed as events of their own besides the operator that launched them, whose time has them."""
+    return bool(event.device_type.name != "CPU")
+
+
+def _stage_of(event: Any) -> str:
+    """The innermost stage around an operator."""
+    while event is not None:
+        if event.name.startswith(STAGE_PREFIX):
+            return str(event.name.removeprefix(STAGE_PREFIX))
+        event = event.cpu_parent
+    return OUTSIDE

@@ -1,0 +1,168 @@
+"""The profiler tracer: a real run under torch.profiler, its ops and kernels placed in the modules that ran them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.json_values import canonical_text
+from llm_perf_opt.core.callgraph.queries import deepest_claim
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.protocols import PartialTrace, Sight, Target
+from llm_perf_opt.harness.module_calls import StopSite, watch_modules
+from llm_perf_opt.harness.quiet import quiet_profiler, silenced
+from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
+from llm_perf_opt.harness.tensors import RealTensors
+from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, declare_modules, finished_graph, observing
+from llm_perf_opt.harness.tracers.chrome_trace import Entered, Left, ProfiledOp, ProfiledRun, read_chrome_trace
+
+CHROME_SUFFIX = ".chrome-trace.json"
+Pairs = list[tuple[TensorMeta, int]]
+
+
+class ProfilerTracer:
+    """Runs targets with real tensors under torch.profiler. It sees modules, ops and time, not memory.
+
+    Ops carry the shapes that the profiler noted and the time they took, on the host and, with CUDA, of their kernels.
+    Their results are not known, so they have no price; a weightless trace of the same run has. With `keep_in` the
+    Chrome trace stays there as `<phase>.chrome-trace.json`, with ranges for stages and modules. On CUDA each phase runs
+    once before it is profiled, since the first run pays for loading kernels.
+    """
+
+    sees = frozenset({Sight.MODULES, Sight.OPS, Sight.TIME})
+
+    def __init__(self, *, weights: str = "random", device: str = "cpu", keep_in: Path | None = None) -> None:
+        self._models = RealModels(weights=weights, device=device)
+        self._keep_in = keep_in
+
+    def trace(self, target: Target) -> CallGraph:
+        """Run one phase for real and record every module call and op with its time."""
+        model = self._models.model_of(target)
+        builder = CallGraphBuilder()
+        tensors = RealTensors(builder)
+        declare_modules(builder, model, tensors.described)
+        calls = _RangedCalls(tensors, {path: stage.name for stage in target.stages for path in stage.paths})
+        if self._models.device != "cpu":
+            with self._models.inputs_moved(model), silenced():
+                target.run(model)
+        with self._models.inputs_moved(model):
+            given = target.start(model)
+        declare_inputs(builder, given, tensors.described)
+        document, facts, stop, error = self._profile(target, model, given, calls)
+        run = read_chrome_trace(document)
+        calls.replay(run, builder)
+        graph = finished_graph(
+            builder,
+            target,
+            facts,
+            "profiler",
+            self._models.settings,
+            notes=_notes(run),
+            stopped_in=None if error is None else stop.of(error),
+        )
+        if error is not None:
+            raise PartialTrace(graph, error) from error
+        return graph
+
+    def _profile(
+        self, target: Target, model: torch.nn.Module, given: object, calls: _RangedCalls
+    ) -> tuple[Mapping[str, Any], RuntimeFacts, StopSite, Exception | None]:
+        failure: Exception | None = None
+        activities = [ProfilerActivity.CPU]
+        if torch.device(self._models.device).type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with (
+            observing(target, model) as facts,
+            self._models.inputs_moved(model),
+            watch_modules(model, calls.enter, calls.leave) as stop,
+            silenced(),
+            quiet_profiler(),
+            profile(activities=activities, record_shapes=True) as profiler,
+        ):
+            try:
+                target.run(model, given)
+            except Exception as error:  # noqa: BLE001  raised again, with the trace, when the profiler is closed
+                failure = error
+        return self._export(profiler, target.phase), facts, stop, failure
+
+    def _export(self, profiler: profile, phase: str) -> Mapping[str, Any]:
+        name = f"{phase}{CHROME_SUFFIX}"
+        with tempfile.TemporaryDirectory(dir=self._keep_in) as scratch:
+            file = Path(scratch) / name
+            profiler.export_chrome_trace(str(file))
+            document: Mapping[str, Any] = json.loads(file.read_bytes())
+            if self._keep_in is not None:
+                file.replace(self._keep_in / name)  # whole or not at all
+            return document
+
+
+class _RangedCalls:
+    """Module calls as they happen, each inside a named range of the profiler; ops are put between them afterwards."""
+
+    def __init__(self, tensors: RealTensors, stage_of_path: Mapping[str, str]) -> None:
+        self._tensors = tensors
+        self._stage_of_path = stage_of_path
+        self._calls: list[tuple[str, Pairs]] = []
+        self._outputs: list[Pairs] = []
+        self._open: list[tuple[int, str | None, ExitStack]] = []
+
+    def enter(self, path: str, tensors: Sequence[torch.Tensor]) -> None:
+        around = self._open[-1][1] if self._open else None
+        stage = deepest_claim(path, self._stage_of_path) or around
+        call = len(self._calls)
+        self._calls.append((path, self._tensors.pairs(tensors)))
+        self._outputs.append([])
+        ranges = ExitStack()
+        if stage is not None and stage != around:
+            ranges.enter_context(record_function(f"{STAGE_PREFIX}{stage}"))
+        ranges.enter_context(record_function(f"{MODULE_PREFIX}{path or '(root)'}"))
+        self._open.append((call, stage, ranges))
+
+    def leave(self, tensors: Sequence[torch.Tensor]) -> None:
+        call, _, ranges = self._open.pop()
+        ranges.close()
+        self._outputs[call] = self._tensors.pairs(tensors)
+
+    def replay(self, run: ProfiledRun, builder: CallGraphBuilder) -> None:
+        """Write calls and ops in the order in which they happened."""
+        kinds: dict[str, OpKind] = {}
+        entered = 0
+        open_calls: list[int] = []
+        for event in run.events:
+            if isinstance(event, Entered) and entered < len(self._calls):
+                builder.enter(*self._calls[entered], event.start_ns)
+                open_calls.append(entered)
+                entered += 1
+            elif isinstance(event, Left):
+                builder.leave(self._outputs[open_calls.pop()], event.end_ns)
+            elif isinstance(event, ProfiledOp):
+                builder.timed_op(_kind(event, kinds), duration_ns=event.duration_ns, device_ns=event.device_ns)
+        if entered != len(self._calls):
+            raise PerfOptError(
+                f"The profiler kept {entered} of {len(self._calls)} module ranges.",
+                why="its buffer was full, so ops cannot be placed in modules",
+                fix="profile a smaller workload, or fewer decode steps",
+            )
+
+
+def _kind(op: ProfiledOp, kinds: dict[str, OpKind]) -> OpKind:
+    key = canonical_text([op.name, dict(op.arguments)])
+    if key not in kinds:
+        kinds[key] = OpKind(name=op.name, inputs=(), outputs=(), arguments=op.arguments)
+    return kinds[key]
+
+
+def _notes(run: ProfiledRun) -> tuple[str, ...]:
+    notes = ["ops carry the names and input shapes of the profiler and no results, so they have no price"]
+    if run.unattributed_device_ns:
+        notes.append(f"{run.unattributed_device_ns:,} ns of device time belong to no op")
+    return tuple(notes)

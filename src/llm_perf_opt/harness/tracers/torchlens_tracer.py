@@ -1,0 +1,268 @@
+"""The torchlens tracer: a real run as TorchLens sees it, read from its own event stream. The only file that knows it.
+
+TorchLens replaces a thousand functions of torch while it looks; they are put back on every way out. No activation is
+kept: shapes and dtypes are all that is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.protocols import PartialTrace, Sight, Target
+from llm_perf_opt.harness.quiet import silenced
+from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.tensors import RealTensors
+from llm_perf_opt.harness.trace_header import declare_inputs, declare_modules, finished_graph, observing
+
+WORKS_FROM, WORKS_BELOW = (2, 35), (2, 37)
+_ROOT = "target"  # the name of the model inside the module that TorchLens is given
+_NOT_OPS = frozenset({"input", "output", "buffer", "internalsource", "identity"})  # marks TorchLens makes for itself
+_NOTE = "TorchLens lists a tensor that a call takes twice once; its ops are torch functions, and carry no cost"
+
+
+class TorchLensTracer:
+    """Runs targets with real tensors under TorchLens. It sees modules and which ops ran in them, not what they cost."""
+
+    sees = frozenset({Sight.MODULES, Sight.OPS})
+
+    def __init__(self, *, weights: str = "random", device: str = "cpu") -> None:
+        self._torchlens = _import_torchlens()
+        self._models = RealModels(weights=weights, device=device)
+
+    def trace(self, target: Target) -> CallGraph:
+        """Run one phase for real and record every module call with its tensors, and how many ops ran in it."""
+        model = self._models.model_of(target)
+        builder = CallGraphBuilder()
+        tensors = RealTensors(builder)
+        declare_modules(builder, model, tensors.described)
+        replay = _Replay(builder)
+        settings = self._models.settings
+        with self._models.inputs_moved(model):
+            given = target.start(model)
+        declare_inputs(builder, given, tensors.described)
+        with observing(target, model) as facts, self._models.inputs_moved(model), _torch_restored(model), silenced():
+            try:
+                phase = _Invocation(model, lambda module: target.run(module, given))
+                seen = self._torchlens.trace(phase, (), capture=self._options())
+            except Exception as error:
+                _without_advice(error)
+                partial = getattr(error, "partial_log", None)
+                replay.follow(() if partial is None else _events(partial.trace))
+                graph = finished_graph(
+                    builder, target, facts, "torchlens", settings, notes=(_NOTE,), stopped_in=replay.innermost
+                )
+                raise PartialTrace(graph, error) from error
+        replay.follow(_events(seen))
+        return finished_graph(builder, target, facts, "torchlens", settings, notes=(_NOTE,))
+
+    def picture(self, target: Target, path: str, file: Path) -> None:
+        """TorchLens's own Graphviz picture of one module: what runs in its first call, with that call's arguments.
+
+        The suffix of `file` is the format: svg, pdf or png.
+        """
+        model = self._models.model_of(target)
+        try:
+            module = model.get_submodule(path)
+        except AttributeError as error:
+            raise UsageError(
+                f"The model has no module {path!r}.", why=str(error), fix="take a path from the trace's call_counts"
+            ) from error
+        with self._models.inputs_moved(model), silenced():
+            args, kwargs = _first_call(module, lambda: target.run(model), path)
+            with torch.no_grad(), _torch_restored(module):
+                seen = self._torchlens.trace(module, args, kwargs, capture=self._options())
+        seen.draw(vis_outpath=str(file.with_suffix("")), vis_fileformat=file.suffix[1:], vis_save_only=True)
+
+    def _options(self) -> Any:
+        return self._torchlens.options.CaptureOptions(
+            layers_to_save=None,
+            save_raw_input=False,
+            save_raw_output=False,
+            recurrence_detection=False,
+            compute_input_output_distances=False,
+            keep_orphans=True,
+            output_transform=_unchanged,  # with a transform TorchLens never runs the forward a second time
+            random_seed=0,
+            unwrap_when_done=True,
+        )
+
+
+def _unchanged(output: object) -> object:
+    return output
+
+
+class _SeenEnough(Exception):
+    """Ends a run as soon as the call that was waited for has begun."""
+
+
+def _first_call(
+    module: torch.nn.Module, run: Callable[[], object], path: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `module` is called with first; the run goes no further."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def begin(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((args, kwargs))
+        raise _SeenEnough
+
+    hook = module.register_forward_pre_hook(begin, with_kwargs=True)
+    try:
+        run()
+    except _SeenEnough:
+        return calls[0]
+    finally:
+        hook.remove()
+    raise UsageError(
+        f"The module {path!r} was not called.",
+        why="this phase does not reach it, or its forward is called directly",
+        fix="choose a module that the trace has calls of",
+    )
+
+
+class _Invocation(torch.nn.Module):
+    """A phase as one forward, since TorchLens traces forwards and a phase may be several."""
+
+    def __init__(self, model: torch.nn.Module, invoke: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.target = model
+        self._invoke = invoke
+
+    def forward(self, *_: object) -> object:
+        return self._invoke(self.target)
+
+
+def _without_advice(error: Exception) -> None:
+    """Drop what TorchLens adds to the model's own message: the partial record is ours by now."""
+    error.__notes__ = [note for note in getattr(error, "__notes__", ()) if not note.startswith("TorchLens")]
+
+
+class _Replay:
+    """TorchLens events, in order, become calls and op counts of a builder."""
+
+    def __init__(self, builder: CallGraphBuilder) -> None:
+        self._builder = builder
+        self._tensors: dict[str, tuple[TensorMeta, int]] = {}
+        self._open: list[str] = []  # addresses; the exits of a module that calls itself all carry its last label
+        self._counted: set[int] = set()  # an op with several results is several events
+
+    @property
+    def innermost(self) -> str:
+        """The module that was running when the events ended."""
+        return self._builder.current_path or ""
+
+    def follow(self, events: Sequence[Any]) -> None:
+        """Take the events in the order in which they happened."""
+        for event in events:
+            kind = type(event).__name__
+            if kind == "ModuleEnterEvent":
+                self._enter(event)
+            elif kind == "ModuleExitEvent":
+                self._leave(event)
+            elif hasattr(event, "core"):
+                self._op(event)
+
+    def _op(self, event: Any) -> None:
+        result = event.core.output.tensor
+        dtype, device = result.dtype.removeprefix("torch."), result.device.partition(":")[0]
+        meta = self._builder.meta(tuple(result.shape), dtype, device)
+        self._tensors[event.core.label_raw] = (meta, -1 - len(self._tensors))
+        if event.core.layer_type in _NOT_OPS or event.core.func_call_id in self._counted:
+            return
+        self._counted.add(event.core.func_call_id)
+        inside = [address for address, _ in event.modules if _is_ours(address)]
+        self._builder.named_op(_path(inside[-1]) if inside else None, event.core.layer_type)
+
+    def _enter(self, event: Any) -> None:
+        if not _is_ours(event.address):
+            return
+        self._close_down_to(sum(_is_ours(label.rpartition(":")[0]) for label in event.call_stack))
+        self._open.append(event.address)
+        self._builder.enter(_path(event.address), self._pairs(event.input_labels))
+
+    def _leave(self, event: Any) -> None:
+        if event.address in self._open:
+            while self._open[-1] != event.address:
+                self._close_down_to(len(self._open) - 1)
+            self._open.pop()
+            self._builder.leave(self._pairs(event.output_tensor_labels_raw))
+
+    def _close_down_to(self, depth: int) -> None:
+        """Leave calls that ended with an error which the model caught: TorchLens has no exit event for them."""
+        while len(self._open) > depth:
+            self._open.pop()
+            self._builder.leave(())
+
+    def _pairs(self, labels: Sequence[str]) -> list[tuple[TensorMeta, int]]:
+        return [self._tensors[label] for label in labels if label in self._tensors]
+
+
+def _is_ours(address: str) -> bool:
+    return address == _ROOT or address.startswith(f"{_ROOT}.")
+
+
+def _path(address: str) -> str:
+    return address[len(_ROOT) + 1 :]
+
+
+def _events(trace: Any) -> list[Any]:
+    return sorted((*trace.op_events, *trace.sibling_events), key=lambda event: event.seq)
+
+
+@contextmanager
+def _torch_restored(model: torch.nn.Module) -> Iterator[None]:
+    """Take TorchLens's wrappers off torch also when the capture failed, and keep its advice out of our talk.
+
+    Where it wrapped something inherited, it leaves the original behind as an attribute of the heir; that goes too.
+    """
+    wrappers = importlib.import_module("torchlens.backends.torch.wrappers")
+    heirs = {torch.Tensor, *(kind for module in model.modules() for kind in type(module).__mro__)}
+    own_names = {heir: set(vars(heir)) for heir in heirs}
+    functions = vars(importlib.import_module("torch._VF"))
+    known_functions = set(functions)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        wrappers.unwrap_torch()
+        for heir, names in own_names.items():
+            for name in vars(heir).keys() - names:
+                if heir is torch.Tensor or any(vars(base).get(name) is vars(heir)[name] for base in heir.__mro__[1:]):
+                    delattr(heir, name)
+        for name in functions.keys() - known_functions:  # looked up in torch's own table again when asked for
+            del functions[name]
+
+
+def _import_torchlens() -> Any:
+    """The library, in a version whose events are known; any other would be read wrongly."""
+    wanted = f"torchlens>={_dotted(WORKS_FROM)},<{_dotted(WORKS_BELOW)}"
+    try:
+        version = metadata.version("torchlens")
+    except metadata.PackageNotFoundError as error:
+        raise PerfOptError(
+            "TorchLens is not installed.",
+            why="the torchlens tracer is an optional extra",
+            fix="pip install 'llm-perf-opt[torchlens]'",
+        ) from error
+    release = tuple(int(part) for part in version.split(".")[:2])
+    if not WORKS_FROM <= release < WORKS_BELOW:
+        raise PerfOptError(
+            f"TorchLens {version} is not one that this tracer can read.",
+            why="the names and the order of its events differ between versions",
+            fix=f"pip install '{wanted}'",
+        )
+    return importlib.import_module("torchlens")
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))

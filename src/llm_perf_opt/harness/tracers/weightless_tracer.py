@@ -1,0 +1,98 @@
+"""The weightless tracer: the model's own forward at full size, with no weights and no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
+from llm_perf_opt.core.protocols import PartialTrace, Sight, Target
+from llm_perf_opt.harness.module_calls import watch_modules
+from llm_perf_opt.harness.quiet import few_collections, silenced
+from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, declare_modules, finished_graph, observing
+from llm_perf_opt.weightless import Engine, RoutingPolicy, routing_policy
+from llm_perf_opt.weightless.recording import OpRecorder, bytes_of
+
+
+class WeightlessTracer:
+    """Traces targets on ghosts. One tracer keeps one engine, so a second phase reuses what the first worked out."""
+
+    sees = frozenset({Sight.MODULES, Sight.OPS, Sight.LIFETIMES})
+
+    def __init__(self, *, routing: str | RoutingPolicy = "uniform", device: str = "cuda") -> None:
+        self._routing = routing
+        self._engine = Engine(device=device)
+
+    def trace(self, target: Target) -> CallGraph:
+        """Build the model, run one phase, and record every module call, op and storage.
+
+        A guess of the oracle that makes the model raise is revised and the phase is run again, with a fresh record.
+        """
+        engine, routing = self._engine, self._routing
+        engine.oracle.routing = routing_policy(routing, target.phase) if isinstance(routing, str) else routing
+        with engine:
+            model = engine.adopt(target.build())
+        settings = {"routing": engine.oracle.routing.name, "device": engine.disguise.shown}
+        failures: list[_Failure] = []
+        try:
+            builder, facts = engine.run(lambda: _record(engine, target, model, failures))
+        except Exception as error:
+            failed = next((failure for failure in failures if failure.error is error), None)
+            if failed is None:
+                raise
+            graph = finished_graph(
+                failed.builder, target, failed.facts, "weightless", settings, stopped_in=failed.stopped_in
+            )
+            raise PartialTrace(graph, error) from error
+        return finished_graph(builder, target, facts, "weightless", settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """A run that raised. The engine may revise a guess and run again; if that is no use it raises the first error."""
+
+    error: Exception
+    builder: CallGraphBuilder
+    facts: RuntimeFacts
+    stopped_in: str
+
+
+def _record(
+    engine: Engine, target: Target, model: torch.nn.Module, failures: list[_Failure]
+) -> tuple[CallGraphBuilder, RuntimeFacts]:
+    builder = CallGraphBuilder()
+    given = target.start(model)
+    with engine.recording(builder) as recorder, few_collections():
+        declare_modules(builder, model, lambda tensor: _described(recorder, tensor))
+        declare_inputs(builder, given, lambda tensor: _described(recorder, tensor))
+        calls = _Calls(recorder)
+        with observing(target, model) as facts, watch_modules(model, calls.enter, calls.leave) as stop, silenced():
+            try:
+                target.run(model, given)
+            except Exception as error:
+                failures.append(_Failure(error=error, builder=builder, facts=facts, stopped_in=stop.of(error)))
+                raise
+    return builder, facts
+
+
+class _Calls:
+    """Module calls, with the tensors that went in and came out."""
+
+    def __init__(self, recorder: OpRecorder) -> None:
+        self._recorder = recorder
+
+    def enter(self, path: str, tensors: Sequence[torch.Tensor]) -> None:
+        self._recorder.builder.enter(path, self._with_tokens(tensors))
+
+    def leave(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._recorder.builder.leave(self._with_tokens(tensors))
+
+    def _with_tokens(self, tensors: Sequence[torch.Tensor]) -> list[tuple[TensorMeta, int]]:
+        recorder = self._recorder
+        return [(recorder.meta(tensor), recorder.token(tensor)) for tensor in tensors]
+
+
+def _described(recorder: OpRecorder, tensor: torch.Tensor) -> tuple[TensorMeta, int, int]:
+    return recorder.meta(tensor), recorder.token(tensor), bytes_of(tensor)

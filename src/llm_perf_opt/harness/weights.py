@@ -1,0 +1,190 @@
+"""Weights of a real model: released safetensors by name, or random ones made at the speed of memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
+
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+
+_INDEX = "*.safetensors.index.json"
+_NAMES_SHOWN = 8
+
+
+@torch.no_grad()
+def load_weights(model: torch.nn.Module, folder: Path) -> None:
+    """Copy every tensor of the folder into the model, in the model's dtype.
+
+    Every name must have a place and every weight a name; of tied weights one name is enough.
+    """
+    places = model.state_dict(keep_vars=True)
+    loaded: set[str] = set()
+    unexpected: list[str] = []
+    for file in _files(folder):
+        for name, tensor in _tensors(file):
+            if name not in places:
+                unexpected.append(name)
+                continue
+            _copy(places[name], tensor, name, file)
+            loaded.add(name)
+    filled = {_memory(places[name]) for name in loaded}
+    missing = [name for name, place in places.items() if name not in loaded and _memory(place) not in filled]
+    if missing or unexpected:
+        raise PerfOptError(
+            f"The weights in {folder} are not those of this model.",
+            why=_differences(missing, unexpected),
+            fix="check that folder and model belong together, in this version of the model's code",
+        )
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """Equal for tied weights; a tensor without elements has no memory and is only equal to itself."""
+    return tensor.data_ptr() or id(tensor), tensor.numel()
+
+
+def _files(folder: Path) -> list[Path]:
+    """The shards that the index names, or every safetensors file where there is no index."""
+    index = next(iter(sorted(folder.glob(_INDEX))), None)
+    if index is None:
+        files = sorted(folder.glob("*.safetensors"))
+    else:
+        try:
+            files = [folder / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PerfOptError(
+                f"{index} is no index of weights.", why=f"{type(error).__name__}: {error}", fix="fetch the file again"
+            ) from error
+    absent = [file.name for file in files if not file.is_file()]
+    if absent or not files:
+        raise UsageError(
+            f"{folder} holds no weights." if not files else f"{folder} lacks {', '.join(absent)}.",
+            why="weights are read from *.safetensors files, all those that the index names",
+            fix="point --load-weights at the folder with the released files, or use --load-weights random",
+        )
+    return files
+
+
+def _tensors(file: Path) -> Iterable[tuple[str, torch.Tensor]]:
+    """The tensors of one file, one at a time."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise PerfOptError(
+            "safetensors is not installed.",
+            why="released weights are read with it",
+            fix="pip install 'llm-perf-opt[weights]'",
+        ) from error
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  not a dictionary
+                yield name, opened.get_tensor(name)
+    except SafetensorError as error:
+        raise PerfOptError(f"{file} cannot be read.", why=str(error)[:300], fix="fetch the file again") from error
+
+
+def _copy(place: torch.Tensor, tensor: torch.Tensor, name: str, file: Path) -> None:
+    if place.shape != tensor.shape:
+        raise PerfOptError(
+            f"{name} in {file.name} has the wrong shape.",
+            why=f"it is {list(tensor.shape)} there and {list(place.shape)} in the model",
+            fix="use the weights and the configuration of the same release",
+        )
+    place.copy_(tensor)
+
+
+def _differences(missing: list[str], unexpected: list[str]) -> str:
+    parts = []
+    for words, names in (("missing", missing), ("without a place in the model", unexpected)):
+        if names:
+            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            parts.append(f"{len(names)} {words}: {', '.join(sorted(names)[:_NAMES_SHOWN])}{more}")
+    return "; ".join(parts)
+
+
+_STANDARD_DEVIATION = 0.02
+_NOISE_VALUES = 1_048_583  # a prime, so that no row of a matrix meets the same noise as the row before it
+_LARGE = 1 << 16
+_RANDOM_FILLS = frozenset(
+    {
+        torch.Tensor.uniform_,
+        torch.Tensor.normal_,
+        torch.Tensor.erfinv_,
+        torch.Tensor.bernoulli_,
+        torch.Tensor.random_,
+        torch.Tensor.exponential_,
+        init.uniform_,
+        init.normal_,
+        init.trunc_normal_,
+        init.kaiming_uniform_,
+        init.kaiming_normal_,
+        init.xavier_uniform_,
+        init.xavier_normal_,
+        init.orthogonal_,
+    }
+)
+
+
+class _WithoutRandomFills(TorchFunctionMode):
+    """Lets random in-place fills of large tensors pass without doing anything; small ones are done."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _RANDOM_FILLS:
+            # torch.nn.init asks a mode before it does anything, and hands its tensor over by name
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.numel() >= _LARGE and tensor.is_floating_point():
+                return tensor
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def skip_random_fills() -> Iterator[None]:
+    """Build a model without drawing billions of random numbers; buffers and constant fills are as ever."""
+    with _WithoutRandomFills():
+        yield
+
+
+@torch.no_grad()
+def fill_with_noise(model: torch.nn.Module) -> None:
+    """Give every matrix the same kind of noise, whatever its constructor did; the same model gets the same values.
+
+    Vectors (biases, scales of norms) keep what the constructor gave them, unless that was no finite number.
+    """
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(_NOISE_VALUES, generator=generator) * _STANDARD_DEVIATION
+    by_dtype: dict[torch.dtype, torch.Tensor] = {}
+    start = 0
+    for parameter in model.parameters():
+        if not parameter.is_floating_point():
+            continue
+        if parameter.ndim < 2:
+            torch.nan_to_num_(parameter, nan=0.0, posinf=0.0, neginf=0.0)
+            continue
+        if parameter.dtype not in by_dtype:
+            by_dtype[parameter.dtype] = noise.to(parameter.dtype)
+        _tile(parameter, by_dtype[parameter.dtype], start)
+        start = (start + parameter.numel()) % _NOISE_VALUES
+
+
+def _tile(parameter: torch.Tensor, noise: torch.Tensor, start: int) -> None:
+    """Copy `noise` over and over, beginning at `start`."""
+    if not parameter.is_contiguous():
+        repeats = math.ceil((start + parameter.numel()) / len(noise))
+        parameter.copy_(noise.repeat(repeats)[start : start + parameter.numel()].view(parameter.shape))
+        return
+    flat = parameter.view(-1)
+    done = 0
+    while done < len(flat):
+        piece = noise[start : start + len(flat) - done]
+        flat[done : done + len(piece)].copy_(piece)
+        done, start = done + len(piece), 0

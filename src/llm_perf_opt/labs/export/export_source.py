@@ -1,0 +1,181 @@
+"""The exported graph as a source: each stage's modules exported by themselves and run under torch's counter."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.export_outcome import Check
+from llm_perf_opt.core.protocols import ModelAdapter, Target, Workload
+from llm_perf_opt.core.source_figures import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
+from llm_perf_opt.harness.isolation import IsolatedCall, LooseOp, cut_apart
+from llm_perf_opt.harness.quiet import silenced
+from llm_perf_opt.harness.stage_roots import stage_roots
+from llm_perf_opt.harness.twins import meta_twin
+from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed, quiet
+from llm_perf_opt.labs.export.tensor_signature import TensorsOnly, autocast_knows_meta
+from llm_perf_opt.weightless import Engine, routing_policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchCount:
+    """Totals by operator, and the matrix work that the counter has no formula for."""
+
+    flops_by_operator: dict[str, int]
+    calls_by_operator: dict[str, int]
+    unknown: dict[str, int]  # operator -> calls
+
+    @property
+    def flops(self) -> int:
+        """What the counter adds up to; too low by what is unknown."""
+        return sum(self.flops_by_operator.values())
+
+
+def torch_count(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> TorchCount:
+    """Run `forward` once and count; on the meta device fused attention is taken apart into products it can count."""
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), autocast_knows_meta(), _Matrices() as seen, counter:
+        forward(*inputs)
+    totals = counter.get_flop_counts().get("Global", {})
+    return TorchCount(
+        flops_by_operator={str(packet): int(flops) for packet, flops in totals.items()},
+        calls_by_operator=dict(seen.calls),
+        unknown={name: calls for name, calls in seen.calls.items() if name not in _known_names()},
+    )
+
+
+def _known_names() -> frozenset[str]:
+    return frozenset(map(str, flop_registry))
+
+
+class _Matrices(TorchDispatchMode):
+    """Counts the calls of every operator that does matrix work, with or without a formula."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func._overloadpacket)
+        if family_of(name) is not Family.OTHER:
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+SOURCE = "exported"
+_UNCOUNTED = {Family.ATTENTION: "fused-attention-uncounted", Family.GROUPED: "grouped-product-uncounted"}
+
+
+class ExportWitness:
+    """Exports the modules that together are the run; a stage with a module that does not export says where it stops."""
+
+    def __init__(self, *, routing: str = "uniform", device: str = "cpu") -> None:
+        self._routing = routing
+        self._engine = Engine(device=device, routing=routing)
+
+    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
+        """One testimony per stage of every phase, in the order in which they run."""
+        return tuple(
+            replace(testimony, routing=self._engine.oracle.routing.name)
+            for target in adapter.targets(workload)
+            for testimony in _of_phase(target, self._engine, self._routing)
+        )
+
+
+def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[Testimony]:
+    names = (*(stage.name for stage in target.stages), target.phase)
+    try:
+        engine.oracle.routing = routing_policy(routing, target.phase)
+        cut = cut_apart(target, stage_roots(target, engine), engine)
+    except (PerfOptError, *EXPORT_ERRORS) as error:
+        for name in names:
+            yield replace(_silent(target, name), failure=f"{type(error).__name__}: {error}")
+        return
+    for name in names:
+        calls = [call for call in cut.calls if call.stage == name]
+        if calls:
+            with quiet(), silenced():
+                yield _of_stage(_silent(target, name), calls, [op for op in cut.loose if op.stage == name])
+
+
+def _silent(target: Target, stage: str) -> Testimony:
+    return Testimony(source=SOURCE, phase=target.phase, stage=stage, method=Method.ISOLATED)
+
+
+def _of_stage(testimony: Testimony, calls: Sequence[IsolatedCall], loose: Sequence[LooseOp]) -> Testimony:
+    started = time.perf_counter()
+    total = _Tally()
+    for call in calls:
+        try:
+            total.add(_exported_count(call), call.calls)
+        except EXPORT_ERRORS as error:
+            where = failed(Check.EXPORT, error)
+            return replace(testimony, failure=f"{call.path} does not export: {where.reason}, at {where.site}")
+    return replace(
+        testimony,
+        flops=total.flops.total(),
+        operators=tuple(
+            OperatorFigure(name=name, family=family_of(name), flops=flops, calls=total.calls[name])
+            for name, flops in total.flops.most_common()
+        ),
+        blind_spots=(*_uncounted(total), *_outside(loose)),
+        notes=(f"{len(calls)} distinct graphs, each at the shapes of the run",),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _exported_count(call: IsolatedCall) -> TorchCount:
+    """Export on the meta device, then run the graph there, where every fused op falls into countable products."""
+    on_meta = meta_twin(TensorsOnly(call.module, call.args, call.kwargs))
+    inputs = tuple(on_meta.given)
+    with torch.no_grad(), autocast_knows_meta():
+        graph = torch.export.export(on_meta, inputs).module()
+    return torch_count(graph, inputs)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Sums over the calls of a stage."""
+
+    flops: Counter[str]
+    calls: Counter[str]
+    unknown: Counter[str]
+
+    def __init__(self) -> None:
+        self.flops, self.calls, self.unknown = Counter(), Counter(), Counter()
+
+    def add(self, count: TorchCount, times: int) -> None:
+        """A graph that stands for so many calls of the run."""
+        for total, part in (
+            (self.flops, count.flops_by_operator),
+            (self.calls, count.calls_by_operator),
+            (self.unknown, count.unknown),
+        ):
+            total.update({name: value * times for name, value in part.items()})
+
+
+def _uncounted(total: _Tally) -> Iterator[BlindSpot]:
+    for name, calls in total.unknown.items():
+        cause = _UNCOUNTED.get(family_of(name), "op-without-formula")
+        yield BlindSpot(cause=cause, operator=name, calls=calls)
+
+
+def _outside(loose: Sequence[LooseOp]) -> Iterator[BlindSpot]:
+    """Products between the modules, which are in no graph."""
+    for op in loose:
+        name = str(op.func._overloadpacket)
+        if family_of(name) is not Family.OTHER:
+            args, kwargs = meta_twin((op.args, op.kwargs))
+            count = torch_count(partial(op.func, *args, **kwargs), ())
+            yield BlindSpot(
+                cause="outside-isolated-modules", operator=name, calls=op.calls, flops=count.flops * op.calls
+            )

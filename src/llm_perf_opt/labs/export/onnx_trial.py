@@ -1,0 +1,180 @@
+"""ONNX: a file whose weights are inputs, and the same part in eager torch and in onnxruntime.
+
+The packages are optional; a missing one is an outcome that says what to install.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from llm_perf_opt.core.export_outcome import Check, Outcome, Parity, Verdict
+from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
+from llm_perf_opt.labs.export.part_under_test import PartUnderTest, copied_inputs, with_random_weights
+from llm_perf_opt.labs.export.tensor_signature import TensorsOnly
+
+_NEEDED = {Check.ONNX: ("onnx", "onnxscript"), Check.PARITY: ("onnx", "onnxscript", "onnxruntime")}
+
+
+def missing_packages(check: Check) -> Outcome | None:
+    """The outcome of a check whose packages are not installed; None if all are."""
+    for name in _NEEDED[check]:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            return Outcome(
+                check=check,
+                verdict=Verdict.SKIPPED,
+                told=f"{name} is not installed",
+                error=type(error).__name__,
+                remedy="pip install 'llm-perf-opt[onnx]'",
+            )
+    return None
+
+
+def onnx_package() -> ModuleType:
+    """The `onnx` package; call `missing_packages` first."""
+    return importlib.import_module("onnx")
+
+
+def onnxruntime_package() -> ModuleType:
+    """The `onnxruntime` package; call `missing_packages` first."""
+    return importlib.import_module("onnxruntime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxFile:
+    """The outcome, and the bytes of the file if there is one."""
+
+    outcome: Outcome
+    content: bytes | None = None
+
+
+def write_onnx(subject: PartUnderTest, program: ExportedProgram) -> OnnxFile:
+    """Convert the exported graph, check it, and let ONNX infer every shape.
+
+    The optimiser of the converter is off: it folds constants and would need the values of weights.
+    """
+    if (absent := missing_packages(Check.ONNX)) is not None:
+        return OnnxFile(outcome=absent)
+    onnx = onnx_package()
+    started = time.perf_counter()
+    try:
+        with torch.no_grad():
+            converted = torch.onnx.export(
+                program, dynamo=True, optimize=False, verbose=False, input_names=list(subject.names)
+            )
+        assert converted is not None
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "part.onnx"
+            converted.save(file, include_initializers=False, keep_initializers_as_inputs=True)
+            content = file.read_bytes()
+        model = onnx.load_model_from_string(content)
+        onnx.checker.check_model(model, full_check=True)
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    except (*EXPORT_ERRORS, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        seconds = time.perf_counter() - started
+        return OnnxFile(outcome=failed(Check.ONNX, error, instead=subject.part.instead, seconds=seconds))
+    graph = model.graph
+    weights = len(graph.input) - len(subject.names)
+    told = (
+        f"{len(graph.node)} nodes, opset {_opset(model)}, {len(inferred.graph.value_info)} shapes inferred, "
+        f"{weights} weights as inputs"
+    )
+    return OnnxFile(
+        outcome=Outcome(check=Check.ONNX, verdict=Verdict.OK, told=told, seconds=time.perf_counter() - started),
+        content=content,
+    )
+
+
+def _opset(model: object) -> int:
+    """The version of ONNX's own operators."""
+    imports = model.opset_import  # type: ignore[attr-defined]  # onnx has no annotations
+    return int(next(entry.version for entry in imports if entry.domain in ("", "ai.onnx")))
+
+
+TOLERANCE = 1e-3  # of the largest value of an output
+
+
+def compare_runtimes(subject: PartUnderTest) -> tuple[Outcome, Parity | None]:
+    """Run both and measure the largest difference; weights lie beside the ONNX file while it runs."""
+    if (absent := missing_packages(Check.PARITY)) is not None:
+        return absent, None
+    runtime_errors = _runtime_errors()
+    started = time.perf_counter()
+    try:
+        call = with_random_weights(subject)
+        with torch.no_grad():
+            expected = call(*copied_inputs(call))
+        parity = _parity(expected, _run_onnxruntime(call))
+    except (*EXPORT_ERRORS, *runtime_errors) as error:
+        return failed(Check.PARITY, error, instead=subject.part.instead, seconds=time.perf_counter() - started), None
+    is_close = parity.max_rel_error <= TOLERANCE
+    told = f"largest difference {parity.max_abs_error:.1e} among values up to {parity.largest_value:.3g}"
+    return (
+        Outcome(
+            check=Check.PARITY,
+            verdict=Verdict.OK if is_close else Verdict.FAILED,
+            told=told,
+            reason=None if is_close else f"more than {TOLERANCE:g} of the largest value apart",
+            seconds=time.perf_counter() - started,
+        ),
+        parity,
+    )
+
+
+def _run_onnxruntime(call: TensorsOnly) -> list[torch.Tensor]:
+    ort = onnxruntime_package()
+    inputs = copied_inputs(call)
+    with torch.no_grad():
+        program = torch.export.export(call, inputs)
+        converted = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert converted is not None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "part.onnx"
+        converted.save(file, external_data=True)
+        session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        names = [entry.name for entry in session.get_inputs()]
+        kept = [place for place, entry in enumerate(converted.model.graph.inputs) if entry.name in names]
+        fed = {name: inputs[place].numpy() for name, place in zip(names, kept, strict=True)}
+        return [torch.from_numpy(array) for array in session.run(None, fed)]
+
+
+def _parity(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> Parity:
+    if len(expected) != len(found):
+        raise ValueError(f"eager gives {len(expected)} outputs, onnxruntime {len(found)}")
+    differences = [_apart(place, *pair) for place, pair in enumerate(zip(expected, found, strict=True))]
+    largest = [output.abs().max().item() for output in expected]
+    return Parity(
+        max_abs_error=max(differences),
+        max_rel_error=max(apart / size if size else apart for apart, size in zip(differences, largest, strict=True)),
+        largest_value=max(largest),
+        outputs=len(expected),
+    )
+
+
+def _apart(place: int, ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference within one output; neither broadcasting nor a value that is no number hides one."""
+    if ours.shape != theirs.shape:
+        raise ValueError(f"output {place} is {list(ours.shape)} in eager and {list(theirs.shape)} in onnxruntime")
+    apart = (ours - theirs).abs().max().item()
+    if not math.isfinite(apart):
+        raise ValueError(f"output {place} has values that are not finite")
+    return apart
+
+
+def _runtime_errors() -> tuple[Any, ...]:
+    """The exceptions of onnxruntime share no base class of their own."""
+    state = onnxruntime_package().capi.onnxruntime_pybind11_state
+    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented", "RuntimeException")
+    return tuple(getattr(state, name) for name in names)

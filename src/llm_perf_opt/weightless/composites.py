@@ -1,0 +1,162 @@
+"""What a composite op is made of: its primitive ops, and the memory it holds only while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llm_perf_opt.core.callgraph import OpKind
+from llm_perf_opt.weightless.fallbacks import is_composite
+from llm_perf_opt.weightless.propagation import meta_arguments, overloads
+from llm_perf_opt.weightless.recording import OpRecorder, flat_tensors, is_mutating, is_pointwise, is_view
+from llm_perf_opt.weightless.rules.attention import AttentionKernel, attention_kernel
+from llm_perf_opt.weightless.rules.registry import argument
+from llm_perf_opt.weightless.spec import is_contiguous, spec_of_tensor
+
+# Composites that every counter prices as one op: their parts would only make the file larger.
+_PRICED_WHOLE = overloads(
+    "linear", "matmul", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "layer_norm", "rms_norm",
+    "scaled_dot_product_attention", "softmax", "log_softmax", "to", "reshape", "contiguous", "dropout", "embedding",
+    "flatten", "type_as", "reshape_as", "group_norm", "batch_norm", "_to_copy", "lstm", "gru", "rnn_tanh", "rnn_relu",
+)  # fmt: skip
+
+
+class _PartCollector(TorchDispatchMode):
+    """Decomposes composites and keeps the kind of every primitive op."""
+
+    def __init__(self, recorder: OpRecorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds: list[OpKind] = []
+        self._recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would load dynamo, which takes a second
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        output = func(*args, **kwargs)
+        if not is_view(func):
+            self.kinds.append(self._recorder.kind(func, args, kwargs, list(flat_tensors(output))))
+        return output
+
+
+def composite_parts(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], recorder: OpRecorder
+) -> tuple[OpKind, ...]:
+    """The primitive ops of a composite; empty for a primitive one, or where the decomposition needs values."""
+    if func in _PRICED_WHOLE or is_view(func) or is_pointwise(func) or not is_composite(func):
+        return ()
+    twins = meta_arguments(args, kwargs)
+    collector = _PartCollector(recorder)
+    try:
+        with collector:
+            func(*twins.args, **twins.kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return ()
+    return tuple(collector.kinds)
+
+
+# Composites that write their result, or give their argument back, and hold nothing else. The recurrent ones would be
+# unrolled step by step on meta, where a real kernel runs all steps at once.
+_WITHOUT_TEMPORARIES = overloads(
+    "to", "_to_copy", "reshape", "reshape_as", "contiguous", "flatten", "unflatten", "type_as", "dropout", "embedding",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "lstm", "gru", "rnn_tanh", "rnn_relu",
+)  # fmt: skip
+_LINEAR = overloads("linear")
+_ATTENTION = overloads("scaled_dot_product_attention")
+_LOG_SUM_EXP_BYTES = 4  # a flash kernel keeps one float32 per row of queries
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_cuda: bool) -> int:
+    """Bytes of temporaries beyond the result, at the widest moment inside the op; 0 for a primitive op."""
+    if func in _ATTENTION:
+        return _attention_scratch(args, kwargs, is_cuda=is_cuda)
+    if func in _WITHOUT_TEMPORARIES or is_view(func) or is_pointwise(func) or not _is_composite(func):
+        return 0
+    if func in _LINEAR and is_contiguous(spec_of_tensor(args[0])):
+        return 0  # rows are flattened and multiplied as they are: the common case, not worth a decomposition
+    return 0 if is_mutating(func) else _decomposed(func, args, kwargs)
+
+
+def _decomposed(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kept: Callable[[Any], Any] = lambda output: output
+) -> int:
+    """Temporaries of a composite; `kept` picks what of its output is handed on."""
+    twins = meta_arguments(args, kwargs)
+    temporaries = _Temporaries((*twins.args, *twins.kwargs.values()))
+    try:
+        with temporaries:
+            output = func(*twins.args, **twins.kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return 0  # it decomposes only with values, and then the engine does so op by op
+    return temporaries.beyond(kept(output))
+
+
+def _attention_scratch(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_cuda: bool) -> int:
+    """What the kernel keeps per row of queries, and a mask of booleans in the dtype of the queries."""
+    query, mask = args[0], argument(args, kwargs, 3, "attn_mask", None)
+    is_converted = mask is not None and mask.dtype is torch.bool
+    converted = int(mask.numel() * query.dtype.itemsize) if is_converted else 0
+    match attention_kernel(args, kwargs, is_cuda=is_cuda):
+        case AttentionKernel.FLASH:
+            return converted + int(math.prod(query.shape[:-1])) * _LOG_SUM_EXP_BYTES
+        case AttentionKernel.MEMORY_EFFICIENT:
+            return converted
+    return _decomposed(torch.ops.aten._scaled_dot_product_attention_math.default, args, kwargs, _first)
+
+
+def _first(outputs: Sequence[Any]) -> Any:
+    return outputs[0]
+
+
+def _is_composite(func: Any) -> bool:
+    """Whether torch's own kernels define the op by other ops; decompositions written for compilers do not count."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
+
+
+class _Temporaries(TorchDispatchMode):
+    """Decomposes composites and follows the memory of what their primitive ops return."""
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._given = {storage._cdata for storage in _storages(given)}
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._peak_bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would load dynamo, which takes a second
+
+    def beyond(self, output: Any) -> int:
+        """The peak without what the op returns in memory of its own."""
+        returned = {storage._cdata: storage.nbytes() for storage in _storages(output)}
+        fresh = sum(size for address, size in returned.items() if address not in self._given)
+        return max(self._peak_bytes - fresh, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _is_composite(func):
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        output = func(*args, **kwargs)
+        for storage in _storages(output):
+            if storage._cdata not in self._given and storage._cdata not in self._live:
+                self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        for address in [address for address, (reference, _) in self._live.items() if reference.expired()]:
+            del self._live[address]
+        self._peak_bytes = max(self._peak_bytes, sum(size for _, size in self._live.values()))
+        return output
+
+
+def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    return (tensor.untyped_storage() for tensor in flat_tensors(value))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from llm_perf_opt.analyses.compare import METRICS, check_budget, compare, parse_budget, stages_by_name
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from tests.analyses.compare.made_runs import WIDTH, MadeRun
+
+ROWS = 100
+FLOPS = 2 * ROWS * WIDTH * WIDTH
+
+
+def run(rows: int, phase: str = "prefill", *, ops: bool = True) -> CallGraph:
+    made = MadeRun({"": "Net", "head": "Head"})
+    made.weight("head.w", WIDTH, WIDTH)
+    with made.call("", (rows, WIDTH)), made.call("head", (rows, WIDTH)):
+        if ops:
+            made.mm(rows)
+    return made.graph(phase=phase, stages=[("head", ("head",))])
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("head.flops<=+2%", True),
+        ("head.flops<=+1.9%", False),
+        ("head.flops < +2%", False),
+        ("head.flops==+2%", True),
+        ("head.flops==", False),
+        ("head.calls==", True),
+        ("head.flops>=-5%", True),
+        (f"head.flops<={FLOPS}", False),
+        ("head.flops<=1e12", True),
+        (f"head.flops<=+{2 * 2 * WIDTH * WIDTH}", True),
+        ("head.macs<=+0", False),
+        ("prefill.head.ops==1", True),
+        ("total.parameters==16", True),
+        ("prefill.calls==1", True),
+        ("prefill.total.calls==2", True),
+    ],
+)
+def test_a_budget_on_two_percent_more_rows(text: str, holds: bool) -> None:
+    stages = stages_by_name([compare(run(ROWS), run(ROWS + 2))])
+    assert check_budget(parse_budget(text), stages).holds is holds
+
+
+def test_percent_are_exact() -> None:
+    """In floating point 1.1 * 10^17 is off by more than one."""
+    budget = parse_budget("head.flops<=+10%")
+    assert budget.limit(10**17) == Fraction(11 * 10**16)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_has_a_figure(metric: str) -> None:
+    stages = stages_by_name([compare(run(ROWS), run(ROWS))])
+    verdict = check_budget(parse_budget(f"total.{metric}=="), stages)
+    assert verdict.holds
+    assert isinstance(verdict.right, int)
+
+
+def test_what_is_not_known_does_not_hold() -> None:
+    stages = stages_by_name([compare(run(ROWS), run(ROWS, ops=False))])
+    assert not check_budget(parse_budget("head.flops<=1e30"), stages).holds
+    assert check_budget(parse_budget("head.calls<=1e30"), stages).holds
+    back = stages_by_name([compare(run(ROWS, ops=False), run(ROWS))])
+    assert not check_budget(parse_budget("head.flops<=+1%"), back).holds
+    assert check_budget(parse_budget("head.flops<=1e30"), back).holds
+
+
+def test_a_stage_of_two_phases_needs_its_phase() -> None:
+    phases = [compare(run(ROWS, phase), run(ROWS, phase)) for phase in ("prefill", "decode")]
+    stages = stages_by_name(phases)
+    assert "head" not in stages
+    assert {"prefill.head", "decode.head", "total", "prefill", "decode"} <= stages.keys()
+    assert check_budget(parse_budget(f"total.flops=={2 * FLOPS}"), stages).holds
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("head.flop<=+1%", "did you mean 'flops'?"),
+        ("head.flops<=1%", "+1%"),
+        ("head.flops<=", "only =="),
+        ("head.flops~1", "a relation"),
+        ("flops<=1", "STAGE.METRIC"),
+        ("head.flops==%", "only =="),
+    ],
+)
+def test_a_budget_that_cannot_be_meant(text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_budget(text)
+    assert hint in str(caught.value)
+
+
+def test_an_unknown_stage_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean 'head'"):
+        check_budget(parse_budget("haed.flops<=1"), stages_by_name([compare(run(ROWS), run(ROWS))]))

@@ -1,0 +1,111 @@
+"""Costs of a run's pages are counted from traces of the same pages, and follow the closed forms where those exist."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analyses.profile import join_run
+from llm_perf_opt.api.profile.costs import PageCosts, find_profiled_device, static_run, workload_of_page
+from llm_perf_opt.api.profile.request import DeviceChoice, ProfileRequest, StaticChoice
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import device_text
+from llm_perf_opt.core.hardware.measured_device import measured_device
+from llm_perf_opt.core.measurement import PageMeasurement
+from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
+from tests.analyses.profile.made_runs import DEVICE, made_page, made_pass
+
+STEPS = 3
+CONTEXTS = {20: 294, 520: 794}  # prompt tokens -> with the 273 tokens of a page and the first one
+PER_TOKEN, PER_TOKEN_AND_CONTEXT = 1_148_192_256, 61_440  # the released model, eager: FLOPs of one decode step
+
+
+def full_size_page(prompt_tokens: int) -> PageMeasurement:
+    workload = Workload(image="1240x1754", mode="base", prompt_tokens=prompt_tokens, decode_steps=STEPS)
+    return replace(
+        made_page(made_pass(20_000, 10_000, (3_000, 3_000, 3_000))),
+        workload=asdict(workload),
+        context_tokens=CONTEXTS[prompt_tokens],
+        decode_steps=STEPS,
+    )
+
+
+@pytest.mark.slow
+def test_decode_mfu_follows_the_context_as_the_closed_form_says() -> None:
+    pages = {prompt: full_size_page(prompt) for prompt in CONTEXTS}
+    costs = PageCosts(DeepSeekOcrAdapter(), "deepseek-ocr", "cpu")
+    mfu = {}
+    for prompt, page in pages.items():
+        (run,) = [join_run([page], costs.of([page]), DEVICE, "bfloat16")]
+        (decode,) = [stage for stage in run.stages if stage.name == "decode"]
+        contexts = [CONTEXTS[prompt] + step + 1 for step in range(STEPS)]
+        expected = sum(PER_TOKEN + PER_TOKEN_AND_CONTEXT * context for context in contexts)
+        assert decode.flops == expected
+        assert decode.efficiency is not None and decode.efficiency.mfu is not None
+        assert decode.efficiency.mfu == pytest.approx(expected / 9.0 / DEVICE.peak_flops_per_s["bf16"], rel=1e-9)
+        mfu[prompt] = decode.efficiency.mfu
+    more = STEPS * PER_TOKEN_AND_CONTEXT * 500 / 9.0 / DEVICE.peak_flops_per_s["bf16"]
+    assert mfu[520] - mfu[20] == pytest.approx(more, rel=1e-6)
+
+
+def test_equal_workloads_are_traced_once() -> None:
+    asked: list[Workload] = []
+
+    class Counting(DeepSeekOcrAdapter):
+        def targets(self, workload: Workload):  # type: ignore[no-untyped-def]
+            asked.append(workload)
+            return super().targets(workload)
+
+    page = full_size_page(20)
+    other_size = replace(page, workload={**page.workload, "image": "900x1200"})
+    first, second = PageCosts(Counting(DeepSeekOcrConfig.tiny()), "twin", "cpu").of([page, other_size])
+    assert first is second
+    assert len(asked) == 1
+
+
+def test_the_static_report_may_be_of_other_sizes() -> None:
+    page = full_size_page(20)
+    request = replace(ProfileRequest(), static_analysis=StaticChoice(mode="tiny", decode_steps=1))
+    static = static_run(DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny()), request, page)
+    assert '"mode": "tiny"' in static.text
+    assert '"image": "1240x1754"' in static.text
+
+
+def test_a_workload_survives_the_file() -> None:
+    workload = Workload(image="9x9", crops=(2, 3), decode_steps=4)
+    stored = {**asdict(workload), "crops": [2, 3]}  # JSON has no tuples
+    assert workload_of_page(stored) == workload
+
+
+def test_a_reported_device_may_be_unknown_and_a_named_one_may_not() -> None:
+    environment = {"device": {"reported_name": "A processor that nobody listed"}}
+    assert find_profiled_device(DeviceChoice(), environment, "bfloat16") is None
+    h100 = find_profiled_device(DeviceChoice(name="h100-sxm"), environment, "bfloat16")
+    assert h100 is not None and h100.id == "h100-sxm"
+    with pytest.raises(UsageError, match="abacus"):
+        find_profiled_device(DeviceChoice(name="abacus"), environment, "bfloat16")
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["by its id", "by what it reports"])
+def test_a_machine_is_held_against_a_calibration_with_as_many_threads(tmp_path: Path, is_named: bool) -> None:
+    ticks = {"rows": (1, 64), "columns": (640,), "depth": (640,)}
+    machine = measured_device(
+        calibration(
+            table("product", "bfloat16", ticks, product_seconds),
+            table("copy", "bfloat16", {"elements": (16,)}, lambda count: count * 1e-9),
+        )
+    )
+    file = tmp_path / "machine.toml"
+    file.write_text(device_text(machine), "utf-8")
+    choice = DeviceChoice(devices=str(file), name=machine.id if is_named else None)
+    seen = {"device": {"reported_name": "A Machine (TM) 9000"}}
+    assert find_profiled_device(choice, {**seen, "torch": {"threads": 2}}, "bfloat16") == machine
+    with pytest.raises(UsageError, match="is 1 in the run and 2 in the calibration") as caught:
+        find_profiled_device(choice, {**seen, "torch": {"threads": 1}}, "bfloat16")
+    assert "run.threads=2" in caught.value.fix
+    assert "--threads 1" in caught.value.fix

@@ -1,0 +1,92 @@
+"""The first table of the one report, on runs small enough to add up by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llm_perf_opt.analyses.memory import run_memory
+from llm_perf_opt.analyses.prediction import Execution, predict_stages, total_wall
+from llm_perf_opt.analyses.serving import traced_fit
+from llm_perf_opt.api.costing import cost_of_graphs
+from llm_perf_opt.api.whole_report import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.protocols import MODELS, TRACERS, Workload
+from llm_perf_opt.core.units import format_seconds
+from tests.analyses.memory.made_decode import made_decode
+from tests.analyses.small_run import small_run
+
+H100 = find_device("h100-sxm")
+
+
+def test_what_runs_counts_a_module_once_and_a_call_every_time() -> None:
+    graphs = (small_run(), small_run(phase="decode"))
+    static = cost_of_graphs(graphs).static
+    told = "4 modules in 14 calls, 192 parameters"  # the head is tied
+    assert what_runs(static, graphs) == f"{told}, 128 active per decode step"  # encoder and decoder, 64 each
+    single = replace(static, workload={"batch": 1})
+    assert what_runs(single, graphs) == f"{told}, 128 active per decoded token"
+    assert what_runs(replace(static, workload={"batch": 2}), graphs) == f"{told}, 128 active per decode step"
+
+
+def test_without_a_decode_nothing_is_active_per_token() -> None:
+    graphs = (small_run(),)
+    told = what_runs(cost_of_graphs(graphs).static, graphs)
+    assert told == "4 modules in 7 calls, 192 parameters"
+    assert what_runs(cost_of_graphs(graphs).static, graphs, ["decode"]) == f"{told}, decode not known"
+
+
+def test_costs_are_told_by_phase_and_an_unknown_part_makes_a_phase_unknown() -> None:
+    static = cost_of_graphs((small_run(), small_run(phase="decode"))).static
+    assert what_it_costs(static) == "prefill 1.54 kFLOP, decode 1.54 kFLOP"  # three products of 4x8 with 8x8 each
+    unknown = replace(static, stages=tuple(replace(stage, sources=()) for stage in static.stages))
+    assert what_it_costs(unknown) == "prefill not known, decode not known"
+
+
+def test_memory_is_that_of_the_worst_phase_and_held_against_the_device() -> None:
+    memory = run_memory((small_run(),))
+    needed = 3 * 256 + 256 + 128 + 4 * 128  # weights, a buffer, the input, the live tensors at the peak
+    assert does_it_fit(memory, None) == f"{needed / 1024:.2f} KiB at the peak, of which 768 B are weights"
+    tight = replace(H100, memory_bytes=needed)
+    assert does_it_fit(memory, tight).startswith("yes: ")
+    assert does_it_fit(memory, replace(tight, memory_bytes=needed - 1)).startswith("no: ")
+    assert does_it_fit(run_memory((replace(small_run(), ops=None),)), H100) == "not known"
+
+
+def test_what_the_driver_reports_decides_and_not_the_nominal_figure() -> None:
+    """77 GiB of weights and a little more: an H100 has 79.6 GiB, and 80 * 10^9 bytes would be 74.5."""
+    small = run_memory((small_run(),))
+    large = replace(small, phases=(replace(small.phases[0], weight_bytes=77 * 2**30),))
+    assert does_it_fit(large, H100).startswith("yes: ")
+    assert H100.nominal_memory_bytes is not None
+    assert does_it_fit(large, replace(H100, memory_bytes=H100.nominal_memory_bytes)).startswith("no: ")
+
+
+def test_a_phase_that_is_not_known_may_need_more() -> None:
+    memory = run_memory((small_run(),))
+    needed = memory.total_bytes or 0
+    told = does_it_fit(memory, replace(H100, memory_bytes=needed), ["decode"])
+    assert told.startswith("not known: ") and told.endswith(", decode not known")
+    assert does_it_fit(memory, replace(H100, memory_bytes=needed - 1), ["decode"]).startswith("no: ")
+    assert how_fast((small_run(),), H100, Execution.EAGER, ["decode"]).endswith(", decode not known")
+
+
+def test_a_decode_is_told_by_the_token() -> None:
+    graph = replace(made_decode(steps=4), runtime={"decode_steps": 4})
+    wall = total_wall(predict_stages(graph, H100))
+    low, high = format_seconds(wall.low / 4), format_seconds(wall.high / 4)
+    assert how_fast((graph,), H100, Execution.EAGER) == f"decode of one token {low} to {high}"
+
+
+def test_the_answer_about_a_server_names_what_was_asked_and_the_most_that_fits() -> None:
+    targets = MODELS.get("deepseek-ocr")().targets(Workload(mode="tiny"))
+    graphs = tuple(TRACERS.get("weightless")().trace(target) for target in targets)
+    told = does_it_serve(graphs, H100)
+    assert told is not None
+    (context,) = {graph.workload["context_tokens"] for graph in graphs}
+    found = traced_fit(graphs, H100)
+    assert found is not None
+    assert told == f"a server with 1 x {context + 1:,} tokens: yes, at most {found[1].largest_batch:,} at once"
+    assert does_it_serve(graphs, replace(H100, memory_bytes=10**9)) == (
+        f"a server with 1 x {context + 1:,} tokens: no, at most 0 at once"
+    )
+    assert does_it_serve(graphs[:1], H100) is None, "nothing was decoded"

@@ -1,0 +1,137 @@
+"""The page as a file: what is in it, what is not, and that its parts fit together. tests/browser opens it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.core.report import GraphView
+from llm_perf_opt.formats import svg_style
+from llm_perf_opt.formats.html_drawing import HtmlDrawing, page_json
+from llm_perf_opt.formats.html_page import page_file, page_modules, page_script
+from tests.formats.drawings.made_views import (
+    HOSTILE_NAMES,
+    box_of,
+    deepseek_ocr_view,
+    hostile_view,
+    linear,
+    view_of_boxes,
+)
+
+ROOT = Path(__file__).parents[2]
+TOP_NAME = re.compile(r"^(?:export )?(?:const|let|function|class) (\w+)", re.MULTILINE)
+DANGEROUS = re.compile(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|fetch\(|XMLHttp")
+
+
+def embedded(page: str) -> Any:
+    match = re.search(r'<script type="application/json" id="view">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
+
+
+@pytest.mark.parametrize("view", [deepseek_ocr_view(), hostile_view()], ids=["usual", "hostile"])
+def test_the_embedded_view_is_the_view(view: GraphView) -> None:
+    document = embedded(HtmlDrawing().render(view))
+    strings = document["strings"]
+    boxes = [box for root in view.roots for box in root.walk()]
+    assert document["title"] == view.title
+    assert tuple(document["caption"]) == view.caption
+    assert len(document["boxes"]) == len(boxes)
+    for row, box in zip(document["boxes"], boxes, strict=True):
+        assert [strings[number] for number in row[1:5]] == [box.id, box.class_name, box.path, box.stage]
+        assert row[5:7] == [box.instances, box.calls]
+        assert row[9] == [getattr(box.figures, name) for name in document["figures"]]
+        assert tuple(strings[number] for number in row[14]) == box.members
+        assert 0 <= row[0] < len(boxes) or box in view.roots
+    arrows = [[boxes[source].id, boxes[target].id, calls] for source, target, calls in document["arrows"]]
+    assert arrows == [[arrow.source, arrow.target, arrow.calls] for box in boxes for arrow in box.arrows]
+
+
+def test_hostile_names_stay_inside_their_element() -> None:
+    page = HtmlDrawing().render(hostile_view())
+    page.encode("utf-8")  # no lone surrogate either
+    assert page.count("</script>") == 3
+    assert len(re.findall(r"<script\b", page)) == 3
+    assert "alert(1)</script" not in page
+    assert html.escape(HOSTILE_NAMES[0]) in page  # the title, which is written as markup
+
+
+def test_numbers_that_javascript_cannot_hold_travel_as_text() -> None:
+    box = box_of(linear("huge", 2**53 - 1, 0))
+    figures = replace(box.figures, flops=2**53)
+    rows = json.loads(page_json(view_of_boxes(replace(box, figures=figures))))["boxes"]
+    assert rows[0][9][0] == str(2**53)
+    assert rows[0][10][0] == 2**53 - 1
+
+
+@pytest.mark.parametrize("metric", ["flops", "bytes", "parameters", "calls"])
+def test_the_page_starts_with_the_metric_asked_for(metric: str) -> None:
+    first = embedded(HtmlDrawing(metric).render(deepseek_ocr_view()))["metric"]
+    assert first.removesuffix("_moved") == metric
+
+
+def test_the_policy_names_exactly_the_scripts_and_the_style_of_the_page() -> None:
+    page = HtmlDrawing().render(deepseek_ocr_view())
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    texts = [
+        *re.findall(r"<script>(.*?)</script>", page, re.DOTALL),
+        *re.findall(r"<style>(.*?)</style>", page, re.DOTALL),
+    ]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+    assert re.findall(r"'sha256-([^']+)'", policy[1]) == hashes
+    assert policy[1].startswith("default-src 'none';")
+    assert "unsafe" not in policy[1]
+
+
+def test_the_page_refers_to_nothing_outside_itself() -> None:
+    page = HtmlDrawing().render(deepseek_ocr_view())
+    addresses = set(re.findall(r"https?://[^\s\"'`)]+", page))
+    assert {address for address in addresses if "www.w3.org" not in address} == set()  # names of XML spaces
+    assert re.findall(r"<(?:link|img|iframe|script [^>]*src)", page) == []
+
+
+def test_the_modules_follow_the_rules_that_joining_them_needs() -> None:
+    modules = page_modules()
+    names = [name for text in modules.values() for name in TOP_NAME.findall(text)]
+    assert sorted(names) == sorted(set(names))
+    for text in modules.values():
+        for imported, module in re.findall(r'^import \{ (.*?) \} from "\./(.*?)";', text, re.M):
+            exported = set(re.findall(r"^export (?:const|function|class) (\w+)", modules[module], re.M))
+            assert set(imported.split(", ")) <= exported
+    assert not re.search(r"^(?:import|export)\b", page_script(), re.M)
+
+
+def test_the_modules_write_names_as_text_only() -> None:
+    assert [name for name, text in page_modules().items() if DANGEROUS.search(text)] == []
+
+
+def test_a_module_holds_one_idea() -> None:
+    files = {**page_modules(), "page.css": page_file("page.css"), "theme.css": page_file("theme.css")}
+    assert {name: len(text.splitlines()) for name, text in files.items() if len(text.splitlines()) > 400} == {}
+
+
+def test_stages_have_the_colours_of_every_other_drawing() -> None:
+    shown = re.findall(r"--stage-\d: light-dark\((#\w+), (#\w+)\);", page_file("theme.css"))
+    assert shown == [(colour.line, colour.line_on_dark) for colour in svg_style._PALETTE]
+    assert f"HUES = {len(shown)};" in page_modules()["box-colours.js"]
+
+
+def test_bundled_libraries_are_the_locked_ones_and_bring_their_licences() -> None:
+    lock = json.loads((ROOT / "web" / "package-lock.json").read_text("utf-8"))["packages"]
+    shipped = {name: entry for name, entry in lock.items() if name and not entry.get("dev")}
+    notice = page_file("vendor/libraries.js").splitlines()[0]
+    licences = page_file("vendor/LICENCES.txt")
+    for name, entry in shipped.items():
+        heading = f"{name.removeprefix('node_modules/')} {entry['version']} ({entry['license']})"
+        assert heading in notice
+        assert f"{heading}\n---" in licences
+    assert [name for name, entry in lock.items() if "resolved" in entry] == []

@@ -1,0 +1,168 @@
+"""Random weights are cheap, finite and the same every time; stored ones fit name by name, or are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("safetensors", reason="stored weights are read with safetensors")
+from safetensors.torch import save_file
+
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
+from llm_perf_opt.harness.weights import fill_with_noise, load_weights, skip_random_fills
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+
+TINY = DeepSeekOcrConfig.tiny()
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_noise_is_finite_spread_and_the_same_every_time() -> None:
+    models = [DeepseekOCRForCausalLM(TINY, "eager") for _ in range(2)]
+    for model in models:
+        fill_with_noise(model)
+    matrices = [parameter for parameter in models[0].parameters() if parameter.ndim > 1]
+    assert all(torch.isfinite(parameter).all() for parameter in models[0].parameters())
+    together = torch.cat([matrix.flatten() for matrix in matrices])
+    assert abs(together.mean().item()) < 1e-3
+    assert together.std().item() == pytest.approx(0.02, rel=0.02)
+    assert torch.equal(together, torch.cat([p.flatten() for p in models[1].parameters() if p.ndim > 1]))
+
+
+def test_no_two_rows_of_a_large_matrix_are_alike() -> None:
+    layer = nn.Linear(1024, 3000, bias=False)
+    fill_with_noise(layer)
+    assert len({row.sum().item() for row in layer.weight.detach().double()}) == 3000
+
+
+def test_a_transposed_weight_is_filled_too() -> None:
+    layer = nn.Linear(8, 4, bias=False)
+    layer.weight = nn.Parameter(torch.full((8, 4), torch.nan).t())
+    fill_with_noise(layer)
+    assert torch.isfinite(layer.weight).all()
+
+
+def test_a_build_draws_no_large_random_tensor_and_keeps_its_constants() -> None:
+    with skip_random_fills():
+        large = torch.full((512, 512), 7.0).uniform_()
+        linear = nn.Linear(512, 512, bias=False)
+        before = linear.weight.detach().clone()
+        linear.reset_parameters()
+        small = torch.full((4,), 7.0).uniform_()
+        norm = nn.LayerNorm(70_000)
+    assert large.eq(7).all()
+    assert torch.equal(linear.weight.nan_to_num(), before.nan_to_num())
+    assert small.ne(7).all()
+    assert norm.weight.eq(1).all()
+    assert torch.full((512, 512), 7.0).uniform_().ne(7).any()
+
+
+def test_buffers_are_computed_as_ever() -> None:
+    with skip_random_fills():
+        skipped = DeepseekOCRForCausalLM(TINY, "eager")
+    plain = DeepseekOCRForCausalLM(TINY, "eager")
+    fill_with_noise(skipped)
+    buffers = dict(plain.named_buffers())
+    assert buffers
+    assert all(torch.equal(tensor, buffers[name]) for name, tensor in skipped.named_buffers())
+
+
+def stored(folder: Path, *, shards: int = 1) -> dict[str, torch.Tensor]:
+    """Weights of the tiny twin on disk, as a release would have them."""
+    model = DeepseekOCRForCausalLM(TINY, "eager")
+    fill_with_noise(model)
+    tensors = {
+        name: tensor + 1 if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in model.state_dict().items()
+    }
+    names = sorted(tensors)
+    files = {}
+    for shard in range(shards):
+        file = "model.safetensors" if shards == 1 else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = names[shard::shards]
+        save_file({name: tensors[name] for name in part}, folder / file)
+        files |= dict.fromkeys(part, file)
+    if shards > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+        save_file({"stray": torch.ones(1)}, folder / "not-in-the-index.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_stored_weights_arrive_in_the_model_that_is_traced(tmp_path: Path, shards: int) -> None:
+    expected = stored(tmp_path, shards=shards)
+    adapter = DeepSeekOcrAdapter(TINY)
+    (target,) = adapter.targets(Workload(image="90x130", dtype="float32", decode_steps=0))
+    graph = HooksTracer(weights=str(tmp_path)).trace(target)
+    arrived = target.build().state_dict()
+    assert arrived.keys() == expected.keys()
+    assert [name for name, tensor in expected.items() if not torch.equal(arrived[name], tensor)] == []
+    assert graph.workload["weights"] == tmp_path.name
+
+
+def test_weights_are_converted_to_the_dtype_of_the_model(tmp_path: Path) -> None:
+    save_file({"weight": torch.full((2, 2), 0.5, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    layer = nn.Linear(2, 2, bias=False)
+    load_weights(layer, tmp_path)
+    assert layer.weight.dtype == torch.float32
+    assert layer.weight.eq(0.5).all()
+
+
+def test_one_name_of_tied_weights_is_enough(tmp_path: Path) -> None:
+    save_file({"0.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    load_weights(model, tmp_path)
+    assert model[1].weight.eq(1).all()
+
+
+def test_missing_and_unexpected_names_are_listed(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2, 2), "wight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(PerfOptError) as refused:
+        load_weights(nn.Linear(2, 2), tmp_path)
+    assert "1 missing: bias" in refused.value.why
+    assert "1 without a place in the model: wight" in refused.value.why
+
+
+def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2, 3)}, tmp_path / "model.safetensors")
+    with pytest.raises(PerfOptError, match="has the wrong shape") as refused:
+        load_weights(nn.Linear(2, 2, bias=False), tmp_path)
+    assert refused.value.why == "it is [2, 3] there and [2, 2] in the model"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 64])
+def test_a_folder_without_weights_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(PerfOptError):
+        load_weights(nn.Linear(2, 2), tmp_path)
+
+
+@pytest.mark.parametrize("index", ["not json", "[]", '{"weight_map": {"weight": "gone.safetensors"}}'])
+def test_an_index_that_cannot_be_followed_is_refused(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises((PerfOptError, UsageError)):
+        load_weights(nn.Linear(2, 2), tmp_path)
+
+
+def test_a_second_phase_does_not_read_the_weights_again(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    layer = nn.Linear(2, 2, bias=False)
+    target = Target(
+        model="m", phase="p", workload={}, build=lambda: layer, invoke=lambda model: model(torch.ones(1, 2))
+    )
+    tracer = HooksTracer(weights=str(tmp_path))
+    tracer.trace(target)
+    (tmp_path / "model.safetensors").unlink()
+    assert tracer.trace(target).call_counts == {"": 1}

@@ -1,0 +1,81 @@
+"""A quick calibration for real: the smallest sizes, on one thread."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llm_perf_opt.analyses.calibrated import predict_stages
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware.calibration import Calibration
+from llm_perf_opt.core.protocols import CALIBRATORS, Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.labs.calibrate import calibrate, combined
+from llm_perf_opt.labs.calibrate.probe import Stopwatch
+from llm_perf_opt.labs.calibrate.products import ColdWeights
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from tests.analyses.calibrated.made_calibrations import calibration, table
+
+
+@pytest.fixture(scope="module")
+def quick() -> Calibration:
+    return calibrate(threads=1, smoke=True)
+
+
+def test_every_table_is_of_its_own_and_the_threads_are_as_before(quick: Calibration) -> None:
+    threads = torch.get_num_threads()
+    assert quick.threads == 1
+    assert len({(table.family, table.dtype) for table in quick.tables}) == len(quick.tables)
+    assert torch.get_num_threads() == threads
+    assert quick.fresh_byte is not None
+    assert 0 <= quick.fresh_byte.median_s < 1e-7  # a difference of two times, which noise may leave near nothing
+
+
+def test_a_larger_product_takes_longer(quick: Calibration) -> None:
+    products = quick.table("product", "bfloat16")
+    assert products is not None
+    assert products.times[-1].fastest_s > products.times[0].fastest_s
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_every_op_of_deepseek_ocr_belongs_to_a_measured_family(quick: Calibration, attention: str) -> None:
+    workload = Workload(image="90x130", attention=attention, decode_steps=2)
+    for target in DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny()).targets(workload):
+        stages = predict_stages(WeightlessTracer(device="cpu").trace(target), quick)
+        assert [stage.unpredicted for stage in stages if stage.unpredicted] == []
+        assert all(0 < stage.time.fastest_s <= stage.time.median_s <= stage.time.slowest_s for stage in stages)
+
+
+def test_of_three_rounds_the_middle_counts_size_by_size() -> None:
+    ticks = {"elements": (1, 2)}
+    times: list[dict[int, float]] = [{1: 9.0, 2: 2.0}, {1: 3.0, 2: 9.0}, {1: 1.0, 2: 4.0}]
+    rounds = [calibration(table("copy", "float32", ticks, lambda count, of=of: of[count])) for of in times]
+    (copies,) = combined(rounds).tables
+    assert [time.median_s for time in copies.times] == [3.0, 4.0]
+    (copies,) = combined(rounds[:2]).tables
+    assert [time.median_s for time in copies.times] == [3.0, 2.0], "of two rounds the faster"
+
+
+def test_the_stopwatch_tries_as_often_as_it_is_told() -> None:
+    calls: list[int] = []
+    Stopwatch(fewest=4, most=4).time(lambda: calls.append(1), sweep=False)
+    assert len(calls) == 4 + 2  # one to warm up, one to see whether it is short
+    calls.clear()
+    Stopwatch(fewest=4, most=4).time(lambda: calls.append(1))
+    assert len(calls) == 2 * 4 + 2  # after a sweep two in a row
+
+
+def test_cold_weights_come_from_all_of_the_pool() -> None:
+    weights = ColdWeights(100, "float32", "cpu")
+    starts = [weights.take(5, 8).storage_offset() for _ in range(4)]
+    assert starts == [0, 40, 0, 40]
+
+
+def test_it_is_found_by_name() -> None:
+    assert CALIBRATORS.get("torch") is calibrate
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(PerfOptError, match="cpu and cuda"):
+        calibrate(device="meta")

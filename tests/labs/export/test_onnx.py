@@ -1,0 +1,98 @@
+"""ONNX without weights, and onnxruntime against eager torch with random ones."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+from llm_perf_opt.core.export_outcome import Check, Verdict
+from llm_perf_opt.harness.twins import meta_twin
+from llm_perf_opt.labs.export import onnx_trial
+from llm_perf_opt.labs.export.failure import quiet
+from llm_perf_opt.labs.export.onnx_trial import _parity, missing_packages, write_onnx
+from llm_perf_opt.labs.export.torch_lab import export_part
+from tests.labs.export.tiny_lab import examined, prepared
+
+
+@pytest.mark.parametrize("name", ["clip-block", "projector", "decoder-layer-dense", "attention-with-kv", "expert"])
+def test_onnxruntime_gives_what_eager_gives(name: str) -> None:
+    found = examined(name, Check.PARITY)
+    assert found.outcome(Check.PARITY).verdict is Verdict.OK
+    assert found.parity is not None
+    assert found.parity.max_abs_error < 1e-3
+    assert found.parity.largest_value > 0.5  # else a small difference would say nothing
+
+
+def test_a_file_has_its_weights_as_inputs_and_no_values() -> None:
+    subject = prepared("expert")
+    with quiet():
+        _, program = export_part(subject, meta_twin(subject.call))
+        assert program is not None
+        written = write_onnx(subject, program)
+    assert written.outcome.verdict is Verdict.OK
+    graph = onnx.load_model_from_string(written.content).graph
+    shapes = {entry.name: [size.dim_value for size in entry.type.tensor_type.shape.dim] for entry in graph.input}
+    assert len(graph.initializer) == 0
+    assert shapes["x"] == [36, 32]
+    assert sorted(map(tuple, shapes.values())) == [(16, 32), (16, 32), (32, 16), (36, 32)]
+
+
+def test_a_grouped_product_is_named_as_what_onnx_lacks() -> None:
+    outcome = examined("moe-layer-grouped", Check.ONNX).outcome(Check.ONNX)
+    assert (outcome.verdict, outcome.operator) == (Verdict.FAILED, "aten._grouped_mm.default")
+    assert outcome.remedy == "export instead: moe-layer-all-experts"
+
+
+def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = importlib.import_module
+
+    def without_onnxscript(name: str, *more: Any) -> Any:
+        if name == "onnxscript":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return load(name, *more)
+
+    monkeypatch.setattr(importlib, "import_module", without_onnxscript)
+    outcome = missing_packages(Check.ONNX)
+    assert outcome is not None
+    assert (outcome.verdict, outcome.told) == (Verdict.SKIPPED, "onnxscript is not installed")
+    assert outcome.remedy == "pip install 'llm-perf-opt[onnx]'"
+
+
+def test_parity_measures_the_largest_difference_of_any_output() -> None:
+    parity = _parity([torch.tensor([1.0, -4.0]), torch.tensor([0.5])], [torch.tensor([1.0, -3.0]), torch.tensor([0.5])])
+    assert (parity.max_abs_error, parity.max_rel_error, parity.largest_value) == (1.0, 0.25, 4.0)
+
+
+def test_parity_refuses_another_number_of_outputs() -> None:
+    with pytest.raises(ValueError, match="eager gives 1 outputs, onnxruntime 2"):
+        _parity([torch.ones(1)], [torch.ones(1), torch.ones(1)])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_parity_refuses_a_value_that_is_not_finite_in_any_output(place: int, value: float) -> None:
+    expected, found = [torch.ones(2), torch.ones(2)], [torch.ones(2), torch.ones(2)]
+    found[place][1] = value
+    with pytest.raises(ValueError, match=f"output {place} has values that are not finite"):
+        _parity(expected, found)
+
+
+def test_parity_refuses_another_shape_even_where_it_could_be_spread() -> None:
+    with pytest.raises(ValueError, match=re.escape("output 1 is [1, 3, 4] in eager and [3, 4] in onnxruntime")):
+        _parity([torch.ones(1), torch.ones(1, 3, 4)], [torch.ones(1), torch.ones(3, 4)])
+
+
+def test_a_run_with_a_wrong_value_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = torch.full((36, 32), float("nan"))
+    monkeypatch.setattr(onnx_trial, "_run_onnxruntime", lambda call: [lost])
+    outcome, parity = onnx_trial.compare_runtimes(prepared("expert"))
+    assert (outcome.verdict, outcome.reason, parity) == (
+        Verdict.FAILED,
+        "output 0 has values that are not finite",
+        None,
+    )
