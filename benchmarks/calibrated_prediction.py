@@ -30,14 +30,16 @@ import torch
 from benchmarks.calibrated_prediction_page import write_page
 from benchmarks.processor_steadiness import product_seconds, spread_of
 from benchmarks.profiled_ops import largest_misses
-from llm_perf_opt.analyses.calibrated import StageTime, predict_stages
+from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
+from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration, write_calibration
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.labs.calibrate import calibrate, combined
+from llm_perf_opt.labs.calibrate.calibrate import calibrate, combined
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.moe import MoEGate
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import ReplayRouting
 
 MODES: dict[str, tuple[str, tuple[int, int] | None, int]] = {  # name -> mode, crops, repeats in each round
@@ -123,7 +125,7 @@ def parsed_options() -> argparse.Namespace:
 
 def targets_of(name: str) -> tuple[Target, Target]:
     mode, crops, _ = MODES[name]
-    workload = Workload(image="1240x1754", mode=mode, crops=crops, decode_steps=DECODE_STEPS)
+    workload = DeepSeekOcrWorkload(image="1240x1754", mode=mode, crops=crops, decode_steps=DECODE_STEPS)
     prefill, decode = DeepSeekOcrAdapter().targets(workload)
     return prefill, decode
 
@@ -202,7 +204,7 @@ def predictions(
     for target in targets_of(name):
         policy = "balanced" if routing is None else ReplayRouting(routing[target.phase])
         graph = WeightlessTracer(routing=policy, device="cpu").trace(target)
-        found.update({stage.name: stage for stage in predict_stages(graph, calibration)})
+        found.update({stage.name: stage for stage in predict(graph, CalibratedRates(calibration))})
     return found
 
 
@@ -216,15 +218,17 @@ def row_of(mode: str, stage: str, samples: list[float], predicted: StageTime, ba
         "measured_fastest_s": min(samples),
         "measured_slowest_s": max(samples),
         "repeats": len(samples),
-        "predicted_s": predicted.time.median_s / steps,
-        "predicted_low_s": predicted.time.fastest_s / steps,
-        "predicted_high_s": predicted.time.slowest_s / steps,
-        "error": predicted.time.median_s / steps / median - 1,
-        "error_balanced_routing": balanced.time.median_s / steps / median - 1,
-        "error_of_fastest": predicted.time.fastest_s / steps / min(samples) - 1,
+        "predicted_s": predicted.wall.expected / steps,
+        "predicted_low_s": predicted.wall.low / steps,
+        "predicted_high_s": predicted.wall.high / steps,
+        "error": predicted.wall.expected / steps / median - 1,
+        "error_balanced_routing": balanced.wall.expected / steps / median - 1,
+        "error_of_fastest": predicted.wall.low / steps / min(samples) - 1,
         "fresh_bytes": predicted.fresh_bytes // steps,
-        "unpredicted_ops": dict(predicted.unpredicted),
-        "families_s": {family: seconds / steps for family, seconds in list(predicted.by_family.items())[:6]},
+        "unpredicted_ops": dict(predicted.untimed),
+        "families_s": {
+            rate: band.expected / steps for (_, rate), band in list(predicted.by_rate.items())[:6] if band.expected
+        },
     }
 
 

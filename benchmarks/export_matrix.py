@@ -20,17 +20,17 @@ from typing import Any
 
 from breadth.marked_section import replace_section
 
-from llm_perf_opt.api.exporting import ExportRequest, run_export
-from llm_perf_opt.core.export_outcome import Check, ExportWishes
+import llm_perf_opt as lpo
+from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, Check
 from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.core.protocols import REPORTERS, Workload
+from llm_perf_opt.core.plugins import REPORTERS
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "data" / "export_matrix.json"
 PAGE = ROOT / "docs" / "what-exports.md"
 MODEL = "deepseek-ocr"
 COMPILED = ("sam-block-windowed", "sam-block-global", "clip-block")
-WORKLOAD = Workload(crops=(2, 3), prompt_tokens=9, dtype="float32")  # 913 tokens
+WORKLOAD = {"crops": (2, 3), "prompt_tokens": 9}  # 913 tokens
 # Each is the default configuration that transformers has for the model type.
 FOLDERS = {
     "llama, 7B": ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "model.layers.0"),
@@ -70,15 +70,11 @@ def _write(data: dict[str, Any]) -> None:
 
 def recorded() -> dict[str, Any]:
     packages = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
-    request = ExportRequest(model=MODEL, workload=WORKLOAD, compiled_parts=COMPILED)
-    reports = {MODEL: as_json(MODEL, request)}
+    reports = {MODEL: as_json(MODEL, MODEL, compile_parts=COMPILED, **WORKLOAD)}
     for name, (config, part) in FOLDERS.items():
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
-            wishes = ExportWishes(max_weight_bytes=256 << 20)
-            workload = Workload(dtype="float32")
-            request = ExportRequest(model=folder, workload=workload, parts=(part,), wishes=wishes)
-            reports[name] = as_json(name, request)
+            reports[name] = as_json(name, folder, part, max_weight_bytes=256 << 20)
     return {"versions": {package: version(package) for package in packages}, "reports": reports}
 
 
@@ -86,9 +82,9 @@ def taken_again(data: dict[str, Any], check: Check) -> dict[str, Any]:
     if data["versions"]["torch"] != version("torch"):
         sys.exit(f"The matrix was recorded with torch {data['versions']['torch']}: take all of it again.")
     compiled = COMPILED if check is Check.COMPILE else ()
-    wishes = ExportWishes(checks=frozenset({Check.EXPORT, check}) - {Check.COMPILE})
-    request = ExportRequest(model=MODEL, workload=WORKLOAD, parts=compiled, compiled_parts=compiled, wishes=wishes)
-    report = with_check(data["reports"][MODEL], as_json(MODEL, request), check)
+    checks = tuple(name for name, tried in CHECKS_BY_NAME.items() if tried in (Check.EXPORT, check))
+    fresh = as_json(MODEL, MODEL, *compiled, compile_parts=compiled, checks=checks, **WORKLOAD)
+    report = with_check(data["reports"][MODEL], fresh, check)
     return {**data, "reports": {**data["reports"], MODEL: report}}
 
 
@@ -107,9 +103,9 @@ def with_check(report: dict[str, Any], fresh: dict[str, Any], check: Check) -> d
     return {**report, "tables": [table for table in found.values() if table["rows"]]}
 
 
-def as_json(name: str, request: ExportRequest) -> Any:
+def as_json(name: str, model: str, *parts: str, **options: Any) -> Any:
     print(f"{name} ...", flush=True)
-    report = run_export(request).report
+    report = lpo.export(model, *parts, **options).report()
     report = replace(report, title=f"{name}: what exports", chapters=())  # all operators would be a megabyte
     return json.loads(REPORTERS.get("json")().render(report))
 

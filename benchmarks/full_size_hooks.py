@@ -1,4 +1,4 @@
-"""A real run of full-size DeepSeek-OCR on the CPU, random bfloat16 weights, held against the facts and weightless.
+"""A real run of full-size DeepSeek-OCR on the CPU, random bfloat16 weights, compared with the facts and with ghosts.
 
     python benchmarks/full_size_hooks.py --out docs/data/full_size_hooks.json
 
@@ -20,15 +20,16 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import ReplayRouting
 
 FACTS = Path(__file__).parent.parent / "tests" / "facts" / "deepseek_ocr" / "callgraph-base.json"
 EXPERT = re.compile(r"\.mlp\.experts\.\d+")
-WORKLOAD = Workload(image="1240x1754", mode="base")
+WORKLOAD = DeepSeekOcrWorkload(image="1240x1754", mode="base")
 EXPERTS = 64
 CACHE = "cache"
 Shapes = dict[str, set[tuple[Any, ...]]]

@@ -1,4 +1,4 @@
-"""TorchLens on DeepSeek-OCR at full width with 3 decoder layers, held against hooks on the same weights.
+"""TorchLens on DeepSeek-OCR at full width with 3 decoder layers, compared with hooks on the same weights.
 
     python benchmarks/full_width_torchlens.py --out docs/data/full_width_torchlens.json
 

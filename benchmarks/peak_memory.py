@@ -21,16 +21,18 @@ from typing import Any
 import torch
 
 from benchmarks.breadth.routing_record import RoutingRecorder
-from llm_perf_opt.analyses.memory import Peak, peak_of, timeline
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.analyses.memory.live_memory import Peak, peak_of, timeline
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.op_watch import LiveStorages
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import ReplayRouting
 
 TOLERANCE = 0.02
-OCR_WORKLOAD = Workload(image="1240x1754", mode="base")
+OCR_WORKLOAD = DeepSeekOcrWorkload(image="1240x1754", mode="base")
 MakeTarget = Callable[[], Target]
 
 
@@ -68,8 +70,8 @@ class FullSize:
         import transformers
 
         config = getattr(transformers, self.config)(**self.sizes)
-        wishes = {"dtype": self.dtype, "attn_implementation": self.attention}
-        model: torch.nn.Module = getattr(transformers, self.model)._from_config(config, **wishes)
+        options = {"dtype": self.dtype, "attn_implementation": self.attention}
+        model: torch.nn.Module = getattr(transformers, self.model)._from_config(config, **options)
         return model.eval()
 
 

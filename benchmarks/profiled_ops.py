@@ -8,8 +8,9 @@ from collections import defaultdict
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from llm_perf_opt.analyses.calibrated import StageTime
-from llm_perf_opt.core.protocols import Target
+from llm_perf_opt.analyses.time.predict import StageTime
+from llm_perf_opt.analyses.time.rates import OpRun
+from llm_perf_opt.core.target import Target
 
 Shapes = tuple[tuple[int, ...], ...]
 SHOWN = 8
@@ -35,13 +36,17 @@ def profiled_seconds(model: torch.nn.Module, target: Target) -> dict[tuple[str, 
 
 def _lines(stage: StageTime, profiled: dict[tuple[str, Shapes], float]) -> list[str]:
     found = []
-    for op in stage.ops:
+    for piece in stage.pieces:
+        if not isinstance(piece.what, OpRun):
+            continue
+        op = piece.what
         packet = ".".join(op.kind.name.split(".")[:2])
         shapes = tuple(meta.shape for meta in op.kind.inputs if meta.shape)
         seen = profiled.get((packet, shapes))
-        if seen is not None:
-            difference = (op.each.median_s - seen) * op.count
-            found.append((abs(difference), difference, op.count, op.each.median_s, seen, packet, shapes[:4]))
+        predicted_s = piece.each.expected
+        if seen is not None and predicted_s is not None:
+            difference = (predicted_s - seen) * piece.count
+            found.append((abs(difference), difference, piece.count, predicted_s, seen, packet, shapes[:4]))
     found.sort(reverse=True)
     return [
         f"{difference * 1e3:+9.2f} ms: {count} x {packet} {shapes}: predicted {each * 1e6:.1f} us, "

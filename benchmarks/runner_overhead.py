@@ -2,7 +2,7 @@
 
     python benchmarks/runner_overhead.py [--full-size] [--pairs N]
 
-The runner's side is all that it does for one pass: the session's call, the clock on every stage, and a progress bar
+The runner's side is all that it does for one pass: the phases, the clock on every stage, and a progress bar
 that is told of each. The bare side prepares the same page and calls the model. Garbage collection is put off on both
 sides, so that rarer collections pay for nothing. Time is the processor's, on one thread: other processes do not
 lengthen it. The model is the tiny twin with as many decoder layers as the released one, every op of it next to free.
@@ -23,10 +23,12 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from llm_perf_opt.cli.progress import ProgressBar
-from llm_perf_opt.core.measurement import InferenceRequest
 from llm_perf_opt.harness.quiet import few_collections
-from llm_perf_opt.harness.timing.timed_runs import TimedRuns
+from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 
 PAGE, MODE, PROMPT = "90x130", "gundam", 20
@@ -59,30 +61,32 @@ def bare_loop(session: DeepSeekOCRSession, new_tokens: int) -> list[int]:
     return [int(token) for token in tokens]
 
 
-def overhead(session: DeepSeekOCRSession, runner: TimedRuns, new_tokens: int, pairs: int) -> float:
+def overhead(session: DeepSeekOCRSession, runner: TimedRuns, page: PageRun, new_tokens: int, pairs: int) -> float:
     """The runner's extra time as a share of the bare loop's: the median over pairs of passes, side by side in time.
 
     Either side begins every other pair. A disturbance spoils single pairs, on either side, and the median with neither.
     """
-    request = page_request(new_tokens)
-    done, _ = runner.timed_pass(request)
+    done, _ = runner.timed_pass(page)
     assert list(done.token_ids) == bare_loop(session, new_tokens)
     ratios = []
     with few_collections():
         for turn in range(pairs):
             if turn % 2:
                 bare_ns = spent_ns(lambda: bare_loop(session, new_tokens))
-                timed_ns = spent_ns(lambda: runner.timed_pass(request))
+                timed_ns = spent_ns(lambda: runner.timed_pass(page))
             else:
-                timed_ns = spent_ns(lambda: runner.timed_pass(request))
+                timed_ns = spent_ns(lambda: runner.timed_pass(page))
                 bare_ns = spent_ns(lambda: bare_loop(session, new_tokens))
             ratios.append(timed_ns / bare_ns)
     return median(ratios) - 1
 
 
-def page_request(new_tokens: int) -> InferenceRequest:
+def made_page(config: DeepSeekOcrConfig, new_tokens: int, dtype: str = "float32") -> PageRun:
     """The same page for the runner; it ends after a fixed number of tokens."""
-    return InferenceRequest(image=PAGE, prompt=PROMPT, max_new_tokens=new_tokens, mode=MODE, stop_at_eos=False)
+    workload = DeepSeekOcrWorkload(
+        image=PAGE, mode=MODE, prompt_tokens=PROMPT, decode_steps=new_tokens - 1, dtype=dtype
+    )
+    return PageRun(image=PAGE, run=DeepSeekOcrAdapter(config).real_run(workload, None))
 
 
 def spent_ns(work: Callable[[], object]) -> int:
@@ -103,7 +107,8 @@ def main() -> None:
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, force_terminal=True)  # drawn as on a terminal
         with Progress(TextColumn("{task.fields[stage]}"), console=console, refresh_per_second=4) as bar:
-            found = overhead(session, TimedRuns(session, threads=1, watch=ProgressBar(bar)), 16, wanted.pairs)
+            runner = TimedRuns(RealModels(weights="random", device="cpu"), threads=1, watch=ProgressBar(bar))
+            found = overhead(session, runner, made_page(config, 16, dtype), 16, wanted.pairs)
     print(f"{found:+.2%} over a bare loop, the median of {wanted.pairs} pairs")
 
 

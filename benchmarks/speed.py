@@ -106,7 +106,7 @@ def in_bfloat16(build: Callable[[], Any]) -> Any:
 def text_target(model_class: Any, config: Any) -> Any:
     import torch
 
-    from llm_perf_opt.core.protocols import Target
+    from llm_perf_opt.core.target import Target
 
     ids = torch.zeros(1, TOKENS, dtype=torch.long)
     return Target(
@@ -181,7 +181,7 @@ def flatness(rounds: int) -> list[Row]:
     import torch
     from torch import nn
 
-    from llm_perf_opt.core.protocols import Target
+    from llm_perf_opt.core.target import Target
     from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 
     class Step(nn.Module):

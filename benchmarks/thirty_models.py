@@ -1,4 +1,4 @@
-"""Count full-size models of transformers without weights, and hold the count against torch's counter and fvcore.
+"""Count full-size models of transformers without weights, and compare the count with torch's counter and fvcore.
 
     python benchmarks/thirty_models.py
 
@@ -55,8 +55,8 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/data/witness_agreement.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/witness-agreement.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/data/source_agreement.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/source-agreement.md")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="only these model types")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=240, help="CPU seconds per model type")

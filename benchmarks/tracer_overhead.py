@@ -19,11 +19,12 @@ from statistics import median
 
 import torch
 
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.profiler_tracer import ProfilerTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 LAYERS = 3
 Seconds = tuple[float, float]  # wall, CPU
@@ -62,7 +63,7 @@ def full_width_target() -> Target:
     released = DeepSeekOcrConfig()
     config = replace(released, decoder=replace(released.decoder, num_hidden_layers=LAYERS))
     (target,) = DeepSeekOcrAdapter(config).targets(
-        Workload(image="512x512", mode="tiny", dtype="float32", decode_steps=0)
+        DeepSeekOcrWorkload(image="512x512", mode="tiny", dtype="float32", decode_steps=0)
     )
     return target
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from llm_perf_opt.analyses.pricing import classes
-from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.analyses.pricing.price import family_formulas
+from llm_perf_opt import ops
+from llm_perf_opt.ops.cost import packet_of
+from llm_perf_opt.ops.table import CLASSES, registered_ops
 
-TABLE = Path(classes.__file__).with_name("aten_ops.toml")
+TABLE = Path(ops.__file__).with_name("aten_ops.toml")
 
 # What tags and schemas do not tell. A list overrules the tags.
 BY_HAND = {
@@ -138,8 +138,8 @@ def _class_of_overload(overload: torch._ops.OpOverload) -> str | None:
 
 
 def classified() -> dict[str, list[str]]:
-    """Class -> sorted op names, without those that have a formula of their own."""
-    priced = family_formulas().keys()
+    """Class -> sorted op names, without those that a family registers."""
+    priced = registered_ops().keys()
     by_hand = {name: op_class for op_class, names in BY_HAND.items() for name in names.split()}
     chosen = {name: op_class for name, op_class in by_hand.items() if f"aten.{name}" not in priced}
     for packet, overloads in _aten_packets().items():
@@ -148,10 +148,7 @@ def classified() -> dict[str, list[str]]:
             continue
         if op_class := class_of(overloads):
             chosen[name] = op_class
-    return {
-        op_class: sorted(name for name, given in chosen.items() if given == op_class)
-        for op_class in classes.FORMULA_OF_CLASS
-    }
+    return {op_class: sorted(name for name, given in chosen.items() if given == op_class) for op_class in CLASSES}
 
 
 def _aten_packets() -> dict[str, list[torch._ops.OpOverload]]:
@@ -167,7 +164,7 @@ def rendered(table: dict[str, list[str]]) -> str:
     """The table as TOML, wrapped so that a change shows as few lines."""
     version = torch.__version__.partition("+")[0]
     lines = [
-        "# How each aten op without a formula of its own is priced; the classes are described in classes.py.",
+        "# The aten ops that no family registers, by class; memory.py and vector.py say what a class means.",
         f"# Made by scripts/classify_aten_ops.py from torch {version}; edit the script, not this file.",
     ]
     for op_class, names in table.items():

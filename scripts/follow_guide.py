@@ -23,7 +23,7 @@ def main() -> None:
 
     package = Path(llm_perf_opt.__file__).parent
     file = package.parent / Path(written[2]).relative_to("src")
-    plugins = package / "plugins.py"
+    plugins = package / "core" / "plugins.py"
     before = plugins.read_text("utf-8")
     table, line, name = registered.groups()
     after = re.sub(rf"(^{table}: .*?\{{\n)", rf"\1        {line}\n", before, count=1, flags=re.DOTALL | re.MULTILINE)

@@ -13,10 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.grouping import group
+from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import FOLDERS, TRACERS, Workload
-from llm_perf_opt.core.report import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.plugins import FOLDERS, TRACERS
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 
 GOLDENS = Path(__file__).parent.parent / "tests" / "golden" / "graphs"
 
@@ -94,7 +95,7 @@ def trace(model_type: str) -> CallGraph:
         place = Path(folder) / model_type
         config.save_pretrained(place)
         adapter = FOLDERS.get("huggingface")(place, False)
-        target = adapter.targets(Workload(decode_steps=0, image=IMAGES.get(model_type)))[0]
+        target = adapter.targets(HuggingFaceWorkload(decode_steps=0, image=IMAGES.get(model_type)))[0]
     return TRACERS.get("weightless")().trace(target)
 
 

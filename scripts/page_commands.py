@@ -29,6 +29,7 @@ LEFT_OUT = {
     r"^(cd web|npm)\b": "makes the vendored JavaScript anew, from the network",
     r"device=cuda": "needs a GPU",
     r"model=released": "needs the released weights",
+    r"model=path/to/": "needs a folder of that model",
     r"--times timed/": "needs the trace of a real run",
 }
 FORM = r"\[[A-Zo-]|\b[A-Z_]{3,}\b(?!=|\.md)"

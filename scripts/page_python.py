@@ -3,7 +3,8 @@
     python -m scripts.page_python REPOSITORY TRACE [PAGE ...]
 
 TRACE is a folder with call graphs; a page finds a copy of it as `run/`, unless it writes that itself. The guides that
-begin with `add-a-` are left out, since tests follow their steps; FIRST_HOUR_SLOW=1 runs the slow pages too.
+begin with `add-a-` or `add-an-` are left out, since tests follow their steps;
+FIRST_HOUR_SLOW=1 runs the slow pages too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def run(program: str, trace: Path) -> str | None:
     """The error of a program that does not run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if 'write("run' not in program:
+        if 'save("run' not in program:
             shutil.copytree(trace, folder / "run")
         (folder / "page.py").write_text(program, encoding="utf-8")
         done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True)
@@ -42,7 +43,7 @@ def main() -> None:
     left_out = LEFT_OUT if os.environ.get("FIRST_HOUR_SLOW") else {**LEFT_OUT, **SLOW}
     by_page: dict[str, list[Block]] = {}
     for block in blocks(Path(repository), "python"):
-        if not block.page.startswith("docs/add-a-") and (not pages or block.page in pages):
+        if not block.page.startswith(("docs/add-a-", "docs/add-an-")) and (not pages or block.page in pages):
             by_page.setdefault(block.page, []).append(block)
     for page, found in by_page.items():
         if page in left_out:

@@ -1,4 +1,4 @@
-"""Run a notebook from top to bottom in a fresh kernel, and hold what comes out against what the file shows.
+"""Run a notebook from top to bottom in a fresh kernel, and compare what comes out with what the file shows.
 
     python scripts/run_notebook.py NOTEBOOK            exit code 1 if an output or one of its figures is gone
     python scripts/run_notebook.py NOTEBOOK --write    keeps the new outputs in the file instead

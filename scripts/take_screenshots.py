@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from llm_perf_opt.analyses.grouping import group
+from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import read_callgraph
-from llm_perf_opt.core.protocols import DRAWINGS
+from llm_perf_opt.core.plugins import DRAWINGS
 from tests.browser.chromium import chromium
 from tests.browser.open_page import OpenPage
 

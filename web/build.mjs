@@ -2,7 +2,7 @@
 import { build } from "esbuild";
 import { readFile, readdir, writeFile } from "node:fs/promises";
 
-const target = new URL("../src/llm_perf_opt/reports/page/vendor/", import.meta.url);
+const target = new URL("../src/llm_perf_opt/formats/graph_page/vendor/", import.meta.url);
 
 const result = await build({
   entryPoints: ["libraries.js"],

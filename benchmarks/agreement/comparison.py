@@ -12,8 +12,9 @@ from benchmarks.agreement.subjects import KIND_OF
 from benchmarks.breadth.fork_pool import Record
 from benchmarks.breadth.full_size_configs import full_size_config
 from llm_perf_opt.analyses.cost.counted import counted
-from llm_perf_opt.core.protocols import WITNESSES, Workload
-from llm_perf_opt.core.source_figures import Testimony
+from llm_perf_opt.core.plugins import SOURCES
+from llm_perf_opt.core.source_figures import SourceFigures
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.folder import class_names
@@ -34,9 +35,9 @@ def compare(model_type: str) -> Record:
         chosen.config.save_pretrained(folder)
         adapter = HuggingFaceAdapter(folder, trust_remote_code=False)
         graphs = [WeightlessTracer().trace(target) for target in adapter.targets(Workload())]
-        ours = [testimony for graph in graphs for testimony in counted(graph)]
-        theirs = {counter: WITNESSES.get(counter)().testify(adapter, Workload()) for counter in COUNTERS}
-        watched = WITNESSES.get(BYTE_COUNTER)().testify(adapter, Workload())
+        ours = [figures for graph in graphs for figures in counted(graph)]
+        theirs = {counter: SOURCES.get(counter)().figures(adapter, Workload()) for counter in COUNTERS}
+        watched = SOURCES.get(BYTE_COUNTER)().figures(adapter, Workload())
     return {
         "kind": KIND_OF[model_type],
         "class": name,
@@ -60,19 +61,19 @@ def compare(model_type: str) -> Record:
     }
 
 
-def _told(testimonies: Sequence[Testimony]) -> Record:
+def _told(source_figures: Sequence[SourceFigures]) -> Record:
     """The total of a phase; `left_out` and `added` are FLOPs by cause, `unknown` the ops without any figure."""
-    failures = [testimony.failure for testimony in testimonies if testimony.failure is not None]
+    failures = [figures.failure for figures in source_figures if figures.failure is not None]
     left_out: Counter[str] = Counter()
     added: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
-    for spot in (spot for testimony in testimonies for spot in testimony.blind_spots):
+    for spot in (spot for figures in source_figures for spot in figures.blind_spots):
         if spot.flops is None:
             unknown[spot.operator] += spot.calls
         else:
             (added if spot.cause in ADDED else left_out)[spot.cause] += spot.flops
     return {
-        "flops": sum(testimony.flops or 0 for testimony in testimonies),
+        "flops": sum(figures.flops or 0 for figures in source_figures),
         "left_out": dict(left_out),
         "added": dict(added),
         "unknown": dict(unknown),

@@ -1,1 +1,1 @@
-"""No measured run beats a bound: what others measured, held against what traces say any implementation must do."""
+"""No measured run beats a bound: what others measured, compared with what any implementation must do."""

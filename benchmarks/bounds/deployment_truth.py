@@ -10,12 +10,15 @@ from typing import Any
 
 from benchmarks.bounds.closed_form import ClosedWork, closed_form
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.necessary import DecoderNeeds, Reason, decoder_needs, necessary_by_stage
+from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
+from llm_perf_opt.analyses.necessary.stage_needs import Reason, necessary_by_stage
 from llm_perf_opt.api.deployed_traces import deployed
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import FOLDERS, TRACERS, Deployment, Target, Workload
+from llm_perf_opt.core.plugins import FOLDERS, TRACERS
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.core.workload import Deployment, Workload
 
 DEPLOYMENT = Path(__file__).parents[2] / "tests" / "facts" / "deployment"
 CONFIGS = DEPLOYMENT / "configs"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.bounds.measured_run import MeasuredRun
-from llm_perf_opt.analyses.roofline.bound import bytes_from_memory, fastest_peak, is_known
+from llm_perf_opt.analyses.time.lower_bound import bytes_from_memory, fastest_peak, is_known
 from llm_perf_opt.core.hardware import Device
 
 FEWEST, UNIFORM = "fewest", "uniform"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from llm_perf_opt.analyses.deployment.stored_formats import store_cache, store_weights
-from llm_perf_opt.analyses.necessary import DecoderNeeds, decoder_needs
+from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
+from llm_perf_opt.analyses.stored_formats import store_cache, store_weights
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.tensor_formats import FP8
 from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
-from llm_perf_opt.core.protocols import FOLDERS, MODELS, TRACERS, Workload
+from llm_perf_opt.core.plugins import FOLDERS, MODELS, TRACERS
+from llm_perf_opt.core.tensor_formats import FP8
+from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 CONFIGS = Path(__file__).parents[2] / "tests" / "facts" / "serving" / "configs"
 DEEPSEEK_OCR = "deepseek-ocr"
@@ -51,7 +53,7 @@ def traced_needs(model: str, precision: str = "bf16", *, is_smallest: bool = Tru
 def _decode_graph(model: str) -> CallGraph:
     workload = Workload(prompt_tokens=TRACED_PROMPT)
     if model == DEEPSEEK_OCR:
-        targets = MODELS.get(DEEPSEEK_OCR)().targets(Workload(mode="tiny", prompt_tokens=TRACED_PROMPT))
+        targets = MODELS.get(DEEPSEEK_OCR)().targets(DeepSeekOcrWorkload(mode="tiny", prompt_tokens=TRACED_PROMPT))
     else:
         targets = FOLDERS.get("huggingface")(CONFIGS / model, False).targets(workload)
     return TRACERS.get("weightless")().trace(next(target for target in targets if target.phase == "decode"))

@@ -65,7 +65,7 @@ OFFERS = {
 }
 
 
-def _estimate(asked: Asked, **wishes: Any) -> Any:
+def _estimate(asked: Asked, **options: Any) -> Any:
     from aiconfigurator.cli.api import cli_estimate
 
-    return cli_estimate(str(asked.folder), SYSTEM, isl=DENSE_TOKENS, osl=ANSWERED_TOKENS, **wishes)
+    return cli_estimate(str(asked.folder), SYSTEM, isl=DENSE_TOKENS, osl=ANSWERED_TOKENS, **options)

@@ -45,9 +45,9 @@ def backward(asked: Asked) -> Offer:
 OFFERS = {"backward": backward}
 
 
-def _asked(asked: Asked, print_results: bool = False, **wishes: Any) -> Any:
+def _asked(asked: Asked, print_results: bool = False, **options: Any) -> Any:
     from calflops import calculate_flops
 
     inputs = list(asked.subject.inputs)
-    wishes |= {"print_results": print_results, "output_as_string": False}
-    return calculate_flops(asked.subject.module, args=inputs, **wishes)
+    options |= {"print_results": print_results, "output_as_string": False}
+    return calculate_flops(asked.subject.module, args=inputs, **options)

@@ -11,13 +11,13 @@ from typing import Any
 from benchmarks.peer_probes.answers import Count, Offer
 from benchmarks.peer_probes.asked import Asked
 from benchmarks.peer_probes.workloads import DENSE_TOKENS, OCR_WORKLOAD
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 
 DEVICE = "h100-sxm"
 
 
 def prepare(asked: Asked) -> None:
-    importlib.import_module("llm_perf_opt.api.traces")
+    importlib.import_module("llm_perf_opt.api.tracing")
     importlib.import_module("transformers" if asked.name.startswith("dense") else "torch")
     if asked.folder is None:
         _ = asked.subject
@@ -39,7 +39,7 @@ def count(asked: Asked) -> Count:
 
 
 def memory(asked: Asked) -> Offer:
-    from llm_perf_opt.analyses.memory import run_memory
+    from llm_perf_opt.analyses.memory.need import run_memory
 
     total = run_memory(_trace(asked).graphs).total_bytes
     assert total is not None
@@ -47,7 +47,7 @@ def memory(asked: Asked) -> Offer:
 
 
 def kv_cache(asked: Asked) -> Offer:
-    from llm_perf_opt.analyses.memory import run_memory
+    from llm_perf_opt.analyses.memory.need import run_memory
 
     cache = run_memory(_trace(asked, decode_steps=1).graphs).cache
     assert cache is not None
@@ -55,12 +55,13 @@ def kv_cache(asked: Asked) -> Offer:
 
 
 def predicted_time(asked: Asked) -> Offer:
-    from llm_perf_opt.analyses.prediction import predict_stages
+    from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
+    from llm_perf_opt.analyses.time.predict import predict
     from llm_perf_opt.core.hardware import find_device
 
     (graph,) = _trace(asked).graphs
     device = find_device(DEVICE)
-    likely = sum(stage.device_time.middle for stage in predict_stages(graph, device))
+    likely = sum(stage.device_time.middle for stage in predict(graph, DataSheetRates(device)))
     return Offer(figure=likely, unit="s", of=f"a prefill of {DENSE_TOKENS} tokens on an H100 SXM, the middle of a band")
 
 
@@ -82,6 +83,6 @@ def _trace(asked: Asked, decode_steps: int = 0) -> Any:
         return lpo.trace("deepseek-ocr", **asdict(replace(OCR_WORKLOAD, decode_steps=decode_steps)))
     if asked.folder is not None:
         attention = asked.name.removeprefix("dense-")
-        wishes = Workload(prompt_tokens=DENSE_TOKENS, decode_steps=decode_steps, attention=attention)
-        return lpo.trace(asked.folder, **asdict(wishes))
+        options = Workload(prompt_tokens=DENSE_TOKENS, decode_steps=decode_steps, attention=attention)
+        return lpo.trace(asked.folder, **asdict(options))
     return lpo.trace(asked.subject.module, asked.subject.inputs)

@@ -61,10 +61,10 @@ def picture(asked: Asked) -> Offer:
 OFFERS = {"memory": memory, "backward": backward, "values": values, "picture": picture}
 
 
-def _trace(asked: Asked, **wishes: Any) -> Any:
+def _trace(asked: Asked, **options: Any) -> Any:
     import torchlens
 
-    capture = torchlens.options.CaptureOptions(**wishes) if wishes else None
+    capture = torchlens.options.CaptureOptions(**options) if options else None
     extra = {} if capture is None else {"capture": capture}
     with torch.no_grad():
         return torchlens.trace(asked.subject.module, asked.subject.inputs, **extra)

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.core.protocols import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 DENSE_FOLDER = Path(__file__).parent / "configs" / "Llama-3.2-1B"
 OCR_FOLDER = Path(__file__).parents[2] / "tests" / "facts" / "deepseek_ocr"
 FOLDERS = {"dense-sdpa": DENSE_FOLDER, "dense-eager": DENSE_FOLDER, "ocr": OCR_FOLDER}
 DENSE_TOKENS = 512
-OCR_WORKLOAD = Workload(image="1240x1754", mode="base", decode_steps=0)
+OCR_WORKLOAD = DeepSeekOcrWorkload(image="1240x1754", mode="base", decode_steps=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Predictions for DeepSeek-OCR, held against what was published of it."""
+"""Predictions for DeepSeek-OCR, compared with what was published of it."""

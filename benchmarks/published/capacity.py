@@ -1,11 +1,11 @@
-"""How many tokens of cache fit beside the weights, held against what vLLM reported."""
+"""How many tokens of cache fit beside the weights, compared with what vLLM reported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from llm_perf_opt.analyses.memory import run_memory
+from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.core.hardware import find_device
 
 from .traced import prefill_graph

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llm_perf_opt.analyses.prediction import Band, Execution
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
+from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.hardware import Device, find_device
 
 from .traced import page, step, text_prefill
@@ -107,7 +108,7 @@ def decode_step_row(name: str, metric: dict[str, Any]) -> Row:
         metric="time per decode step",
         unit="ms",
         published=(float(metric[key]),),
-        bound=prediction.light.seconds * 1e3,
+        bound=prediction.lower_bound.seconds * 1e3,
         low=prediction.wall.low * 1e3,
         high=prediction.wall.high * 1e3,
         device=device,
@@ -124,7 +125,7 @@ def _text_first_token(name: str, metric: dict[str, Any]) -> Row:
         metric="time to first token",
         unit="ms",
         published=(float(metric["ttft_ms_mean"]),),
-        bound=prediction.light.seconds * 1e3,
+        bound=prediction.lower_bound.seconds * 1e3,
         low=prediction.wall.low * 1e3,
         high=prediction.wall.high * 1e3,
         device=device,
@@ -138,7 +139,7 @@ def _pages_per_s(device: Device, at_once: int, out_tokens: int) -> tuple[Band, f
     decode = step(904 + 9 + out_tokens // 2, device, FUSED, at_once)
     vision_and_prefill, bound = page(device, FUSED)
     seconds = vision_and_prefill + decode.wall.times(out_tokens / at_once)
-    return Band(1 / seconds.high, 1 / seconds.low), 1 / (bound + decode.light.seconds * out_tokens / at_once)
+    return Band(1 / seconds.high, 1 / seconds.low), 1 / (bound + decode.lower_bound.seconds * out_tokens / at_once)
 
 
 def _readme(name: str, metric: dict[str, Any]) -> Row:
@@ -190,7 +191,7 @@ def _jina(name: str, metric: dict[str, Any]) -> Iterator[Row]:
         metric="time per output token",
         unit="ms",
         published=(float(metric["tpot_ms"]),),
-        bound=(decode.light.seconds + bound * waits) * 1e3,
+        bound=(decode.lower_bound.seconds + bound * waits) * 1e3,
         low=band.low * 1e3,
         high=band.high * 1e3,
         **shared,

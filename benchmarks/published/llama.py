@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.prediction import Execution, StagePrediction, predict_stages
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.protocols import FOLDERS, TRACERS, Workload
+from llm_perf_opt.core.plugins import FOLDERS, TRACERS
+from llm_perf_opt.core.workload import Workload
 
 from .cases import Row
 
@@ -51,24 +53,24 @@ def _values(general: list[dict[str, Any]], beginning: str) -> dict[str, Any]:
     return values
 
 
-def _decode(sizes: dict[str, Any], device: str) -> StagePrediction:
+def _decode(sizes: dict[str, Any], device: str) -> StageTime:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", **sizes}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         adapter = FOLDERS.get("huggingface")(Path(folder), False)
         targets = adapter.targets(Workload(prompt_tokens=PROMPT, attention="sdpa"))
         graph = TRACERS.get("weightless")().trace(next(target for target in targets if target.phase == "decode"))
-    (prediction,) = predict_stages(graph, find_device(device), Execution.FUSED)
+    (prediction,) = predict(graph, DataSheetRates(find_device(device), Execution.FUSED))
     return prediction
 
 
-def _row(record: str, published: tuple[float, ...], decode: StagePrediction, device: str, assumed: str) -> Row:
+def _row(record: str, published: tuple[float, ...], decode: StageTime, device: str, assumed: str) -> Row:
     return Row(
         record=record,
         metric="time per decode step",
         unit="ms",
         published=tuple(round(figure, 2) for figure in published),
-        bound=decode.light.seconds * 1e3,
+        bound=decode.lower_bound.seconds * 1e3,
         low=decode.wall.low * 1e3,
         high=decode.wall.high * 1e3,
         device=device,

@@ -9,16 +9,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.static_analysis.static_analyzer import DeepseekOCRStaticAnalyzer, StaticAnalyzer
-    from llm_perf_opt.api.static_analysis.static_config import AnalysisConfig
-    from llm_perf_opt.api.static_analysis.static_results import (
+    from llm_perf_opt.api.answer import Answer
+    from llm_perf_opt.api.calibration import CalibrationAnswer, calibrate
+    from llm_perf_opt.api.catalogue import InstallationAnswer, ModelsAnswer, doctor, known_models
+    from llm_perf_opt.api.comparison import ComparisonAnswer
+    from llm_perf_opt.api.cost import cost
+    from llm_perf_opt.api.cost_answer import CostAnswer
+    from llm_perf_opt.api.devices import DeviceAnswer, DevicesAnswer, device, devices
+    from llm_perf_opt.api.export import ExportAnswer, export
+    from llm_perf_opt.api.graph import GraphAnswer
+    from llm_perf_opt.api.memory import MemoryAnswer
+    from llm_perf_opt.api.prediction import PredictionAnswer
+    from llm_perf_opt.api.profile.profile import profile
+    from llm_perf_opt.api.profile.profiling import ProfileAnswer
+    from llm_perf_opt.api.stages import StagesAnswer
+    from llm_perf_opt.api.static_analysis.analyzer import (
+        DeepseekOCRStaticAnalyzer,
         StageAnalysisResult,
+        StaticAnalyzer,
         StaticComputeReport,
         write_static_compute_fvcore_table,
         write_static_compute_json,
         write_static_compute_markdown,
     )
-    from llm_perf_opt.api.traces import Trace, load, trace
+    from llm_perf_opt.api.static_analysis.inputs import AnalysisConfig
+    from llm_perf_opt.api.trace import Trace
+    from llm_perf_opt.api.tracing import load, trace
+    from llm_perf_opt.api.whole_report import WholeReport
+    from llm_perf_opt.core.hardware import device_template
     from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 
 __version__ = "0.1.0"
@@ -26,7 +44,31 @@ __version__ = "0.1.0"
 __all__ = [
     "trace",
     "load",
+    "cost",
+    "export",
+    "profile",
+    "devices",
+    "device",
+    "device_template",
+    "calibrate",
+    "known_models",
+    "doctor",
     "Trace",
+    "Answer",
+    "StagesAnswer",
+    "CostAnswer",
+    "MemoryAnswer",
+    "PredictionAnswer",
+    "GraphAnswer",
+    "ExportAnswer",
+    "ComparisonAnswer",
+    "ProfileAnswer",
+    "WholeReport",
+    "DevicesAnswer",
+    "DeviceAnswer",
+    "CalibrationAnswer",
+    "ModelsAnswer",
+    "InstallationAnswer",
     "DeepSeekOCRSession",
     "AnalysisConfig",
     "StaticAnalyzer",
@@ -40,18 +82,42 @@ __all__ = [
 ]
 
 _HOMES = {
-    "trace": "api.traces",
-    "load": "api.traces",
-    "Trace": "api.traces",
+    "trace": "api.tracing",
+    "load": "api.tracing",
+    "profile": "api.profile.profile",
+    "ProfileAnswer": "api.profile.profiling",
+    "cost": "api.cost",
+    "export": "api.export",
+    "devices": "api.devices",
+    "device": "api.devices",
+    "device_template": "core.hardware",
+    "calibrate": "api.calibration",
+    "known_models": "api.catalogue",
+    "doctor": "api.catalogue",
+    "Trace": "api.trace",
+    "Answer": "api.answer",
+    "StagesAnswer": "api.stages",
+    "CostAnswer": "api.cost_answer",
+    "MemoryAnswer": "api.memory",
+    "PredictionAnswer": "api.prediction",
+    "GraphAnswer": "api.graph",
+    "ExportAnswer": "api.export",
+    "ComparisonAnswer": "api.comparison",
+    "WholeReport": "api.whole_report",
+    "DevicesAnswer": "api.devices",
+    "DeviceAnswer": "api.devices",
+    "CalibrationAnswer": "api.calibration",
+    "ModelsAnswer": "api.catalogue",
+    "InstallationAnswer": "api.catalogue",
     "DeepSeekOCRSession": "models.deepseek_ocr.session",
-    "AnalysisConfig": "api.static_analysis.static_config",
-    "StaticAnalyzer": "api.static_analysis.static_analyzer",
-    "DeepseekOCRStaticAnalyzer": "api.static_analysis.static_analyzer",
-    "StageAnalysisResult": "api.static_analysis.static_results",
-    "StaticComputeReport": "api.static_analysis.static_results",
-    "write_static_compute_json": "api.static_analysis.static_results",
-    "write_static_compute_markdown": "api.static_analysis.static_results",
-    "write_static_compute_fvcore_table": "api.static_analysis.static_results",
+    "AnalysisConfig": "api.static_analysis.inputs",
+    "StaticAnalyzer": "api.static_analysis.analyzer",
+    "DeepseekOCRStaticAnalyzer": "api.static_analysis.analyzer",
+    "StageAnalysisResult": "api.static_analysis.analyzer",
+    "StaticComputeReport": "api.static_analysis.analyzer",
+    "write_static_compute_json": "api.static_analysis.analyzer",
+    "write_static_compute_markdown": "api.static_analysis.analyzer",
+    "write_static_compute_fvcore_table": "api.static_analysis.analyzer",
 }
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.export.export_figures import PartFlops, part_flops
-from llm_perf_opt.analyses.export.export_matrix import export_report
+from llm_perf_opt.analyses.export_matrix import PartFlops, export_report, part_flops
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.export_outcome import Check, GraphOp, Outcome, PartOutcome, Verdict
 from llm_perf_opt.core.report import Level

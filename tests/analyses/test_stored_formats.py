@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.deployment.stored_formats import store_cache, store_weights, what_if_formats
-from llm_perf_opt.analyses.memory import run_memory
-from llm_perf_opt.analyses.pricing import price
+from llm_perf_opt.analyses.memory.need import run_memory
+from llm_perf_opt.analyses.stored_formats import store_cache, store_weights, what_if_formats
 from llm_perf_opt.core.callgraph import CallGraph, OpKind, from_json_dict, to_json_dict
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.ops.table import price
 from tests.analyses.made_kinds import kind
 from tests.analyses.memory.made_decode import cached, cached_bytes, made_decode
 from tests.analyses.stored_runs import (

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.analyses.compare import Compared, compare, comparison_report
-from llm_perf_opt.analyses.cost.stage_report import stage_report
-from llm_perf_opt.analyses.grouping import group
+from llm_perf_opt.analyses.cost.stage_costs import stage_report
+from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.analyses.run_description import run_notes, setting_texts, workload_note
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import DRAWINGS
+from llm_perf_opt.core.plugins import DRAWINGS
 from tests.analyses.small_run import small_run
 
 WORKLOAD: dict[str, Any] = {

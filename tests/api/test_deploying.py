@@ -1,4 +1,4 @@
-"""From a checkpoint or a wish to graphs in those formats, and what the header and the notes say of it."""
+"""From a checkpoint or an option to graphs in those formats, and what the header and the notes say of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.api.deployed_traces import deployed, redeployed
 from llm_perf_opt.core.callgraph import CallGraph, from_json_dict, to_json_dict
-from llm_perf_opt.core.callgraph.tensor_formats import StoredFormats
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Deployment, Target, Workload
 from llm_perf_opt.core.report import Level
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.tensor_formats import StoredFormats
+from llm_perf_opt.core.workload import Deployment, Workload
 from tests.analyses.memory.made_decode import made_decode
 from tests.analyses.stored_runs import mixture, storage_bytes, stored
 
@@ -80,7 +81,7 @@ def test_what_was_not_understood_is_a_warning_in_every_report() -> None:
     assert told[0].text.startswith("Weights: bfloat16: ")
 
 
-def test_a_wish_goes_before_the_checkpoint_and_its_warnings() -> None:
+def test_an_option_goes_before_the_checkpoint_and_its_warnings() -> None:
     unread = replace(MXFP4, warnings=("half of it was not understood",))
     (graph,) = deployed(Checkpoint(unread), [mixture()], Deployment(weights="int4"))
     assert graph.deployment == {"weights": "int4-g128", "weights_from": "what-if"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.api.predicting import PredictRequest, run_predict
-from llm_perf_opt.core.protocols import REPORTERS, Workload
+import llm_perf_opt as lpo
+from llm_perf_opt.core.plugins import REPORTERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-fast-could-it-be.md"
 
@@ -18,7 +18,7 @@ def test_the_output_at_the_head_of_the_page_is_what_predict_prints() -> None:
     assert "\nllm-perf-opt predict deepseek-ocr --image 1240x1754 --device h100-sxm\n" in head
     shown = head.partition("```text\n")[2].partition("```")[0]
     assert shown.count("\n") == 10
-    report = run_predict(PredictRequest(model="deepseek-ocr", device="h100-sxm", workload=Workload(image="1240x1754")))
+    report = lpo.trace("deepseek-ocr", image="1240x1754").predict("h100-sxm").report()
     assert shown in REPORTERS.get("text")().render(report)
     fits, serves = (table.title for table in report.tables[-2:])
     assert fits.startswith("Does it fit on"), "the page calls it the last but one"

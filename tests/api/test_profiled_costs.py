@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analyses.profile import join_run
-from llm_perf_opt.api.profile.costs import PageCosts, find_profiled_device, static_run, workload_of_page
-from llm_perf_opt.api.profile.request import DeviceChoice, ProfileRequest, StaticChoice
+from llm_perf_opt.api.profile.costs import PageTraces, find_profiled_device
+from llm_perf_opt.api.profile.request import DeviceChoice, StaticChoice
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import device_text
-from llm_perf_opt.core.hardware.measured_device import measured_device
+from llm_perf_opt.core.hardware.calibration import measured_device
 from llm_perf_opt.core.measurement import PageMeasurement
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.plugins import make_workload
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.analyses.profile.made_runs import DEVICE, made_page, made_pass
+from tests.analyses.time.made_calibrations import calibration, product_seconds, table
 
 STEPS = 3
 CONTEXTS = {20: 294, 520: 794}  # prompt tokens -> with the 273 tokens of a page and the first one
@@ -26,22 +29,23 @@ PER_TOKEN, PER_TOKEN_AND_CONTEXT = 1_148_192_256, 61_440  # the released model, 
 
 
 def full_size_page(prompt_tokens: int) -> PageMeasurement:
-    workload = Workload(image="1240x1754", mode="base", prompt_tokens=prompt_tokens, decode_steps=STEPS)
+    workload = DeepSeekOcrWorkload(image="1240x1754", mode="base", prompt_tokens=prompt_tokens, decode_steps=STEPS)
     return replace(
         made_page(made_pass(20_000, 10_000, (3_000, 3_000, 3_000))),
         workload=asdict(workload),
         context_tokens=CONTEXTS[prompt_tokens],
         decode_steps=STEPS,
+        input_shapes=((1, CONTEXTS[prompt_tokens]), (1, 3, 1024, 1024)),
     )
 
 
 @pytest.mark.slow
 def test_decode_mfu_follows_the_context_as_the_closed_form_says() -> None:
     pages = {prompt: full_size_page(prompt) for prompt in CONTEXTS}
-    costs = PageCosts(DeepSeekOcrAdapter(), "deepseek-ocr", "cpu")
+    traces = PageTraces(DeepSeekOcrAdapter(), "deepseek-ocr", "cpu")
     mfu = {}
     for prompt, page in pages.items():
-        (run,) = [join_run([page], costs.of([page]), DEVICE, "bfloat16")]
+        (run,) = [join_run([page], traces.costs([page]), DEVICE, "bfloat16")]
         (decode,) = [stage for stage in run.stages if stage.name == "decode"]
         contexts = [CONTEXTS[prompt] + step + 1 for step in range(STEPS)]
         expected = sum(PER_TOKEN + PER_TOKEN_AND_CONTEXT * context for context in contexts)
@@ -53,33 +57,53 @@ def test_decode_mfu_follows_the_context_as_the_closed_form_says() -> None:
     assert mfu[520] - mfu[20] == pytest.approx(more, rel=1e-6)
 
 
-def test_equal_workloads_are_traced_once() -> None:
-    asked: list[Workload] = []
+class Counting(DeepSeekOcrAdapter):
+    """The tiny twin, and every workload that its targets were asked for."""
 
-    class Counting(DeepSeekOcrAdapter):
-        def targets(self, workload: Workload):  # type: ignore[no-untyped-def]
-            asked.append(workload)
-            return super().targets(workload)
+    def __init__(self) -> None:
+        super().__init__(DeepSeekOcrConfig.tiny(), name="twin")
+        self.asked: list[Workload] = []
 
-    page = full_size_page(20)
+    def targets(self, workload: Workload) -> tuple[Target, ...]:
+        self.asked.append(workload)
+        return super().targets(workload)
+
+
+def test_pages_with_inputs_of_equal_shapes_are_traced_once() -> None:
+    page, adapter = full_size_page(20), Counting()
     other_size = replace(page, workload={**page.workload, "image": "900x1200"})
-    first, second = PageCosts(Counting(DeepSeekOcrConfig.tiny()), "twin", "cpu").of([page, other_size])
+    first, second = PageTraces(adapter, "twin", "cpu").costs([page, other_size])
     assert first is second
-    assert len(asked) == 1
+    assert len(adapter.asked) == 1
+
+
+def test_pages_with_inputs_of_other_shapes_are_traced_each() -> None:
+    page, adapter = full_size_page(20), Counting()
+    other = replace(page, input_shapes=((1, 294), (1, 3, 512, 512)))
+    PageTraces(adapter, "twin", "cpu").costs([page, other])
+    assert len(adapter.asked) == 2
+
+
+def test_costs_and_static_report_come_from_one_trace() -> None:
+    page, adapter = full_size_page(20), Counting()
+    traces = PageTraces(adapter, "twin", "cpu")
+    (costs,) = traces.costs([page])
+    static = traces.static(page, {})
+    assert len(adapter.asked) == 1
+    assert costs is not None
+    assert static.flops == sum(work.flops for work in costs.works.values())
 
 
 def test_the_static_report_may_be_of_other_sizes() -> None:
-    page = full_size_page(20)
-    request = replace(ProfileRequest(), static_analysis=StaticChoice(mode="tiny", decode_steps=1))
-    static = static_run(DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny()), request, page)
-    assert '"mode": "tiny"' in static.text
-    assert '"image": "1240x1754"' in static.text
+    traces = PageTraces(DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny()), "twin", "cpu")
+    static = traces.static(full_size_page(20), StaticChoice(mode="tiny", decode_steps=1).options())
+    assert (static.workload["mode"], static.workload["image"]) == ("tiny", "1240x1754")
 
 
 def test_a_workload_survives_the_file() -> None:
-    workload = Workload(image="9x9", crops=(2, 3), decode_steps=4)
+    workload = DeepSeekOcrWorkload(image="9x9", crops=(2, 3), decode_steps=4)
     stored = {**asdict(workload), "crops": [2, 3]}  # JSON has no tuples
-    assert workload_of_page(stored) == workload
+    assert make_workload("deepseek-ocr", **stored) == workload
 
 
 def test_a_reported_device_may_be_unknown_and_a_named_one_may_not() -> None:

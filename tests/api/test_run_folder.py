@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from llm_perf_opt.api.profile.request import (
     DeviceChoice,
@@ -15,26 +15,30 @@ from llm_perf_opt.api.profile.request import (
     RunChoice,
     StaticChoice,
     WorkloadChoice,
+    read_request,
 )
-from llm_perf_opt.api.profile.run_folder import open_run_folder
+from llm_perf_opt.api.profile.run_folder import RunFolder, open_run_folder
 from llm_perf_opt.core.errors import PerfOptError
 from tests.analyses.profile.made_runs import made_page, made_pass
 
 
-def config(**changes: Any) -> str:
-    """As `config` writes it, with values that go on over several lines."""
+def asked(**changes: Any) -> ProfileRequest:
     request = ProfileRequest(workload=WorkloadChoice(prompt="free OCR " * 20), device=DeviceChoice(devices="a b " * 40))
-    return str(OmegaConf.to_yaml(OmegaConf.structured(replace(request, **changes)), resolve=True))
+    return replace(request, **changes)
 
 
-ONE, TWO = config(), config(run=RunChoice(repeats=4))
+def opened(path: Path, request: ProfileRequest, *, force: bool = False) -> AbstractContextManager[RunFolder]:
+    return open_run_folder(path, request, f"as a person writes it: {request}\n", force=force)
+
+
+ONE, TWO = asked(), asked(run=RunChoice(repeats=4))
 PAGE = made_page(made_pass(20, 10, (3, 5)), made_pass(21, 11, (4, 6)), cold=made_pass(40, 20, (7, 8)))
 
 
 def test_a_page_comes_back_as_it_was(tmp_path: Path) -> None:
-    with open_run_folder(tmp_path / "run", ONE, force=False) as folder:
+    with opened(tmp_path / "run", ONE) as folder:
         folder.keep_page(3, PAGE)
-    with open_run_folder(tmp_path / "run", ONE, force=False) as folder:
+    with opened(tmp_path / "run", ONE) as folder:
         assert folder.finished_page(3, "page.png") == PAGE
         assert folder.finished_page(3, "another.png") is None
         assert folder.finished_page(2, "page.png") is None
@@ -42,45 +46,45 @@ def test_a_page_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_two_in_one_process_do_not_share_a_folder_either(tmp_path: Path) -> None:
     with (
-        open_run_folder(tmp_path, ONE, force=False),
+        opened(tmp_path, ONE),
         pytest.raises(PerfOptError, match="Another run is writing"),
-        open_run_folder(tmp_path, ONE, force=False),
+        opened(tmp_path, ONE),
     ):
         pass
 
 
 def test_the_lock_ends_with_the_run(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), open_run_folder(tmp_path, ONE, force=False):
+    with pytest.raises(KeyError), opened(tmp_path, ONE):
         raise KeyError
-    with open_run_folder(tmp_path, ONE, force=False) as folder:
+    with opened(tmp_path, ONE) as folder:
         assert folder.path == tmp_path
 
 
 def test_another_configuration_is_refused_unless_forced(tmp_path: Path) -> None:
-    with open_run_folder(tmp_path, ONE, force=False) as folder:
+    with opened(tmp_path, ONE) as folder:
         folder.keep_page(0, PAGE)
         folder.write_text("metrics.json", "{}")
     (tmp_path / "my notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(PerfOptError, match="another configuration"), open_run_folder(tmp_path, TWO, force=False):
+    with pytest.raises(PerfOptError, match="another configuration"), opened(tmp_path, TWO):
         pass
-    with open_run_folder(tmp_path, TWO, force=True) as folder:
+    with opened(tmp_path, TWO, force=True) as folder:
         assert folder.finished_page(0, "page.png") is None
     names = {file.name for file in tmp_path.iterdir()}
-    assert names == {"config.yaml", ".lock", "my notes.txt"}  # what is not a run's stays
+    assert names == {"config.yaml", "request.json", ".lock", "my notes.txt"}  # what is not a run's stays
 
 
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("config_text", [None, "site_name: mine\n", "model:\n  name: mine\nworkload: {}\n"])
+@pytest.mark.parametrize("request_text", [None, "{}", '{"model": {"name": "mine"}, "workload": {}}', "[]", "mine"])
 def test_a_folder_of_something_else_is_refused_and_left_as_it_was(
-    tmp_path: Path, config_text: str | None, force: bool
+    tmp_path: Path, request_text: str | None, force: bool
 ) -> None:
     theirs = {"pages/00001.json": "{}", "pages/index.html": "...", "report.md": "mine", "metrics.json": "{}"}
-    if config_text is not None:
-        theirs["config.yaml"] = config_text
+    if request_text is not None:
+        theirs["request.json"] = request_text
     (tmp_path / "pages").mkdir()
     for name, text in theirs.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(PerfOptError, match="not empty and holds no run"), open_run_folder(tmp_path, ONE, force=force):
+    with pytest.raises(PerfOptError, match=r"holds no run|request of a run"), opened(tmp_path, ONE, force=force):
         pass
     left = {str(file.relative_to(tmp_path)): file.read_text("utf-8") for file in tmp_path.rglob("*") if file.is_file()}
     assert left == theirs
@@ -88,15 +92,15 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_was(
 
 def test_force_clears_what_a_run_writes_and_nothing_else(tmp_path: Path) -> None:
     ours = ("env.json", "nsys.nsys-rep", "ncu.csv", "failure.txt", "report.html")
-    with open_run_folder(tmp_path, ONE, force=False) as folder:
+    with opened(tmp_path, ONE) as folder:
         folder.keep_page(0, PAGE)
         for name in ours:
             folder.write_text(name, "{}")
     (tmp_path / "pages" / "about.json").write_text("mine", encoding="utf-8")
-    with open_run_folder(tmp_path, ONE, force=True):
+    with opened(tmp_path, ONE, force=True):
         pass
     left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    assert left == {".lock", "config.yaml", "pages/about.json"}
+    assert left == {".lock", "config.yaml", "request.json", "pages/about.json"}
 
 
 @pytest.mark.parametrize(
@@ -111,17 +115,18 @@ def test_force_clears_what_a_run_writes_and_nothing_else(tmp_path: Path) -> None
 def test_what_pages_are_held_against_may_change_without_measuring_again(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    with open_run_folder(tmp_path, ONE, force=False) as folder:
+    with opened(tmp_path, ONE) as folder:
         folder.keep_page(0, PAGE)
         folder.write_text("operators.csv", "measured")
         folder.write_text("metrics.json", "{}")
-    other = config(**changes)
+    other = asked(**changes)
     assert other != ONE
-    with open_run_folder(tmp_path, other, force=False) as folder:
+    with opened(tmp_path, other) as folder:
         assert folder.finished_page(0, "page.png") == PAGE
         assert (tmp_path / "operators.csv").is_file()
         assert not (tmp_path / "metrics.json").exists()  # it was of the other configuration
-    assert (tmp_path / "config.yaml").read_text("utf-8") == other
+    assert str(other) in (tmp_path / "config.yaml").read_text("utf-8")
+    assert read_request(tmp_path / "request.json") == other
 
 
 @pytest.mark.parametrize(
@@ -135,22 +140,22 @@ def test_what_pages_are_held_against_may_change_without_measuring_again(
     ids=["device.torch", "model.name", "workload.prompt", "profiler.modules"],
 )
 def test_what_pages_depend_on_may_not(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with open_run_folder(tmp_path, ONE, force=False):
+    with opened(tmp_path, ONE):
         pass
     with (
         pytest.raises(PerfOptError, match="another configuration"),
-        open_run_folder(tmp_path, config(**changes), force=False),
+        opened(tmp_path, asked(**changes)),
     ):
         pass
 
 
 def test_pages_of_another_environment_are_refused(tmp_path: Path) -> None:
-    with open_run_folder(tmp_path, ONE, force=False) as folder:
+    with opened(tmp_path, ONE) as folder:
         folder.keep_environment({"threads": 2})
         folder.keep_environment({"threads": 1})  # nothing was measured yet
         folder.keep_page(0, PAGE)
     with (
-        open_run_folder(tmp_path, ONE, force=False) as folder,
+        opened(tmp_path, ONE) as folder,
         pytest.raises(PerfOptError, match="another environment"),
     ):
         folder.keep_environment({"threads": 2})
@@ -158,13 +163,13 @@ def test_pages_of_another_environment_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"image": "page.png"}'])
 def test_a_page_that_somebody_edited_is_told(tmp_path: Path, text: str) -> None:
-    with open_run_folder(tmp_path, "", force=False) as folder:
+    with opened(tmp_path, ONE) as folder:
         folder.keep_page(0, PAGE)
         (tmp_path / "pages" / "00000.json").write_text(text, encoding="utf-8")
-        with pytest.raises(PerfOptError, match="no measurement that can be read"):
+        with pytest.raises(PerfOptError, match="measurement of a page"):
             folder.finished_page(0, "page.png")
 
 
 def test_no_figure_that_json_does_not_know_is_written(tmp_path: Path) -> None:
-    with open_run_folder(tmp_path, "", force=False) as folder, pytest.raises(ValueError, match="not JSON compliant"):
+    with opened(tmp_path, ONE) as folder, pytest.raises(ValueError, match="not JSON compliant"):
         folder.write_json("metrics.json", {"mfu": float("nan")})

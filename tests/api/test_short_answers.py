@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llm_perf_opt.analyses.memory import run_memory
-from llm_perf_opt.analyses.prediction import Execution, predict_stages, total_wall
-from llm_perf_opt.analyses.serving import traced_fit
-from llm_perf_opt.api.costing import cost_of_graphs
+from llm_perf_opt.analyses.memory.need import run_memory
+from llm_perf_opt.analyses.serving.fit import traced_fit
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.predict import predict, total_wall
+from llm_perf_opt.api.cost import ask_sources
 from llm_perf_opt.api.whole_report import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.protocols import MODELS, TRACERS, Workload
+from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.units import format_seconds
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.analyses.memory.made_decode import made_decode
 from tests.analyses.small_run import small_run
 
@@ -20,25 +22,26 @@ H100 = find_device("h100-sxm")
 
 def test_what_runs_counts_a_module_once_and_a_call_every_time() -> None:
     graphs = (small_run(), small_run(phase="decode"))
-    static = cost_of_graphs(graphs).static
+    cost = ask_sources(graphs, None)
     told = "4 modules in 14 calls, 192 parameters"  # the head is tied
-    assert what_runs(static, graphs) == f"{told}, 128 active per decode step"  # encoder and decoder, 64 each
-    single = replace(static, workload={"batch": 1})
+    assert what_runs(cost, graphs) == f"{told}, 128 active per decode step"  # encoder and decoder, 64 each
+    single = replace(cost, workload={"batch": 1})
     assert what_runs(single, graphs) == f"{told}, 128 active per decoded token"
-    assert what_runs(replace(static, workload={"batch": 2}), graphs) == f"{told}, 128 active per decode step"
+    assert what_runs(replace(cost, workload={"batch": 2}), graphs) == f"{told}, 128 active per decode step"
 
 
 def test_without_a_decode_nothing_is_active_per_token() -> None:
     graphs = (small_run(),)
-    told = what_runs(cost_of_graphs(graphs).static, graphs)
+    cost = ask_sources(graphs, None)
+    told = what_runs(cost, graphs)
     assert told == "4 modules in 7 calls, 192 parameters"
-    assert what_runs(cost_of_graphs(graphs).static, graphs, ["decode"]) == f"{told}, decode not known"
+    assert what_runs(cost, graphs, ["decode"]) == f"{told}, decode not known"
 
 
 def test_costs_are_told_by_phase_and_an_unknown_part_makes_a_phase_unknown() -> None:
-    static = cost_of_graphs((small_run(), small_run(phase="decode"))).static
-    assert what_it_costs(static) == "prefill 1.54 kFLOP, decode 1.54 kFLOP"  # three products of 4x8 with 8x8 each
-    unknown = replace(static, stages=tuple(replace(stage, sources=()) for stage in static.stages))
+    stages = ask_sources((small_run(), small_run(phase="decode")), None).stages
+    assert what_it_costs(stages) == "prefill 1.54 kFLOP, decode 1.54 kFLOP"  # three products of 4x8 with 8x8 each
+    unknown = [replace(stage, sources=()) for stage in stages]
     assert what_it_costs(unknown) == "prefill not known, decode not known"
 
 
@@ -72,13 +75,13 @@ def test_a_phase_that_is_not_known_may_need_more() -> None:
 
 def test_a_decode_is_told_by_the_token() -> None:
     graph = replace(made_decode(steps=4), runtime={"decode_steps": 4})
-    wall = total_wall(predict_stages(graph, H100))
+    wall = total_wall(predict(graph, DataSheetRates(H100)))
     low, high = format_seconds(wall.low / 4), format_seconds(wall.high / 4)
     assert how_fast((graph,), H100, Execution.EAGER) == f"decode of one token {low} to {high}"
 
 
 def test_the_answer_about_a_server_names_what_was_asked_and_the_most_that_fits() -> None:
-    targets = MODELS.get("deepseek-ocr")().targets(Workload(mode="tiny"))
+    targets = MODELS.get("deepseek-ocr")().targets(DeepSeekOcrWorkload(mode="tiny"))
     graphs = tuple(TRACERS.get("weightless")().trace(target) for target in targets)
     told = does_it_serve(graphs, H100)
     assert told is not None

@@ -25,13 +25,14 @@ from llm_perf_opt import (
     write_static_compute_markdown,
 )
 from llm_perf_opt.analyses import cost
-from llm_perf_opt.analyses.cost.static_figures import StageFigures
-from llm_perf_opt.api.costing import CostRequest, cost_json, cost_of
-from llm_perf_opt.api.static_analysis.static_analyzer import QUICK_SOURCES
-from llm_perf_opt.api.static_analysis.static_results import isolated_only, report_of_run, without_fallback
+from llm_perf_opt.analyses.cost.static_figures import StageCompute
+from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of
+from llm_perf_opt.api.static_analysis.analyzer import isolated_only, report_of_run, without_fallback
+from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.tracing import find_adapter
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.protocols import WITNESSES, ModelAdapter
+from llm_perf_opt.core.plugins import SOURCES
+from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.source_figures import Method
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from tests.models.huggingface.folders import LLAMA, write_folder
@@ -98,7 +99,7 @@ def test_what_an_isolated_figure_leaves_out_is_in_the_notes(report: StaticComput
 
 
 def test_an_isolated_figure_is_one_that_left_nothing_out_here_and_in_the_file(report: StaticComputeReport) -> None:
-    in_file = {stage["name"]: stage["isolated_flops"] for stage in json.loads(cost_json(report.run))["stages"]}
+    in_file = {stage["name"]: stage["isolated_flops"] for stage in json.loads(report.run.to_json())["stages"]}
     assert {name: stage.isolated_flops for name, stage in report.stages.items()} == in_file
     assert in_file == {name: stage.flops for name, stage in report.stages.items()}
     by_fvcore = [without(stage, "torch-counter") for stage in report.run.static.stages]
@@ -106,12 +107,12 @@ def test_an_isolated_figure_is_one_that_left_nothing_out_here_and_in_the_file(re
     assert (alone["sam"], alone["projector"]) == (None, report.stages["projector"].flops)
 
 
-def without(stage: StageFigures, source: str) -> StageFigures:
+def without(stage: StageCompute, source: str) -> StageCompute:
     return replace(stage, sources=tuple(told for told in stage.sources if told.source != source))
 
 
-def test_a_witness_that_is_registered_is_asked_unless_it_exports() -> None:
-    assert set(QUICK_SOURCES) == {"counted", *WITNESSES.names()} - {"exported"}
+def test_a_source_that_is_registered_is_asked_unless_it_exports() -> None:
+    assert set(QUICK_SOURCES) == {"counted", *SOURCES.names()} - {"exported"}
 
 
 def test_the_total_is_the_sum_of_the_stages_and_weights_count_once(report: StaticComputeReport) -> None:
@@ -216,7 +217,7 @@ def test_the_table_of_fvcore_is_its_own(report: StaticComputeReport, tmp_path: P
 
 def test_without_fvcore_there_is_no_table(report: StaticComputeReport, tmp_path: Path) -> None:
     inputs = report.inputs
-    run = cost_of(inputs.adapter, CostRequest(model="tiny", workload=inputs.workload), ("closed-form",))
+    run = cost_of(Origin(name="tiny", adapter=inputs.adapter, workload=inputs.workload), ("closed-form",))
     with pytest.raises(PerfOptError, match="no table of fvcore"):
         write_static_compute_fvcore_table(report_of_run(inputs, run), tmp_path / "fvcore.txt")
     assert not (tmp_path / "fvcore.txt").exists()
@@ -224,7 +225,7 @@ def test_without_fvcore_there_is_no_table(report: StaticComputeReport, tmp_path:
 
 def test_a_closed_form_stands_in_only_where_it_may(report: StaticComputeReport) -> None:
     inputs = report.inputs
-    run = cost_of(inputs.adapter, CostRequest(model="tiny", workload=inputs.workload), ("closed-form",))
+    run = cost_of(Origin(name="tiny", adapter=inputs.adapter, workload=inputs.workload), ("closed-form",))
     allowed, refused = report_of_run(inputs, run), report_of_run(inputs, without_fallback(run))
     assert allowed.stages["sam"].flops == allowed.stages["sam"].analytic_flops
     assert allowed.total.flops is not None

@@ -10,9 +10,12 @@ from PIL import Image
 
 from llm_perf_opt import AnalysisConfig, DeepSeekOCRSession, DeepseekOCRStaticAnalyzer, StaticAnalyzer
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import ModelAdapter, Target, Workload
+from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import RELEASED_MODES, DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def test_an_image_gives_its_own_size(tmp_path: Path) -> None:
         (AnalysisConfig(1754), "Half a page size"),
         (AnalysisConfig(100, 100, image=Image.new("RGB", (20, 30))), "20x30 pixels, not 100x100"),
         (AnalysisConfig(1754, 1240, seq_len=-1), "prompt_tokens cannot be -1"),
-        (AnalysisConfig(1754, 1240, dtype="int3"), "no dtype named 'int3'"),
+        (AnalysisConfig(1754, 1240, dtype="int3"), "dtype cannot be 'int3'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(config: AnalysisConfig, message: str) -> None:
@@ -107,19 +110,32 @@ class TextModel:
     title = "a text model"
 
     def targets(self, workload: Workload) -> tuple[Target, ...]:
-        told = {"prompt_tokens": workload.prompt_tokens, "image": workload.image, "mode": workload.mode}
-        return (Target(model="text", phase="prefill", workload=told, build=lambda: None, invoke=lambda model: None),)
+        return (
+            Target(
+                model="text",
+                phase="prefill",
+                workload=workload.changed(),
+                build=lambda: None,
+                invoke=lambda model: None,
+            ),
+        )
 
 
 def test_a_model_without_images_takes_the_text_alone() -> None:
     inputs = StaticAnalyzer(Session(TextModel())).prepare_inputs(AnalysisConfig(seq_len=99))
-    assert inputs.targets[0].workload == {"prompt_tokens": 99, "image": None, "mode": None}
+    assert inputs.targets[0].workload == {"prompt_tokens": 99}
     with pytest.raises(UsageError, match="no use for base_size"):
         StaticAnalyzer(Session(TextModel())).prepare_inputs(AnalysisConfig(base_size=512))
 
 
+class FolderModel(TextModel):
+    """As the adapter of a released folder: it takes the model's options, and modes by name alone."""
+
+    workload_type = DeepSeekOcrWorkload
+
+
 def test_a_folder_with_its_own_code_has_the_released_modes_alone() -> None:
-    analyzer = DeepseekOCRStaticAnalyzer(Session(TextModel()))
+    analyzer = DeepseekOCRStaticAnalyzer(Session(FolderModel()))
     assert analyzer.prepare_inputs(AnalysisConfig(1754, 1240, crop_mode=False)).workload.mode == "base"
     with pytest.raises(UsageError, match="no image mode of these sizes"):
         analyzer.prepare_inputs(AnalysisConfig(1754, 1240, base_size=768))

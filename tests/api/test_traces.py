@@ -1,4 +1,4 @@
-"""The API as a script or a notebook uses it: names, folders and modules at hand, shown, saved and read again."""
+"""The API as a script or a notebook uses it: names, folders and modules, shown, saved and read again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from llm_perf_opt.api.traces import Trace, load, trace
+from llm_perf_opt.api.trace import Trace
+from llm_perf_opt.api.tracing import load, trace
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 
 
@@ -40,7 +41,7 @@ def traced(module: Shared) -> Trace:
     return trace(module, kwargs={"ids": torch.arange(6).view(2, 3), "scale": torch.ones(8)})
 
 
-def test_a_module_at_hand_is_counted(traced: Trace) -> None:
+def test_a_module_is_counted(traced: Trace) -> None:
     frame = traced.to_pandas()
     assert frame["FLOPs"].tolist() == [2 * (2 * 6 * 8 * 8) + 2 * 6 * 8 * 50]
     assert frame["parameters"].tolist() == [50 * 8 + 8 * 8]  # the head is tied
@@ -72,7 +73,7 @@ def test_hostile_names_stay_text_in_a_notebook() -> None:
 
 @pytest.mark.parametrize("name", ["report.html", "report.md", "report.json", "report.csv", "report.txt"])
 def test_a_report_is_saved_in_the_format_of_its_suffix(traced: Trace, tmp_path: Path, name: str) -> None:
-    assert traced.save(tmp_path / name).stat().st_size > 100
+    assert traced.stages().save(tmp_path / name).stat().st_size > 100
 
 
 @pytest.mark.parametrize("name", ["graph.html", "graph.svg", "graph.dot"])
@@ -82,7 +83,7 @@ def test_a_picture_is_saved_in_the_format_of_its_suffix(traced: Trace, tmp_path:
 
 @pytest.mark.parametrize("name", ["report.md", "graph.svg"])
 def test_nothing_is_saved_over_a_file_unasked_and_folders_are_made(traced: Trace, tmp_path: Path, name: str) -> None:
-    shown = traced.graph() if name.startswith("graph") else traced
+    shown = traced.graph() if name.startswith("graph") else traced.stages()
     path = shown.save(tmp_path / "new" / name)
     written = path.read_text()
     path.write_text("mine")
@@ -95,28 +96,33 @@ def test_nothing_is_saved_over_a_file_unasked_and_folders_are_made(traced: Trace
 
 
 def test_a_trace_is_not_written_over_another_unasked(traced: Trace, tmp_path: Path) -> None:
-    traced.write(tmp_path)
+    traced.save(tmp_path)
     with pytest.raises(PerfOptError, match="Would overwrite"):
-        traced.write(tmp_path)
-    assert traced.write(tmp_path, force=True)
+        traced.save(tmp_path)
+    assert traced.save(tmp_path, force=True)
 
 
-def test_an_unknown_suffix_table_phase_or_wish_is_refused_with_the_known_ones(traced: Trace, tmp_path: Path) -> None:
+def test_an_unknown_suffix_table_phase_or_option_is_refused_with_the_known_ones(traced: Trace, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="suffix"):
-        traced.save(tmp_path / "report.docx")
+        traced.stages().save(tmp_path / "report.docx")
     with pytest.raises(UsageError, match="Cost by stage"):
         traced.to_pandas("Costs")
     with pytest.raises(UsageError, match="forward"):
         traced.graph("decode")
     with pytest.raises(UsageError, match="image"):
         trace(nn.Linear(2, 2), (torch.ones(1, 2),), image="10x10")
-    with pytest.raises(UsageError, match="module at hand"):
+    with pytest.raises(UsageError, match="for a module"):
         trace("deepseek-ocr", (1,))
 
 
 def test_a_trace_is_written_and_read_again(traced: Trace, tmp_path: Path) -> None:
-    traced.write(tmp_path)
+    traced.save(tmp_path)
     assert repr(load(tmp_path)) == repr(traced)
+
+
+def test_a_trace_is_saved_as_a_folder_and_not_as_a_page(traced: Trace, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"trace\.report\(\)\.save"):
+        traced.save(tmp_path / "run.html")
 
 
 def test_a_registered_model_takes_its_workload_by_name() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.core.protocols import DRAWINGS
-from llm_perf_opt.core.report import GraphView
+from llm_perf_opt.core.graph_view import GraphView
+from llm_perf_opt.core.plugins import DRAWINGS
 from tests.browser.chromium import chromium, missing
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from llm_perf_opt.core.report import Arrow, Box, Figures, GraphView, TensorGroup
+from llm_perf_opt.core.graph_view import Arrow, Box, Figures, GraphView, TensorGroup
 
 
 def _figures(scale: int) -> Figures:

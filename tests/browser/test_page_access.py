@@ -7,7 +7,7 @@ from typing import Any
 
 from selenium.webdriver.common.keys import Keys
 
-from llm_perf_opt.core.report import GraphView
+from llm_perf_opt.core.graph_view import GraphView
 from tests.browser.open_page import OpenPage
 from tests.formats.drawings.made_views import HOSTILE_NAMES, deepseek_ocr_view, hostile_view
 

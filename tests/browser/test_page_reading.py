@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.core import units
-from llm_perf_opt.core.report import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView
 from tests.browser.open_page import OpenPage
 from tests.formats.drawings.made_views import box_of, deepseek_ocr_view, linear, unpriced_view, view_of_boxes
 

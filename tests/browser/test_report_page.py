@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.core.protocols import REPORTERS
+from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Report
 from tests.formats.made_reports import FLOPS, full_report, hostile_report, limits_report
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.cli import main
-from llm_perf_opt.core.protocols import MODELS, TRACERS
+from llm_perf_opt.core.plugins import MODELS, TRACERS
 
 Run = Callable[..., tuple[int, str, str]]
 

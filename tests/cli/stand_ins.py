@@ -6,9 +6,11 @@ from functools import partial
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import ModelAdapter, PartialTrace, Sight, Stage, Target, Workload
-from llm_perf_opt.core.source_figures import BlindSpot, Method, Testimony
+from llm_perf_opt.core.protocols import ModelAdapter, PartialTrace, Sight
+from llm_perf_opt.core.source_figures import BlindSpot, Method, SourceFigures
+from llm_perf_opt.core.target import Stage, Target
+from llm_perf_opt.core.workload import Workload
+from tests.cli.options import StandInWorkload
 
 ROWS = 3  # the one matrix product of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
 FLOPS = 120
@@ -21,10 +23,10 @@ class StandInAdapter:
     """
 
     title = "a stand-in"
+    workload_type = StandInWorkload
 
-    def targets(self, workload: Workload) -> tuple[Target, ...]:
-        if workload.crops is not None:
-            raise UsageError("stand-in takes no --crops.", why="it has no image", fix="leave --crops out")
+    def targets(self, asked: Workload) -> tuple[Target, ...]:
+        workload = StandInWorkload.of(asked)
         phases = ("prefill", "decode") if workload.decode_steps else ("prefill",)
         return tuple(
             Target(
@@ -43,6 +45,7 @@ class StandInTracer:
     """Prints, as some models do, and records one product in the module `head`."""
 
     sees = frozenset({Sight.MODULES, Sight.OPS})
+    takes = frozenset({"routing", "device"})
 
     def __init__(self, routing: str = "balanced", device: str = "cuda") -> None:
         self.routing, self.device = routing, device
@@ -81,30 +84,36 @@ class StandInTracer:
         return finish()
 
 
-class WrongWitness:
+class WrongSource:
     """Agrees with nobody."""
 
-    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
-        return (Testimony(source="wrong", phase="prefill", stage="head", method=Method.ISOLATED, flops=FLOPS + 7),)
+    runs_model = False
+
+    def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
+        return (SourceFigures(source="wrong", phase="prefill", stage="head", method=Method.ISOLATED, flops=FLOPS + 7),)
 
 
-class VagueWitness:
+class VagueSource:
     """Has a figure for the prefill, and none for the decode."""
 
-    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
+    runs_model = False
+
+    def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         return tuple(
-            Testimony(source="vague", phase=phase, stage=phase, method=Method.ISOLATED, flops=flops)
+            SourceFigures(source="vague", phase=phase, stage=phase, method=Method.ISOLATED, flops=flops)
             for phase, flops in (("prefill", FLOPS), ("decode", None))
         )
 
 
-class PartialWitness:
+class PartialSource:
     """Counts the prefill in full and leaves a kernel of the decode out, of which it knows the size."""
 
-    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
+    runs_model = False
+
+    def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         spot = BlindSpot(cause="fused-attention-uncounted", operator="odd.attend", calls=2, flops=20)
         return tuple(
-            Testimony(
+            SourceFigures(
                 source="partial", phase=phase, stage=phase, method=Method.ISOLATED, flops=flops, blind_spots=spots
             )
             for phase, flops, spots in (("prefill", FLOPS, ()), ("decode", FLOPS - 20, (spot,)))

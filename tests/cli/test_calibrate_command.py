@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.api import calibrating
+import llm_perf_opt as lpo
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
-from llm_perf_opt.core.protocols import CALIBRATORS
-from tests.analyses.calibrated.made_calibrations import calibration, product_seconds, table
+from llm_perf_opt.core.plugins import CALIBRATORS
+from tests.analyses.time.made_calibrations import calibration, product_seconds, table
 from tests.cli.conftest import Run
 
 
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr(calibrating, "CALIBRATORS", None)  # whoever asks for it would raise
+    monkeypatch.setattr("llm_perf_opt.api.calibration.CALIBRATORS", None)  # whoever asks for it would raise
     code, _, said = run("devices", "calibrate", "--out", tmp_path / "file" / "machine.json")
     assert code == 1
     assert "Cannot make the folder" in said
@@ -92,3 +92,17 @@ def test_predict_wants_one_of_the_two(run: Run, tmp_path: Path) -> None:
     run("devices", "calibrate", "--out", out)
     assert run("predict", "stand-in")[0] == 2
     assert run("predict", "stand-in", "--device", "rtx-5090", "--calibration", out)[0] == 2
+
+
+def test_python_gets_the_tables_and_the_device_and_writes_nothing_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = lpo.calibrate()
+    assert answer.calibration == made_machine()
+    assert answer.device is not None and answer.device.is_measured
+    assert answer.files == tuple(tmp_path.iterdir()) == ()
+    plain = answer.to_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert "Families of work" in answer.tables
+    assert lpo.calibrate(smoke=True).device is None

@@ -66,9 +66,9 @@ def test_an_op_without_a_price_is_listed_and_refused_by_strict(run: Run) -> None
 
 
 def test_a_difference_without_a_cause_is_refused_by_strict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llm_perf_opt.core.protocols import WITNESSES
+    from llm_perf_opt.core.plugins import SOURCES
 
-    monkeypatch.setitem(WITNESSES._entries, "wrong", "tests.cli.stand_ins:WrongWitness")
+    monkeypatch.setitem(SOURCES._entries, "wrong", "tests.cli.stand_ins:WrongSource")
     code, out, err = run("cost", "stand-in", "--sources", "counted,wrong", "--strict")
     assert code == 1
     assert "has no known cause" in " ".join(out.split())
@@ -84,7 +84,7 @@ def test_of_a_trace_only_the_sources_that_were_named_are_asked(run: Run, tmp_pat
 
 
 @pytest.mark.parametrize("words", [("--batch", "16"), ("--routing", "one"), ("--dtype", "float32"), ("--mode", "odd")])
-def test_a_wish_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path, words: tuple[str, str]) -> None:
+def test_an_option_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path, words: tuple[str, str]) -> None:
     assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
     code, out, err = run("cost", tmp_path, *words)
     assert (code, out) == (2, "")
@@ -156,9 +156,9 @@ def test_strict_wants_no_answer_of_a_source_that_nobody_named(run: Run, tmp_path
 
 def test_strict_wants_a_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that tells one phase in full and has no figure for the other."""
-    from llm_perf_opt.core.protocols import WITNESSES
+    from llm_perf_opt.core.plugins import SOURCES
 
-    monkeypatch.setitem(WITNESSES._entries, "vague", "tests.cli.stand_ins:VagueWitness")
+    monkeypatch.setitem(SOURCES._entries, "vague", "tests.cli.stand_ins:VagueSource")
     code, _, err = run("cost", "stand-in", "--sources", "vague", "--strict")
     assert code == 1
     assert "The total is not known." in err
@@ -167,9 +167,9 @@ def test_strict_wants_a_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_source_that_left_something_out_is_no_total_and_refused_by_strict(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llm_perf_opt.core.protocols import WITNESSES
+    from llm_perf_opt.core.plugins import SOURCES
 
-    monkeypatch.setitem(WITNESSES._entries, "partial", "tests.cli.stand_ins:PartialWitness")
+    monkeypatch.setitem(SOURCES._entries, "partial", "tests.cli.stand_ins:PartialSource")
     code, out, _ = run("cost", "stand-in", "--sources", "partial", "--json")
     assert code == 0
     assert (totals(out)["flops"], totals(out)["macs"]) == (None, None)

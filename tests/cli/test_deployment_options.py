@@ -87,7 +87,7 @@ def test_a_trace_keeps_the_format_it_was_asked_for(run: Run, tmp_path: Path) -> 
 
 def test_compare_names_the_format(saved: Path, tmp_path: Path, run: Run) -> None:
     from llm_perf_opt.api.deployed_traces import redeployed
-    from llm_perf_opt.core.protocols import Deployment
+    from llm_perf_opt.core.workload import Deployment
 
     (graph,) = redeployed([mixture()], Deployment(weights="int4-g128"))
     other = tmp_path / "other.callgraph.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.callgraph import write_callgraph
-from llm_perf_opt.core.protocols import DRAWINGS
+from llm_perf_opt.core.plugins import DRAWINGS
 from tests.analyses.small_run import small_run
 from tests.cli.conftest import Run
 

@@ -41,7 +41,7 @@ def test_a_trace_made_earlier_is_predicted_alike(run: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "words", [("--batch", "16"), ("--routing", "one"), ("--decode-steps", "4"), ("--attention", "sdpa")]
 )
-def test_a_wish_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path, words: tuple[str, str]) -> None:
+def test_an_option_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path, words: tuple[str, str]) -> None:
     run("trace", "stand-in", "--out", tmp_path)
     code, out, err = run("predict", tmp_path, "--device", "l4", *words)
     assert (code, out) == (2, "")

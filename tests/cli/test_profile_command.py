@@ -29,13 +29,14 @@ ALONE = ("profiler=off", "static_analysis=off")
 def test_the_defaults_are_those_of_the_records() -> None:
     shown = yaml.safe_load(show_config([]))
     expected = asdict(ProfileRequest())
-    assert shown == {**expected, "workload": {**expected["workload"], "mode": "base"}}
+    assert shown == {**expected, "workload": {**expected["workload"], "image": "1240x1754", "mode": "base"}}
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_makes_a_configuration(choice: str) -> None:
     group, _, name = choice.partition("=")
     said = yaml.safe_load((CONF / group / f"{name}.yaml").read_text("utf-8")) or {}
+    said = said.get(group, said)  # a file that also chooses in another group
     shown = yaml.safe_load(show_config([choice]))[group]
     assert {key: shown[key] for key in said} == said
 
@@ -55,17 +56,23 @@ def test_the_configuration_can_be_looked_at(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["model=unheard-of"], "Could not find 'model/unheard-of'"),
+        (["model=unheard-of"], "No model named 'unheard-of'"),
+        (["device=unheard-of"], "Could not find 'device/unheard-of'"),
+        (["model=no/such/folder"], "There is no folder 'no/such/folder'"),
+        (["model=got-ocr2", "model.folder=somewhere"], "got-ocr2 takes no model.folder"),
+        (["model=got-ocr2", "model.weights=stored"], "got-ocr2 comes without weights"),
+        (["model=got-ocr2", "workload.mode=base"], "GOT-OCR 2.0 takes no mode"),
+        (["model=deepseek-ocr-tiny", "workload.prompt=words"], "A prompt in words needs a tokenizer"),
         (["run.repeat=3"], "Key 'repeat' not in 'RunChoice'"),
         (["run.repeats=many"], "could not be converted to Integer"),
         (["run.repeats=0"], "run.repeats cannot be 0"),
-        (["workload.crops=two"], "'two' is no grid of crops"),
+        (["workload.crops=two"], "'two' is not a grid"),
         (["profiler.nsight=vtune"], "known: none, nsys, ncu"),
         (["model.weights=best"], "known: random, stored"),
         (["workload.image=nowhere.png"], "There is no page 'nowhere.png'"),
         (["a b c"], "cannot be made"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_wrong_word_is_wrong_usage(run: Run, tmp_path: Path, words: list[str], why: str) -> None:
     code, out, err = run("profile", *words, f"run.folder={tmp_path / 'run'}")

@@ -87,7 +87,7 @@ def test_the_folder_of_a_report_is_made_and_a_place_that_cannot_be_is_refused_be
 
 @pytest.mark.parametrize("words", [("--exports",), ("--batch", "4"), ("--image", "10x10")])
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_wish_that_a_trace_cannot_have_is_refused(
+def test_an_option_that_a_trace_cannot_have_is_refused(
     run: Run, tmp_path: Path, words: tuple[str, ...], kept: bool
 ) -> None:
     assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0

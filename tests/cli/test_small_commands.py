@@ -8,8 +8,8 @@ from importlib import metadata
 import pytest
 
 from llm_perf_opt import __version__
-from llm_perf_opt.cli import doctor_command
-from llm_perf_opt.core.protocols import MODELS
+from llm_perf_opt.api import catalogue
+from llm_perf_opt.core.plugins import MODELS
 from tests.cli.conftest import Run
 
 
@@ -48,7 +48,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
             raise metadata.PackageNotFoundError(distribution)
         return found
 
-    monkeypatch.setattr(doctor_command.metadata, "version", version)
+    monkeypatch.setattr(catalogue.metadata, "version", version)
 
 
 def verdicts(out: str) -> dict[str, str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, read_callgraph
-from llm_perf_opt.core.protocols import TRACERS, PartialTrace, Sight, Target
+from llm_perf_opt.core.plugins import TRACERS
+from llm_perf_opt.core.protocols import PartialTrace, Sight
+from llm_perf_opt.core.target import Target
 from tests.cli.conftest import Run
 
 
@@ -15,6 +17,7 @@ class TimedStandIn:
     """A tracer of real runs: it measures, sees no ops, and stops half-way in a model whose mode is `broken`."""
 
     sees = frozenset({Sight.MODULES, Sight.TIME})
+    takes = frozenset({"weights", "device"})
 
     def __init__(self, weights: str = "random", device: str = "cpu") -> None:
         self.settings = {"weights": weights, "device": device}
@@ -49,9 +52,18 @@ def timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRACERS._entries, "profiler", f"{__name__}:TimedStandIn")
 
 
-def test_the_wishes_reach_the_tracer(run: Run, tmp_path: Path) -> None:
+def test_the_options_reach_the_tracer(run: Run, tmp_path: Path) -> None:
     code, out, _ = run(
-        "trace", "stand-in", "--tracer", "hooks", "--load-weights", "some/dir", "--device", "cpu", "--out", tmp_path
+        "trace",
+        "stand-in",
+        "--tracer",
+        "hooks",
+        "--load-weights",
+        "some/dir",
+        "--torch-device",
+        "cpu",
+        "--out",
+        tmp_path,
     )
     assert code == 0
     graph = read_callgraph(tmp_path / "prefill.callgraph.json")
@@ -71,7 +83,7 @@ def test_the_wishes_reach_the_tracer(run: Run, tmp_path: Path) -> None:
         (["--torchlens-picture", "head=layer.svg"], "add --tracer torchlens"),
     ],
 )
-def test_a_wish_that_the_tracer_cannot_have_is_refused(words: list[str], hint: str, run: Run) -> None:
+def test_an_option_that_the_tracer_cannot_have_is_refused(words: list[str], hint: str, run: Run) -> None:
     code, out, err = run("trace", "stand-in", *words)
     assert (code, out) == (2, "")
     assert hint in err

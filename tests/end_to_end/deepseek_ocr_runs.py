@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import RoutingPolicy
 
 FACTS = Path(__file__).parent.parent / "facts" / "deepseek_ocr"
@@ -36,4 +37,4 @@ def trace(workload: Workload, phase: str, routing: RoutingPolicy | None = None) 
 def workload(mode: str, crops: list[int] | None = None, **changes: Any) -> Workload:
     """A page in one of the image modes; a crop grid is (columns, rows) and only gundam mode has one."""
     grid = (crops[0], crops[1]) if crops is not None and mode == "gundam" else None
-    return Workload(image="1240x1754", mode=mode, crops=grid, **changes)
+    return DeepSeekOcrWorkload(image="1240x1754", mode=mode, crops=grid, **changes)

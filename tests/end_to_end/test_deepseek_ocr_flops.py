@@ -9,8 +9,8 @@ import pytest
 
 from llm_perf_opt.analyses.cost.module_costs import module_costs
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.ops.table import price
 from tests.end_to_end.deepseek_ocr_runs import facts, trace, workload
 
 VISION = ("sam", "clip", "projector")

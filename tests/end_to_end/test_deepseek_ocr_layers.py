@@ -13,13 +13,14 @@ import torch
 
 from llm_perf_opt.analyses.cost.module_costs import module_costs
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import kinds_of, ops_in_module
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.ops.table import price
 from tests.end_to_end.deepseek_ocr_runs import facts, trace, workload
 
 LAYERS = {record["workload"]["layer"]: record["metrics"]["flops"] for record in facts("measured-layers.json")}
@@ -34,7 +35,7 @@ def run_of_512_tokens() -> CallGraph:
     """A page of 1024 x 1024 in 512 tokens, with two CLIP blocks: the shapes that the records have."""
     config = DeepSeekOcrConfig()
     adapter = DeepSeekOcrAdapter(replace(config, clip=replace(config.clip, num_layers=2)))
-    (target,) = adapter.targets(Workload(mode="base", prompt_tokens=512 - 1 - 273, decode_steps=0))
+    (target,) = adapter.targets(DeepSeekOcrWorkload(mode="base", prompt_tokens=512 - 1 - 273, decode_steps=0))
     assert target.workload["context_tokens"] == 512
     return WeightlessTracer().trace(target)
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analyses.calibrated.heap import fresh_bytes_by_op
+from llm_perf_opt.analyses.time.heap import fresh_bytes_by_op
 from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_ops
-from llm_perf_opt.core.protocols import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 FACTS = json.loads((Path(__file__).parents[1] / "facts" / "deepseek_ocr" / "page_faults.json").read_text("utf-8"))
 PAGE_BYTES = 4096
 
 
 def predicted_faults(mode: str) -> Counter[str]:
-    prefill, _ = DeepSeekOcrAdapter().targets(Workload(image=FACTS["image"], mode=mode))
+    prefill, _ = DeepSeekOcrAdapter().targets(DeepSeekOcrWorkload(image=FACTS["image"], mode=mode))
     graph = WeightlessTracer(device="cpu").trace(prefill)
     names, faults = stage_names(graph), Counter[str]()
     for stage, fresh in zip(stage_of_ops(graph), fresh_bytes_by_op(graph), strict=True):

@@ -21,15 +21,17 @@ from benchmarks.peak_memory import (
     ocr_target,
     predicted,
 )
-from llm_perf_opt.analyses.memory import AttentionCase, attention_cases, attention_table, need_table, run_memory
+from llm_perf_opt.analyses.memory.attention_cases import AttentionCase, attention_cases, attention_table
+from llm_perf_opt.analyses.memory.need import need_table, run_memory
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.protocols import REPORTERS, Workload
+from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.breadth.tiny_models import TINY_MODELS
 from tests.breadth.tiny_models.model_case import TinyModel
 from tests.end_to_end.deepseek_ocr_runs import trace
@@ -77,7 +79,7 @@ def assert_predicted(make: MakeTarget) -> None:
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize(("mode", "attention"), OCR_RUNS)
 def test_tiny_deepseek_ocr(mode: str, attention: str, phase: str) -> None:
-    workload = Workload(image="200x300", dtype="float32", mode=mode, attention=attention)
+    workload = DeepSeekOcrWorkload(image="200x300", dtype="float32", mode=mode, attention=attention)
     adapter = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())
     assert_predicted(partial(ocr_target, phase, workload, adapter))
 
@@ -115,7 +117,7 @@ def test_the_sample_has_every_kind() -> None:
 def full_size_run(
     attention: str, mode: str = "gundam", crops: tuple[int, int] | None = (2, 3), **changes: Any
 ) -> tuple[CallGraph, ...]:
-    workload = Workload(image="1240x1754", mode=mode, crops=crops, attention=attention, **changes)
+    workload = DeepSeekOcrWorkload(image="1240x1754", mode=mode, crops=crops, attention=attention, **changes)
     tracer = WeightlessTracer()
     return tuple(tracer.trace(target) for target in DeepSeekOcrAdapter().targets(workload))
 
@@ -198,7 +200,7 @@ def test_the_page_shows_the_recorded_runs() -> None:
 
 @pytest.mark.slow
 def test_weights_and_cache_of_deepseek_ocr_are_the_known_ones() -> None:
-    graphs = [trace(Workload(image="1240x1754", mode="base"), phase) for phase in ("prefill", "decode")]
+    graphs = [trace(DeepSeekOcrWorkload(image="1240x1754", mode="base"), phase) for phase in ("prefill", "decode")]
     memory = run_memory(graphs)
     assert memory.cache is not None
     assert memory.cache.bytes_per_token == 61_440

@@ -12,7 +12,7 @@ import pytest
 
 from llm_perf_opt.analyses.cost.module_costs import module_costs
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import FOLDERS
+from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.weightless import ReplayRouting
 from tests.end_to_end.deepseek_ocr_runs import facts, workload

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.analyses.compare import compare
-from llm_perf_opt.analyses.memory import run_memory
+from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.api.deployed_traces import redeployed
-from llm_perf_opt.api.tracing import TraceRequest, find_adapter, trace_on_ghosts
+from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.tracing import find_adapter, trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.protocols import Deployment, Workload
+from llm_perf_opt.core.workload import Deployment, Workload
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from tests.models.huggingface.folders import LLAMA, MIXTRAL, write_folder
 
 CONFIGS = Path(__file__).parents[1] / "facts" / "deployment" / "configs"
@@ -26,8 +29,8 @@ LLAMA_REST = 2 * 128256 * 4096 + 65 * 4096
 
 
 def trace(folder: Path, **workload: int) -> tuple[CallGraph, ...]:
-    asked = Workload(prompt_tokens=8, **workload)
-    return trace_on_ghosts(find_adapter(str(folder), False), TraceRequest(model=str(folder), workload=asked))
+    asked = HuggingFaceWorkload(prompt_tokens=8, **workload)
+    return trace_origin(Origin(name=str(folder), adapter=find_adapter(str(folder)), workload=asked)).graphs
 
 
 @cache
@@ -151,8 +154,9 @@ def test_what_if_on_a_model_equals_what_if_on_its_saved_trace(name: str, tmp_pat
     write_folder(tmp_path, MIXTRAL)
     wanted, adapter = Deployment(weights=name, cache="fp8"), find_adapter(str(tmp_path), False)
     workload = Workload(prompt_tokens=8)
-    traced = trace_on_ghosts(adapter, TraceRequest(model="m", workload=workload, deployment=wanted))
-    saved = redeployed(trace_on_ghosts(adapter, TraceRequest(model="m", workload=workload)), wanted)
+    plain = Origin(name="m", adapter=adapter, workload=workload)
+    traced = trace_origin(replace(plain, deployment=wanted)).graphs
+    saved = redeployed(trace_origin(plain).graphs, wanted)
     for one, other in zip(traced, saved, strict=True):
         assert one.problems() == []
         assert one.storages is not None and other.storages is not None

@@ -11,8 +11,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.core.report import Axis, BarChart, Chart, Kind, Line, LineChart, Mark, Report, Series, Span, SpanChart
-from llm_perf_opt.core.report.chart import LINE_STYLES
+from llm_perf_opt.core.report import (
+    LINE_STYLES,
+    Axis,
+    BarChart,
+    Chart,
+    Kind,
+    Line,
+    LineChart,
+    Mark,
+    Report,
+    Series,
+    Span,
+    SpanChart,
+)
 from llm_perf_opt.formats.charts.axes import SIZE, Range, Scale, log_range, range_around, range_from_zero, ticks
 from llm_perf_opt.formats.charts.chart_svg import ChartSvg, chart_svg
 from llm_perf_opt.formats.charts.chart_table import full_tables, short_tables

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from llm_perf_opt.core.protocols import REPORTERS
+from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import BarChart, Column, Kind, Level, Note, Report, Series, Table
 from tests.formats.made_reports import full_report, hostile_report, limits_report
 

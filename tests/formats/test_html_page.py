@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.core.report import GraphView
+from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.formats import svg_style
-from llm_perf_opt.formats.html_drawing import HtmlDrawing, page_json
-from llm_perf_opt.formats.html_page import page_file, page_modules, page_script
+from llm_perf_opt.formats.html_format import HtmlDrawing, page_file, page_json, page_modules, page_script
 from tests.formats.drawings.made_views import (
     HOSTILE_NAMES,
     box_of,

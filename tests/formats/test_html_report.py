@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt import formats
-from llm_perf_opt.core.protocols import REPORTERS
+from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table
 from tests.formats.drawings.made_views import HOSTILE_NAMES
 from tests.formats.made_reports import flops_by_stage, full_report, hostile_report, limits_report

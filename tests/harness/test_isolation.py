@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.core.protocols import Stage, Target, Workload
-from llm_perf_opt.harness.isolation import IsolatedCall, cut_apart, isolate
-from llm_perf_opt.harness.stage_roots import stage_roots
+from llm_perf_opt.core.target import Stage, Target
+from llm_perf_opt.harness.isolation import IsolatedCall, cut_apart, isolate, stage_roots
 from llm_perf_opt.harness.twins import meta_twin, real_twin
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import Engine, Ghost
 from tests.sources.one_module import OneModule
 
@@ -112,7 +112,7 @@ def test_a_run_is_cut_by_stage_and_then_into_layers(target: Target, roots: tuple
 
 def test_deepseek_ocr_is_cut_into_towers_and_layers() -> None:
     config = DeepSeekOcrConfig.tiny()
-    prefill, decode = DeepSeekOcrAdapter(config).targets(Workload(image="1240x1754", crops=(2, 1)))
+    prefill, decode = DeepSeekOcrAdapter(config).targets(DeepSeekOcrWorkload(image="1240x1754", crops=(2, 1)))
     layers = [f"model.layers.{index}" for index in range(config.decoder.num_hidden_layers)]
     vision = ["model.sam_model", "model.vision_model", "model.projector"]
     engine = Engine(device="cuda")
@@ -122,7 +122,7 @@ def test_deepseek_ocr_is_cut_into_towers_and_layers() -> None:
 
 def test_every_step_of_a_decode_is_its_own_call_since_the_context_grows() -> None:
     adapter = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())
-    _, decode = adapter.targets(Workload(mode="base", decode_steps=3))
+    _, decode = adapter.targets(DeepSeekOcrWorkload(mode="base", decode_steps=3))
     engine = Engine(device="cuda")
     calls = isolate(decode, ["model.layers.0", "model.layers.1"], engine)
     assert {call.calls for call in calls} == {1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llm_perf_opt.harness.tensors import tensors_in
+from llm_perf_opt.harness.twins import tensors_in
 
 
 class LayerCache:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from llm_perf_opt.core.protocols import Stage
+from llm_perf_opt.core.target import Stage
 from llm_perf_opt.harness import stage_ranges
-from llm_perf_opt.harness.stage_ranges import NamedRanges, WatchedByAll, modules_named, stages_told
+from llm_perf_opt.harness.stage_ranges import NamedRanges, WatchedByAll, modules_named, stages_watched
 
 
 class Inner(torch.nn.Module):
@@ -50,7 +50,7 @@ class Log:
 def test_a_stage_is_told_also_where_forward_is_called_directly() -> None:
     lines: list[str] = []
     model = Outer()
-    with stages_told(model, STAGES, WatchedByAll(Log("a", lines), Log("b", lines))):
+    with stages_watched(model, STAGES, WatchedByAll(Log("a", lines), Log("b", lines))):
         model(torch.zeros(1))
     assert lines == ["a+work", "b+work", "b-work", "a-work"] * 2
     model(torch.zeros(1))
@@ -61,7 +61,7 @@ def test_a_stage_is_told_also_where_forward_is_called_directly() -> None:
 def test_a_model_that_raises_ends_its_stages() -> None:
     lines: list[str] = []
     model = Outer()
-    with pytest.raises(ValueError, match="nothing to do"), stages_told(model, STAGES, Log("a", lines)):
+    with pytest.raises(ValueError, match="nothing to do"), stages_watched(model, STAGES, Log("a", lines)):
         model(torch.zeros(0))
     assert lines == ["a+work", "a-work"]
     assert "forward" not in vars(model.inner)

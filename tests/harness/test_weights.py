@@ -13,12 +13,13 @@ pytest.importorskip("safetensors", reason="stored weights are read with safetens
 from safetensors.torch import save_file
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.weights import fill_with_noise, load_weights, skip_random_fills
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 TINY = DeepSeekOcrConfig.tiny()
 
@@ -102,7 +103,7 @@ def stored(folder: Path, *, shards: int = 1) -> dict[str, torch.Tensor]:
 def test_stored_weights_arrive_in_the_model_that_is_traced(tmp_path: Path, shards: int) -> None:
     expected = stored(tmp_path, shards=shards)
     adapter = DeepSeekOcrAdapter(TINY)
-    (target,) = adapter.targets(Workload(image="90x130", dtype="float32", decode_steps=0))
+    (target,) = adapter.targets(DeepSeekOcrWorkload(image="90x130", dtype="float32", decode_steps=0))
     graph = HooksTracer(weights=str(tmp_path)).trace(target)
     arrived = target.build().state_dict()
     assert arrived.keys() == expected.keys()

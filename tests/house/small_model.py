@@ -6,7 +6,8 @@ import functools
 
 import torch
 
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Workload
 
 TOKENS = 7
 

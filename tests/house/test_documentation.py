@@ -13,7 +13,7 @@ import typer.main
 
 from llm_perf_opt.analyses.reconcile import CAUSES
 from llm_perf_opt.cli.app import app
-from llm_perf_opt.core.protocols import DRAWINGS, FOLDERS, MODELS, REPORTERS, TRACERS, WITNESSES
+from llm_perf_opt.core.plugins import DRAWINGS, FOLDERS, MODELS, REPORTERS, SOURCES, TRACERS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -29,7 +29,7 @@ def shown_commands() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "registry", [MODELS, FOLDERS, TRACERS, WITNESSES, REPORTERS, DRAWINGS], ids=lambda registry: registry.kind
+    "registry", [MODELS, FOLDERS, TRACERS, SOURCES, REPORTERS, DRAWINGS], ids=lambda registry: registry.kind
 )
 def test_every_plugin_is_documented(registry: object) -> None:
     text = "".join(page.read_text("utf-8") for page in PAGES)

@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 
 from llm_perf_opt.cli import main
-from llm_perf_opt.core import protocols
+from llm_perf_opt.core import plugins
 from llm_perf_opt.core.callgraph import read_callgraph
-from llm_perf_opt.core.registry import Registry
+from llm_perf_opt.core.plugins import Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = re.compile(r"```(?:python|toml)\n(\s*# (\S+\.(?:py|toml))\n.*?)```", re.DOTALL)
@@ -41,7 +41,7 @@ def followed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
     made: ModuleType = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, module, made)
     spec.loader.exec_module(made)
-    table: Registry[object] = getattr(protocols, registry)
+    table: Registry[object] = getattr(plugins, registry)
     monkeypatch.setitem(table._entries, name, f"{module}:{attribute}")
     yield name
 
@@ -66,16 +66,16 @@ def test_a_model_is_added(
 
 @pytest.mark.parametrize("followed", ["add-a-tracer"], indirect=True)
 def test_a_tracer_is_added(followed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(protocols.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
+    monkeypatch.setitem(plugins.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
     assert run(monkeypatch, "trace", "small", "--tracer", followed, "--out", tmp_path) == 0
     graph = read_callgraph(tmp_path / "prefill.callgraph.json")
     assert graph.problems() == []
     assert graph.call_counts == {"": 1, "0": 1, "1": 1}
 
 
-@pytest.mark.parametrize("followed", ["add-a-witness"], indirect=True)
-def test_a_witness_is_added(followed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(protocols.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
+@pytest.mark.parametrize("followed", ["add-a-source"], indirect=True)
+def test_a_source_is_added(followed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(plugins.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
     assert run(monkeypatch, "cost", "small", "--sources", f"counted,{followed}", "--strict") == 0
     assert followed in capsys.readouterr().out
 
@@ -84,7 +84,7 @@ def test_a_witness_is_added(followed: str, monkeypatch: pytest.MonkeyPatch, caps
 def test_a_report_format_is_added(
     followed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(protocols.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
+    monkeypatch.setitem(plugins.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
     assert run(monkeypatch, "trace", "small", "--format", followed) == 0
     assert "Cost by stage: 1 rows" in capsys.readouterr().out
 
@@ -92,6 +92,6 @@ def test_a_report_format_is_added(
 def test_a_device_is_added(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ((name, body),) = files_of("add-a-device").items()
     (tmp_path / name).write_text(body)
-    monkeypatch.setitem(protocols.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
+    monkeypatch.setitem(plugins.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
     assert run(monkeypatch, "predict", "small", "--device", "my-card", "--devices", tmp_path / name) == 0
     assert "My Card 24GB" in capsys.readouterr().out

@@ -7,10 +7,10 @@ import tomllib
 from inspect import signature
 from pathlib import Path
 
-from llm_perf_opt.api.tracing import TraceRequest
-from llm_perf_opt.cli import doctor_command
+from llm_perf_opt.api import catalogue
+from llm_perf_opt.api.tracing import trace as trace_in_python
 from llm_perf_opt.cli.trace_command import trace
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.torchlens_tracer import WORKS_BELOW, WORKS_FROM
 
 ROOT = Path(__file__).parents[2]
@@ -25,9 +25,9 @@ def names(requirements: list[str]) -> set[str]:
 
 def test_doctor_looks_for_every_dependency() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert {need.distribution for need in doctor_command.NEEDS if need.extra is None} == names(PROJECT["dependencies"])
+    assert {need.distribution for need in catalogue.NEEDS if need.extra is None} == names(PROJECT["dependencies"])
     for extra in extras.keys() - {"all", "dev"}:
-        assert {need.distribution for need in doctor_command.NEEDS if need.extra == extra} == names(extras[extra])
+        assert {need.distribution for need in catalogue.NEEDS if need.extra == extra} == names(extras[extra])
 
 
 def test_the_page_of_doctor_lists_every_extra_and_what_it_brings() -> None:
@@ -41,7 +41,7 @@ def test_the_page_of_doctor_lists_every_extra_and_what_it_brings() -> None:
 def test_the_page_of_doctor_shows_the_rows_that_doctor_prints() -> None:
     """Its versions are those of one machine, so the block is no marked output; its rows are the same everywhere."""
     shown = re.findall(r"^([\w-]+) +\S+ {2,}(\S.*?) {2,}(?:ok|optional, not installed)$", DOCTOR_PAGE, re.MULTILINE)
-    assert shown == [(need.distribution, need.purpose) for need in doctor_command.NEEDS]
+    assert shown == [(need.distribution, need.purpose) for need in catalogue.NEEDS]
 
 
 def test_the_source_archive_holds_what_tests_run_and_pages_lead_to() -> None:
@@ -67,15 +67,16 @@ def test_the_torchlens_that_is_installed_is_one_that_can_be_read() -> None:
 
 
 def test_the_tested_torch_is_the_required_one() -> None:
-    major, minor = map(int, doctor_command.TESTED_TORCH.split("."))
+    major, minor = map(int, catalogue.TESTED_TORCH.split("."))
     assert f"torch>={major}.{minor},<{major}.{minor + 1}" in PROJECT["dependencies"]
 
 
-def test_the_command_has_the_defaults_of_the_request() -> None:
-    """They live in the dataclasses; the command line repeats them for its help."""
+def test_the_command_has_the_defaults_of_python() -> None:
+    """They live in the signature of `lpo.trace` and in the workload; the command line repeats them for its help."""
     defaults = {name: parameter.default for name, parameter in signature(trace).parameters.items()}
-    workload, request = Workload(), TraceRequest(model="", workload=Workload())
-    for name in ("image", "mode", "crops", "prompt_tokens", "decode_steps", "batch", "dtype", "attention"):
+    in_python = {name: parameter.default for name, parameter in signature(trace_in_python).parameters.items()}
+    workload = Workload()
+    for name in workload.options():
         assert defaults[name] == getattr(workload, name)
-    for name in ("tracer", "load_weights", "routing", "device", "out", "force", "trust_remote_code"):
-        assert defaults[name] == getattr(request, name)
+    for name in ("tracer", "load_weights", "routing", "torch_device", "out", "force", "trust_remote_code"):
+        assert defaults[name] == in_python[name]

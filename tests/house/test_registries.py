@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.core import protocols
+from llm_perf_opt.core import plugins
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.measurement import SessionRequest
-from llm_perf_opt.core.protocols import (
+from llm_perf_opt.core.plugins import (
     CALIBRATORS,
     DRAWINGS,
     EXPORT_LABS,
@@ -20,14 +19,11 @@ from llm_perf_opt.core.protocols import (
     MODELS,
     OUTSIDE_PROFILERS,
     REPORTERS,
-    RUNNERS,
-    SESSIONS,
+    SOURCES,
     TRACERS,
-    WITNESSES,
-    Calibrator,
     Registry,
-    Sight,
 )
+from llm_perf_opt.core.protocols import Calibrator, Sight
 from llm_perf_opt.core.report import Report
 
 
@@ -79,26 +75,9 @@ def test_a_drawing_has_a_suffix_and_draws_a_view_by_a_metric(name: str) -> None:
     assert method_takes(drawing, "render", "view")
 
 
-@pytest.mark.parametrize("name", WITNESSES.names())
-def test_a_witness_testifies_on_an_adapter_and_a_workload(name: str) -> None:
-    assert method_takes(WITNESSES.get(name), "testify", "adapter", "workload")
-
-
-@pytest.mark.parametrize("name", SESSIONS.names())
-def test_a_session_is_opened_by_a_request_and_builds_nothing_yet(name: str) -> None:
-    session = SESSIONS.get(name)(SessionRequest(dtype="float32"))
-    assert session.device == "cpu"
-    assert list(inspect.signature(session.adapter.targets).parameters) == ["workload"]
-    assert method_takes(type(session), "infer", "request", "watch", "ranges")
-
-
-@pytest.mark.parametrize("name", RUNNERS.names())
-def test_a_runner_measures_requests_of_a_session(name: str) -> None:
-    runner = RUNNERS.get(name)
-    assert next(iter(inspect.signature(runner).parameters)) == "session"
-    assert method_takes(runner, "measure", "request")
-    assert method_takes(runner, "operators", "request", "chrome_trace", "modules")
-    assert method_takes(runner, "ranged_pass", "request", "modules")
+@pytest.mark.parametrize("name", SOURCES.names())
+def test_a_source_takes_an_adapter_and_a_workload(name: str) -> None:
+    assert method_takes(SOURCES.get(name), "figures", "adapter", "workload")
 
 
 @pytest.mark.parametrize("name", OUTSIDE_PROFILERS.names())
@@ -119,7 +98,7 @@ def test_a_calibrator_takes_what_its_protocol_says_with_the_same_defaults(name: 
 
 @pytest.mark.parametrize("name", EXPORT_LABS.names())
 def test_an_export_lab_examines_a_part_of_a_target(name: str) -> None:
-    assert method_takes(EXPORT_LABS.get(name), "examine", "target", "part", "wishes")
+    assert method_takes(EXPORT_LABS.get(name), "examine", "target", "part", "options")
 
 
 @pytest.mark.parametrize("name", FOLDER_PARTS.names())
@@ -130,10 +109,10 @@ def test_parts_of_a_model_type_have_names_of_their_own(name: str) -> None:
 
 
 def test_every_registry_is_held_to_its_protocol_here() -> None:
-    registries = {name for name, value in vars(protocols).items() if isinstance(value, Registry)}
+    registries = {name for name, value in vars(plugins).items() if isinstance(value, Registry)}
     assert registries == {
-        *("MODELS", "FOLDERS", "FOLDER_INPUTS", "FOLDER_PARTS", "TRACERS", "WITNESSES", "REPORTERS", "DRAWINGS"),
-        *("SESSIONS", "RUNNERS", "OUTSIDE_PROFILERS", "CALIBRATORS", "EXPORT_LABS"),
+        *("MODELS", "FOLDERS", "FOLDER_INPUTS", "FOLDER_PARTS", "TRACERS", "SOURCES", "REPORTERS", "DRAWINGS"),
+        *("OUTSIDE_PROFILERS", "CALIBRATORS", "EXPORT_LABS"),
     }
 
 

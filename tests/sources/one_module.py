@@ -1,4 +1,4 @@
-"""A module with made-up inputs as a model of one phase, and what a testimony accounts for when its gaps are added."""
+"""A module with made-up inputs as a model of one phase, and what a source accounts for when its gaps are added."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from llm_perf_opt.analyses.reconcile.explain import CAUSES
-from llm_perf_opt.core.protocols import Stage, Target, Workload
-from llm_perf_opt.core.source_figures import Testimony
+from llm_perf_opt.core.source_figures import SourceFigures
+from llm_perf_opt.core.target import Stage, Target
+from llm_perf_opt.core.workload import Workload
 
 ADDED = {"elementwise-counted", "rounded-up"}  # causes by which a source counts more than the matrix work
 PHASE = "forward"
@@ -44,12 +45,12 @@ class OneModule:
         return (self.target(),)
 
 
-def accounted(testimony: Testimony) -> int:
+def accounted(figures: SourceFigures) -> int:
     """The figure of a source, plus what it says it left out, less what it says it added."""
-    assert testimony.failure is None, testimony.failure
-    assert testimony.flops is not None
-    total = testimony.flops
-    for spot in testimony.blind_spots:
+    assert figures.failure is None, figures.failure
+    assert figures.flops is not None
+    total = figures.flops
+    for spot in figures.blind_spots:
         assert spot.cause in CAUSES, spot
         assert spot.flops is not None, spot
         total += -spot.flops if spot.cause in ADDED else spot.flops

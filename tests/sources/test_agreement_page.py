@@ -12,7 +12,7 @@ from benchmarks.agreement.agreement_page import ONE_PERCENT, causes, rest, secti
 from benchmarks.agreement.subjects import SUBJECTS
 
 ROOT = Path(__file__).parents[2]
-DATA = json.loads((ROOT / "docs" / "data" / "witness_agreement.json").read_text())
+DATA = json.loads((ROOT / "docs" / "data" / "source_agreement.json").read_text())
 RECORDS = DATA["records"]
 PHASES = [(name, phase) for name, record in RECORDS.items() for phase in record["phases"]]
 AGAIN = ("gpt2", "vit", "whisper", "mamba")
@@ -22,7 +22,7 @@ LATENT_CACHES = ("deepseek_v2", "deepseek_v3")  # every step expands the latents
 
 def test_the_page_shows_the_figures_of_the_data_file() -> None:
     header = {key: value for key, value in DATA.items() if key != "records"}
-    assert section(header, RECORDS) in (ROOT / "docs" / "witness-agreement.md").read_text()
+    assert section(header, RECORDS) in (ROOT / "docs" / "source-agreement.md").read_text()
 
 
 def test_there_are_thirty_models_of_every_kind() -> None:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from llm_perf_opt.analyses.cost.counted import counted
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.core.protocols import Stage, Workload
+from llm_perf_opt.core.target import Stage
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.op_watch import OpWatch
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.sources.byte_counter import ByteCounter
-from llm_perf_opt.sources.moved_bytes import moved_bytes
+from llm_perf_opt.sources.byte_counter import ByteCounter, moved_bytes
 from tests.sources.one_module import OneModule
 from tests.sources.traps import TRAPS, Trap
 
@@ -35,9 +35,9 @@ class Of(nn.Module):
 
 
 def watched(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> int:
-    """What the witness says of a function of tensors with these shapes; the zeros in them are written in the run."""
+    """What the source says of a function of tensors with these shapes; the zeros in them are written in the run."""
     adapter = OneModule(lambda: Of(function), lambda: [torch.zeros(*shape) for shape in shapes])
-    (told,) = ByteCounter().testify(adapter, Workload())
+    (told,) = ByteCounter().figures(adapter, Workload())
     assert told.failure is None
     assert told.bytes_moved is not None
     return told.bytes_moved - FLOAT * sum(math.prod(shape) for shape in shapes)
@@ -106,13 +106,13 @@ class Experts(nn.Module):
 @pytest.mark.parametrize("ends", [[24] * 8, [0, 0, 12, 12, 12, 24, 24, 24], [3, 6, 9, 12, 15, 18, 21, 24]])
 def test_the_price_list_reads_as_many_experts(ends: list[int]) -> None:
     adapter = OneModule(lambda: Experts(ends), lambda: (torch.zeros(ROWS, IN, dtype=torch.bfloat16),))
-    (told,) = ByteCounter().testify(adapter, Workload())
+    (told,) = ByteCounter().figures(adapter, Workload())
     assert told.bytes_moved == stage_costs(WeightlessTracer().trace(adapter.target())).total.bytes_moved
 
 
 @pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS)
 def test_the_price_list_moves_as_many_bytes(trap: Trap) -> None:
-    (told,) = ByteCounter().testify(trap.adapter, Workload())
+    (told,) = ByteCounter().figures(trap.adapter, Workload())
     (ours,) = counted(WeightlessTracer().trace(trap.adapter.target()))
     assert told.bytes_moved == ours.bytes_moved
     assert (told.flops, told.failure) == (None, None)
@@ -130,7 +130,7 @@ def test_a_real_run_moves_as_many_bytes_as_one_on_ghosts(name: str) -> None:
     module = adapter.build()
     with torch.no_grad(), torch._C._AutoDispatchBelowADInplaceOrView(), OpWatch(on_op):
         module(*adapter.args(), **adapter.kwargs())
-    (told,) = ByteCounter(device="cpu").testify(adapter, Workload())
+    (told,) = ByteCounter(device="cpu").figures(adapter, Workload())
     assert told.bytes_moved == total > 0
 
 
@@ -145,7 +145,7 @@ def test_stages_are_told_apart_and_the_rest_belongs_to_the_phase() -> None:
             return self.second(self.first(rows)) + rows
 
     adapter = OneModule(Two, lambda: (torch.zeros(ROWS, IN),), stages=(Stage(name="up", paths=("first",)),))
-    told = {said.stage: said.bytes_moved for said in ByteCounter().testify(adapter, Workload())}
+    told = {said.stage: said.bytes_moved for said in ByteCounter().figures(adapter, Workload())}
     product = FLOAT * (ROWS * IN + IN * OUT + ROWS * OUT)
     made_and_added = FLOAT * (ROWS * IN + 3 * ROWS * IN)
     assert told == {"up": product, "forward": product + made_and_added}
@@ -155,5 +155,5 @@ def test_a_model_that_raises_is_a_failure_with_the_reason() -> None:
     def fail(rows: Tensor) -> Tensor:
         raise ValueError("no such token")
 
-    (told,) = ByteCounter().testify(OneModule(lambda: Of(fail), lambda: (torch.zeros(2),)), Workload())
+    (told,) = ByteCounter().figures(OneModule(lambda: Of(fail), lambda: (torch.zeros(2),)), Workload())
     assert (told.failure, told.bytes_moved) == ("ValueError: no such token", None)

@@ -1,4 +1,4 @@
-"""The closed-form witness asks the adapter, needs nothing heavy for it, and says when there is nothing to ask."""
+"""The closed-form source asks the adapter, needs nothing heavy for it, and says when there is nothing to ask."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import resource
 import subprocess
 import sys
 
-from llm_perf_opt.core.protocols import WITNESSES, Target, Workload
+from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.source_figures import Method
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 ASK = """
 import json, sys
-from llm_perf_opt.core.protocols import MODELS, WITNESSES, Workload
-workload = Workload(image="1240x1754", decode_steps=100)
-told = WITNESSES.get("closed-form")().testify(MODELS.get("deepseek-ocr")(), workload)
+from llm_perf_opt.core.plugins import MODELS, SOURCES, make_workload
+workload = make_workload("deepseek-ocr", image="1240x1754", decode_steps=100)
+told = SOURCES.get("closed-form")().figures(MODELS.get("deepseek-ocr")(), workload)
 heavy = [name for name in ("torch", "numpy", "PIL", "transformers") if name in sys.modules]
 print(json.dumps({"heavy": heavy, "flops": sum(t.flops for t in told if t.phase == "prefill")}))
 """
 
 
 def test_it_hands_on_what_the_adapter_knows_and_how_long_it_took() -> None:
-    adapter, workload = DeepSeekOcrAdapter(), Workload(mode="base")
-    told = WITNESSES.get("closed-form")().testify(adapter, workload)
+    adapter, workload = DeepSeekOcrAdapter(), DeepSeekOcrWorkload(mode="base")
+    told = SOURCES.get("closed-form")().figures(adapter, workload)
     assert [t.flops for t in told] == [t.flops for t in adapter.closed_forms(workload)]
     assert {t.source for t in told} == {"closed-form"}
     assert all(t.seconds is not None and 0 < t.seconds < 1 for t in told)
@@ -36,8 +39,8 @@ class Formless:
         raise AssertionError("nothing runs")
 
 
-def test_an_adapter_without_formulas_gives_one_testimony_that_says_so() -> None:
-    (told,) = WITNESSES.get("closed-form")().testify(Formless(), Workload())
+def test_an_adapter_without_formulas_gives_one_figures_that_says_so() -> None:
+    (told,) = SOURCES.get("closed-form")().figures(Formless(), Workload())
     assert (told.stage, told.flops, told.method) == ("total", None, Method.CLOSED_FORM)
     assert told.failure is not None
     assert "a model without formulas" in told.failure

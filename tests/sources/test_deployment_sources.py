@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.api.costing import CostRequest, cost_of
+from llm_perf_opt.api.cost import cost_of
+from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.tracing import find_adapter
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 
 pytest.importorskip("transformers", minversion="5", reason="the models come from transformers")
 
@@ -24,9 +25,8 @@ CAUSES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSES)
 def test_two_sources_agree_on_a_deployed_model(name: str) -> None:
-    adapter = find_adapter(str(CONFIGS / name), trust_remote_code=False)
-    request = CostRequest(model=name, workload=Workload(prompt_tokens=64))
-    ledger = cost_of(adapter, request, ("counted", "torch-counter", "byte-counter")).static.ledger
+    origin = Origin(name=name, adapter=find_adapter(str(CONFIGS / name)), workload=Workload(prompt_tokens=64))
+    ledger = cost_of(origin, ("counted", "torch-counter", "byte-counter")).ledger
     assert (ledger.differences, ledger.unexplained, ledger.missing) == ((), (), ())
     assert {figure.cause for figure in ledger.figures if figure.difference} == CAUSES[name]
     assert not {found.figure for found in ledger.single} & {"flops", "bytes_moved"}

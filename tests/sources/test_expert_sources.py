@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from llm_perf_opt.analyses.reconcile import reconcile
-from llm_perf_opt.api.costing import CostRequest, CostRun, cost_of
+from llm_perf_opt.api.cost import cost_of
+from llm_perf_opt.api.cost_answer import CostAnswer
+from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.tracing import find_adapter
-from llm_perf_opt.core.protocols import Deployment, Workload
-from llm_perf_opt.core.source_figures import Family, Testimony, flops_in
+from llm_perf_opt.core.source_figures import SourceFigures, WorkFamily, flops_in
+from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.harness.isolation import build_on_ghosts
 from llm_perf_opt.sources.torch_counter import TorchCounter, has_grouped_experts, looped_experts
 from llm_perf_opt.sources.torch_prices import grouped_flops
@@ -71,9 +73,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def cost(name: str, root: Path, **wishes: Any) -> CostRun:
-    request = CostRequest(model=name, workload=Workload(prompt_tokens=5), **wishes)
-    return cost_of(find_adapter(str(folder_of(name, root)), trust_remote_code=False), request, SOURCES)
+def cost(name: str, root: Path, **options: Any) -> CostAnswer:
+    adapter = find_adapter(str(folder_of(name, root)))
+    return cost_of(Origin(name=name, adapter=adapter, workload=Workload(prompt_tokens=5), **options), SOURCES)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +88,11 @@ def test_the_sources_agree_on_flops_and_bytes_of_every_stage(name: str, routing:
     assert static.ledger.differences == ()
     assert [figure for figure in static.ledger.figures if figure.difference] == []
     single = {(found.figure, found.family) for found in static.ledger.single}
-    assert not single & {("flops", Family.GROUPED), ("flops", Family.ATTENTION), ("flops", Family.PRODUCT)}
+    assert not single & {("flops", WorkFamily.GROUPED), ("flops", WorkFamily.ATTENTION), ("flops", WorkFamily.PRODUCT)}
     assert ("bytes_moved", None) not in single
     for stage in static.stages:
         ours = next(source for source in stage.sources if source.source == "counted")
-        assert flops_in(ours, Family.GROUPED) > 0
+        assert flops_in(ours, WorkFamily.GROUPED) > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,7 +100,7 @@ def test_torch_counts_the_experts_itself_as_plain_products(name: str, root: Path
     for stage in cost(name, root).static.stages:
         told = next(source for source in stage.sources if source.source == "torch-counter")
         assert told.is_complete
-        assert flops_in(told, Family.GROUPED) == 0
+        assert flops_in(told, WorkFamily.GROUPED) == 0
         assert "experts were run one after the other, as plain products" in told.notes
 
 
@@ -106,11 +108,11 @@ def test_torch_counts_the_experts_itself_as_plain_products(name: str, root: Path
 def test_counted_group_by_group_they_cost_the_same(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The formula for a grouped product that is left where a model offers no loop."""
     adapter = find_adapter(str(folder_of(name, root)), trust_remote_code=False)
-    looped = TorchCounter().testify(adapter, Workload(prompt_tokens=5))
+    looped = TorchCounter().figures(adapter, Workload(prompt_tokens=5))
     monkeypatch.setattr("llm_perf_opt.sources.torch_counter.has_grouped_experts", lambda module: False)
-    grouped = TorchCounter().testify(adapter, Workload(prompt_tokens=5))
+    grouped = TorchCounter().figures(adapter, Workload(prompt_tokens=5))
     assert [told.flops for told in grouped] == [told.flops for told in looped]
-    assert all(flops_in(told, Family.GROUPED) > 0 and told.is_complete for told in grouped)
+    assert all(flops_in(told, WorkFamily.GROUPED) > 0 and told.is_complete for told in grouped)
 
 
 @pytest.mark.parametrize("source", ["counted", "byte-counter"])
@@ -184,9 +186,9 @@ def test_a_grouped_product_costs_what_its_groups_cost(
     assert grouped_flops(torch.empty(left), torch.empty(right), offsets) == flops
 
 
-def test_every_testimony_of_bytes_is_of_the_whole_run(root: Path) -> None:
+def test_every_count_of_bytes_is_of_the_whole_run(root: Path) -> None:
     static = cost("qwen3_moe", root).static
-    told: list[Testimony] = [source for stage in static.stages for source in stage.sources]
+    told: list[SourceFigures] = [source for stage in static.stages for source in stage.sources]
     by_watch = {source.phase: source.bytes_moved for source in told if source.source == "byte-counter"}
     assert by_watch == {source.phase: source.bytes_moved for source in told if source.source == "counted"}
     assert all(by_watch.values())

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.core.protocols import Stage, Workload
-from llm_perf_opt.core.source_figures import Family, family_of
+from llm_perf_opt.core.source_figures import WorkFamily, family_of
+from llm_perf_opt.core.target import Stage
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.sources.fvcore_counter import FvcoreCounter
 from llm_perf_opt.sources.torch_counter import TorchCounter
 from tests.sources.one_module import OneModule, accounted
@@ -60,10 +61,10 @@ HIDDEN_BY_FVCORE = {
 
 @pytest.mark.parametrize(("adapter", "operator", "flops"), HIDDEN_BY_FVCORE.values(), ids=HIDDEN_BY_FVCORE)
 def test_what_fvcore_hides_is_a_blind_spot_with_its_flops(adapter: OneModule, operator: str, flops: int) -> None:
-    (testimony,) = FvcoreCounter().testify(adapter, Workload())
-    (spot,) = testimony.blind_spots
-    assert (testimony.flops, spot.cause, spot.operator, spot.flops) == (0, "op-without-formula", operator, flops)
-    (other,) = TorchCounter().testify(adapter, Workload())
+    (figures,) = FvcoreCounter().figures(adapter, Workload())
+    (spot,) = figures.blind_spots
+    assert (figures.flops, spot.cause, spot.operator, spot.flops) == (0, "op-without-formula", operator, flops)
+    (other,) = TorchCounter().figures(adapter, Workload())
     assert accounted(other) == flops
 
 
@@ -72,29 +73,29 @@ def test_weights_that_are_arguments_of_a_module_do_not_stop_the_torch_counter() 
     adapter = OneModule(
         lambda: nn.utils.parametrizations.weight_norm(nn.Conv1d(IN, OUT, 3)), lambda: (torch.zeros(ROWS, IN, 6),)
     )
-    (testimony,) = TorchCounter().testify(adapter, Workload())
-    assert accounted(testimony) == 2 * ROWS * OUT * 4 * IN * 3
+    (figures,) = TorchCounter().figures(adapter, Workload())
+    assert accounted(figures) == 2 * ROWS * OUT * 4 * IN * 3
 
 
 def test_a_broadcast_product_is_counted_too_low_by_fvcore() -> None:
     adapter = OneModule(Broadcast, lambda: (torch.zeros(4, IN), torch.zeros(3, IN, 5)))
-    (testimony,) = FvcoreCounter().testify(adapter, Workload())
-    assert testimony.flops == 2 * 4 * IN * 5
-    assert [spot.cause for spot in testimony.blind_spots] == ["broadcast-uncounted"]
-    assert accounted(testimony) == 3 * 2 * 4 * IN * 5
+    (figures,) = FvcoreCounter().figures(adapter, Workload())
+    assert figures.flops == 2 * 4 * IN * 5
+    assert [spot.cause for spot in figures.blind_spots] == ["broadcast-uncounted"]
+    assert accounted(figures) == 3 * 2 * 4 * IN * 5
 
 
 def test_a_custom_op_is_a_blind_spot_of_fvcore() -> None:
-    (testimony,) = FvcoreCounter().testify(CUSTOM_OP.adapter, Workload())
-    (spot,) = testimony.blind_spots
+    (figures,) = FvcoreCounter().figures(CUSTOM_OP.adapter, Workload())
+    (spot,) = figures.blind_spots
     assert (spot.cause, spot.operator, spot.flops) == ("op-without-formula", "llm_perf_opt_traps::mix", None)
 
 
-@pytest.mark.parametrize("witness", [TorchCounter, FvcoreCounter])
-def test_a_product_between_stages_is_priced_and_named(witness: type[TorchCounter] | type[FvcoreCounter]) -> None:
+@pytest.mark.parametrize("source", [TorchCounter, FvcoreCounter])
+def test_a_product_between_stages_is_priced_and_named(source: type[TorchCounter] | type[FvcoreCounter]) -> None:
     towers = (Stage(name="left", paths=("left",)), Stage(name="right", paths=("right",)))
     adapter = OneModule(TwoTowers, lambda: (torch.zeros(ROWS, IN),), stages=towers)
-    left, right, rest = witness().testify(adapter, Workload())
+    left, right, rest = source().figures(adapter, Workload())
     assert left.flops == right.flops == 2 * ROWS * IN * OUT
     assert (rest.flops, [spot.cause for spot in rest.blind_spots]) == (0, ["outside-isolated-modules"])
     assert accounted(rest) == 2 * ROWS * OUT * ROWS
@@ -104,20 +105,20 @@ def test_a_product_between_stages_is_priced_and_named(witness: type[TorchCounter
 @pytest.mark.parametrize(
     ("operator", "family"),
     [
-        ("aten.addmm.default", Family.PRODUCT),
-        ("aten::matmul", Family.PRODUCT),
-        ("conv", Family.CONVOLUTION),
-        ("aten.conv2d.default", Family.CONVOLUTION),
-        ("aten._scaled_dot_product_flash_attention_for_cpu", Family.ATTENTION),
-        ("transformers.grouped_mm_fallback", Family.GROUPED),
-        ("aten._grouped_mm.default", Family.GROUPED),
-        ("aten::upsample_bilinear2d", Family.OTHER),
-        ("aten::upsample_linear1d", Family.OTHER),
-        ("aten.cummax.default", Family.OTHER),
-        ("aten.digamma.default", Family.OTHER),
-        ("aten._convert_weight_to_int4pack", Family.OTHER),
-        ("layer_norm", Family.OTHER),
+        ("aten.addmm.default", WorkFamily.PRODUCT),
+        ("aten::matmul", WorkFamily.PRODUCT),
+        ("conv", WorkFamily.CONVOLUTION),
+        ("aten.conv2d.default", WorkFamily.CONVOLUTION),
+        ("aten._scaled_dot_product_flash_attention_for_cpu", WorkFamily.ATTENTION),
+        ("transformers.grouped_mm_fallback", WorkFamily.GROUPED),
+        ("aten._grouped_mm.default", WorkFamily.GROUPED),
+        ("aten::upsample_bilinear2d", WorkFamily.OTHER),
+        ("aten::upsample_linear1d", WorkFamily.OTHER),
+        ("aten.cummax.default", WorkFamily.OTHER),
+        ("aten.digamma.default", WorkFamily.OTHER),
+        ("aten._convert_weight_to_int4pack", WorkFamily.OTHER),
+        ("layer_norm", WorkFamily.OTHER),
     ],
 )
-def test_an_operator_is_known_by_the_words_of_its_name(operator: str, family: Family) -> None:
+def test_an_operator_is_known_by_the_words_of_its_name(operator: str, family: WorkFamily) -> None:
     assert family_of(operator) is family

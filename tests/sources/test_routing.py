@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from llm_perf_opt.analyses.cost.counted import counted
 from llm_perf_opt.analyses.reconcile import reconcile
-from llm_perf_opt.api.costing import CostRequest, cost_of
+from llm_perf_opt.api.cost import cost_of
+from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import WITNESSES, Workload
-from llm_perf_opt.core.source_figures import Testimony
+from llm_perf_opt.core.plugins import SOURCES
+from llm_perf_opt.core.source_figures import SourceFigures
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from tests.sources.one_module import OneModule
 
@@ -42,14 +44,14 @@ class UnevenExperts(nn.Module):
 ADAPTER = OneModule(UnevenExperts, lambda: (torch.zeros(ROWS, WIDTH),))
 
 
-def count(routing: str) -> tuple[Testimony, ...]:
+def count(routing: str) -> tuple[SourceFigures, ...]:
     return counted(WeightlessTracer(routing=routing).trace(ADAPTER.target()))
 
 
 @pytest.mark.parametrize(("routing", "flops"), [("balanced", BALANCED), ("one", ONE)])
-@pytest.mark.parametrize("witness", ["torch-counter", "fvcore"])
-def test_a_witness_sends_the_rows_where_it_is_told(witness: str, routing: str, flops: int) -> None:
-    (told,) = WITNESSES.get(witness)(routing=routing).testify(ADAPTER, Workload())
+@pytest.mark.parametrize("source", ["torch-counter", "fvcore"])
+def test_a_source_sends_the_rows_where_it_is_told(source: str, routing: str, flops: int) -> None:
+    (told,) = SOURCES.get(source)(routing=routing).figures(ADAPTER, Workload())
     assert (told.flops, told.routing) == (flops, routing)
     (ours,) = count(routing)
     assert (ours.flops, ours.routing) == (flops, routing)
@@ -57,7 +59,7 @@ def test_a_witness_sends_the_rows_where_it_is_told(witness: str, routing: str, f
 
 
 def test_rows_that_went_elsewhere_are_the_cause_of_the_difference() -> None:
-    told = WITNESSES.get("torch-counter")().testify(ADAPTER, Workload())
+    told = SOURCES.get("torch-counter")().figures(ADAPTER, Workload())
     ledger = reconcile([*count("one"), *told])
     (entry,) = ledger.differences
     assert [(part.cause, part.flops) for part in entry.explanations] == [("routing", BALANCED - ONE)]
@@ -71,8 +73,8 @@ def test_a_model_without_experts_has_nobody_to_send_rows_to() -> None:
 
 
 def test_the_routing_of_a_request_reaches_every_source_that_runs_the_model() -> None:
-    request = CostRequest(model="uneven", workload=Workload(), routing="one", device="cpu")
-    static = cost_of(ADAPTER, request, ("counted", "torch-counter", "fvcore")).static
+    origin = Origin(name="uneven", adapter=ADAPTER, workload=Workload(), routing="one", torch_device="cpu")
+    static = cost_of(origin, ("counted", "torch-counter", "fvcore")).static
     (stage,) = static.stages
     assert [source.source for source in stage.sources] == ["counted", "torch-counter", "fvcore"]
     assert {(source.flops, source.routing) for source in stage.sources} == {(ONE, "one")}
@@ -80,11 +82,11 @@ def test_the_routing_of_a_request_reaches_every_source_that_runs_the_model() -> 
 
 
 def test_the_export_is_cut_from_a_run_with_the_routing_it_is_told() -> None:
-    (told,) = WITNESSES.get("exported")(routing="one").testify(ADAPTER, Workload())
+    (told,) = SOURCES.get("exported")(routing="one").figures(ADAPTER, Workload())
     assert told.routing == "one"
 
 
 def test_a_policy_that_does_not_exist_is_refused_by_whom_it_is_asked_of() -> None:
-    request = CostRequest(model="uneven", workload=Workload(), routing="fair")
+    origin = Origin(name="uneven", adapter=ADAPTER, workload=Workload(), routing="fair")
     with pytest.raises(UsageError, match="No routing policy 'fair'"):
-        cost_of(ADAPTER, request, ("torch-counter",))
+        cost_of(origin, ("torch-counter",))

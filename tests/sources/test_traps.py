@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llm_perf_opt.analyses.cost.coverage import price_coverage
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.sources.fvcore_counter import FvcoreCounter
 from llm_perf_opt.sources.torch_counter import TorchCounter
@@ -57,14 +57,14 @@ def test_the_count_is_the_hand_worked_one(trap: Trap) -> None:
 
 @pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS)
 def test_the_torch_counter_with_its_blind_spots_is_the_hand_worked_count(trap: Trap) -> None:
-    (testimony,) = TorchCounter().testify(trap.adapter, Workload())
-    assert accounted(testimony) == trap.flops
+    (figures,) = TorchCounter().figures(trap.adapter, Workload())
+    assert accounted(figures) == trap.flops
 
 
 @pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS)
 def test_fvcore_with_its_blind_spots_is_the_hand_worked_count(trap: Trap) -> None:
-    (testimony,) = FvcoreCounter().testify(trap.adapter, Workload())
-    assert accounted(testimony) == trap.flops
+    (figures,) = FvcoreCounter().figures(trap.adapter, Workload())
+    assert accounted(figures) == trap.flops
 
 
 @pytest.mark.parametrize("name", ["SDPA on CPU", "SDPA with a mask", "causal SDPA"])
@@ -74,25 +74,25 @@ def test_fused_attention_is_nothing_to_the_others(name: str) -> None:
     analysis = macs_by_fvcore(trap.adapter)
     assert analysis.total() == 0
     assert analysis.unsupported_ops() == {"aten::scaled_dot_product_attention": 1}
-    (testimony,) = FvcoreCounter().testify(trap.adapter, Workload())
-    assert [(spot.cause, spot.flops) for spot in testimony.blind_spots] == [("fused-attention-uncounted", trap.flops)]
+    (figures,) = FvcoreCounter().figures(trap.adapter, Workload())
+    assert [(spot.cause, spot.flops) for spot in figures.blind_spots] == [("fused-attention-uncounted", trap.flops)]
 
 
 @pytest.mark.parametrize(
     "name", ["SDPA on CPU", "SDPA with a mask", "causal SDPA", "grouped_mm", "windows with padding"]
 )
 def test_the_torch_counter_was_given_a_formula_for_what_torch_has_none_for(name: str) -> None:
-    (testimony,) = TorchCounter().testify(TRAPS[name].adapter, Workload())
-    assert (testimony.flops, testimony.blind_spots) == (TRAPS[name].flops, ())
-    assert any("torch's counter has no formula for" in note for note in testimony.notes)
+    (figures,) = TorchCounter().figures(TRAPS[name].adapter, Workload())
+    assert (figures.flops, figures.blind_spots) == (TRAPS[name].flops, ())
+    assert any("torch's counter has no formula for" in note for note in figures.notes)
 
 
 def test_a_grouped_product_is_nothing_to_the_others() -> None:
     trap = TRAPS["grouped_mm"]
     assert flops_by_torch(trap.adapter) == 0
     assert macs_by_fvcore(trap.adapter).total() == 0
-    (testimony,) = FvcoreCounter().testify(trap.adapter, Workload())
-    assert [(spot.cause, spot.flops) for spot in testimony.blind_spots] == [("grouped-product-uncounted", trap.flops)]
+    (figures,) = FvcoreCounter().figures(trap.adapter, Workload())
+    assert [(spot.cause, spot.flops) for spot in figures.blind_spots] == [("grouped-product-uncounted", trap.flops)]
 
 
 def test_gathered_experts_cost_what_their_rows_cost_not_what_their_weights_suggest() -> None:
@@ -175,8 +175,8 @@ def test_attention_under_a_name_of_its_own_stays_below_its_upper_bound() -> None
 
 
 def test_a_custom_op_is_a_blind_spot_of_the_torch_counter() -> None:
-    (testimony,) = TorchCounter().testify(CUSTOM_OP.adapter, Workload())
-    (spot,) = testimony.blind_spots
+    (figures,) = TorchCounter().figures(CUSTOM_OP.adapter, Workload())
+    (spot,) = figures.blind_spots
     assert (spot.cause, spot.operator, spot.calls, spot.flops) == (
         "op-without-formula",
         "llm_perf_opt_traps.mix",

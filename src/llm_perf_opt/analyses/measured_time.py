@@ -7,37 +7,21 @@ model, workload and phase. Stages and modules are matched by name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.cost.module_costs import module_costs, outer_calls
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import CallColumns
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_seconds
 
 _NS_PER_S = 10**9
 _MODULES_SHOWN = 20
-_STAGE_COLUMNS = (
-    Column("stage"),
-    Column("calls", Kind.COUNT),
-    Column("time", Kind.SECONDS),
-    Column("FLOPs", Kind.FLOPS),
-    Column("achieved", Kind.FLOPS_PER_S),
-)
-_DEVICE_COLUMN = Column("device time", Kind.SECONDS)
-_MODULE_COLUMNS = (
-    Column("module"),
-    Column("class"),
-    Column("calls", Kind.COUNT),
-    Column("own time", Kind.SECONDS),
-    Column("time", Kind.SECONDS),
-    Column("FLOPs", Kind.FLOPS),
-    Column("achieved", Kind.FLOPS_PER_S),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +67,8 @@ def measured_times(measured: CallGraph, priced: CallGraph | None) -> MeasuredTim
         )
     own_ns = _own_times(calls)
     device_ns = _own_device_times(measured)
-    stages = _stages(measured, own_ns, device_ns, _stage_flops(priced))
+    flops = {} if priced is None else {stage.name: stage.flops for stage in stage_costs(priced).stages}
+    stages = _stages(measured, own_ns, device_ns, flops)
     modules = _modules(measured, own_ns, device_ns, priced)
     return MeasuredTimes(
         stages=stages,
@@ -122,10 +107,6 @@ def _own_device_times(graph: CallGraph) -> list[int] | None:
     for call, device_ns in zip(graph.ops.call, graph.ops.device_ns, strict=True):
         spent[call] += device_ns
     return spent[:-1]
-
-
-def _stage_flops(priced: CallGraph | None) -> Mapping[str, int | None]:
-    return {} if priced is None else {stage.name: stage.flops for stage in stage_costs(priced).stages}
 
 
 def _stages(
@@ -205,14 +186,9 @@ def _sum(name: str, stages: Sequence[MeasuredTime]) -> MeasuredTime:
         calls=sum(stage.calls for stage in stages),
         own_ns=wall_ns,
         wall_ns=wall_ns,
-        device_ns=_known_sum(stage.device_ns for stage in stages),
-        flops=_known_sum(stage.flops for stage in stages),
+        device_ns=known_sum((stage.device_ns for stage in stages), empty=0),
+        flops=known_sum((stage.flops for stage in stages), empty=0),
     )
-
-
-def _known_sum(values: Iterable[int | None]) -> int | None:
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
 
 
 def time_report(measured: Sequence[CallGraph], priced: Sequence[CallGraph] = ()) -> Report:
@@ -229,37 +205,32 @@ def time_report(measured: Sequence[CallGraph], priced: Sequence[CallGraph] = ())
 
 
 def _stage_table(graph: CallGraph, times: MeasuredTimes) -> Table:
-    return Table(
-        title=f"Time by stage, {graph.phase}",
-        columns=_STAGE_COLUMNS if times.total.device_ns is None else (*_STAGE_COLUMNS, _DEVICE_COLUMN),
-        rows=tuple(map(_stage_row, times.stages)),
-        footer=_stage_row(times.total),
-    )
-
-
-def _stage_row(time: MeasuredTime) -> tuple[Cell, ...]:
-    row = (time.name, time.calls, _seconds(time.wall_ns), time.flops, time.flops_per_s)
-    return row if time.device_ns is None else (*row, _seconds(time.device_ns))
+    cells: dict[Column, Callable[[MeasuredTime], Cell]] = {
+        Column("stage"): lambda time: time.name,
+        Column("calls", Kind.COUNT): lambda time: time.calls,
+        Column("time", Kind.SECONDS): lambda time: time.wall_ns / _NS_PER_S,
+        Column("FLOPs", Kind.FLOPS): lambda time: time.flops,
+        Column("achieved", Kind.FLOPS_PER_S): lambda time: time.flops_per_s,
+    }
+    if times.total.device_ns is not None:
+        cells[Column("device time", Kind.SECONDS)] = lambda time: (time.device_ns or 0) / _NS_PER_S
+    return table_of(f"Time by stage, {graph.phase}", times.stages, cells, total=times.total)
 
 
 def _module_table(graph: CallGraph, times: MeasuredTimes) -> Table:
-    rows = tuple(
-        (
-            time.name or "(root)",
-            graph.module_types.get(time.name, ""),
-            time.calls,
-            _seconds(time.own_ns),
-            _seconds(time.wall_ns),
-            time.flops,
-            time.flops_per_s,
-        )
-        for time in times.modules[:_MODULES_SHOWN]
+    return table_of(
+        f"Modules with the most time of their own, {graph.phase}",
+        times.modules[:_MODULES_SHOWN],
+        {
+            Column("module"): lambda time: time.name or "(root)",
+            Column("class"): lambda time: graph.module_types.get(time.name, ""),
+            Column("calls", Kind.COUNT): lambda time: time.calls,
+            Column("own time", Kind.SECONDS): lambda time: time.own_ns / _NS_PER_S,
+            Column("time", Kind.SECONDS): lambda time: time.wall_ns / _NS_PER_S,
+            Column("FLOPs", Kind.FLOPS): lambda time: time.flops,
+            Column("achieved", Kind.FLOPS_PER_S): lambda time: time.flops_per_s,
+        },
     )
-    return Table(title=f"Modules with the most time of their own, {graph.phase}", columns=_MODULE_COLUMNS, rows=rows)
-
-
-def _seconds(time_ns: int | None) -> float | None:
-    return None if time_ns is None else time_ns / _NS_PER_S
 
 
 def _notes(graph: CallGraph, times: MeasuredTimes, *, is_priced: bool) -> list[Note]:

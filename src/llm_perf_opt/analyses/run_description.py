@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llm_perf_opt.analyses.cost.parameters import untied
 from llm_perf_opt.analyses.memory.kv_cache import kv_cache
-from llm_perf_opt.analyses.pricing.op_cost import elements
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import Json, Parameter
-from llm_perf_opt.core.callgraph.tensor_formats import is_weight_format, tensor_bytes, untransposed
 from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
 from llm_perf_opt.core.report import Level, Note
+from llm_perf_opt.core.tensor_formats import is_weight_format, tensor_bytes, untransposed
 from llm_perf_opt.core.units import format_bytes, format_count
+from llm_perf_opt.ops.cost import elements
 
 
 def workload_note(graphs: Sequence[CallGraph]) -> Note:
@@ -73,7 +73,9 @@ _PLURALS = {Role.LINEAR: "matrices", Role.EXPERTS: "expert stacks", Role.ROUTER:
 
 def deployment_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
     """How the weights and the cache of a run are stored; nothing where all is as it was traced."""
-    told = graphs[0].deployment if graphs else {}
+    told = dict(graphs[0].deployment) if graphs else {}
+    if (device := told.pop("device", None)) is not None:
+        yield Note(f"Traced for the device {device}.")
     if not told:
         return
     yield Note(f"{weights_sentence(graphs[0])}{_cache_sentence(graphs)}")

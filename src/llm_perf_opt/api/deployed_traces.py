@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llm_perf_opt.analyses.deployment.stored_formats import can_store_cache, store_cache, store_weights, what_if_formats
 from llm_perf_opt.analyses.run_description import CHECKPOINT, WHAT_IF
+from llm_perf_opt.analyses.stored_formats import can_store_cache, store_cache, store_weights, what_if_formats
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.tensor_formats import StoredFormats, cache_dtype, stored_dtype
-from llm_perf_opt.core.protocols import Deployment, Json, ModelAdapter
+from llm_perf_opt.core.protocols import KnowsStoredFormats, ModelAdapter
+from llm_perf_opt.core.target import Json
+from llm_perf_opt.core.tensor_formats import StoredFormats, cache_dtype, stored_dtype
+from llm_perf_opt.core.workload import Deployment
 
 
 def deployed(adapter: ModelAdapter, graphs: Sequence[CallGraph], wanted: Deployment) -> tuple[CallGraph, ...]:
@@ -24,8 +26,10 @@ def deployed(adapter: ModelAdapter, graphs: Sequence[CallGraph], wanted: Deploym
 
 
 def redeployed(graphs: Sequence[CallGraph], wanted: Deployment) -> tuple[CallGraph, ...]:
-    """The phases of any run, a saved one too, in the formats that were asked for."""
+    """The phases of any run, a saved one too, for the device and in the formats that were asked for."""
     changed = tuple(graphs)
+    if wanted.device is not None:
+        changed = tuple(replace(graph, deployment={**graph.deployment, "device": wanted.device}) for graph in changed)
     if wanted.weights is not None:
         name = stored_dtype(wanted.weights)
         changed = tuple(_with_weights(graph, name) for graph in changed)
@@ -34,9 +38,15 @@ def redeployed(graphs: Sequence[CallGraph], wanted: Deployment) -> tuple[CallGra
     return changed
 
 
+def deployed_device(graphs: Sequence[CallGraph]) -> str | None:
+    """The id of the hardware that a trace was made for; None where it was made for none."""
+    found = graphs[0].deployment.get("device") if graphs else None
+    return found if isinstance(found, str) else None
+
+
 def formats_of(adapter: ModelAdapter, graph: CallGraph) -> StoredFormats:
     """What the adapter tells of its checkpoint; nothing where it has none."""
-    return adapter.stored_formats(graph) if hasattr(adapter, "stored_formats") else StoredFormats()
+    return adapter.stored_formats(graph) if isinstance(adapter, KnowsStoredFormats) else StoredFormats()
 
 
 def as_checkpoint(graph: CallGraph, stored: StoredFormats) -> CallGraph:

@@ -1,10 +1,12 @@
-"""The device table as reports."""
+"""The device table: which devices are known, with every figure and its source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.hardware import Device, find_device, load_devices
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 
@@ -16,23 +18,56 @@ _LISTED = {  # column of the list -> the figure as a file of devices spells it
 }
 
 
-def device_list(devices_file: Path | None = None) -> Report:
-    """One row per device."""
-    columns = (
-        Column("id"),
-        Column("name"),
-        *(Column(name, Kind.FLOPS_PER_S) for name in _LISTED_RATES),
-        Column("bandwidth", Kind.BYTES_PER_S),
-        Column("memory", Kind.BYTES),
-        Column("unverified figures", Kind.COUNT),
-        Column("of them in this row"),
-    )
-    rows = tuple(_row(device) for device in load_devices(devices_file).devices.values())
-    note = Note(
-        "Dense rates, accumulation in float32; fp32 is the rate of the vector units. "
-        "llm-perf-opt devices show ID tells every figure, which of them were not read in a source, and the sources."
-    )
-    return Report(title="Known devices", tables=(Table(title="Devices", columns=columns, rows=rows),), notes=(note,))
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DevicesAnswer(Answer):
+    """Every known device with all its figures."""
+
+    devices: tuple[Device, ...]
+
+    def report(self) -> Report:
+        """One row per device."""
+        columns = (
+            Column("id"),
+            Column("name"),
+            *(Column(name, Kind.FLOPS_PER_S) for name in _LISTED_RATES),
+            Column("bandwidth", Kind.BYTES_PER_S),
+            Column("memory", Kind.BYTES),
+            Column("unverified figures", Kind.COUNT),
+            Column("of them in this row"),
+        )
+        table = Table(title="Devices", columns=columns, rows=tuple(map(_row, self.devices)))
+        note = Note(
+            "Dense rates, accumulation in float32; fp32 is the rate of the vector units. llm-perf-opt devices show ID "
+            "tells every figure, which of them were not read in a source, and the sources."
+        )
+        return Report(title="Known devices", tables=(table,), notes=(note,))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DeviceAnswer(Answer):
+    """Everything that is known of one device."""
+
+    device: Device
+
+    def report(self) -> Report:
+        """Rates, memory, further figures, and the sources with what they disagree about."""
+        device = self.device
+        tables = (_rates_table(device), _memory_table(device), _further_table(device))
+        return Report(title=f"{device.name} ({device.id})", tables=tables, notes=tuple(_notes(device)))
+
+
+def devices(devices_file: str | Path | None = None) -> DevicesAnswer:
+    """The devices of the table, and those of a TOML file of your own."""
+    return DevicesAnswer(devices=tuple(load_devices(_path(devices_file)).devices.values()))
+
+
+def device(name: str, devices_file: str | Path | None = None) -> DeviceAnswer:
+    """One device by its id, or by the name that its driver reports."""
+    return DeviceAnswer(device=find_device(name, _path(devices_file)))
+
+
+def _path(file: str | Path | None) -> Path | None:
+    return None if file is None else Path(file)
 
 
 def _row(device: Device) -> tuple[Cell, ...]:
@@ -47,10 +82,8 @@ def _row(device: Device) -> tuple[Cell, ...]:
     )
 
 
-def device_report(name: str, devices_file: Path | None = None) -> Report:
-    """Everything that is known of one device."""
-    device = find_device(name, devices_file)
-    rates = Table(
+def _rates_table(device: Device) -> Table:
+    return Table(
         title="Rates",
         columns=(
             Column("dtype"),
@@ -70,7 +103,10 @@ def device_report(name: str, devices_file: Path | None = None) -> Report:
             for dtype, peak in device.peak_flops_per_s.items()
         ),
     )
-    memory = Table(
+
+
+def _memory_table(device: Device) -> Table:
+    return Table(
         title="Memory",
         columns=(Column("what"), Column("bytes", Kind.BYTES), Column("rate", Kind.BYTES_PER_S), Column("verified")),
         rows=(
@@ -91,12 +127,14 @@ def device_report(name: str, devices_file: Path | None = None) -> Report:
             ),
         ),
     )
-    further = Table(
+
+
+def _further_table(device: Device) -> Table:
+    return Table(
         title="Further figures",
         columns=(Column("figure"), Column("value"), Column("verified")),
         rows=tuple((name, str(value), _verified(device, name)) for name, value in _further(device)),
     )
-    return Report(title=f"{device.name} ({device.id})", tables=(rates, memory, further), notes=tuple(_notes(device)))
 
 
 def _further(device: Device) -> Iterator[tuple[str, str | int | float]]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
-from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.protocols import MODELS, Workload
-
-_WHOLE_PAGE = [1, 1]
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.plugins import MODELS, workload_type
+from llm_perf_opt.core.workload import Workload
 
 
 def workload_of(graph: CallGraph) -> Workload:
-    """What was asked for, with the defaults that were filled in then; a page that was not cut has no crops to force."""
-    told = {field.name: graph.workload[field.name] for field in fields(Workload) if field.name in graph.workload}
-    crops = told.get("crops")
-    told["crops"] = None if crops in (None, _WHOLE_PAGE) else tuple(crops)
-    return Workload(**told)
+    """The workload in the header of a trace, as its model declares it."""
+    return workload_type(graph.model).from_header(graph.workload)
 
 
 TRACE_SUFFIX = ".callgraph.json"
@@ -49,17 +44,20 @@ def read_traces(paths: Sequence[Path]) -> tuple[CallGraph, ...]:
     return tuple(read_callgraph(file) for file in trace_files(paths))
 
 
-def read_whole_traces(paths: Sequence[Path]) -> tuple[CallGraph, ...]:
-    """The same, of runs that came to their end: what stopped half-way is refused."""
-    graphs = read_traces(paths)
-    for graph in graphs:
-        if graph.stopped_in is not None:
-            raise PerfOptError(
-                f"The {graph.phase} of this trace stopped half-way, in {graph.stopped_in or '(root)'}.",
-                why="what follows is missing, so every figure would be too small",
-                fix="trace it again; until then llm-perf-opt report shows what ran",
-            )
-    return graphs
+def read_phase(path: Path, phase: str | None = None) -> CallGraph:
+    """One phase, by default the prefill or the first there is; of a run the file of that name alone is read."""
+    files = {file.name.removesuffix(TRACE_SUFFIX): file for file in trace_files([path])}
+    if len(files) == 1:
+        graph = read_callgraph(*files.values())
+        if phase in (None, graph.phase):
+            return graph
+        files = {graph.phase: path}
+    wanted = phase or ("prefill" if "prefill" in files else next(iter(files)))
+    if wanted not in files:
+        raise UsageError(
+            f"There is no phase {wanted!r} in {path}.", why=f"it holds: {', '.join(files)}", fix="choose one"
+        )
+    return read_callgraph(files[wanted])
 
 
 def _not_there(path: Path) -> UsageError:
@@ -93,13 +91,9 @@ def _phase_rank(file: Path) -> tuple[int, str]:
     return (PHASE_ORDER.index(phase) if phase in PHASE_ORDER else len(PHASE_ORDER)), phase
 
 
-def refuse_wishes(workload: Workload, **wishes: object) -> None:
-    """Refuse every field of a workload that was set, and every other wish that is not empty.
-
-    A wish that is silently ignored would be a wrong figure. Fields and wishes have the names of their options.
-    """
-    asked = [field.name for field in fields(Workload) if getattr(workload, field.name) != field.default]
-    asked += [name for name, wish in wishes.items() if wish]
+def refuse_options(given: Mapping[str, object], **options: object) -> None:
+    """Refuse whatever is given beside a trace: ignoring it would be a wrong figure. Names are those of the options."""
+    asked = [*given, *(name for name, value in options.items() if value)]
     if asked:
         raise UsageError(
             f"A trace made earlier has no use for {', '.join(map(_option, asked))}.",

@@ -1,43 +1,170 @@
-"""From a model's name to its call graphs: adapter, targets, tracer, files."""
+"""From a model, a module or saved files to a trace: `lpo.trace(...)` and `lpo.load(...)`."""
 
 from __future__ import annotations
 
-import inspect
-import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.analyses.cost.coverage import price_coverage
-from llm_perf_opt.analyses.cost.stage_report import stage_report
-from llm_perf_opt.analyses.measured_time import time_report
-from llm_perf_opt.analyses.necessary.necessary_table import with_necessary
-from llm_perf_opt.api.deployed_traces import as_checkpoint, deployed, formats_of, redeployed
-from llm_perf_opt.api.trace_files import PARTIAL, TRACE_SUFFIX, read_traces
-from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
-from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.output_files import make_folder, require_free
-from llm_perf_opt.core.protocols import (
-    FOLDERS,
-    MODELS,
-    TRACERS,
-    Deployment,
-    DrawingTracer,
-    ModelAdapter,
-    PartialTrace,
-    Target,
-    Tracer,
-    Workload,
+from llm_perf_opt.api.deployed_traces import redeployed
+from llm_perf_opt.api.trace import Origin, Trace
+from llm_perf_opt.api.trace_files import read_phase, read_traces, trace_files
+from llm_perf_opt.api.traced_phases import (
+    WEIGHTLESS,
+    draw_module,
+    drawing_tracer,
+    make_tracer,
+    reserve_folder,
+    trace_targets,
+    write_graphs,
 )
-from llm_perf_opt.core.report import Report
-from llm_perf_opt.core.units import format_count, format_seconds
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
+from llm_perf_opt.core.protocols import ModelAdapter, Tracer
+from llm_perf_opt.core.workload import Deployment
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import torch
 
 
-def find_adapter(model: str, trust_remote_code: bool) -> ModelAdapter:
+def trace(
+    model: str | Path | torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    tracer: str = WEIGHTLESS,
+    load_weights: str | None = None,
+    device: str | Device | None = None,
+    devices_file: Path | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    routing: str | None = None,
+    torch_device: str | None = None,
+    picture: tuple[str, Path] | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    keep_partial: bool = False,
+    trust_remote_code: bool = False,
+    **workload: Any,
+) -> Trace:
+    """Run a model: a registered name, a local Hugging Face folder, or a module called with `args` and `kwargs`.
+
+    - `tracer`: `weightless`; or `hooks`, `torchlens`, `profiler`, which run it for real.
+    - `load_weights`, of a real run: `random` (default), `none`, or a folder.
+    - `weights`, `cache`: stored formats, such as `int4-g128` and `fp8`. Default: as the checkpoint says.
+    - `routing`, of tokens to experts: `uniform` (default), `balanced`, `one`, `random:SEED`, `replay:FILE`.
+    - `device`: the hardware to analyse for. `torch_device`: what the code sees, `cuda` or, on a processor, `cpu`.
+    - `out`: a folder for the call graphs. `picture`: a module and a file for TorchLens's picture of it.
+    - `keep_partial`: keep a phase in which the model raises as far as it ran. Default: the error is raised.
+    - `workload`: `prompt_tokens`, `decode_steps`, `batch`, `dtype`, `attention`, and the options of the model.
+    """
+    folder = None if out is None else Path(out)
+    hardware = find_device(device, devices_file) if isinstance(device, str) else device
+    if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
+        torch_device = hardware.torch_device
+    running = make_tracer(tracer, routing=routing, torch_device=torch_device, load_weights=load_weights, keep_in=folder)
+    if picture is not None:
+        drawing_tracer(running)  # refused before any work
+    origin = find_origin(
+        model,
+        args,
+        kwargs,
+        device=None if hardware is None else hardware.id,
+        weights=weights,
+        cache=cache,
+        routing=routing,
+        torch_device=torch_device,
+        trust_remote_code=trust_remote_code,
+        **workload,
+    )
+    beside = (".chrome-trace.json",) if tracer == "profiler" else ()
+    return trace_origin(
+        origin, running, picture=picture, beside=beside, out=folder, force=force, keep_partial=keep_partial
+    )
+
+
+def trace_origin(
+    origin: Origin,
+    tracer: Tracer | None = None,
+    *,
+    picture: tuple[str, Path] | None = None,
+    beside: Sequence[str] = (),
+    out: Path | None = None,
+    force: bool = False,
+    keep_partial: bool = False,
+) -> Trace:
+    """Trace a model and workload that were found before. Default: without weights, and nothing is written.
+
+    `beside` are the suffixes of files that the tracer itself leaves in `out`, one per phase.
+    """
+    running = tracer or make_tracer(routing=origin.routing, torch_device=origin.torch_device)
+    targets = origin.adapter.targets(origin.workload)
+    phases = [target.phase for target in targets]
+    if out is not None:
+        others = [out / f"{phase}{suffix}" for phase in phases for suffix in beside]
+        reserve_folder(out, phases, [*others, *([picture[1]] if picture else [])], force=force)
+    traced = trace_targets(
+        running, origin.adapter, targets, origin.deployment, out=out, force=force, keep_partial=keep_partial
+    )
+    if picture is not None:
+        draw_module(drawing_tracer(running), targets, traced.graphs, *picture)
+    files = () if out is None else write_graphs(traced.graphs, out, force=force)
+    return Trace(name=origin.name, graphs=traced.graphs, origin=origin, failures=traced.failures, files=files)
+
+
+def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None, cache: str | None = None) -> Trace:
+    """A saved trace: a call-graph file, a folder that holds one per phase, or several of these. Needs no torch.
+
+    `weights` and `cache` store it in other formats than it was made with.
+    """
+    paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
+    graphs = redeployed(read_traces(paths), Deployment.make(weights=weights, cache=cache))
+    return Trace(name=", ".join(map(str, paths)), graphs=graphs, files=tuple(trace_files(paths)))
+
+
+def load_phase(
+    path: str | Path, phase: str | None = None, *, weights: str | None = None, cache: str | None = None
+) -> Trace:
+    """One phase of a saved trace. Default: the prefill, or the first there is. Its file alone is read.
+
+    A run names its files after their phases; a file alone says its phase itself. A cache is found in the decode, so for
+    another format of it all phases are read.
+    """
+    path, deployment = Path(path), Deployment.make(weights=weights, cache=cache)
+    graph = read_phase(path, phase)
+    graphs = (graph,) if cache is None else read_traces([path])
+    stored = redeployed(graphs, deployment)
+    chosen = next(found for found in stored if found.phase == graph.phase)
+    return Trace(name=str(path), graphs=(chosen,))
+
+
+def find_origin(
+    model: str | Path | torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    device: str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    routing: str | None = None,
+    torch_device: str | None = None,
+    trust_remote_code: bool = False,
+    **workload: Any,
+) -> Origin:
+    """The model and its workload, checked before anything runs; the parameters are those of `trace`."""
+    adapter = _adapter(model, args, kwargs, trust_remote_code)
+    return Origin(
+        name=str(model) if isinstance(model, (str, Path)) else adapter.title,
+        adapter=adapter,
+        workload=make_workload(adapter, **workload),
+        deployment=Deployment.make(device=device, weights=weights, cache=cache),
+        routing=routing,
+        torch_device=torch_device,
+    )
+
+
+def find_adapter(model: str, trust_remote_code: bool = False) -> ModelAdapter:
     """The adapter registered as `model`, or the one for the folder of that name."""
     if model in MODELS.names():
         return MODELS.get(model)()
@@ -53,166 +180,17 @@ def find_adapter(model: str, trust_remote_code: bool) -> ModelAdapter:
     return MODELS.get(model)()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRequest:
-    """Everything `trace` can be asked for. `model` is a registered name or a folder; a registered name wins."""
+def _adapter(
+    model: str | Path | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, trust_remote_code: bool
+) -> ModelAdapter:
+    if not isinstance(model, (str, Path)):
+        from llm_perf_opt.models.single_module.adapter import SingleModuleAdapter
 
-    model: str
-    workload: Workload
-    tracer: str = "weightless"
-    deployment: Deployment = field(default_factory=Deployment)
-    routing: str | None = None  # of routing, device and load_weights, None leaves the choice to the tracer
-    device: str | None = None
-    load_weights: str | None = None  # "random", "none", or a folder
-    torchlens_picture: tuple[str, Path] | None = None  # a module, and where to draw it
-    trust_remote_code: bool = False
-    out: Path | None = None  # None: nothing is written
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRun:
-    """What a run left behind: one graph per phase, the files in the same order, and the per-stage report."""
-
-    graphs: tuple[CallGraph, ...]
-    files: tuple[Path, ...]
-    report: Report
-    unpriced_ops: int | None  # None: the tracer sees no ops
-
-
-def run_trace(request: TraceRequest) -> TraceRun:
-    """Trace every phase of the workload; files appear only after all of them succeeded.
-
-    A model that raises half-way leaves one file, of the phase in which it did, named as partial.
-    """
-    tracer = _make_tracer(request)
-    adapter = find_adapter(request.model, request.trust_remote_code)
-    targets = adapter.targets(request.workload)
-    files = _free_files(request, targets)
-    traced = tuple(_trace(tracer, target, request, adapter) for target in targets)
-    graphs = deployed(adapter, traced, request.deployment)
-    if request.torchlens_picture is not None:
-        _draw(cast("DrawingTracer", tracer), targets, graphs, *request.torchlens_picture)
-    for graph, file in zip(graphs, files, strict=False):
-        write_callgraph(graph, file, overwrite=request.force)
-        _partial_file(file.parent, graph.phase).unlink(missing_ok=True)
-    return TraceRun(graphs=graphs, files=files, report=report_of(graphs), unpriced_ops=_unpriced_ops(graphs))
-
-
-def trace_on_ghosts(adapter: ModelAdapter, request: TraceRequest) -> tuple[CallGraph, ...]:
-    """The graphs alone, one per phase, of an adapter at hand: nothing is written and nothing reported."""
-    tracer = _make_tracer(request)
-    traced = tuple(_trace(tracer, target, request, adapter) for target in adapter.targets(request.workload))
-    return deployed(adapter, traced, request.deployment)
-
-
-def trace_each_phase(
-    adapter: ModelAdapter, request: TraceRequest
-) -> tuple[tuple[CallGraph, ...], tuple[PartialTrace, ...]]:
-    """The same, but a model that raises in one phase stops that phase alone: what finished, and what stopped."""
-    tracer = _make_tracer(request)
-    finished: list[CallGraph] = []
-    stopped: list[PartialTrace] = []
-    for target in adapter.targets(request.workload):
-        try:
-            finished.append(_trace(tracer, target, request, adapter))
-        except PartialTrace as stop:
-            stopped.append(stop)
-    return deployed(adapter, finished, request.deployment), tuple(stopped)
-
-
-def _draw(tracer: DrawingTracer, targets: Sequence[Target], graphs: Sequence[CallGraph], path: str, file: Path) -> None:
-    """The module's picture, from the first phase that calls it."""
-    for target, graph in zip(targets, graphs, strict=True):
-        if path in graph.call_counts:
-            tracer.picture(target, path, file)
-            log.info("Wrote %s", file)
-            return
-    raise UsageError(f"No phase calls the module {path!r}.", why="the trace has no call of it", fix="check the path")
-
-
-def _make_tracer(request: TraceRequest) -> Tracer:
-    """The tracer with what it was asked for; a wish that it cannot have is refused, not ignored."""
-    make = cast("Callable[..., Tracer]", TRACERS.get(request.tracer))
-    if request.torchlens_picture is not None and not hasattr(make, "picture"):
+        return SingleModuleAdapter(model, args, kwargs)
+    if args or kwargs:
         raise UsageError(
-            f"The tracer {request.tracer!r} draws no picture.", why="TorchLens does", fix="add --tracer torchlens"
+            "args and kwargs are for a module.",
+            why=f"{str(model)!r} makes its own inputs from the workload",
+            fix="leave them out, and give image=, prompt_tokens= or batch= instead",
         )
-    takes = inspect.signature(make).parameters
-    wishes = {"routing": request.routing, "device": request.device, "weights": request.load_weights}
-    if "weights" not in takes and request.load_weights == "none":
-        del wishes["weights"]
-    given = {name: wish for name, wish in wishes.items() if wish is not None}
-    for name in given:
-        if name not in takes:
-            option = "--load-weights" if name == "weights" else f"--{name}"
-            raise UsageError(
-                f"The tracer {request.tracer!r} has no use for {option}.",
-                why="it runs without weights" if name == "weights" else "it runs the model for real",
-                fix=f"leave {option} out, or choose another --tracer",
-            )
-    return make(**given, **({"keep_in": request.out} if "keep_in" in takes else {}))
-
-
-def _unpriced_ops(graphs: Sequence[CallGraph]) -> int | None:
-    if any(graph.ops is None for graph in graphs):
-        return None
-    return sum(price_coverage(graph).unpriced_ops for graph in graphs)
-
-
-def _free_files(request: TraceRequest, targets: Sequence[Target]) -> tuple[Path, ...]:
-    """One file per phase, refused before the work begins where something would be overwritten."""
-    if request.out is None:
-        return ()
-    files = tuple(request.out / f"{target.phase}{TRACE_SUFFIX}" for target in targets)
-    beside = [request.out / f"{target.phase}.chrome-trace.json" for target in targets if request.tracer == "profiler"]
-    beside += [_partial_file(request.out, target.phase) for target in targets]
-    beside += [request.torchlens_picture[1]] if request.torchlens_picture is not None else []
-    require_free((*files, *beside), force=request.force)
-    make_folder(request.out)
-    return files
-
-
-def _partial_file(folder: Path, phase: str) -> Path:
-    return folder / f"{phase}{PARTIAL}{TRACE_SUFFIX}"
-
-
-def _trace(tracer: Tracer, target: Target, request: TraceRequest, adapter: ModelAdapter) -> CallGraph:
-    log.info("Tracing %s, %s ...", target.model, target.phase)
-    started = time.perf_counter()
-    try:
-        graph = tracer.trace(target)
-    except PartialTrace as stopped:
-        stopped.graph = as_checkpoint(stopped.graph, formats_of(adapter, stopped.graph))
-        if request.out is not None:
-            file = _partial_file(request.out, target.phase)
-            write_callgraph(stopped.graph, file, overwrite=request.force)
-            log.info("Wrote %s: what ran until the model stopped in %s", file, stopped.graph.stopped_in or "(root)")
-        raise
-    seconds = time.perf_counter() - started
-    log.info("  %s module calls in %s", format_count(sum(graph.call_counts.values())), format_seconds(seconds))
-    return graph
-
-
-def report_on(paths: Sequence[Path], times: Sequence[Path] = (), deployment: Deployment | None = None) -> Report:
-    """The per-stage report of traces made earlier; a folder stands for every trace in it. Needs no torch.
-
-    `deployment` stores weights and cache otherwise. `times` are traces of the same run by a tracer that measures: what
-    they took is put on what `paths` cost.
-    """
-    graphs = redeployed(read_traces(paths), deployment or Deployment())
-    if not times:
-        return report_of(graphs)
-    measured = read_traces(times)
-    return _joined(stage_report(graphs), time_report(measured, graphs))
-
-
-def report_of(graphs: Sequence[CallGraph]) -> Report:
-    """What each stage costs, as written and necessary; and, where the tracer measured it, how long it took."""
-    report = with_necessary(stage_report(graphs), graphs)
-    timed = [graph for graph in graphs if graph.calls is not None and graph.calls.started_ns]
-    return _joined(report, time_report(timed)) if timed else report
-
-
-def _joined(first: Report, second: Report) -> Report:
-    return replace(first, tables=(*first.tables, *second.tables), notes=(*first.notes, *second.notes))
+    return find_adapter(str(model), trust_remote_code)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llm_perf_opt.analyses.cost.stage_report import stage_report
-from llm_perf_opt.analyses.cost.static_figures import StaticCompute
-from llm_perf_opt.analyses.memory import RunMemory, memory_report
-from llm_perf_opt.analyses.prediction import Execution, predict_stages, prediction_report, total_wall
+from llm_perf_opt.analyses.cost.stage_costs import stage_report
+from llm_perf_opt.analyses.cost.static_figures import StageCompute
+from llm_perf_opt.analyses.memory.memory_report import memory_report
+from llm_perf_opt.analyses.memory.need import RunMemory
 from llm_perf_opt.analyses.run_description import run_notes, workload_note
-from llm_perf_opt.analyses.serving import traced_fit, with_serving_fit
-from llm_perf_opt.api.costing import QUICK_SOURCES, CostRequest, CostRun, cost_of, cost_of_graphs
-from llm_perf_opt.api.deployed_traces import redeployed
-from llm_perf_opt.api.drawing import GraphRequest, view_of
-from llm_perf_opt.api.exporting import ExportRequest, export_parts
-from llm_perf_opt.api.trace_files import is_trace, read_traces, refuse_wishes
-from llm_perf_opt.api.tracing import find_adapter
+from llm_perf_opt.analyses.serving.fit import traced_fit, with_serving_fit
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.predict import predict, total_wall
+from llm_perf_opt.analyses.time.prediction_report import prediction_report
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.cost import QUICK_SOURCES
+from llm_perf_opt.api.cost_answer import CostAnswer
+from llm_perf_opt.api.export import ExportAnswer
+from llm_perf_opt.api.graph import grouped
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
 from llm_perf_opt.core.hardware import Device, find_device
-from llm_perf_opt.core.protocols import Deployment, ModelAdapter, Workload
 from llm_perf_opt.core.report import Column, Level, Note, Report, Table
 from llm_perf_opt.core.units import (
     format_bytes,
@@ -33,6 +35,9 @@ from llm_perf_opt.core.units import (
     format_seconds,
     format_short_count,
 )
+
+if TYPE_CHECKING:
+    from llm_perf_opt.api.trace import Trace
 
 _UNKNOWN = "not known"
 
@@ -52,23 +57,23 @@ def _with_unknown(answer: str, phases: Iterable[str]) -> str:
     return ", ".join((answer, *(f"{phase} {_UNKNOWN}" for phase in phases)))
 
 
-def what_runs(static: StaticCompute, graphs: Sequence[CallGraph], unknown_phases: Iterable[str] = ()) -> str:
+def what_runs(cost: CostAnswer, graphs: Sequence[CallGraph], unknown_phases: Iterable[str] = ()) -> str:
     """Modules and calls of all phases, and the weights behind them."""
     modules = len({path for graph in graphs for path in graph.call_counts})
     calls = sum(sum(graph.call_counts.values()) for graph in graphs)
-    told = [f"{format_count(modules)} modules in {format_count(calls)} calls"]
-    if static.parameters is not None:
-        told.append(f"{format_short_count(static.parameters)} parameters")
-    if (active := static.active_parameters) is not None:
-        unit = "decoded token" if static.workload.get("batch") == 1 else "decode step"
-        told.append(f"{format_short_count(active)} active per {unit}")
-    return _with_unknown(", ".join(told), unknown_phases)
+    parts = [f"{format_count(modules)} modules in {format_count(calls)} calls"]
+    if cost.parameters is not None:
+        parts.append(f"{format_short_count(cost.parameters)} parameters")
+    if (active := cost.active_parameters) is not None:
+        unit = "decoded token" if cost.workload.get("batch") == 1 else "decode step"
+        parts.append(f"{format_short_count(active)} active per {unit}")
+    return _with_unknown(", ".join(parts), unknown_phases)
 
 
-def what_it_costs(static: StaticCompute) -> str:
+def what_it_costs(stages: Sequence[StageCompute]) -> str:
     """FLOPs of every phase."""
     by_phase: dict[str, list[int | None]] = {}
-    for stage in static.stages:
+    for stage in stages:
         by_phase.setdefault(stage.phase, []).append(stage.flops)
     return ", ".join(f"{phase} {_flops(parts)}" for phase, parts in by_phase.items()) or _UNKNOWN
 
@@ -86,12 +91,12 @@ def does_it_fit(memory: RunMemory, device: Device | None, unknown_phases: Collec
     if memory.total_bytes is None:
         return _UNKNOWN
     weights = max(phase.weight_bytes for phase in memory.phases)
-    told = f"{format_bytes(memory.total_bytes)} at the peak, of which {format_bytes(weights)} are weights"
+    answer = f"{format_bytes(memory.total_bytes)} at the peak, of which {format_bytes(weights)} are weights"
     if device is not None:
         fits = _UNKNOWN if unknown_phases else "yes"
         verdict = fits if memory.total_bytes <= device.memory_bytes else "no"
-        told = f"{verdict}: {told}; {format_ratio(memory.total_bytes / device.memory_bytes)} of {device.name}"
-    return _with_unknown(told, unknown_phases)
+        answer = f"{verdict}: {answer}; {format_ratio(memory.total_bytes / device.memory_bytes)} of {device.name}"
+    return _with_unknown(answer, unknown_phases)
 
 
 def does_it_serve(graphs: Sequence[CallGraph], device: Device) -> str | None:
@@ -114,7 +119,7 @@ def how_fast(
 
 def _band(graph: CallGraph, device: Device, execution: Execution) -> str:
     steps = graph.runtime.get("decode_steps") if graph.phase == "decode" else None
-    wall = total_wall(predict_stages(graph, device, execution))
+    wall = total_wall(predict(graph, DataSheetRates(device, execution)))
     name = graph.phase
     if isinstance(steps, int) and steps:
         wall, name = wall.times(1 / steps), f"{graph.phase} of one token"
@@ -130,81 +135,66 @@ def what_exports(parts: Sequence[PartOutcome]) -> str:
 EXECUTION = Execution.EAGER  # of the prediction: what the trace shows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRequest:
-    """Everything the one report can be asked for. `model` may be a trace made earlier: then nothing is traced."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class WholeReport(Answer):
+    """One page with a chapter per question. `exports` is None where nothing was exported."""
 
     model: str
-    workload: Workload = field(default_factory=Workload)
-    deployment: Deployment = field(default_factory=Deployment)
-    device: str | None = None  # None: no prediction
-    devices_file: Path | None = None
-    with_exports: bool = False
-    routing: str | None = None
-    trust_remote_code: bool = False
+    cost: CostAnswer
+    device: Device | None
+    exports: ExportAnswer | None
+
+    def report(self) -> Report:
+        """The answers at a glance, then the chapters."""
+        graphs, answered = self.cost.graphs, tuple(self._chapters())
+        return Report(
+            title=self.model,
+            tables=(glance_table(answered),),
+            notes=(
+                *([workload_note(graphs), *run_notes(graphs)] if graphs else []),
+                Note("One page, made from the model's own code: no weights were read and nothing was timed."),
+            ),
+            chapters=tuple(chapter for chapter, _ in answered),
+        )
+
+    def _chapters(self) -> Iterator[tuple[Report, str]]:
+        """Every chapter that was asked for, with its answer in one line, which may be that it is not known."""
+        runs, *others = _traced_chapters(self.cost, self.device)
+        yield runs
+        yield replace(self.cost.summary(), title="What does it cost?"), what_it_costs(self.cost.stages)
+        yield from others
+        if self.exports is not None:
+            yield replace(self.exports.report(), title="What exports?"), what_exports(self.exports.parts)
 
 
-def run_whole_report(request: WholeRequest) -> Report:
-    """The report with a chapter per question; a wrong device is refused before anything is traced."""
-    device = _device(request)
-    adapter = _adapter(request)
-    run = _cost(request, adapter)
-    answered = tuple(_answered_chapters(request, adapter, run, device))
-    return Report(
-        title=run.static.model,
-        tables=(glance_table(answered),),
-        notes=(
-            *([workload_note(run.graphs), *run_notes(run.graphs)] if run.graphs else []),
-            Note("One page, made from the model's own code: no weights were read and nothing was timed."),
-        ),
-        chapters=tuple(chapter for chapter, _ in answered),
-    )
+def whole_report(
+    trace: Trace,
+    *,
+    device: str | Device | None = None,
+    devices_file: Path | None = None,
+    exports: bool = False,
+) -> WholeReport:
+    """Ask a trace everything. Where its model can be run again, every source but the export is asked about costs."""
+    found = find_report_device(device, devices_file)
+    sources = None if trace.origin is None else QUICK_SOURCES  # exporting is asked for by its own word
+    cost = trace.cost(sources, other_attention=True)
+    return WholeReport(model=cost.model, cost=cost, device=found, exports=trace.export() if exports else None)
 
 
-def _device(request: WholeRequest) -> Device | None:
-    if request.device is not None:
-        return find_device(request.device, request.devices_file)
-    if request.devices_file is not None:
+def find_report_device(device: str | Device | None, devices_file: Path | None) -> Device | None:
+    """The device to predict for; a wrong one is refused before any work."""
+    if isinstance(device, str):
+        return find_device(device, devices_file)
+    if device is None and devices_file is not None:
         raise UsageError(
             "--devices needs --device.",
             why="it is the file in which a device is looked up, and none was named",
             fix="add --device ID, or leave --devices out",
         )
-    return None
+    return device
 
 
-def _adapter(request: WholeRequest) -> ModelAdapter | None:
-    """None for a trace made earlier, which can be asked for nothing but what it holds."""
-    if not is_trace(request.model):
-        return find_adapter(request.model, request.trust_remote_code)
-    refuse_wishes(request.workload, routing=request.routing, exports=request.with_exports)
-    return None
-
-
-def _cost(request: WholeRequest, adapter: ModelAdapter | None) -> CostRun:
-    if adapter is None:
-        return cost_of_graphs(redeployed(read_traces([Path(request.model)]), request.deployment))
-    wanted = CostRequest(
-        model=request.model, workload=request.workload, deployment=request.deployment, routing=request.routing
-    )
-    return cost_of(adapter, wanted, QUICK_SOURCES)  # exporting is asked for by its own word
-
-
-def _answered_chapters(
-    request: WholeRequest, adapter: ModelAdapter | None, run: CostRun, device: Device | None
-) -> Iterator[tuple[Report, str]]:
-    """Every chapter that was asked for, with its answer in one line, which may be that it is not known."""
-    runs, *others = _traced_chapters(run, device)
-    yield runs
-    costs = replace(run.summary, title="What does it cost?", chapters=run.stage_chapters)
-    yield costs, what_it_costs(run.static)
-    yield from others
-    if request.with_exports and adapter is not None:
-        exported = export_parts(adapter, ExportRequest(model=request.model, workload=request.workload))
-        yield replace(exported.report, title="What exports?"), what_exports(exported.parts)
-
-
-def _traced_chapters(run: CostRun, device: Device | None) -> Iterator[tuple[Report, str]]:
+def _traced_chapters(run: CostAnswer, device: Device | None) -> Iterator[tuple[Report, str]]:
     """The chapters that are read from the trace; a phase that was not traced to its end is named in each of them."""
     graphs, stopped = run.graphs, run.stopped
     how_fast_title = "" if device is None else f"How fast could it be on {device.name}?"
@@ -213,26 +203,24 @@ def _traced_chapters(run: CostRun, device: Device | None) -> Iterator[tuple[Repo
         for title in ("What runs?", "Does it fit?", *([how_fast_title] if device else [])):
             yield _with_stopped(Report(title=title), stopped), unknown_because(reason)
         return
-    yield _with_stopped(_what_runs(graphs), stopped), what_runs(run.static, graphs, stopped)
+    yield _with_stopped(_what_runs(graphs), stopped), what_runs(run, graphs, stopped)
     fit = memory_report(run.memory, run.attention_cases, device)
     fit = fit if device is None else with_serving_fit(fit, graphs, device)
     serves = None if device is None else does_it_serve(graphs, device)
     answer = does_it_fit(run.memory, device, stopped)
     yield _with_stopped(fit, stopped), answer if serves is None else f"{answer}; {serves}"
     if device is not None:
-        fast = replace(prediction_report(graphs, device, EXECUTION), title=how_fast_title)
+        fast = replace(prediction_report(graphs, DataSheetRates(device, EXECUTION)), title=how_fast_title)
         yield _with_stopped(fast, stopped), how_fast(graphs, device, EXECUTION, stopped)
 
 
 def _with_stopped(chapter: Report, stopped: Mapping[str, str]) -> Report:
-    told = (Note(f"{phase} is not known: {reason}", Level.WARNING) for phase, reason in stopped.items())
-    return replace(chapter, notes=(*told, *chapter.notes))
+    warnings = (Note(f"{phase} is not known: {reason}", Level.WARNING) for phase, reason in stopped.items())
+    return replace(chapter, notes=(*warnings, *chapter.notes))
 
 
 def _what_runs(graphs: Sequence[CallGraph]) -> Report:
-    phases = tuple(
-        Report(title=graph.phase, graph=view_of(graph, GraphRequest())) for graph in graphs if graph.calls is not None
-    )
+    phases = tuple(Report(title=graph.phase, graph=grouped(graph)) for graph in graphs if graph.calls is not None)
     stages, on_top = stage_report(graphs), (workload_note(graphs), *run_notes(graphs))
     notes = (*(note for note in stages.notes if note not in on_top), *_rest_note(graphs))
     return replace(stages, title="What runs?", notes=notes, chapters=phases)

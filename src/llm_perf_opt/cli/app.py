@@ -8,16 +8,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from llm_perf_opt import __version__
+from llm_perf_opt.cli.catalogue_command import doctor, models
 from llm_perf_opt.cli.compare_command import compare
 from llm_perf_opt.cli.cost_command import cost
 from llm_perf_opt.cli.devices_command import devices_app
-from llm_perf_opt.cli.doctor_command import doctor
 from llm_perf_opt.cli.export_command import export
 from llm_perf_opt.cli.graph_command import graph
-from llm_perf_opt.cli.models_command import models
 from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
-from llm_perf_opt.cli.progress import say, start_talking
+from llm_perf_opt.cli.progress import log_to_stderr, say
 from llm_perf_opt.cli.report_command import report
 from llm_perf_opt.cli.trace_command import trace
 from llm_perf_opt.core.errors import PerfOptError
@@ -63,9 +62,9 @@ def _root(
 ) -> None:
     """What a multimodal LLM runs and what it costs: no weights, no GPU, no edits.
 
-    The result goes to stdout, the talk to stderr. Exit code 0: fine, 1: our failure, 2: wrong usage.
+    The result goes to stdout, progress to stderr. Exit code 0: fine, 1: our failure, 2: wrong usage.
     """
-    start_talking()
+    log_to_stderr()
 
 
 def main() -> None:

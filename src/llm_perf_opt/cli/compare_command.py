@@ -33,16 +33,15 @@ def compare(
     json_wanted: JsonOption = False,
 ) -> None:
     """Hold two traces side by side and name the cause of every difference; needs no torch."""
-    from llm_perf_opt.api.comparing import CompareRequest, run_compare
+    from llm_perf_opt.api.tracing import load
 
     reporter = choose_reporter(format_name, json_wanted)
-    request = CompareRequest(left=left, right=right, phases=tuple(phase or ()), budgets=tuple(budget or ()), rows=rows)
-    run = run_compare(request)
-    show(run.report, reporter)
-    if run.violated:
-        raise _violation(run.violated)
-    if strict and run.unexplained:
-        raise _unexplained(run.unexplained)
+    answer = load(left).compare(load(right), phases=phase or (), budgets=budget or (), rows=rows)
+    show(answer.report(), reporter)
+    if answer.budgets_broken:
+        raise _violation(answer.budgets_broken)
+    if strict and answer.unexplained:
+        raise _unexplained(answer.unexplained)
 
 
 def _violation(budgets: tuple[str, ...]) -> PerfOptError:

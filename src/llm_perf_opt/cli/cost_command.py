@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,10 +12,11 @@ from llm_perf_opt.cli.model_options import (
     CacheOption,
     RoutingOption,
     SourceArgument,
+    TorchDeviceOption,
     TrustOption,
     WeightsOption,
-    deployment_of,
     takes_workload,
+    trace_or_load,
 )
 from llm_perf_opt.cli.output import (
     ForceOption,
@@ -27,15 +28,15 @@ from llm_perf_opt.cli.output import (
 )
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.protocols import WITNESSES, Workload
+from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.source_figures import left_out
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analyses.cost.static_figures import StaticCompute
+    from llm_perf_opt.api.cost_answer import CostAnswer
 
 SourcesOption = Annotated[
     str | None,
-    typer.Option(help=f"Sources, with commas: counted, {', '.join(WITNESSES.names())}. Default: all of them."),
+    typer.Option(help=f"Sources, with commas: counted, {', '.join(SOURCES.names())}. Default: all of them."),
 ]
 StrictOption = Annotated[
     bool,
@@ -51,11 +52,12 @@ OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.
 @takes_workload()
 def cost(
     model: SourceArgument,
-    workload: Workload,
+    workload: Mapping[str, Any],
     weights: WeightsOption = None,
     cache: CacheOption = None,
     sources: SourcesOption = None,
     routing: RoutingOption = None,
+    torch_device: TorchDeviceOption = None,
     out: OutOption = None,
     force: ForceOption = False,
     format_name: FormatOption = None,
@@ -64,68 +66,80 @@ def cost(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Print what MODEL_OR_TRACE costs per stage, from independent sources, with every difference explained."""
-    from llm_perf_opt.api.costing import CostRequest, free_cost_files, run_cost, write_cost
+    from llm_perf_opt.api.cost import check_sources
+    from llm_perf_opt.api.cost import cost as run_cost
+    from llm_perf_opt.api.cost_answer import reserve_cost_files
+    from llm_perf_opt.api.trace_files import is_trace, refuse_options
 
     reporter = choose_reporter(format_name, json_wanted)
     if out is not None:
-        free_cost_files(out, force=force)
+        reserve_cost_files(out, force=force)
     named = tuple(name.strip() for name in sources.split(",")) if sources else None
-    request = CostRequest(
-        model=model,
-        workload=workload,
-        deployment=deployment_of(weights, cache),
-        sources=named,
-        routing=routing,
-        trust_remote_code=trust_remote_code,
-    )
-    with model_prints_apart():
-        run = run_cost(request)
-    show(run.report, reporter)
+    check_sources(named)
+    if is_trace(model):
+        refuse_options({}, torch_device=torch_device)
+        traced = trace_or_load(
+            model, workload, weights=weights, cache=cache, routing=routing, trust_remote_code=trust_remote_code
+        )
+        answer = traced.cost(named)
+    else:
+        with model_prints_apart():
+            answer = run_cost(
+                model,
+                sources=named or "all",
+                weights=weights,
+                cache=cache,
+                routing=routing,
+                torch_device=torch_device,
+                trust_remote_code=trust_remote_code,
+                **workload,
+            )
+    show(answer.report(), reporter)
     if out is None:
         say("Nothing written: add --out DIR to keep the report.")
     else:
-        for file in write_cost(run, out, force=force):
+        for file in answer.save_files(out, force=force):
             say(f"Wrote {file}")
     if strict:
-        _refuse_holes(run.static, named or ("counted",))
+        _refuse_holes(answer, named or ("counted",))
 
 
-def _refuse_holes(static: StaticCompute, must_speak: Sequence[str]) -> None:
-    for what, why, fix in _holes(static, must_speak):
+def _refuse_holes(answer: CostAnswer, must_speak: Sequence[str]) -> None:
+    for what, why, fix in _holes(answer, must_speak):
         raise PerfOptError(what, why=", and ".join(filter(None, ("--strict was given", why))), fix=fix)
 
 
-def _holes(static: StaticCompute, must_speak: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def _holes(answer: CostAnswer, must_speak: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """What is missing, why if there is more to say, and what to do.
 
     Sources that nobody named may be silent, except the count itself.
     """
-    if static.unpriced_ops:
+    if answer.unpriced_ops:
         yield (
-            f"{static.unpriced_ops:,} ops have no price and are not in the totals.",
+            f"{answer.unpriced_ops:,} ops have no price and are not in the totals.",
             "",
             "see the warnings above for their names; without --strict the report stands with its holes listed",
         )
-    for source, phase, stage, _ in static.ledger.missing:
+    for source, phase, stage, _ in answer.ledger.missing:
         if source in must_speak:
             yield (
                 f"{source} says nothing of {stage} ({phase}).",
                 "",
                 "see the warnings above for the reason, or leave it out of --sources",
             )
-    if static.flops is None:
-        yield ("The total is not known.", _why_unknown(static), _source_to_add(static))
-    if static.ledger.unexplained:
+    if answer.flops is None:
+        yield ("The total is not known.", _why_unknown(answer), _source_to_add(answer))
+    if answer.ledger.unexplained:
         yield (
-            f"{len(static.ledger.unexplained)} differences between sources have no known cause.",
+            f"{len(answer.ledger.unexplained)} differences between sources have no known cause.",
             "",
             "see the ledger above; ask fewer sources with --sources, or report the difference",
         )
 
 
-def _why_unknown(static: StaticCompute) -> str:
+def _why_unknown(answer: CostAnswer) -> str:
     """Which stages no source counted in full, and what the one that counted most says of itself."""
-    partial = ((stage, stage.incomplete) for stage in static.stages)
+    partial = ((stage, stage.incomplete) for stage in answer.stages)
     return "; ".join(
         f"{source.source} {left_out(source)} in {stage.name} ({stage.phase})"
         for stage, source in partial
@@ -133,8 +147,8 @@ def _why_unknown(static: StaticCompute) -> str:
     )
 
 
-def _source_to_add(static: StaticCompute) -> str:
-    asked = {source.source for stage in static.stages for source in stage.sources}
+def _source_to_add(answer: CostAnswer) -> str:
+    asked = {source.source for stage in answer.stages for source in stage.sources}
     if "counted" in asked:
         return "see the warnings above for the stages that no source could count"
     return f"ask a source that sees everything too: --sources {','.join(('counted', *sorted(asked)))}"

@@ -18,7 +18,7 @@ OutOption = Annotated[
 
 def calibrate(
     out: OutOption = Path("calibration.json"),
-    device: Annotated[str, typer.Option(help="cpu or cuda, as torch names it.")] = "cpu",
+    torch_device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="Of products, attention and convolutions.")
     ] = "bfloat16",
@@ -31,27 +31,25 @@ def calibrate(
     json_wanted: JsonOption = False,
 ) -> None:
     """Measure how fast this machine is at each kind of work: two to four minutes, best with nothing else running."""
-    from llm_perf_opt.api.calibrating import CalibrateRequest, run_calibrate
+    from llm_perf_opt.api.calibration import calibrate as run_calibrate
 
     reporter = choose_reporter(format_name, json_wanted)
-    run = run_calibrate(
-        CalibrateRequest(out=out, device=device, dtype=dtype, threads=threads, smoke=smoke, force=force)
-    )
-    show(run.report, reporter)
-    for file in run.files:
+    answer = run_calibrate(torch_device=torch_device, dtype=dtype, threads=threads, smoke=smoke, out=out, force=force)
+    show(answer.report(), reporter)
+    for file in answer.files:
         say(f"Wrote {file}")
-    if run.device_id is None:
+    if answer.device is None:
         say("Wrote no file for --devices: the smallest sizes tell no rates of this machine.")
         say(f"Next: llm-perf-opt devices calibrate --out {out} --force")
     else:
-        say(f"Next: llm-perf-opt devices show {run.device_id} --devices {run.files[1]}")
+        say(f"Next: llm-perf-opt devices show {answer.device.id} --devices {answer.files[1]}")
 
 
 devices_app = typer.Typer(
     name="devices",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List and describe devices, measure the one at hand, and add your own.",
+    help="List and describe devices, measure this machine, and add your own.",
 )
 devices_app.command()(calibrate)
 DevicesOption = Annotated[
@@ -64,10 +62,10 @@ def list_devices(
     devices: DevicesOption = None, format_name: FormatOption = None, json_wanted: JsonOption = False
 ) -> None:
     """List every known device with its main figures."""
-    from llm_perf_opt.api.devices import device_list
+    from llm_perf_opt.api.devices import devices as known_devices
 
     reporter = choose_reporter(format_name, json_wanted)
-    show(device_list(devices), reporter)
+    show(known_devices(devices).report(), reporter)
 
 
 @devices_app.command("show")
@@ -78,10 +76,10 @@ def show_device(
     json_wanted: JsonOption = False,
 ) -> None:
     """Print every figure of one device, its sources, and what they disagree about."""
-    from llm_perf_opt.api.devices import device_report
+    from llm_perf_opt.api.devices import device as find_device
 
     reporter = choose_reporter(format_name, json_wanted)
-    show(device_report(device, devices), reporter)
+    show(find_device(device, devices).report(), reporter)
 
 
 @devices_app.command("template")

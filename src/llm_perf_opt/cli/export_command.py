@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,17 +22,11 @@ from llm_perf_opt.cli.output import (
 )
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.export_outcome import Check, ExportWishes
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, ExportOptions
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.workload import Workload
 
-_DEFAULTS = ExportWishes()
-_CHECKS = {
-    "export": Check.EXPORT,
-    "dynamic": Check.DYNAMIC,
-    "onnx": Check.ONNX,
-    "onnxruntime": Check.PARITY,
-}
+_DEFAULTS = ExportOptions()
 
 PartOption = Annotated[
     list[str] | None,
@@ -44,7 +39,7 @@ CompileOption = Annotated[
 PhaseOption = Annotated[Literal["prefill", "decode"], typer.Option(help="Which run a module path is taken from.")]
 CheckOption = Annotated[
     list[str] | None,
-    typer.Option("--check", help=f"Try only: {', '.join(_CHECKS)}; may be repeated. All of them if absent."),
+    typer.Option("--check", help=f"Try only: {', '.join(CHECKS_BY_NAME)}; may be repeated. All of them if absent."),
 ]
 WeightsOption = Annotated[int, typer.Option(min=0, help="MiB of random weights that one part may take.")]
 RunsOption = Annotated[int, typer.Option(min=1, help="Timed runs of each kind for --compile.")]
@@ -55,7 +50,7 @@ OutOption = Annotated[Path | None, typer.Option(help="Folder for .pt2, .onnx, li
 @takes_workload(dtype="float32")
 def export(
     model: ModelArgument,
-    workload: Workload,
+    workload: Mapping[str, Any],
     part: PartOption = None,
     phase: PhaseOption = "prefill",
     check: CheckOption = None,
@@ -71,35 +66,29 @@ def export(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Export parts of MODEL_OR_DIR as static graphs, without weights, and say why where it is refused."""
-    from llm_perf_opt.api.exporting import ExportRequest, run_export
+    from llm_perf_opt.api.export import export as run_export
 
     reporter = choose_reporter(format_name, json_wanted)
-    request = ExportRequest(
-        model=model,
-        workload=workload,
-        parts=tuple(part or ()),
-        compiled_parts=tuple(compile_parts or ()),
-        phase=phase,
-        wishes=ExportWishes(checks=_checks(check), compile_runs=compile_runs, max_weight_bytes=max_weights << 20),
-        trust_remote_code=trust_remote_code,
-        out=out,
-        force=force,
-    )
     with model_prints_apart():
-        run = run_export(request)
-    show(run.report if operators else _without_operators(run.report), reporter)
-    _close(model, run.files, out)
+        answer = run_export(
+            model,
+            *(part or ()),
+            phase=phase,
+            checks=check,
+            compile_parts=compile_parts or (),
+            compile_runs=compile_runs,
+            max_weight_bytes=max_weights << 20,
+            out=out,
+            force=force,
+            trust_remote_code=trust_remote_code,
+            **{"dtype": Workload().dtype, **workload},  # a workload leaves out what is its own default
+        )
+    report = answer.report()
+    show(report if operators else _without_operators(report), reporter)
+    _close(model, answer.files, out)
     if strict:
-        _refuse_holes([name for figure in run.flops for name in figure.unpriced], run.report.title)
-        _refuse_differences([figure.name for figure in run.flops if not figure.is_explained])
-
-
-def _checks(names: list[str] | None) -> frozenset[Check]:
-    """Those asked for; the graph itself is always made, since all others start from it."""
-    for name in names or ():
-        if name not in _CHECKS:
-            raise typer.BadParameter(f"{name!r} is none of: {', '.join(_CHECKS)}", param_hint="--check")
-    return frozenset(_CHECKS[name] for name in names or _CHECKS) | {Check.EXPORT}
+        _refuse_holes(answer.unpriced, report.title)
+        _refuse_differences(answer.unexplained)
 
 
 def _without_operators(report: Report) -> Report:
@@ -116,7 +105,7 @@ def _close(model: str, files: tuple[Path, ...], out: Path | None) -> None:
     say(f"Next: llm-perf-opt cost {shlex.quote(model)} --sources counted,exported")
 
 
-def _refuse_holes(unpriced: list[str], title: str) -> None:
+def _refuse_holes(unpriced: Sequence[str], title: str) -> None:
     if unpriced:
         raise PerfOptError(
             f"{title}: {len(unpriced)} operators have no price and are not in the totals.",
@@ -125,7 +114,7 @@ def _refuse_holes(unpriced: list[str], title: str) -> None:
         )
 
 
-def _refuse_differences(parts: list[str]) -> None:
+def _refuse_differences(parts: Sequence[str]) -> None:
     if parts:
         raise PerfOptError(
             f"The FLOPs of {', '.join(parts)} differ between sources for no known reason.",

@@ -9,13 +9,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.api.drawing import drawing_format_of
-from llm_perf_opt.cli.model_options import CacheOption, WeightsOption, deployment_of
+from llm_perf_opt.cli.model_options import CacheOption, WeightsOption
 from llm_perf_opt.cli.output import JsonOption
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
-from llm_perf_opt.core.protocols import DRAWINGS
+from llm_perf_opt.core.plugins import DRAWINGS
 
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
@@ -50,25 +49,14 @@ def graph(
     json_wanted: JsonOption = False,
 ) -> None:
     """Fold a trace into families of modules and draw it; needs no torch."""
-    from llm_perf_opt.api.drawing import GraphRequest, graph_view
+    from llm_perf_opt.api.tracing import load_phase
 
     name = _format_of(format_name, out, json_wanted)
-    deployment = deployment_of(weights, cache)
-    drawing = DRAWINGS.get(name)(metric)
+    suffix = DRAWINGS.get(name)(metric).suffix
     if out is not None:
         free_file(out, force=force)
-    view = graph_view(
-        GraphRequest(
-            source=source,
-            deployment=deployment,
-            phase=phase,
-            depth=depth,
-            focus=focus,
-            max_boxes=max_boxes,
-            metric=metric,
-        )
-    )
-    picture = drawing.render(view)
+    traced = load_phase(source, phase, weights=weights, cache=cache)
+    picture = traced.graph(depth=depth, focus=focus, max_boxes=max_boxes, metric=metric).draw(name, metric)
     if out is not None:
         write_result(out, picture)
         _close(source, phase, out, name)
@@ -78,7 +66,7 @@ def graph(
         raise UsageError(
             f"The format {name!r} needs a file.",
             why="it is not text, and stdout is for text",
-            fix=f"add --out {source.name or 'graph'}{drawing.suffix}",
+            fix=f"add --out {source.name or 'graph'}{suffix}",
         )
 
 
@@ -93,6 +81,8 @@ def _format_of(format_name: str | None, out: Path | None, json_wanted: bool) -> 
         return "json" if format_name is None else format_name
     if out is None:
         return "text"
+    from llm_perf_opt.api.graph import drawing_format_of
+
     return drawing_format_of(out)
 
 

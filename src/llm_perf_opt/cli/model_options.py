@@ -1,40 +1,22 @@
-"""The options that say which model, which workload and which stored formats; the same in every verb."""
+"""The options that say which model or trace, which workload and which stored formats; the same in every verb."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from llm_perf_opt.core.callgraph.tensor_formats import CACHE_NAMES, WHAT_IF_NAMES, cache_dtype, stored_dtype
-from llm_perf_opt.core.protocols import MODELS, Deployment, Workload
+from llm_perf_opt.cli.output import model_prints_apart
+from llm_perf_opt.core.options import Option
+from llm_perf_opt.core.plugins import MODELS, workload_options
+from llm_perf_opt.core.workload import Deployment
 
-WeightsOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FORMAT",
-        help=f"Stored format of the weights: {', '.join(WHAT_IF_NAMES)}, ... Default: as the checkpoint says.",
-    ),
-]
-CacheOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FORMAT", help=f"Type of the cached keys and values: {', '.join(CACHE_NAMES)}. Default: as traced."
-    ),
-]
-
-
-def deployment_of(weights: str | None, cache: str | None) -> Deployment:
-    """What was asked for; a name that is no format is refused here, before any work."""
-    if weights is not None:
-        stored_dtype(weights)
-    if cache is not None:
-        cache_dtype(cache)
-    return Deployment(weights=weights, cache=cache)
+if TYPE_CHECKING:
+    from llm_perf_opt.api.trace import Trace
 
 
 MODEL_HELP = f"A model ({', '.join(MODELS.names())}) or a local Hugging Face folder; it needs no weights in it."
@@ -52,71 +34,93 @@ RoutingOption = Annotated[
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code in the model folder.")]
 
 
-def _options(
-    image: Annotated[
-        str | None, typer.Option(help="WIDTHxHEIGHT of a blank page, or an image file. A folder gets none by default.")
-    ] = None,
-    mode: Annotated[str | None, typer.Option(help="The model's image mode: tiny, small, base, large, gundam.")] = None,
-    crops: Annotated[str | None, typer.Option(help="COLUMNSxROWS, instead of what the image size gives.")] = None,
-    prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Text tokens in the prompt; image tokens come on top.")
-    ] = None,
-    decode_steps: Annotated[int, typer.Option(min=0, help="Tokens to decode after the prefill.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences run together.")] = 1,
-    dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="Type of weights and activations.")
-    ] = "bfloat16",
-    attention: Annotated[
-        Literal["eager", "sdpa", "flash"] | None,
-        typer.Option(help="Attention code; the model's own default if absent."),
-    ] = None,
-) -> Workload:
-    return Workload(
-        image=image,
-        mode=mode,
-        crops=_crop_grid(crops),
-        prompt_tokens=prompt_tokens,
-        decode_steps=decode_steps,
-        batch=batch,
-        dtype=dtype,
-        attention=attention,
-    )
+def _option(declared: Option, takers: Sequence[str] = ()) -> Any:
+    """The declaration as typer reads it; who takes the option is named where not every model does."""
+    limit = None if declared.text_kind is str else declared.at_least
+    takes = f" For {', '.join(takers)}." if takers else ""
+    return typer.Option(min=limit, metavar=declared.metavar, help=f"{declared.help}{takes}")
 
 
-_NAMES = tuple(inspect.signature(_options).parameters)
+_DEPLOYMENT = Deployment.options()
+DeviceOption = Annotated[str | None, _option(_DEPLOYMENT["device"])]
+DevicesOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template.")
+]
+TorchDeviceOption = Annotated[
+    Literal["cuda", "cpu"] | None,
+    typer.Option(help="Device that the code sees. Default: cuda; cpu for a real run or if --device is a processor."),
+]
+WeightsOption = Annotated[str | None, _option(_DEPLOYMENT["weights"])]
+CacheOption = Annotated[str | None, _option(_DEPLOYMENT["cache"])]
 
 
 def takes_workload(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Put the options of a workload in the place of a verb's parameter `workload`, and give it the workload.
+    """Put the options of every model in the place of a verb's parameter `workload`, and give it those that are set.
 
     `defaults` are those in which the verb differs from the others.
     """
 
     def decorated(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
-        def told(**given: Any) -> None:
-            verb(workload=_options(**{name: given.pop(name) for name in _NAMES}), **given)
+        def with_workload(**given: Any) -> None:
+            values = {name: given.pop(name) for name in declared}
+            verb(workload={name: value for name, value in values.items() if value != declared[name].default}, **given)
 
+        declared = {name: option for name, (option, _) in workload_options().items()}
         own = inspect.signature(verb, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
             parameters += _parameters(defaults) if parameter.name == "workload" else [parameter]
-        told.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        told.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return told
+        with_workload.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        with_workload.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return with_workload
 
     return decorated
 
 
 def _parameters(defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
-    options = inspect.signature(_options, eval_str=True).parameters
-    return [option.replace(default=defaults.get(name, option.default)) for name, option in options.items()]
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=defaults.get(name, declared.default),
+            annotation=_annotation(declared, takers),
+        )
+        for name, (declared, takers) in workload_options().items()
+    ]
 
 
-def _crop_grid(text: str | None) -> tuple[int, int] | None:
-    """`2x3` as columns and rows."""
-    if text is None:
-        return None
-    if not (match := re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text)):
-        raise typer.BadParameter(f"{text!r} is not COLUMNSxROWS, like 2x3", param_hint="--crops")
-    return int(match[1]), int(match[2])
+def _annotation(declared: Option, takers: Sequence[str]) -> Any:
+    kind: Any = Literal[declared.choices] if declared.choices else declared.text_kind
+    return Annotated[kind if declared.default is not None else kind | None, _option(declared, takers)]
+
+
+def trace_or_load(
+    model: str,
+    workload: Mapping[str, Any],
+    *,
+    weights: str | None,
+    cache: str | None,
+    routing: str | None = None,
+    torch_device: str | None = None,
+    keep_partial: bool = False,
+    trust_remote_code: bool,
+) -> Trace:
+    """The trace that `model` names, or a new one of the model; a saved trace takes no workload and no routing."""
+    from llm_perf_opt.api.trace_files import is_trace, refuse_options
+    from llm_perf_opt.api.tracing import load, trace
+
+    if is_trace(model):
+        refuse_options(workload, routing=routing)
+        return load(model, weights=weights, cache=cache)
+    with model_prints_apart():
+        return trace(
+            model,
+            weights=weights,
+            cache=cache,
+            routing=routing,
+            torch_device=torch_device,
+            keep_partial=keep_partial,
+            trust_remote_code=trust_remote_code,
+            **workload,
+        )

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import REPORTERS, Reporter
+from llm_perf_opt.core.plugins import REPORTERS
+from llm_perf_opt.core.protocols import Reporter
 from llm_perf_opt.core.report import Report
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]

@@ -1,34 +1,31 @@
-"""`llm-perf-opt predict`: how long each stage would take on a device that need not be at hand."""
+"""`llm-perf-opt predict`: how long each stage would take on a device."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from llm_perf_opt.cli.model_options import (
     CacheOption,
+    DeviceOption,
+    DevicesOption,
     RoutingOption,
     SourceArgument,
     TrustOption,
     WeightsOption,
-    deployment_of,
     takes_workload,
+    trace_or_load,
 )
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.core.workload import Deployment
 
-DeviceOption = Annotated[
-    str | None, typer.Option(help="Id or reported name of a device: llm-perf-opt devices list.", show_default=False)
-]
 CalibrationOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="In place of a device: a calibration, from llm-perf-opt devices calibrate."),
-]
-DevicesOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template.")
 ]
 ExecutionOption = Annotated[
     Literal["eager", "fused"],
@@ -39,7 +36,7 @@ ExecutionOption = Annotated[
 @takes_workload()
 def predict(
     model: SourceArgument,
-    workload: Workload,
+    workload: Mapping[str, Any],
     weights: WeightsOption = None,
     cache: CacheOption = None,
     device: DeviceOption = None,
@@ -52,21 +49,27 @@ def predict(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
-    from llm_perf_opt.api.predicting import PredictRequest, run_predict
+    from llm_perf_opt.api.prediction import find_rates, torch_device_of
+    from llm_perf_opt.api.trace_files import is_trace
 
     reporter = choose_reporter(format_name, json_wanted)
-    request = PredictRequest(
-        model=model,
-        device=device,
-        calibration_file=calibration,
-        workload=workload,
-        deployment=deployment_of(weights, cache),
-        devices_file=devices,
-        execution=execution,
+    Deployment.make(weights=weights, cache=cache)  # a word that is no format is refused first
+    torch_device = None
+    if device or calibration or not is_trace(model):  # a saved trace may name its device
+        rates = find_rates(
+            device, calibration=calibration, devices_file=devices, execution=execution, weights=weights, cache=cache
+        )
+        torch_device = torch_device_of(rates)
+    traced = trace_or_load(
+        model,
+        workload,
+        weights=weights,
+        cache=cache,
         routing=routing,
+        torch_device=torch_device,
         trust_remote_code=trust_remote_code,
     )
-    with model_prints_apart():
-        report = run_predict(request)
+    answer = traced.predict(device, calibration=calibration, devices_file=devices, execution=execution)
+    report = answer.report()
     is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
     show(replace(report, charts=()) if is_short else report, reporter)

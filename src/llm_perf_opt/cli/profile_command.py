@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.api.profile.run_folder import FAILURE_FILE
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.profile.profiling import ProfileRun
+    from llm_perf_opt.api.profile.profiling import ProfileAnswer
     from llm_perf_opt.api.profile.sweeping import Sweep
     from llm_perf_opt.cli.profile_config import ConfiguredRun
 
@@ -40,7 +39,7 @@ def profile(
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
 ) -> None:
-    """Run a model for real, time every stage, and hold it against the device."""
+    """Run a model for real, time every stage, and compare it with the device."""
     from llm_perf_opt.api.profile.sweeping import read_sweep
     from llm_perf_opt.cli import profile_config
 
@@ -55,32 +54,37 @@ def profile(
         show(sweep.report, reporter)
         _close_sweep(folder, sweep)
         return
-    done: list[ProfileRun] = []
+    done: list[ProfileAnswer] = []
     profile_config.run_configured(words, lambda run: done.append(_run(run, force=force)))
-    report = done[0].report
+    report = done[0].report()
     is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables; report.html has it all
     show(replace(report, charts=(), chapters=()) if is_short else report, reporter)
     _close(done[0])
 
 
-def _run(run: ConfiguredRun, *, force: bool) -> ProfileRun:
+def _run(run: ConfiguredRun, *, force: bool) -> ProfileAnswer:
+    from llm_perf_opt.api.profile.profiled_model import open_model
     from llm_perf_opt.api.profile.profiling import run_profile
     from llm_perf_opt.cli.progress import progress_bar
 
     with progress_bar() as progress, model_prints_apart():
-        return run_profile(run.request, run.folder, run.config_text, force=force, progress=progress)
+        model = open_model(run.request.model, run.request.device.torch)
+        return run_profile(run.request, model, run.folder, run.config_text, force=force, progress=progress)
 
 
-def _close(run: ProfileRun) -> None:
+def _close(run: ProfileAnswer) -> None:
     for file in run.files:
         say(f"Wrote {file}")
-    say(f"Next: open {shlex.quote(str(run.folder / 'report.html'))}")
+    page = next(file for file in run.files if file.suffix == ".html")
+    say(f"Next: open {shlex.quote(str(page))}")
 
 
 def _close_sweep(folder: Path, sweep: Sweep) -> None:
     finished = len(sweep.runs) - len(sweep.failures)
     say(f"Wrote {finished} runs to {folder}, each with report.html and metrics.json")
     if sweep.failures:
+        from llm_perf_opt.api.profile.run_folder import FAILURE_FILE
+
         raise PerfOptError(
             f"{len(sweep.failures)} of {len(sweep.runs)} runs failed.",
             why=f"the first of them: {sweep.failures[0]}",

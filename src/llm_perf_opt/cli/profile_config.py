@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt import conf
 from llm_perf_opt.api.profile.request import ProfileRequest
 from llm_perf_opt.api.profile.sweeping import failure_kept
 from llm_perf_opt.core.errors import PerfOptError, UsageError
@@ -77,6 +79,7 @@ def sweep_configured(overrides: Sequence[str], task: Task) -> tuple[Path, tuple[
 def _launch(words: Sequence[str], run: Callable[[Any], None]) -> None:
     hydra, omegaconf = _import_hydra()
     _store_schema(omegaconf)
+    words = _with_model(words)
     entry = hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="profile")(run)
     with _arguments(words), _raised_as_they_are(), _as_usage_errors():
         entry()
@@ -87,7 +90,25 @@ def show_config(overrides: Sequence[str]) -> str:
     hydra, omegaconf = _import_hydra()
     _store_schema(omegaconf)
     with _as_usage_errors(), hydra.initialize_config_module(version_base="1.3", config_module=CONFIG_MODULE):
-        return str(omegaconf.OmegaConf.to_yaml(hydra.compose(config_name="profile", overrides=list(overrides))))
+        return str(omegaconf.OmegaConf.to_yaml(hydra.compose(config_name="profile", overrides=_with_model(overrides))))
+
+
+def _with_model(overrides: Sequence[str]) -> list[str]:
+    """`model=NAME` of a model without a file of choices, or `model.name=NAME` alone, as the choice `named`."""
+    chosen = [word.partition("=")[2] for word in overrides if word.startswith("model=")]
+    files = {file.stem for file in (Path(conf.__file__).parent / "model").glob("*.yaml")}
+    is_named = any(word.startswith("model.name=") for word in overrides)
+    if not chosen:
+        return ["model=named", *overrides] if is_named else list(overrides)
+    if set(chosen[-1].split(",")) <= files:
+        return list(overrides)
+    others = [word for word in overrides if not word.startswith("model=")]
+    return ["model=named", f"model.name={','.join(map(_quoted, chosen[-1].split(',')))}", *others]
+
+
+def _quoted(name: str) -> str:
+    """A path as Hydra's grammar takes it."""
+    return name if re.fullmatch(r"[\w./+@%~-]+", name) else "'" + name.replace("'", "\\'") + "'"
 
 
 def _import_hydra() -> tuple[Any, Any]:

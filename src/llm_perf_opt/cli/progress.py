@@ -20,7 +20,7 @@ class _Plain(logging.Formatter):
         return label + record.getMessage()
 
 
-def start_talking() -> None:
+def log_to_stderr() -> None:
     """Send the package's log to stderr, from INFO on; other libraries keep their own settings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain())
@@ -30,13 +30,13 @@ def start_talking() -> None:
     logger.setLevel(logging.INFO)
 
 
-def talk_more() -> None:
+def log_debug_too() -> None:
     """Let DEBUG through too: `--verbose`."""
     logging.getLogger("llm_perf_opt").setLevel(logging.DEBUG)
 
 
 def say(line: str) -> None:
-    """One line of talk."""
+    """One line on stderr."""
     print(line, file=sys.stderr)
 
 

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llm_perf_opt.api.drawing import report_format_of
 from llm_perf_opt.cli.model_options import (
     MODEL_HELP,
     CacheOption,
+    DeviceOption,
+    DevicesOption,
     TrustOption,
     WeightsOption,
-    deployment_of,
     takes_workload,
+    trace_or_load,
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
-from llm_perf_opt.core.protocols import REPORTERS, Deployment, Reporter, Workload
-from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.plugins import REPORTERS
+from llm_perf_opt.core.protocols import Reporter
+
+if TYPE_CHECKING:
+    from llm_perf_opt.api.answer import Answer
 
 SourcesArgument = Annotated[
     list[str],
@@ -32,8 +36,6 @@ SourcesArgument = Annotated[
 TimesOption = Annotated[
     list[Path] | None, typer.Option(metavar="TRACE", help="Traces that measured time, to put on the costs.")
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="Predict for this device: llm-perf-opt devices list.")]
-DevicesOption = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own.")]
 ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try what exports; takes a minute more.")]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
@@ -43,7 +45,7 @@ OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page 
 @takes_workload()
 def report(
     sources: SourcesArgument,
-    workload: Workload,
+    workload: Mapping[str, Any],
     weights: WeightsOption = None,
     cache: CacheOption = None,
     times: TimesOption = None,
@@ -62,16 +64,16 @@ def report(
     Of traces made earlier, without --out and --device, it prints the per-stage tables alone; that needs no torch.
     """
     reporter = _reporter(format_name, json_wanted, out)
-    deployment = deployment_of(weights, cache)
     _refuse_overwriting(out, force=force, open_page=open_page)
+    formats = {"weights": weights, "cache": cache}
     if devices is None and _is_for_tables(sources, out, device):
-        _show_tables(sources, times or (), reporter, workload, deployment, exports)
-        return
-    made = _whole(_one(sources, times), workload, deployment, device, devices, exports, trust_remote_code)
+        answer = _stages(sources, times or (), workload, formats, exports)
+    else:
+        answer = _whole(_one(sources, times), workload, formats, device, devices, exports, trust_remote_code)
     if out is None:
-        show(made, reporter)
+        show(answer.report(), reporter)
         return
-    write_result(out, reporter.render(made))
+    write_result(out, reporter.render(answer.report()))
     say(f"Wrote {out}")
     if open_page:
         webbrowser.open(out.resolve().as_uri())
@@ -83,19 +85,18 @@ def _is_for_tables(sources: Sequence[str], out: Path | None, device: str | None)
     return out is None and device is None and are_traces(sources)
 
 
-def _show_tables(
+def _stages(
     sources: Sequence[str],
     times: Sequence[Path],
-    reporter: Reporter,
-    workload: Workload,
-    deployment: Deployment,
+    workload: Mapping[str, Any],
+    formats: Mapping[str, str | None],
     exports: bool,
-) -> None:
-    from llm_perf_opt.api.trace_files import refuse_wishes
-    from llm_perf_opt.api.tracing import report_on
+) -> Answer:
+    from llm_perf_opt.api.trace_files import refuse_options
+    from llm_perf_opt.api.tracing import load
 
-    refuse_wishes(workload, exports=exports)
-    show(report_on([Path(source) for source in sources], times, deployment), reporter)
+    refuse_options(workload, exports=exports)
+    return load(sources, **formats).stages(load(times) if times else None)
 
 
 def _one(sources: Sequence[str], times: Sequence[Path] | None) -> str:
@@ -110,31 +111,37 @@ def _one(sources: Sequence[str], times: Sequence[Path] | None) -> str:
 
 def _whole(
     model: str,
-    workload: Workload,
-    deployment: Deployment,
+    workload: Mapping[str, Any],
+    formats: Mapping[str, str | None],
     device: str | None,
     devices: Path | None,
     exports: bool,
     trust_remote_code: bool,
-) -> Report:
-    from llm_perf_opt.api.whole_report import WholeRequest, run_whole_report
+) -> Answer:
+    from llm_perf_opt.api.trace_files import is_trace, refuse_options
+    from llm_perf_opt.api.whole_report import find_report_device
 
-    request = WholeRequest(
-        model=model,
-        workload=workload,
-        deployment=deployment,
-        device=device,
-        devices_file=devices,
-        with_exports=exports,
+    found = find_report_device(device, devices)
+    if is_trace(model):
+        refuse_options(workload, exports=exports)
+    traced = trace_or_load(
+        model,
+        workload,
+        weights=formats["weights"],
+        cache=formats["cache"],
+        torch_device=None if found is None else found.torch_device,
+        keep_partial=True,
         trust_remote_code=trust_remote_code,
     )
     with model_prints_apart():
-        return run_whole_report(request)
+        return traced.report(device=found, exports=exports)
 
 
 def _reporter(format_name: str | None, json_wanted: bool, out: Path | None) -> Reporter:
     if out is None or format_name or json_wanted:
         return choose_reporter(format_name, json_wanted)
+    from llm_perf_opt.api.answer import report_format_of
+
     return REPORTERS.get(report_format_of(out))()
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 
 from llm_perf_opt.cli.model_options import (
     CacheOption,
+    DeviceOption,
+    DevicesOption,
     ModelArgument,
     RoutingOption,
+    TorchDeviceOption,
     TrustOption,
     WeightsOption,
-    deployment_of,
     takes_workload,
 )
 from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
-from llm_perf_opt.cli.progress import say, talk_more
+from llm_perf_opt.cli.progress import log_debug_too, say
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.protocols import TRACERS, Workload
+from llm_perf_opt.core.plugins import TRACERS
 
 TracerOption = Annotated[str, typer.Option(help=f"How to look: {', '.join(TRACERS.names())}.")]
 LoadWeightsOption = Annotated[
@@ -30,10 +33,6 @@ LoadWeightsOption = Annotated[
 PictureOption = Annotated[
     str | None, typer.Option(metavar="MODULE=FILE", help="TorchLens's own picture of a module: svg, pdf or png.")
 ]
-DeviceOption = Annotated[
-    Literal["cuda", "cpu"] | None,
-    typer.Option(help="weightless: the device the code believes in, cuda unless told. Others: where it runs, cpu."),
-]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the trace, one file per phase.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 if any op has no price.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say more, also what the model's own code prints.")]
@@ -42,14 +41,16 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say more, also w
 @takes_workload()
 def trace(
     model: ModelArgument,
-    workload: Workload,
+    workload: Mapping[str, Any],
     tracer: TracerOption = "weightless",
     load_weights: LoadWeightsOption = None,
+    device: DeviceOption = None,
+    devices: DevicesOption = None,
     weights: WeightsOption = None,
     cache: CacheOption = None,
     torchlens_picture: PictureOption = None,
     routing: RoutingOption = None,
-    device: DeviceOption = None,
+    torch_device: TorchDeviceOption = None,
     out: OutOption = None,
     force: ForceOption = False,
     format_name: FormatOption = None,
@@ -58,31 +59,35 @@ def trace(
     trust_remote_code: TrustOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Run MODEL_OR_DIR, without weights unless told otherwise, and print what each stage costs."""
-    from llm_perf_opt.api.tracing import TraceRequest, run_trace
+    """Run MODEL_OR_DIR, by default without weights, and print what each stage costs."""
+    from llm_perf_opt.api.tracing import trace as run_trace
 
     if verbose:
-        talk_more()
+        log_debug_too()
     reporter = choose_reporter(format_name, json_wanted)
-    request = TraceRequest(
-        model=model,
-        workload=workload,
-        tracer=tracer,
-        load_weights=load_weights,
-        deployment=deployment_of(weights, cache),
-        torchlens_picture=_picture(torchlens_picture),
-        routing=routing,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        out=out,
-        force=force,
-    )
+    picture = _picture(torchlens_picture)
     with model_prints_apart():
-        run = run_trace(request)
-    show(run.report, reporter)
-    _close(run.files, out)
-    if strict and run.unpriced_ops != 0:
-        raise _unpriced_error(run.unpriced_ops)
+        traced = run_trace(
+            model,
+            tracer=tracer,
+            load_weights=load_weights,
+            device=device,
+            devices_file=devices,
+            weights=weights,
+            cache=cache,
+            picture=picture,
+            routing=routing,
+            torch_device=torch_device,
+            out=out,
+            force=force,
+            trust_remote_code=trust_remote_code,
+            **workload,
+        )
+    stages = traced.stages()
+    show(stages.report(), reporter)
+    _close(traced.files, out)
+    if strict and stages.unpriced_ops != 0:
+        raise _unpriced_error(stages.unpriced_ops)
 
 
 def _picture(text: str | None) -> tuple[str, Path] | None:

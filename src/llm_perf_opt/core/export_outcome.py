@@ -1,4 +1,4 @@
-"""What becomes of a part in an export lab: what was tried, what it said, and the ops of the static graph.
+"""What becomes of a part in an export lab: what was tried, what came out, and the ops of the static graph.
 
 These nouns cross from `exports`, which knows torch, to `analyses`, which prices the ops and writes the tables.
 """
@@ -24,8 +24,16 @@ class Check(StrEnum):
     COMPILE = "torch.compile"
 
 
+CHECKS_BY_NAME = {
+    "export": Check.EXPORT,
+    "dynamic": Check.DYNAMIC,
+    "onnx": Check.ONNX,
+    "onnxruntime": Check.PARITY,
+}  # those that are asked for by name; compiling is asked for part by part
+
+
 class Verdict(StrEnum):
-    """How it went; what was not tried is told apart from what failed."""
+    """How it went; what was not tried is distinct from what failed."""
 
     OK = "ok"
     FAILED = "failed"
@@ -38,7 +46,7 @@ class Outcome:
 
     check: Check
     verdict: Verdict
-    told: str = ""  # what is worth knowing of a success, or why nothing was tried
+    detail: str = ""  # what is worth knowing of a success, or why nothing was tried
     error: str | None = None  # class of the exception
     reason: str | None = None
     operator: str | None = None  # "aten._grouped_mm.default"
@@ -73,7 +81,7 @@ class GraphOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """The same random weights and inputs in eager torch and in onnxruntime, float32 unless told otherwise."""
+    """The same random weights and inputs in eager torch and in onnxruntime, default: float32."""
 
     max_abs_error: float
     max_rel_error: float  # against the largest value of that output
@@ -133,7 +141,7 @@ class PartOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportWishes:
+class ExportOptions:
     """What to try. Weights are made only for parity and compile, and only up to `max_weight_bytes` for one part."""
 
     checks: frozenset[Check] = frozenset(Check) - {Check.COMPILE}

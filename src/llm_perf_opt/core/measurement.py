@@ -1,38 +1,14 @@
-"""What a timed run is asked for, and what it saw: raw samples off the clock in nanoseconds, nothing averaged."""
+"""What a timed run saw: raw samples off the clock in nanoseconds, nothing averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-STAGES_OUTSIDE_THE_MODEL = ("preprocess", "sampling")
+PREPROCESS, SAMPLING, DECODE = "preprocess", "sampling", "decode"
+STAGES_OUTSIDE_THE_MODEL = (PREPROCESS, SAMPLING)
 """Stages of a run that are no module's work, so that no trace of the model has a cost for them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRequest:
-    """A model that is to run for real. Without a `folder` it is the blueprint, which needs no files."""
-
-    folder: Path | None = None
-    weights: str = "random"  # "random", or "stored": those in the folder
-    device: str = "cpu"
-    dtype: str = "bfloat16"
-    attention: str | None = None
-    trust_remote_code: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceRequest:
-    """One page or prompt to run. `prompt` is text, the number of text tokens, or their ids."""
-
-    image: str
-    prompt: str | int | tuple[int, ...]
-    max_new_tokens: int
-    mode: str | None = None
-    crops: tuple[int, int] | None = None
-    stop_at_eos: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,28 +27,21 @@ class TimedPass:
         """Wall time that is no stage's: the code between them."""
         return self.wall_ns - sum(map(self.stage_ns, self.stages_ns))
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> TimedPass:
-        """Back from `asdict`."""
-        return cls(
-            wall_ns=stored["wall_ns"],
-            stages_ns={name: tuple(samples) for name, samples in stored["stages_ns"].items()},
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageMeasurement:
-    """One page, measured `len(passes)` times. `cold` is the very first pass of the process, where this page was it.
+    """One page or prompt, measured `len(passes)` times. `cold` is the first pass of the process, if it was here.
 
-    `workload` is what an adapter takes for the same run. `peak_process_bytes` is the largest resident memory while the
-    page was measured; `peak_device_bytes` is the allocator's on CUDA and None elsewhere.
+    `workload` is what an adapter takes for the same run. `input_shapes` are those of the tensors that the first phase
+    begins with: pages alike in them and in the decode steps are the same work. `peak_process_bytes` is the largest
+    resident memory while the page was measured; `peak_device_bytes` is the allocator's on CUDA and None elsewhere.
     """
 
-    image: str
+    image: str | None  # None: the workload has no image
     workload: Mapping[str, Any]
-    context_tokens: int
+    context_tokens: int | None
     decode_steps: int
-    cache_tokens: int
+    cache_tokens: int | None
     token_ids: tuple[int, ...]
     text: str | None
     passes: tuple[TimedPass, ...]
@@ -80,22 +49,16 @@ class PageMeasurement:
     peak_process_bytes: int | None
     peak_device_bytes: int | None
     start_process_bytes: int | None = None  # resident before the page: the weights, mostly
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The page by its image, for tables and messages."""
+        return "one pass" if self.image is None else self.image
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a file."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> PageMeasurement:
-        """Back from `to_json`."""
-        return cls(
-            **{
-                **stored,
-                "token_ids": tuple(stored["token_ids"]),
-                "passes": tuple(map(TimedPass.from_json, stored["passes"])),
-                "cold": None if stored["cold"] is None else TimedPass.from_json(stored["cold"]),
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +74,7 @@ class OperatorTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class MeasuredKernel:
     """One kernel as a profiler of the GPU saw it."""
 
     name: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
 
@@ -18,6 +20,14 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def plain_values(record: object) -> dict[str, Any]:
+    """The record of a file as the mappings, lists and numbers of its JSON text; NaN and infinities raise."""
+    import msgspec
+
+    document: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record), allow_nan=False))
+    return document
 
 
 def require_free(files: Iterable[Path], *, force: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a witness says of one stage: its figures, what it saw but could not count, or why it could say nothing."""
+"""What a source gives for one stage: its figures, what it saw but could not count, or why it has none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Method(StrEnum):
     CLOSED_FORM = "closed form"  # a formula over sizes; nothing ran
 
 
-class Family(StrEnum):
+class WorkFamily(StrEnum):
     """What kind of matrix work an operator does, under whatever name a source lists it."""
 
     PRODUCT = "matrix product"
@@ -31,7 +31,7 @@ class OperatorFigure:
     """One operator of a stage as the source names it. `flops` of None: the source saw it and has no figure."""
 
     name: str
-    family: Family
+    family: WorkFamily
     flops: int | None
     calls: int | None = None
     activations: int | None = None  # elements it put out, where the source counts them
@@ -57,10 +57,10 @@ class BlindSpot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Testimony:
+class SourceFigures:
     """The figures of one source for one stage of one phase, in FLOPs (a multiply-add is two) whatever it counts itself.
 
-    A figure of None is one the source does not give. `failure` says why there are none at all. `unit` tells what the
+    A figure of None is one the source does not give. `failure` says why there are none at all. `unit` is what the
     source counted before conversion. `activations` are elements put out by the counted operators, fvcore's convention.
     """
 
@@ -76,16 +76,16 @@ class Testimony:
     weight_bytes: int | None = None
     kv_cache_bytes: int | None = None  # held when the phase ends
     kv_bytes_per_token: int | None = None
-    routing: str | None = None  # who got the tokens of the experts; None: nobody had to be chosen, or it is not told
+    routing: str | None = None  # policy that assigned tokens to experts; None: no router, or unknown
     stored_as: str | None = None  # formats of weights and cache; None: in the types of the workload
-    bytes_as_held: int | None = None  # `bytes_moved` with weights as the code holds them; None: not told, or the same
+    bytes_as_held: int | None = None  # `bytes_moved` with weights as the code holds them; None: unknown, or the same
     operators: tuple[OperatorFigure, ...] = ()
     blind_spots: tuple[BlindSpot, ...] = ()
     notes: tuple[str, ...] = ()
     failure: str | None = None
     unit: str = "flop"  # "flop" | "mac"
     own_table: str | None = None  # the source's own printed table, where it has one
-    seconds: float | None = None  # how long asking took
+    seconds: float | None = None  # how long the count took
 
     @property
     def is_complete(self) -> bool:
@@ -101,10 +101,10 @@ class Testimony:
         return self.flops - sum(flops for flops in added if flops is not None)
 
 
-def left_out(testimony: Testimony) -> str:
-    """What a source says of itself: `leaves out 469 GFLOP of aten.foo, and work of unknown size of aten.bar`."""
+def left_out(figures: SourceFigures) -> str:
+    """What a source leaves out or adds: `leaves out 469 GFLOP of aten.foo, and work of unknown size of aten.bar`."""
     parts = []
-    for spot in testimony.blind_spots:
+    for spot in figures.blind_spots:
         amount = "work of unknown size" if spot.flops is None else format_flops(spot.flops)
         parts.append(f"{'adds' if spot.adds else 'leaves out'} {amount} of {spot.operator}")
     return ", ".join(parts)
@@ -123,21 +123,21 @@ def operator_name(operator: str) -> str:
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
-def flops_in(testimony: Testimony, family: Family) -> int:
+def flops_in(figures: SourceFigures, family: WorkFamily) -> int:
     """What a source counts for one family of operators; operators without a figure add nothing."""
-    return sum(operator.flops or 0 for operator in testimony.operators if operator.family is family)
+    return sum(operator.flops or 0 for operator in figures.operators if operator.family is family)
 
 
-def family_of(operator: str) -> Family:
+def family_of(operator: str) -> WorkFamily:
     """The family of an operator, by the words of its name; resampling is no product, linear though it may be."""
     name = operator_name(operator)
     words = name.split("_")
     if any(part in name for part in _ATTENTION):
-        return Family.ATTENTION
+        return WorkFamily.ATTENTION
     if any(part in name for part in _GROUPED):
-        return Family.GROUPED
+        return WorkFamily.GROUPED
     if any(word in _CONVOLUTIONS for word in words):
-        return Family.CONVOLUTION
+        return WorkFamily.CONVOLUTION
     if "upsample" not in words and any(word in (*_PRODUCTS, *_VECTOR_PRODUCTS) for word in words):
-        return Family.PRODUCT
-    return Family.OTHER
+        return WorkFamily.PRODUCT
+    return WorkFamily.OTHER

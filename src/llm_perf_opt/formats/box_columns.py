@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from llm_perf_opt.core.report import Arrow, Box
+from llm_perf_opt.core.graph_view import Arrow, Box
 
 _TALLEST = 5  # boxes in one column
 
@@ -75,7 +75,7 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class ColumnBand:
     """Neighbouring columns, the first being number `start`; for each, which of its shapes was chosen."""
 
     start: int
@@ -84,13 +84,13 @@ class Band:
     cost: float  # the height, and the burdens
 
 
-def bands_of(columns: Sequence[Sequence[Shape]], limit: float, gap: float) -> list[Band]:
+def bands_of(columns: Sequence[Sequence[Shape]], limit: float, gap: float) -> list[ColumnBand]:
     """Bands no wider than `limit`, unless a band is a single column.
 
     Every column offers shapes, from the narrowest to the widest. The sum of the bands' costs is the least that was
     found; among equals the widest band is the narrowest.
     """
-    best: list[tuple[float, float, Band | None]] = [(0.0, 0.0, None)]  # total cost, widest band, last band
+    best: list[tuple[float, float, ColumnBand | None]] = [(0.0, 0.0, None)]  # total cost, widest band, last band
     for end in range(1, len(columns) + 1):
         choices = []
         for start in range(end - 1, -1, -1):
@@ -100,7 +100,7 @@ def bands_of(columns: Sequence[Sequence[Shape]], limit: float, gap: float) -> li
             total, widest, _ = best[start]
             choices.append((total + band.cost + gap, max(widest, band.width), band))
         best.append(min(choices, key=lambda choice: choice[:2]))
-    bands: list[Band] = []
+    bands: list[ColumnBand] = []
     end = len(columns)
     while band_at_end := best[end][2]:
         bands.append(band_at_end)
@@ -108,7 +108,7 @@ def bands_of(columns: Sequence[Sequence[Shape]], limit: float, gap: float) -> li
     return bands[::-1]
 
 
-def _cheapest(columns: Sequence[Sequence[Shape]], start: int, limit: float, gap: float) -> Band:
+def _cheapest(columns: Sequence[Sequence[Shape]], start: int, limit: float, gap: float) -> ColumnBand:
     """All columns at their narrowest, then the one widened that helps most, as long as there is room."""
     chosen = [0] * len(columns)
     band = _band(columns, chosen, start, gap)
@@ -125,8 +125,8 @@ def _cheapest(columns: Sequence[Sequence[Shape]], start: int, limit: float, gap:
         band, chosen = best, list(best.chosen)
 
 
-def _band(columns: Sequence[Sequence[Shape]], chosen: Sequence[int], start: int, gap: float) -> Band:
+def _band(columns: Sequence[Sequence[Shape]], chosen: Sequence[int], start: int, gap: float) -> ColumnBand:
     shapes = [column[choice] for column, choice in zip(columns, chosen, strict=True)]
     width = sum(shape.width for shape in shapes) + gap * (len(shapes) - 1)
     cost = max(shape.height for shape in shapes) + sum(shape.burden for shape in shapes)
-    return Band(start, tuple(chosen), width, cost)
+    return ColumnBand(start, tuple(chosen), width, cost)

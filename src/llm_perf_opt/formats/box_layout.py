@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeVar
 
-from llm_perf_opt.core.report import Box
+from llm_perf_opt.core.graph_view import Box
 from llm_perf_opt.formats.box_columns import bands_of, columns_of
 from llm_perf_opt.formats.box_routes import CLEAR, ENTRY, Cell, Point, Router, Wire
 
@@ -210,7 +210,10 @@ class _Arrangement:
         """Where gutters and bands begin."""
         rooms = [router.gutter_height(number) for number in range(len(self._bands) + 1)]
         gaps = [0.0, *[BAND_GAP] * (len(self._bands) - 1), 0.0]
-        heights = [max(_height_of(column) for column in band) for band in self._bands]
+        heights = [
+            max(sum(child.height + STACK_GAP for child in column) - STACK_GAP for column in band)
+            for band in self._bands
+        ]
         steps = [max(room, gap) + height for room, gap, height in zip(rooms, gaps, [*heights, 0.0], strict=True)]
         self._gutter_tops = [0.0, *accumulate(steps[:-1])]
         self._tops = [top + max(room, gap) for top, room, gap in zip(self._gutter_tops, rooms, gaps, strict=True)]
@@ -232,7 +235,3 @@ class _Arrangement:
 
 def _tops_in(column: Sequence[Placed]) -> list[float]:
     return [0.0, *accumulate(child.height + STACK_GAP for child in column[:-1])]
-
-
-def _height_of(column: Sequence[Placed]) -> float:
-    return sum(child.height + STACK_GAP for child in column) - STACK_GAP

@@ -1,4 +1,11 @@
-"""Arrows that never cross a box or run along each other: lanes between columns, bands and along the left margin."""
+"""Arrows that never cross a box or run along each other: lanes between columns, bands and along the left margin.
+
+Boxes stand in columns, columns in bands. An arrow to the next column crosses the channel between the two. Any other
+leaves to the right, follows a lane of that channel to the gutter above or below its band, and enters its target
+from the left in the same way. Arrows from one box share their lanes, because they carry the same tensor. An arrow
+enters its target beside the port where a neighbour of its source leaves at that height for another box: on one
+height the two would run along each other, whichever lanes they had.
+"""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from itertools import count
 
 from markupsafe import Markup, escape
 
-from llm_perf_opt.core.report import Cell, Chart, Column, GraphView, Kind, Level, LineChart, Note, Report, Table
-from llm_perf_opt.formats.cell_text import UNKNOWN, cell_text, exact_text
+from llm_perf_opt.core.graph_view import GraphView
+from llm_perf_opt.core.report import Cell, Chart, Column, Kind, Level, LineChart, Note, Report, Table
 from llm_perf_opt.formats.charts.chart_svg import chart_svg
 from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.charts.picture import Hues, hues_of
-from llm_perf_opt.formats.svg_drawing import SvgDrawing
-from llm_perf_opt.formats.visible_text import shortened, visible
+from llm_perf_opt.formats.svg_format import SvgDrawing
+from llm_perf_opt.formats.visible_text import UNKNOWN, cell_text, exact_text, shortened, visible
 
 _DEEPEST = 6
 _PICTURE_WIDTH = 938.0  # of the column in a window of 1280 pixels

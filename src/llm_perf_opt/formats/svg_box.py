@@ -5,12 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_perf_opt.core import units
-from llm_perf_opt.core.report import Box, GraphView
-from llm_perf_opt.formats.box_facts import facts_of, hidden_text
+from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.formats.box_figures import (
+    Metric,
+    facts_of,
+    hidden_text,
+    inclusive,
+    inclusive_text,
+    share,
+    share_text,
+    total,
+)
 from llm_perf_opt.formats.box_layout import Placed, Size, is_opened
-from llm_perf_opt.formats.svg_shapes import badge, badge_width, card_edges, escaped, rectangle, text
-from llm_perf_opt.formats.svg_style import CLASS_SIZE, TEXT_SIZE, stage_colours, tint_class
-from llm_perf_opt.formats.view_metric import Metric, inclusive, inclusive_text, share, share_text, total
+from llm_perf_opt.formats.svg_style import (
+    CLASS_SIZE,
+    TEXT_SIZE,
+    badge,
+    badge_width,
+    card_edges,
+    escaped,
+    rectangle,
+    stage_colours,
+    text,
+    tint_class,
+)
 from llm_perf_opt.formats.visible_text import ELLIPSIS, fitted, text_width, visible
 
 _INSET = 8.0

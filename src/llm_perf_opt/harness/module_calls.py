@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.harness.tensors import tensors_in
+from llm_perf_opt.harness.twins import tensors_in
 
 Before = Callable[[str, torch.nn.Module, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[str, Any], None]

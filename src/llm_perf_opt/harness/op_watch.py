@@ -1,4 +1,8 @@
-"""Seeing every op that reaches the engine, and how many bytes of tensors a real run holds at once."""
+"""Seeing every op that reaches the engine, and how many bytes of tensors a real run holds at once.
+
+Weak references tell when a block of memory is gone, so nothing is kept alive by being watched. What is seen is what the
+dispatcher sees: tensors that Python or a composite op holds. A kernel's own workspace is not among them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from llm_perf_opt.harness.tensors import tensors_in
+from llm_perf_opt.harness.twins import tensors_in
 
 
 class LiveStorages(TorchDispatchMode):

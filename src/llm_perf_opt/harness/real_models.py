@@ -1,4 +1,4 @@
-"""Models for tracers that run them for real: built once, given weights, put on the device."""
+"""Models that run for real, traced or timed: built once, given weights, put on the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.core.callgraph import Json
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.protocols import Target
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.weights import fill_with_noise, load_weights, skip_random_fills
 from llm_perf_opt.weightless.ghost import Ghost
 
@@ -48,12 +48,17 @@ class RealModels:
             model: torch.nn.Module = target.build()
         if model is not self._last:
             _refuse_unreal(model)
-            if self._weights == "random":
-                fill_with_noise(model)
-            else:
-                load_weights(model, Path(self._weights))
+            if not target.has_weights:
+                self._give_weights(model)
             self._last = model.to(self.device)
         return model
+
+    def _give_weights(self, model: torch.nn.Module) -> None:
+        if self._weights == "random":
+            fill_with_noise(model)
+        else:
+            load_weights(model, Path(self._weights))
+        model.eval()
 
     @contextmanager
     def inputs_moved(self, model: torch.nn.Module) -> Iterator[None]:
@@ -83,8 +88,8 @@ def _present(device: str) -> str:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise PerfOptError(
             "There is no CUDA device here.",
-            why="this tracer runs the model for real, on the device it is told",
-            fix="use --device cpu, or the weightless tracer, which needs no GPU",
+            why=f"the run was to be on {device}, for real",
+            fix="run on the CPU; the weightless tracer and llm-perf-opt predict need no GPU",
         )
     return device
 

@@ -1,7 +1,7 @@
-"""Where stages begin and end while a model runs, told to whoever watches: a clock, a profiler, both.
+"""Where stages begin and end while a model runs, reported to a watch: a clock, a profiler, both.
 
 A stage that belongs to modules begins when their `forward` does. Only those modules are wrapped, so that a timed run
-pays for a handful of calls; naming every module is a wish of its own.
+pays for a handful of calls; naming every module is an option of its own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from llm_perf_opt.core.protocols import Stage, StageWatch
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.protocols import StageWatch
+from llm_perf_opt.core.target import Stage
 from llm_perf_opt.harness.module_calls import watch_modules
 
 STAGE_PREFIX = "stage: "
 MODULE_PREFIX = "module: "
+RANGES = ("none", "stages", "modules")
 PASS_RANGE = "llm-perf-opt pass"  # around one whole pass, for profilers that are to look at nothing else
 
 
@@ -93,28 +96,42 @@ def modules_named(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def stages_told(model: torch.nn.Module, stages: Sequence[Stage], watch: StageWatch) -> Iterator[None]:
-    """Tell `watch` of every call of the modules at the roots of `stages`, also where `forward` is called directly."""
-    wrapped: list[tuple[torch.nn.Module, Any]] = []
+def ranges_named(model: torch.nn.Module, watch: StageWatch, ranges: str) -> Iterator[StageWatch]:
+    """A watch that also names "stages" in the profilers' records, or "modules" besides; "none" leaves it as it is."""
+    if ranges not in RANGES:
+        raise UsageError(f"No ranges {ranges!r}.", why=f"known: {', '.join(RANGES)}", fix="pick one of these")
+    with modules_named(model) if ranges == "modules" else nullcontext():
+        yield watch if ranges == "none" else WatchedByAll(watch, NamedRanges())
+
+
+@contextmanager
+def stages_watched(
+    model: torch.nn.Module, stages: Sequence[Stage], watch: StageWatch, entry: str = "forward"
+) -> Iterator[None]:
+    """Report to `watch` every call of the modules at the roots of `stages`, also where `forward` is called directly.
+
+    The path "" is the model itself, which is called by the method `entry`.
+    """
+    wrapped: list[tuple[torch.nn.Module, str, Any]] = []
     try:
         for stage in stages:
             for path in stage.paths:
-                module = model.get_submodule(path)
-                wrapped.append((module, module.__dict__.get("forward")))
-                module.__dict__["forward"] = _told(module.forward, stage.name, watch)
+                module, method = model.get_submodule(path), "forward" if path else entry
+                wrapped.append((module, method, module.__dict__.get(method)))
+                module.__dict__[method] = _watched(getattr(module, method), stage.name, watch)
         yield
     finally:
-        for module, own_forward in wrapped:
-            if own_forward is None:
-                module.__dict__.pop("forward", None)
+        for module, method, own in reversed(wrapped):
+            if own is None:
+                module.__dict__.pop(method, None)
             else:
-                module.__dict__["forward"] = own_forward
+                module.__dict__[method] = own
 
 
-def _told(forward: Callable[..., Any], name: str, watch: StageWatch) -> Callable[..., Any]:
+def _watched(forward: Callable[..., Any], name: str, watch: StageWatch) -> Callable[..., Any]:
     @functools.wraps(forward)  # libraries read the signature of `model.forward` to pick arguments
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def watched(*args: Any, **kwargs: Any) -> Any:
         with watch.stage(name):
             return forward(*args, **kwargs)
 
-    return told
+    return watched

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, Json, TensorMeta
-from llm_perf_opt.core.protocols import Target
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.environment import library_versions
-from llm_perf_opt.harness.tensors import tensors_in
+from llm_perf_opt.harness.twins import tensors_in
 
 # Which field of a configuration limits the attention of a layer of this type; without types all layers are alike.
 _SPAN_FIELDS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 
 _INDEX = "*.safetensors.index.json"
 _NAMES_SHOWN = 8
@@ -56,12 +56,15 @@ def _files(folder: Path) -> list[Path]:
     if index is None:
         files = sorted(folder.glob("*.safetensors"))
     else:
-        try:
-            files = [folder / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        document = read_foreign_json(index, MODEL_FILE)
+        shards = document.get("weight_map") if isinstance(document, dict) else None
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise PerfOptError(
-                f"{index} is no index of weights.", why=f"{type(error).__name__}: {error}", fix="fetch the file again"
-            ) from error
+                f"{index} is no index of weights.",
+                why='it has no object "weight_map" of file names',
+                fix="fetch the file again",
+            )
+        files = [folder / name for name in sorted(set(shards.values()))]
     absent = [file.name for file in files if not file.is_file()]
     if absent or not files:
         raise UsageError(

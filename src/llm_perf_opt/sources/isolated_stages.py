@@ -1,17 +1,17 @@
-"""A phase cut into modules that a witness can run by themselves, and the work that no cut holds."""
+"""A phase cut into modules that a source can run by themselves, and the work that no cut holds."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.protocols import Target
-from llm_perf_opt.core.source_figures import BlindSpot, Method, Testimony
-from llm_perf_opt.harness.isolation import IsolatedCall, LooseOp, cut_apart
-from llm_perf_opt.harness.stage_roots import stage_roots
-from llm_perf_opt.harness.tensors import tensors_in
+from llm_perf_opt.core.source_figures import BlindSpot, Method, SourceFigures
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.harness.isolation import IsolatedCall, LooseOp, cut_apart, stage_roots
+from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.sources.torch_prices import Tally, count, may_do_matrix_work
 from llm_perf_opt.weightless import Engine, routing_policy
 
@@ -55,8 +55,12 @@ def isolated_stages(target: Target, engine: Engine) -> tuple[IsolatedStage, ...]
 
 
 def ask(
-    target: Target, engine: Engine, source: str, of_stage: Callable[[IsolatedStage, Engine], Testimony], routing: str
-) -> Iterator[Testimony]:
+    target: Target,
+    engine: Engine,
+    source: str,
+    of_stage: Callable[[IsolatedStage, Engine], SourceFigures],
+    routing: str,
+) -> Iterator[SourceFigures]:
     """What a source says of each stage of a phase; what it raises becomes that stage's failure."""
     try:
         engine.oracle.routing = routing_policy(routing, target.phase)
@@ -67,19 +71,19 @@ def ask(
     for stage in stages:
         start = time.perf_counter()
         try:
-            told = of_stage(stage, engine)
+            figures = of_stage(stage, engine)
         except ASKING_ERRORS as error:
-            told = _failed(source, target.phase, stage.name, reason_of(error))
-        yield replace(told, routing=engine.oracle.routing.name, seconds=time.perf_counter() - start)
+            figures = _failed(source, target.phase, stage.name, reason_of(error))
+        yield replace(figures, routing=engine.oracle.routing.name, seconds=time.perf_counter() - start)
 
 
-def failed_phase(target: Target, source: str, failure: str) -> tuple[Testimony, ...]:
+def failed_phase(target: Target, source: str, failure: str) -> tuple[SourceFigures, ...]:
     """The same reason for every stage of a phase that could not be asked for at all."""
     return tuple(_failed(source, target.phase, name, failure) for name in _stage_names(target))
 
 
-def _failed(source: str, phase: str, stage: str, failure: str) -> Testimony:
-    return Testimony(source=source, phase=phase, stage=stage, method=Method.ISOLATED, failure=failure)
+def _failed(source: str, phase: str, stage: str, failure: str) -> SourceFigures:
+    return SourceFigures(source=source, phase=phase, stage=stage, method=Method.ISOLATED, failure=failure)
 
 
 def reason_of(error: BaseException) -> str:
@@ -97,20 +101,16 @@ def _stage(
     work = Tally()
     for op in loose:
         if may_do_matrix_work(op.func, tensors_in((op.args, op.kwargs))):
-            work.add(_price(op, engine), op.calls)
+            work.add(count(engine, partial(op.func, *op.args, **op.kwargs)), op.calls)
     return IsolatedStage(
         phase=phase, name=name, calls=calls, loose=_outside(work), loose_ops=sum(op.calls for op in loose)
     )
 
 
-def _price(op: LooseOp, engine: Engine) -> Tally:
-    return count(engine, lambda: op.func(*op.args, **op.kwargs))
-
-
 def _outside(work: Tally) -> tuple[BlindSpot, ...]:
     counted = [(name, flops) for name, flops in work.flops.items() if flops]
-    silent = [(spot.operator, spot.flops) for spot in work.blind_spots()]
+    uncounted = [(spot.operator, spot.flops) for spot in work.blind_spots()]
     return tuple(
         BlindSpot(cause="outside-isolated-modules", operator=name, calls=work.calls[name], flops=flops)
-        for name, flops in (*counted, *silent)
+        for name, flops in (*counted, *uncounted)
     )

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.core.protocols import ModelAdapter, Workload
-from llm_perf_opt.core.source_figures import Family, Method, Testimony, family_of
+from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.source_figures import Method, SourceFigures, WorkFamily, family_of
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.isolation import IsolatedCall
 from llm_perf_opt.sources.isolated_stages import ASKING_ERRORS, IsolatedStage, ask, reason_of
 from llm_perf_opt.sources.torch_prices import Tally, count, extra_formulas
@@ -24,13 +25,13 @@ _SWITCH, _LOOP = "_experts_implementation", "eager"  # of transformers, from ver
 
 
 def has_grouped_experts(module: torch.nn.Module) -> bool:
-    """Whether the model offers a loop over its experts and was told to use something else."""
+    """Whether the model offers a loop over its experts and is configured to use something else."""
     return bool(_switched(module))
 
 
 @contextmanager
 def looped_experts(module: torch.nn.Module) -> Iterator[None]:
-    """Run what is inside with every expert called by itself; on every way out the model is told what it was before."""
+    """Run what is inside with every expert called by itself; on every way out the model gets its own setting back."""
     before = [(config, getattr(config, _SWITCH)) for config in _switched(module)]
     try:
         for config, _ in before:
@@ -57,24 +58,26 @@ class TorchCounter:
     offers that, so that torch counts their products itself; a grouped product that is left is counted group by group.
     """
 
+    runs_model = True
+
     def __init__(self, *, routing: str = "uniform", device: str = "cuda") -> None:
         self._routing = routing
         self._engine = Engine(device=device, routing=routing)
 
-    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
-        """One testimony per stage of every phase, in the order in which they run."""
+    def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
+        """The figures of each stage of every phase, in the order in which they run."""
         return tuple(
-            testimony
+            figures
             for target in adapter.targets(workload)
-            for testimony in ask(target, self._engine, SOURCE, _of_stage, self._routing)
+            for figures in ask(target, self._engine, SOURCE, _of_stage, self._routing)
         )
 
 
-def _of_stage(stage: IsolatedStage, engine: Engine) -> Testimony:
+def _of_stage(stage: IsolatedStage, engine: Engine) -> SourceFigures:
     tally = Tally()
     for call in stage.calls:
         tally.add(_counted(call, engine), call.calls)
-    return Testimony(
+    return SourceFigures(
         source=SOURCE,
         phase=stage.phase,
         stage=stage.name,
@@ -98,7 +101,7 @@ def _counted(call: IsolatedCall, engine: Engine) -> Tally:
 
 
 def _notes(stage: IsolatedStage, tally: Tally) -> Iterator[str]:
-    is_grouped = any(family_of(name) is Family.GROUPED for name in tally.calls)
+    is_grouped = any(family_of(name) is WorkFamily.GROUPED for name in tally.calls)
     if not is_grouped and any(has_grouped_experts(call.module) for call in stage.calls):
         yield "experts were run one after the other, as plain products"
     if borrowed := sorted(name for name in tally.flops if name in map(str, extra_formulas())):

@@ -1,4 +1,13 @@
-"""What torch's own FLOP counter makes of a piece of work, and formulas for the ops that it has none for."""
+"""What torch's own FLOP counter makes of a piece of work, and formulas for the ops that it has none for.
+
+They fill the blind spots of a source, never its figure.
+
+Attention gets torch's own formula, which it keeps for the CUDA kernels alone. A grouped product is counted group by
+group, from where the offsets say that each ends: the price list of the trace goes by shapes, and knows no group.
+
+Fused ops that it has no formula for get one of `extra_formulas`, or most experts and much attention would have but one
+source.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +17,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
-from llm_perf_opt.core.source_figures import BlindSpot, Family, OperatorFigure, family_of, operator_name
+from llm_perf_opt.core.source_figures import BlindSpot, OperatorFigure, WorkFamily, family_of, operator_name
 from llm_perf_opt.harness.op_watch import OpWatch
 from llm_perf_opt.harness.quiet import silenced
-from llm_perf_opt.harness.tensors import tensors_in
-from llm_perf_opt.sources.moved_bytes import plain_values
+from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.weightless import Engine, Ghost
 
 Shape = Sequence[int]
 
-_CAUSES = {Family.ATTENTION: "fused-attention-uncounted", Family.GROUPED: "grouped-product-uncounted"}
+_CAUSES = {WorkFamily.ATTENTION: "fused-attention-uncounted", WorkFamily.GROUPED: "grouped-product-uncounted"}
 _RECURRENT = ("lstm", "gru", "rnn")
 _HARMLESS_NAMESPACES = ("aten.", "prim.", "prims.")
 
@@ -27,7 +36,7 @@ _HARMLESS_NAMESPACES = ("aten.", "prim.", "prims.")
 def does_matrix_work(operator: str) -> bool:
     """Whether an op of this name multiplies matrices; a recurrent layer does so inside."""
     is_recurrent = any(word in _RECURRENT for word in operator_name(operator).split("_"))
-    return is_recurrent or family_of(operator) is not Family.OTHER
+    return is_recurrent or family_of(operator) is not WorkFamily.OTHER
 
 
 def may_do_matrix_work(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
@@ -38,15 +47,21 @@ def may_do_matrix_work(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
     return not name.startswith(_HARMLESS_NAMESPACES) and any(tensor.is_floating_point() for tensor in tensors)
 
 
-def cause_of_silence(operator: str) -> str:
-    """The name under which the ledger knows that a source has nothing to say of this op."""
+def plain_values(tensor: torch.Tensor) -> list[int]:
+    """The values of a small real tensor, read without any mode noticing."""
+    with _disable_current_modes():
+        return [int(value) for value in tensor.tolist()]
+
+
+def cause_of_gap(operator: str) -> str:
+    """The name under which the ledger knows that a source has no figure for this op."""
     return _CAUSES.get(family_of(operator), "op-without-formula")
 
 
 def flops_of(operator: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int | None:
     """Two per multiply-add, from the shapes of all tensor arguments in order; None for an op that is not known here."""
     formula = _FORMULAS.get(operator_name(operator))
-    if formula is None and family_of(operator) is Family.ATTENTION:
+    if formula is None and family_of(operator) is WorkFamily.ATTENTION:
         formula = _attention
     return None if formula is None else formula(inputs, outputs)
 
@@ -179,7 +194,7 @@ class Tally:
             inputs, outputs = ([tuple(tensor.shape) for tensor in group] for group in (tensors, tensors_in(output)))
             flops = flops_of(name, inputs, outputs)
             self.calls[name] += 1
-            self._causes[name] = cause_of_silence(name)
+            self._causes[name] = cause_of_gap(name)
             self._left_out[name] += flops or 0
             self._unknown.update({name} if flops is None else ())
 

@@ -1,4 +1,11 @@
-"""What `torch.jit.trace` needs, a module of tensors only, and the ops that it does not write down."""
+"""What `torch.jit.trace` needs, a module of tensors only, and the ops that it does not write down.
+
+Ghosts can be traced: the tracer writes an op down before it reaches the engine. It skips `conv2d` and the like,
+expecting the `_convolution` inside, which no engine ever calls; here they are called by that name from the start.
+
+The tracer stops listening while a recorded op runs. So an op that arrives while it still listens was not recorded, and
+the engine has to work on it without being traced itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.harness.isolation import IsolatedCall
 from llm_perf_opt.harness.op_watch import OpWatch
-from llm_perf_opt.harness.tensors import distinct_tensors, tensors_in, with_tensors
+from llm_perf_opt.harness.twins import distinct_tensors, tensors_in, with_tensors
 from llm_perf_opt.weightless import Ghost
 
 

@@ -2,8 +2,7 @@
 
 from llm_perf_opt.weightless.engine import Engine
 from llm_perf_opt.weightless.ghost import Ghost
-from llm_perf_opt.weightless.options import Limits
-from llm_perf_opt.weightless.oracle import Oracle
+from llm_perf_opt.weightless.oracle import Limits, Oracle
 from llm_perf_opt.weightless.refusal import Refusal
 from llm_perf_opt.weightless.routing import (
     BalancedRouting,

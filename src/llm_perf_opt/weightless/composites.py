@@ -1,8 +1,12 @@
-"""What a composite op is made of: its primitive ops, and the memory it holds only while it runs."""
+"""What a composite op is made of: its primitive ops, and the memory it holds only while it runs.
+
+The engine takes composites whole, so their temporaries are no tensors of the run. They do occupy memory, though, and
+sometimes make the peak: a product of two transposed matrices first copies both. Each distinct op is decomposed once, on
+meta tensors, and the largest sum of temporaries alive at once is what every occurrence of it is charged.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_perf_opt.core.callgraph import OpKind
+from llm_perf_opt.ops.attention import flash_scratch_bytes
+from llm_perf_opt.ops.table import op_table
 from llm_perf_opt.weightless.fallbacks import is_composite
 from llm_perf_opt.weightless.propagation import meta_arguments, overloads
 from llm_perf_opt.weightless.recording import OpRecorder, flat_tensors, is_mutating, is_pointwise, is_view
@@ -19,11 +25,7 @@ from llm_perf_opt.weightless.rules.registry import argument
 from llm_perf_opt.weightless.spec import is_contiguous, spec_of_tensor
 
 # Composites that every counter prices as one op: their parts would only make the file larger.
-_PRICED_WHOLE = overloads(
-    "linear", "matmul", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "layer_norm", "rms_norm",
-    "scaled_dot_product_attention", "softmax", "log_softmax", "to", "reshape", "contiguous", "dropout", "embedding",
-    "flatten", "type_as", "reshape_as", "group_norm", "batch_norm", "_to_copy", "lstm", "gru", "rnn_tanh", "rnn_relu",
-)  # fmt: skip
+_RECORDED_WHOLE = overloads(*(name.removeprefix("aten.") for name, op in op_table().items() if op.is_recorded_whole))
 
 
 class _PartCollector(TorchDispatchMode):
@@ -53,7 +55,7 @@ def composite_parts(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], recorder: OpRecorder
 ) -> tuple[OpKind, ...]:
     """The primitive ops of a composite; empty for a primitive one, or where the decomposition needs values."""
-    if func in _PRICED_WHOLE or is_view(func) or is_pointwise(func) or not is_composite(func):
+    if func in _RECORDED_WHOLE or is_view(func) or is_pointwise(func) or not is_composite(func):
         return ()
     twins = meta_arguments(args, kwargs)
     collector = _PartCollector(recorder)
@@ -65,15 +67,10 @@ def composite_parts(
     return tuple(collector.kinds)
 
 
-# Composites that write their result, or give their argument back, and hold nothing else. The recurrent ones would be
-# unrolled step by step on meta, where a real kernel runs all steps at once.
-_WITHOUT_TEMPORARIES = overloads(
-    "to", "_to_copy", "reshape", "reshape_as", "contiguous", "flatten", "unflatten", "type_as", "dropout", "embedding",
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "lstm", "gru", "rnn_tanh", "rnn_relu",
-)  # fmt: skip
+# Composites that write their result, or give their argument back, and hold nothing else.
+_WITHOUT_SCRATCH = overloads(*(name.removeprefix("aten.") for name, op in op_table().items() if not op.has_scratch))
 _LINEAR = overloads("linear")
 _ATTENTION = overloads("scaled_dot_product_attention")
-_LOG_SUM_EXP_BYTES = 4  # a flash kernel keeps one float32 per row of queries
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -81,7 +78,7 @@ def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
     """Bytes of temporaries beyond the result, at the widest moment inside the op; 0 for a primitive op."""
     if func in _ATTENTION:
         return _attention_scratch(args, kwargs, is_cuda=is_cuda)
-    if func in _WITHOUT_TEMPORARIES or is_view(func) or is_pointwise(func) or not _is_composite(func):
+    if func in _WITHOUT_SCRATCH or is_view(func) or is_pointwise(func) or not _is_composite(func):
         return 0
     if func in _LINEAR and is_contiguous(spec_of_tensor(args[0])):
         return 0  # rows are flattened and multiplied as they are: the common case, not worth a decomposition
@@ -109,7 +106,7 @@ def _attention_scratch(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_cud
     converted = int(mask.numel() * query.dtype.itemsize) if is_converted else 0
     match attention_kernel(args, kwargs, is_cuda=is_cuda):
         case AttentionKernel.FLASH:
-            return converted + int(math.prod(query.shape[:-1])) * _LOG_SUM_EXP_BYTES
+            return converted + flash_scratch_bytes(query.shape)
         case AttentionKernel.MEMORY_EFFICIENT:
             return converted
     return _decomposed(torch.ops.aten._scaled_dot_product_attention_math.default, args, kwargs, _first)

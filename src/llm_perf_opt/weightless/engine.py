@@ -25,12 +25,12 @@ from llm_perf_opt.core.callgraph import CallGraphBuilder, OpKind
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.weightless import fallbacks, propagation, real_ops
 from llm_perf_opt.weightless.composites import composite_parts, scratch_bytes
+from llm_perf_opt.weightless.dispatcher import UserRule
 from llm_perf_opt.weightless.environment import Disguise, environment
+from llm_perf_opt.weightless.fallbacks import run_higher_order
 from llm_perf_opt.weightless.ghost import _ACTIVE, _LATEST, Ghost, adopt_module, new_ghost
-from llm_perf_opt.weightless.higher_order import run_higher_order
 from llm_perf_opt.weightless.keys import op_key, shape_key
-from llm_perf_opt.weightless.options import Limits
-from llm_perf_opt.weightless.oracle import Oracle
+from llm_perf_opt.weightless.oracle import Limits, Oracle
 from llm_perf_opt.weightless.recipes import Fresh, Recipe
 from llm_perf_opt.weightless.recording import OpRecorder, flat_tensors, is_mutating, is_pointwise
 from llm_perf_opt.weightless.refusal import Refusal, locate
@@ -40,7 +40,6 @@ from llm_perf_opt.weightless.spec import Spec, contiguous_spec, spec_of_tensor
 from llm_perf_opt.weightless.storage import RealStorages, Storage
 
 T = TypeVar("T")
-UserRule = Callable[..., Any]
 
 _EMPTY: Mapping[str, Any] = {}
 _RETRIES = 6
@@ -205,14 +204,15 @@ class Engine(TorchDispatchMode):
         disguise = self.disguise
         disguise.inside += 1  # our own machinery sees the true device
         try:
-            return self._dispatch(func, types, args, kwargs)
+            return self.dispatch(func, types, args, kwargs)
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
             locate(error, func, self.recorder)
             raise
         finally:
             disguise.inside -= 1
 
-    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """One op, by one of the four ways."""
         if type(func) is not torch._ops.OpOverload:
             return run_higher_order(self, func, args, kwargs or _EMPTY)
         if not types:

@@ -1,4 +1,10 @@
-"""What happens above the dispatcher: the torch functions that must behave differently without weights."""
+"""What happens above the dispatcher: the torch functions that must behave differently without weights.
+
+They are marked "not to be compiled" by a wrapper that asks dynamo to disable itself and remembers the answer on the
+function. Where dynamo is not loaded there is nothing to disable: the function itself is the answer.
+
+Each replacement is undone on every way out. They are needed because they decide in Python, before any op is dispatched.
+"""
 
 from __future__ import annotations
 

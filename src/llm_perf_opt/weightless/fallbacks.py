@@ -1,20 +1,68 @@
-"""Ops that cannot be propagated on meta tensors: decompose, stand in, or refuse."""
+"""Ops that cannot be propagated on meta tensors: decompose, stand in, or refuse; and higher-order ops."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.recording import flat_tensors
-from llm_perf_opt.weightless.refusal import unknown_op
-from llm_perf_opt.weightless.spec import FLOAT_DTYPES, spec_of_tensor
+from llm_perf_opt.weightless.refusal import Refusal, place, unknown_op
+from llm_perf_opt.weightless.spec import FLOAT_DTYPES, contiguous_spec, spec_of_tensor
 
-if TYPE_CHECKING:
-    from llm_perf_opt.weightless.engine import Engine
+_WRAPPERS = frozenset({"wrap", "checkpoint", "tag_activation_checkpoint", "invoke_subgraph"})
+_MAX_ITERATIONS = 10_000
+
+
+def run_higher_order(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an op that is no `OpOverload`."""
+    if not isinstance(func, torch._ops.HigherOrderOperator):
+        return func(*args, **kwargs)  # torchbind objects such as record_function
+    if func in engine.user_rules:
+        return engine.user_rules[func](engine, *args, **kwargs)
+    name = func.name()
+    if name == "flex_attention":
+        return _flex_attention(engine, func, args, kwargs)
+    with engine:
+        if name == "cond":
+            condition, when_true, when_false, operands = args
+            return (when_true if bool(condition) else when_false)(*operands)
+        if name == "while_loop":
+            return _while_loop(*args)
+        if name in _WRAPPERS:
+            body = next(value for value in args if callable(value))
+            return body(*[value for value in args if value is not body], **kwargs)
+    raise Refusal(
+        f"The higher-order op {name} cannot run without weights, {place(engine.recorder)}.",
+        why="it hides Python functions from the dispatcher and no rule here unfolds it",
+        fix="pass Engine(rules={torch.ops.higher_order." + name + ": function of the engine and the op's arguments})",
+    )
+
+
+def _flex_attention(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    query, _, value = args[:3]
+    rows = tuple(query.shape[:-1])
+    output = (
+        new_ghost(contiguous_spec((*rows, value.shape[-1]), query.dtype)),
+        new_ghost(contiguous_spec(rows, torch.float32)),
+        new_ghost(contiguous_spec(rows, torch.float32)),
+    )
+    if engine.recorder is not None:
+        engine.recorder.observe(func, args[:3], {}, output)
+    return output
+
+
+def _while_loop(condition: Any, body: Any, carried: Any, extra: Any) -> Any:
+    for _ in range(_MAX_ITERATIONS):
+        if not bool(condition(*carried, *extra)):
+            break
+        carried = body(*carried, *extra)
+    return carried
+
 
 _CPU = torch.device("cpu")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -32,7 +80,9 @@ def is_composite(func: Any) -> bool:
     return bool(func._can_decompose()) and bool(func.has_kernel_for_dispatch_key(_COMPOSITE))
 
 
-def without_meta(engine: Engine, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> Done:
+def without_meta(
+    engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+) -> Done:
     """Carry out an op whose meta kernel raised, or raise what the model itself would have seen."""
     if not _is_missing_kernel(error):
         raise error
@@ -58,7 +108,7 @@ def _is_missing_kernel(error: Exception) -> bool:
     )
 
 
-def _stand_in(engine: Engine, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> Any:
+def _stand_in(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> Any:
     """Run the CPU kernel on invented values; float outputs become ghosts again, the others keep what came out."""
     inputs = [t for value in (*args, *kwargs.values()) for t in flat_tensors(value) if type(t) is Ghost]
     if sum(ghost.numel() for ghost in inputs) > engine.limits.stand_in:

@@ -1,27 +1,39 @@
-"""The ghost: a tensor that answers for its shape, dtype and device and has no storage."""
+"""The ghost: a tensor that answers for its shape, dtype and device and has no storage.
+
+It is a wrapper subclass *without an inner tensor*: all that exists is the C++ header (size, stride, dtype, device
+`cpu`) and two Python slots. Methods that read values without passing the dispatcher are overridden here; everything
+else reaches the engine as a dispatched op.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from llm_perf_opt.weightless.spec import FLOAT_DTYPES, Spec, contiguous_spec, is_contiguous, spec_of_tensor
 from llm_perf_opt.weightless.storage import Storage, Uniform
 
-if TYPE_CHECKING:
-    from llm_perf_opt.weightless.engine import Engine
-
-
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _CPU = torch.device("cpu")
 _STRIDED = torch.strided
 
-_ACTIVE: list[Engine] = []  # innermost last
-_LATEST: list[Engine] = []  # the engine that ran last: ghosts that outlive its context still print and reduce
+
+class AnswersForGhosts(Protocol):
+    """What a ghost asks of the engine: to run an op on it, and to invent its values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
+
+    def materialise(self, tensor: torch.Tensor, why: str) -> torch.Tensor:
+        """A real tensor in place of a ghost whose values are demanded."""
+        ...
 
 
-def active_engine() -> Engine:
+_ACTIVE: list[AnswersForGhosts] = []  # innermost last
+_LATEST: list[AnswersForGhosts] = []  # the engine that ran last: ghosts that outlive its context still print and reduce
+
+
+def active_engine() -> AnswersForGhosts:
     """The engine that answers for a ghost: the innermost open one, else the one that ran last."""
     if _ACTIVE:
         return _ACTIVE[-1]

@@ -9,14 +9,31 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from llm_perf_opt.weightless.options import Limits
 from llm_perf_opt.weightless.refusal import Site, calling_site, site_text
 from llm_perf_opt.weightless.routing import RoutingPolicy, UniformRouting
 from llm_perf_opt.weightless.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Largest tensors, in elements, that the engine holds or computes for real.
+
+    Integers and booleans stay real far longer than floats, because they steer control flow. Above a limit a tensor is a
+    ghost, and asking it for values is an oracle answer.
+    """
+
+    real_float: int = 1 << 20
+    real_integer: int = 1 << 23
+    eager_mask: int = 1 << 16  # a larger comparison of activations stays a ghost: usually only `where` reads it
+    stand_in: int = 1 << 24  # total input of an op that runs its CPU kernel on invented values
+    routing: int = 1 << 20  # above it `topk` indices stay a ghost (sparse-attention indexers)
+    same_site_answers: int = 1000  # a comparison asked this often at one line is a loop: it gets the other answer
+
 
 # A last dimension this long is a vocabulary: answers stay clear of the special tokens at either end.
 _VOCABULARY = 8192

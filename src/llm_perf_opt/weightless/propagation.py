@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.weightless.ghost import Ghost
-from llm_perf_opt.weightless.options import Limits
-from llm_perf_opt.weightless.oracle import Oracle
+from llm_perf_opt.weightless.oracle import Limits, Oracle
 from llm_perf_opt.weightless.recipes import (
     Answered,
     ArgumentPath,
@@ -25,7 +24,7 @@ from llm_perf_opt.weightless.recipes import (
     Recipe,
     SameAs,
     Several,
-    Verdict,
+    UniformMask,
 )
 from llm_perf_opt.weightless.spec import spec_of, spec_of_tensor
 
@@ -106,7 +105,7 @@ def _describe_tensor(func: Any, output: torch.Tensor, twins: MetaArguments, limi
         return GhostView(spec, base)
     if not spec.is_float and twins.has_float_ghost and spec.numel <= limits.real_integer and func not in KEEPS_GHOST:
         if spec.numel > limits.eager_mask:
-            return Verdict(spec, Oracle.uniform_verdict(func) if spec.dtype is torch.bool else None)
+            return UniformMask(spec, Oracle.uniform_verdict(func) if spec.dtype is torch.bool else None)
         return Answered(spec, func)
     return Fresh(spec)
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.propagation import meta_arguments, overloads
 from llm_perf_opt.weightless.recording import flat_tensors, is_mutating, is_view
 from llm_perf_opt.weightless.rules import REAL_RULES
 from llm_perf_opt.weightless.spec import FLOAT_DTYPES, spec_of_tensor
-
-if TYPE_CHECKING:
-    from llm_perf_opt.weightless.engine import Engine
 
 _CPU = torch.device("cpu")
 # An op whose operands multiply out to more than this may have a huge result although each operand is small.
@@ -35,7 +33,7 @@ _RESULT_IS_SMALL = overloads(
 _MAY_VIEW = overloads("reshape", "contiguous", "flatten", "unflatten", "movedim", "_unsafe_view", "lift_fresh", "to")
 
 
-def run_real(engine: Engine, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def run_real(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an op on real tensors and record it."""
     if engine.real_storages.any_tainted and _reads_tainted(engine, func, args):
         return engine.propagate(func, [_ghost_if_tainted(engine, value) for value in args], kwargs)
@@ -91,7 +89,7 @@ def _run_wider(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     return tuple(map(narrow, output)) if isinstance(output, (list, tuple)) else narrow(output)
 
 
-def _run_with_meta(engine: Engine, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _run_with_meta(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A plain meta tensor leaked in, from a model that was built on the meta device: take it for a ghost."""
 
     def adopt(value: Any) -> Any:
@@ -102,11 +100,11 @@ def _run_with_meta(engine: Engine, func: Any, args: Sequence[Any], kwargs: Mappi
         return value
 
     named = {name: adopt(value) for name, value in kwargs.items()}
-    return engine._dispatch(func, (Ghost,), [adopt(value) for value in args], named)
+    return engine.dispatch(func, (Ghost,), [adopt(value) for value in args], named)
 
 
 def _exceeds_limits(
-    engine: Engine, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]
+    engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]
 ) -> bool:
     sizes = [tensor.numel() for tensor in tensors]
     if sum(sizes) <= engine.limits.real_float and math.prod(n or 1 for n in sizes) <= _LARGE_PRODUCT:
@@ -124,17 +122,17 @@ def _exceeds_limits(
     )
 
 
-def _reads_tainted(engine: Engine, func: Any, args: Sequence[Any]) -> bool:
+def _reads_tainted(engine: Dispatcher, func: Any, args: Sequence[Any]) -> bool:
     if is_mutating(func) or is_view(func) or func in _MAY_VIEW:
         return False  # the result keeps the storage, and the taint with it
     return any(_is_tainted(engine, tensor) for value in args for tensor in flat_tensors(value))
 
 
-def _is_tainted(engine: Engine, tensor: torch.Tensor) -> bool:
+def _is_tainted(engine: Dispatcher, tensor: torch.Tensor) -> bool:
     return tensor.dtype in FLOAT_DTYPES and engine.real_storages.is_tainted(tensor)
 
 
-def _ghost_if_tainted(engine: Engine, value: Any) -> Any:
+def _ghost_if_tainted(engine: Dispatcher, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if _is_tainted(engine, value):
             return new_ghost(spec_of_tensor(value), engine.real_storages.token(value))

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost, uniform_ghost
+from llm_perf_opt.weightless.oracle import Oracle
 from llm_perf_opt.weightless.spec import Spec
 from llm_perf_opt.weightless.storage import Uniform
-
-if TYPE_CHECKING:
-    from llm_perf_opt.weightless.oracle import Oracle
 
 Arguments = Sequence[Any]
 Keywords = Mapping[str, Any]
@@ -101,7 +99,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class UniformMask:
     """A comparison too large to hold, usually read by `where` alone: a ghost that knows if it is uniform."""
 
     spec: Spec
@@ -132,4 +130,4 @@ class Several:
         return self.container([part.follow(oracle, args, kwargs) for part in self.parts])
 
 
-Recipe = Fresh | SameAs | GhostView | CopyOf | RealView | Answered | Verdict | Constant | Several
+Recipe = Fresh | SameAs | GhostView | CopyOf | RealView | Answered | UniformMask | Constant | Several

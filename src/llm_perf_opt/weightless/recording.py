@@ -78,7 +78,7 @@ class OpRecorder:
         output: Any,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """One op whose kind is not at hand; `facts` are kept among its arguments: what values said of its cost."""
+        """One op whose kind is not known yet; `facts` are kept among its arguments: what values said of its cost."""
         inputs = named_tensors(func, args, kwargs)
         outputs = list(flat_tensors(output))
         tensors = [tensor for _, tensor in inputs]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError
-
-if TYPE_CHECKING:
-    from llm_perf_opt.weightless.recording import OpRecorder
-
+from llm_perf_opt.weightless.recording import OpRecorder
 
 Site = tuple[CodeType, int]
 

@@ -6,15 +6,21 @@ the policy's choice. The trace says which one answered.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 
-from llm_perf_opt.core.callgraph.expected_experts import expected_distinct
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.reading import FileKind, as_record, naming_file, read_json
+from llm_perf_opt.ops.grouped_experts import expected_distinct
+
+_REPLAY_FILE = FileKind(
+    name="file of expert counts",
+    fix='write {"prefill": [[rows of expert 0, rows of expert 1, ...], one list per routing call], "decode": ...}',
+    error=UsageError,
+)
 
 
 class RoutingPolicy(Protocol):
@@ -110,15 +116,19 @@ def read_replay(file: Path, phase: str) -> ReplayRouting:
 
     The lists of a phase are its routing decisions in the order in which the model makes them.
     """
-    try:
-        counts = json.loads(file.read_text(encoding="utf-8"))[phase]
-        return ReplayRouting(counts)
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    from msgspec import Meta
+
+    document = read_json(file, dict[str, Any], _REPLAY_FILE)
+    if phase not in document:
         raise UsageError(
             f"No expert counts for phase {phase!r} in {file}.",
-            why=f"{type(error).__name__}: {error}",
-            fix='write {"' + phase + '": [[rows of expert 0, rows of expert 1, ...], one list per routing call]}',
-        ) from error
+            why=f"it holds: {', '.join(list(document)[:20]) or 'nothing'}",
+            fix=_REPLAY_FILE.fix,
+        )
+    rows = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    with naming_file(file):
+        counts = as_record({phase: document[phase]}, dict[str, list[list[rows]]], _REPLAY_FILE)
+    return ReplayRouting(counts[phase])
 
 
 def _mismatch(why: str) -> PerfOptError:

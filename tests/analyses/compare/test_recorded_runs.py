@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from llm_perf_opt.analyses.compare import compare
-from llm_perf_opt.core.protocols import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.analyses.compare.recorded_runs import recorded_run
 
 WORKLOADS = {
-    "base": Workload(mode="base", prompt_tokens=20),
-    "gundam-2x3": Workload(mode="gundam", crops=(2, 3), prompt_tokens=20),
+    "base": DeepSeekOcrWorkload(mode="base", prompt_tokens=20),
+    "gundam-2x3": DeepSeekOcrWorkload(mode="gundam", crops=(2, 3), prompt_tokens=20),
 }
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from llm_perf_opt.analyses.causes import Cause, CauseTable
 from llm_perf_opt.analyses.compare import compare, stages_by_name
 from llm_perf_opt.analyses.compare.causes import CAUSES
-from llm_perf_opt.analyses.compare.difference import CauseTable
 from llm_perf_opt.core.callgraph import CallGraph, OpKind
 from tests.analyses.compare.made_runs import MadeRun, Shape, causes
 
@@ -188,9 +188,9 @@ def test_one_tracer_does_not_list_in_two_ways() -> None:
 
 def test_a_cause_is_registered_once() -> None:
     with pytest.raises(ValueError, match="two causes have one name: gravity, gravity"):
-        CauseTable(("gravity", lambda pair, differences: ()), ("gravity", lambda pair, differences: ()))
+        CauseTable(Cause(name="gravity", meaning="it falls"), Cause(name="gravity", meaning="it falls again"))
 
 
 def test_the_documented_causes_are_the_registered_ones(request: pytest.FixtureRequest) -> None:
     page = (request.config.rootpath / "docs" / "what-changed.md").read_text("utf-8")
-    assert [name for name in CAUSES.names() if f"| `{name}` |" not in page] == []
+    assert [name for name in CAUSES if f"| `{name}` |" not in page] == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analyses.compare import Comparison, compare
-from llm_perf_opt.analyses.deployment.stored_formats import store_cache, store_weights, what_if_formats
+from llm_perf_opt.analyses.stored_formats import store_cache, store_weights, what_if_formats
 from llm_perf_opt.core.callgraph import CallGraph
 from tests.analyses.memory.made_decode import made_decode
 from tests.analyses.stored_runs import mixture

@@ -12,8 +12,10 @@ import torch
 
 from llm_perf_opt.analyses.compare import Comparison, compare
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import TRACERS, Target, Workload
+from llm_perf_opt.core.plugins import TRACERS
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.targets import make_targets
 
 MakeTargets = Callable[[], tuple[Target, ...]]
@@ -56,7 +58,7 @@ def held_against(left: str, right: str, make: MakeTargets) -> list[Comparison]:
 
 
 def tiny_ocr() -> tuple[Target, ...]:
-    workload = Workload(mode="gundam", crops=(1, 2), prompt_tokens=5, decode_steps=2, dtype="float32")
+    workload = DeepSeekOcrWorkload(mode="gundam", crops=(1, 2), prompt_tokens=5, decode_steps=2, dtype="float32")
     return make_targets(DeepSeekOcrConfig.tiny(), workload)
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from llm_perf_opt.analyses.cost.parameters import active_parameters, parameters_by_stage
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import TRACERS, Workload
+from llm_perf_opt.core.plugins import TRACERS
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from tests.models.huggingface.folders import MIXTRAL, TEXT, write_folder
 
 transformers = pytest.importorskip(
@@ -22,8 +24,8 @@ transformers = pytest.importorskip(
 IS_OLDER = int(transformers.__version__.split(".")[0]) < 5
 
 
-def decoded(folder: Path, config: dict[str, Any], **wishes: Any) -> CallGraph:
-    *_, target = HuggingFaceAdapter(write_folder(folder, config), False).targets(Workload(**wishes))
+def decoded(folder: Path, config: dict[str, Any], **options: Any) -> CallGraph:
+    *_, target = HuggingFaceAdapter(write_folder(folder, config), False).targets(HuggingFaceWorkload(**options))
     return WeightlessTracer().trace(target)
 
 

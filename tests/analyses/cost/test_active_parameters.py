@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from llm_perf_opt.analyses.cost.parameters import active_parameters
-from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.ops.table import price
 from tests.analyses.small_run import small_run
 
 EXPERTS, WIDTH, OUT = 8, 16, 32
@@ -28,7 +29,7 @@ def test_each_weight_of_a_product_counts_once_in_its_stage() -> None:
 
 @pytest.fixture(scope="module", params=[1, 3])
 def decode(request: pytest.FixtureRequest) -> CallGraph:
-    *_, target = DeepSeekOcrAdapter().targets(Workload(mode="base", decode_steps=request.param))
+    *_, target = DeepSeekOcrAdapter().targets(DeepSeekOcrWorkload(mode="base", decode_steps=request.param))
     return WeightlessTracer().trace(target)
 
 

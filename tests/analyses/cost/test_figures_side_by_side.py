@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import jsonschema
 
-from llm_perf_opt.analyses.cost.static_document import static_compute_document
+from llm_perf_opt.analyses.cost.static_json import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
 from llm_perf_opt.analyses.reconcile import FIGURES
 from llm_perf_opt.core.source_figures import Method
@@ -17,7 +17,7 @@ def test_every_figure_of_a_source_is_in_the_file_and_held_against_the_others() -
     figures = {name: 100 + number for number, name in enumerate(FIGURES)}
     closed = other("closed-form", "vision", STAGE_FLOPS["vision"], Method.CLOSED_FORM, **figures)
     static = put_together(closed, replace(closed, source="second", kv_cache_bytes=7))
-    document = static_compute_document(static, tool_version="0", memory=None)
+    document = static_compute_json(static, tool_version="0", memory=None)
     jsonschema.validate(document, SCHEMA)
     (in_file,) = document["sources"]["closed-form"]
     assert {name: in_file[name] for name in FIGURES} == figures

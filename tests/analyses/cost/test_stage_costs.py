@@ -9,8 +9,9 @@ import pytest
 from llm_perf_opt.analyses.cost.coverage import PriceCoverage, UnpricedOp, merged_unpriced, price_coverage
 from llm_perf_opt.analyses.cost.module_costs import module_costs
 from llm_perf_opt.analyses.cost.stage_costs import StageCost, stage_costs
-from llm_perf_opt.analyses.pricing import OpCost, flops_bound
 from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
+from llm_perf_opt.ops.cost import OpCost
+from llm_perf_opt.ops.unpriced import flops_bound
 from tests.analyses.small_run import (
     ACTIVATE_BYTES,
     FUSED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llm_perf_opt.analyses.cost.stage_report import stage_report
+from llm_perf_opt.analyses.cost.stage_costs import stage_report
 from llm_perf_opt.core.callgraph.records import OracleAnswer
 from llm_perf_opt.core.report import Level
 from tests.analyses.small_run import PROJECT_FLOPS, small_run

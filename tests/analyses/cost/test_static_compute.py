@@ -11,26 +11,26 @@ import jsonschema
 import pytest
 
 from llm_perf_opt.analyses.cost.counted import counted
-from llm_perf_opt.analyses.cost.static_document import static_compute_document
 from llm_perf_opt.analyses.cost.static_figures import StaticCompute, static_compute
+from llm_perf_opt.analyses.cost.static_json import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.report import Level
-from llm_perf_opt.core.source_figures import BlindSpot, Family, Method, Testimony
+from llm_perf_opt.core.source_figures import BlindSpot, Method, SourceFigures, WorkFamily
 from tests.analyses.small_run import PROJECT_FLOPS, small_run
 
 SCHEMA = json.loads(files("llm_perf_opt.analyses.cost").joinpath("static_compute.schema.json").read_text("utf-8"))
 STAGE_FLOPS = {"vision": 2 * PROJECT_FLOPS, "prefill": PROJECT_FLOPS}
 
 
-def other(source: str, stage: str, flops: int | None, method: Method = Method.ISOLATED, **more: Any) -> Testimony:
-    return Testimony(source=source, phase="prefill", stage=stage, method=method, flops=flops, **more)
+def other(source: str, stage: str, flops: int | None, method: Method = Method.ISOLATED, **more: Any) -> SourceFigures:
+    return SourceFigures(source=source, phase="prefill", stage=stage, method=method, flops=flops, **more)
 
 
-def put_together(*testimonies: Testimony, graph: CallGraph | None = None) -> StaticCompute:
+def put_together(*source_figures: SourceFigures, graph: CallGraph | None = None) -> StaticCompute:
     graph = graph or small_run()
     return static_compute(
-        model="small", workload={"batch": 1}, graphs=[graph], testimonies=(*counted(graph), *testimonies)
+        model="small", workload={"batch": 1}, graphs=[graph], source_figures=(*counted(graph), *source_figures)
     )
 
 
@@ -64,7 +64,7 @@ def test_a_source_that_left_something_out_is_no_figure_and_no_total() -> None:
     static = alone(other("fvcore", "one", 5), other("fvcore", "two", 7, blind_spots=spots))
     assert [(stage.flops, stage.flops_at_least) for stage in static.stages] == [(5, 5), (None, 5)]
     assert (static.flops, static.flops_at_least) == (None, 10)
-    document = static_compute_document(static, tool_version="0", memory=None)
+    document = static_compute_json(static, tool_version="0", memory=None)
     jsonschema.validate(document, SCHEMA)
     assert {name: document["total"][name] for name in ("flops", "macs", "flops_at_least", "is_complete")} == {
         "flops": None,
@@ -105,19 +105,22 @@ def test_an_unknown_stage_makes_the_total_unknown() -> None:
         model="small",
         workload={},
         graphs=[],
-        testimonies=[other("a", "one", 5), Testimony(source="a", phase="prefill", stage="two", method=Method.ISOLATED)],
+        source_figures=[
+            other("a", "one", 5),
+            SourceFigures(source="a", phase="prefill", stage="two", method=Method.ISOLATED),
+        ],
     )
     assert static.flops is None
     assert static.coverage is None
-    assert static_compute_document(static, tool_version="0", memory=None)["coverage"] is None
+    assert static_compute_json(static, tool_version="0", memory=None)["coverage"] is None
 
 
-def failed(stage: str, phase: str = "prefill", source: str = "a") -> Testimony:
-    return Testimony(source=source, phase=phase, stage=stage, method=Method.ISOLATED, failure="it raised")
+def failed(stage: str, phase: str = "prefill", source: str = "a") -> SourceFigures:
+    return SourceFigures(source=source, phase=phase, stage=stage, method=Method.ISOLATED, failure="it raised")
 
 
-def alone(*testimonies: Testimony) -> StaticCompute:
-    return static_compute(model="small", workload={}, graphs=[], testimonies=testimonies)
+def alone(*source_figures: SourceFigures) -> StaticCompute:
+    return static_compute(model="small", workload={}, graphs=[], source_figures=source_figures)
 
 
 def test_a_stage_of_which_every_source_failed_makes_the_totals_unknown() -> None:
@@ -128,7 +131,7 @@ def test_a_stage_of_which_every_source_failed_makes_the_totals_unknown() -> None
         ("decode", "decode", None),
     ]
     assert (static.flops, static.parameters) == (None, None)
-    document = static_compute_document(static, tool_version="0", memory=None)
+    document = static_compute_json(static, tool_version="0", memory=None)
     jsonschema.validate(document, SCHEMA)
     assert document["total"]["flops"] is None
     (stages,) = (table for table in static_report(static).tables if table.title == "Stages")
@@ -155,7 +158,7 @@ def test_a_run_that_stopped_half_way_is_no_figure() -> None:
         model="small",
         workload={},
         graphs=[small_run()],
-        testimonies=(*counted(small_run()), *counted(replace(small_run(phase="decode"), stopped_in="decoder"))),
+        source_figures=(*counted(small_run()), *counted(replace(small_run(phase="decode"), stopped_in="decoder"))),
     )
     assert static.flops is None
     assert ("counted", "decode", "decode") in {entry[:3] for entry in static.ledger.missing}
@@ -171,7 +174,7 @@ def test_active_parameters_are_those_of_a_decode_step() -> None:
     assert put_together().active_parameters is None
     graphs = [small_run(), small_run(phase="decode")]
     static = static_compute(
-        model="small", workload={}, graphs=graphs, testimonies=[said for graph in graphs for said in counted(graph)]
+        model="small", workload={}, graphs=graphs, source_figures=[said for graph in graphs for said in counted(graph)]
     )
     (totals,) = (table for table in static_report(static).tables if table.title == "Totals")
     place = [column.name for column in totals.columns].index("active parameters")
@@ -183,7 +186,7 @@ def test_the_document_is_what_the_schema_says() -> None:
     static = put_together(
         absent, other("closed-form", "prefill", 3, Method.CLOSED_FORM), graph=small_run(with_unpriced=True)
     )
-    document = static_compute_document(static, tool_version="0", memory=None)
+    document = static_compute_json(static, tool_version="0", memory=None)
     jsonschema.validate(document, SCHEMA)
     assert document["coverage"]["unpriced"][0]["name"] == "vendor.fused.default"
     assert document["coverage"]["flops_bound"] > 0
@@ -195,7 +198,7 @@ def test_the_document_is_what_the_schema_says() -> None:
 
 
 def test_the_schema_refuses_what_is_not_in_it() -> None:
-    document = static_compute_document(put_together(), tool_version="0", memory=None)
+    document = static_compute_json(put_together(), tool_version="0", memory=None)
     document["stages"][0]["flops"] = "many"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, SCHEMA)
@@ -220,4 +223,4 @@ def test_the_report_has_a_chapter_per_stage_and_tells_every_hole() -> None:
 def test_operators_carry_their_family_and_add_up_to_the_stage() -> None:
     for stage in put_together().stages:
         assert sum(operator.flops or 0 for operator in stage.operators) == stage.flops
-        assert {operator.family for operator in stage.operators} == {Family.PRODUCT}
+        assert {operator.family for operator in stage.operators} == {WorkFamily.PRODUCT}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind
-from llm_perf_opt.core.report import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView
 from tests.analyses.made_kinds import kind, tensor
 
 X = tensor(4, 8)

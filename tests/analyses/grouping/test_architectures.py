@@ -7,7 +7,8 @@ from functools import cache
 
 import pytest
 
-from llm_perf_opt.analyses.grouping import check_conservation, group
+from llm_perf_opt.analyses.grouping.conservation import check_conservation
+from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
 from scripts.make_graph_goldens import ARCHITECTURES, GOLDENS, golden_text, trace
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.analyses.grouping import group
+from llm_perf_opt.analyses.grouping.view import group
 from tests.analyses.grouping.made_runs import (
     ADD,
     ADD_INTO,

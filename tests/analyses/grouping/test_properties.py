@@ -7,14 +7,14 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.grouping import check_conservation, group
-from llm_perf_opt.analyses.grouping.call_figures import call_figures
-from llm_perf_opt.analyses.grouping.call_tree import call_tree, kinship
+from llm_perf_opt.analyses.grouping.call_tree import call_figures, call_tree, called_modules
+from llm_perf_opt.analyses.grouping.conservation import check_conservation
 from llm_perf_opt.analyses.grouping.data_flow import data_flow
 from llm_perf_opt.analyses.grouping.families import Families
 from llm_perf_opt.analyses.grouping.groups import Grouper
+from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.report import GraphView
+from llm_perf_opt.core.graph_view import GraphView
 from tests.analyses.grouping.made_runs import PROJECT, Body, MadeRun, Token, boxes, made
 from tests.analyses.grouping.random_runs import CLASSES, graphs
 
@@ -41,8 +41,8 @@ def test_expanding_every_box_returns_the_raw_graph(graph: CallGraph) -> None:
 @given(graph=graphs())
 def test_every_call_is_in_one_group_under_the_group_of_its_caller(graph: CallGraph) -> None:
     tree = call_tree(graph)
-    kin = kinship(graph, tree.paths)
-    families = Families(graph, tree, kin, data_flow(graph, tree, kin))
+    modules = called_modules(graph, tree.paths)
+    families = Families(graph, tree, modules, data_flow(graph, tree, modules))
     roots = Grouper(graph, tree, families, call_figures(graph).flops).roots()
     home_of: dict[int, int] = {}
     above = {}

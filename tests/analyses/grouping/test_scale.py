@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from llm_perf_opt.analyses.grouping import group
-from llm_perf_opt.formats.html_drawing import HtmlDrawing
+from llm_perf_opt.analyses.grouping.view import group
+from llm_perf_opt.formats.html_format import HtmlDrawing
 from tests.analyses.grouping.made_runs import drawn
 from tests.core.callgraph.test_scale import build
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.analyses.grouping import group
-from llm_perf_opt.core.report import Loop, LoopKind
+from llm_perf_opt.analyses.grouping.view import group
+from llm_perf_opt.core.graph_view import Loop, LoopKind
 from tests.analyses.grouping.made_runs import (
     ADD,
     INDEX_ADD_INTO,

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analyses.cost.module_costs import module_costs
-from llm_perf_opt.analyses.grouping import check_conservation, group
+from llm_perf_opt.analyses.grouping.conservation import check_conservation
+from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.report import Loop, LoopKind
+from llm_perf_opt.core.graph_view import Loop, LoopKind
 from tests.analyses.grouping.made_runs import ADD, PROJECT_FLOPS, MadeRun, Token, box_at, boxes, drawn, made
 from tests.analyses.small_run import ACTIVATE_BYTES, small_run
 from tests.analyses.small_run import PROJECT_FLOPS as SMALL_FLOPS

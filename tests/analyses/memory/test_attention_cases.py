@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llm_perf_opt.analyses.memory import AttentionPeak, attention_cases, attention_table, memory_document, run_memory
+from llm_perf_opt.analyses.memory.attention_cases import AttentionPeak, attention_cases, attention_table
+from llm_perf_opt.analyses.memory.memory_report import memory_json
+from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from tests.analyses.made_kinds import kind, tensor
@@ -92,6 +94,6 @@ def test_without_a_fused_trace_nothing_tells_what_attention_is() -> None:
 
 def test_the_document_holds_both_sides() -> None:
     cases = attention_cases([EAGER], [FUSED_RUN])
-    (held,) = memory_document(run_memory([EAGER]), cases)["attention_cases"]
+    (held,) = memory_json(run_memory([EAGER]), cases)["attention_cases"]
     assert held["eager"]["added_bytes"] == 2 * SCORE_BYTES
     assert held["fused"]["added_bytes"] == Q_BYTES

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.memory import kv_cache, memory_document, memory_report, need_table, run_memory
+from llm_perf_opt.analyses.memory.kv_cache import kv_cache
+from llm_perf_opt.analyses.memory.memory_report import memory_json, memory_report
+from llm_perf_opt.analyses.memory.need import need_table, run_memory
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.report import Kind, LineChart
 from tests.analyses.memory.made_decode import LAYERS, cached_bytes, made_decode
@@ -154,7 +156,7 @@ def test_a_trace_without_memory_is_reported_as_unknown() -> None:
 
 def test_the_document_holds_the_same_figures() -> None:
     memory = run_memory([small_run(), made_decode()])
-    document = memory_document(memory)
+    document = memory_json(memory)
     assert document["needed_bytes"] == memory.total_bytes
     assert document["kv_cache"]["bytes_per_token"] == 4 * cached_bytes(1)
     first = document["phases"][0]

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.memory import alive_at, peak_of, step_points, timeline
-from llm_perf_opt.analyses.memory.timeline import held_bytes
+from llm_perf_opt.analyses.memory.live_memory import alive_at, held_bytes, peak_of, step_points, timeline
 from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from tests.analyses.small_run import ACTIVATE, X_BYTES, X, finished, small_run

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.necessary import DecoderNeeds, NecessaryWork, Reason, decoder_needs, necessary_by_stage
-from llm_perf_opt.analyses.prediction import predict_stages
+from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
+from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, Reason, necessary_by_stage
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
+from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.protocols import MODELS, TRACERS, Workload
+from llm_perf_opt.core.plugins import MODELS, TRACERS
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, write_folder
 
 transformers = pytest.importorskip("transformers", reason="the models here are transformers', an optional extra")
@@ -55,21 +62,34 @@ LLAMA4: dict[str, Any] = {
 }
 
 
-def traced(folder: Path, config: dict[str, Any], routing: str = "uniform", **wishes: Any) -> dict[str, CallGraph]:
-    targets = HuggingFaceAdapter(write_folder(folder, config), False).targets(Workload(**wishes))
+def traced(folder: Path, config: dict[str, Any], routing: str = "uniform", **options: Any) -> dict[str, CallGraph]:
+    targets = HuggingFaceAdapter(write_folder(folder, config), False).targets(HuggingFaceWorkload(**options))
     return {target.phase: WeightlessTracer(routing=routing).trace(target) for target in targets}
 
 
+ADDED = (
+    *("weight_bytes", "expert_bytes", "fewest_expert_bytes", "cache_bytes", "other_bytes"),
+    "active_matrix_parameters",
+)
+
+
 def total(graph: CallGraph, policy: str | None = None) -> NecessaryWork:
+    """All stages together; what one of them does not know, the run does not know."""
     works = list(necessary_by_stage(graph, policy).values())
-    added = works[0]
-    for work in works[1:]:
-        added = added.plus(work)
-    return added
+    if len(works) == 1:
+        return works[0]
+    counts = {name: known_sum(getattr(work, name) for work in works) for name in ADDED}
+    flops = Counter[str]()
+    saved = Counter[Reason]()
+    for work in works:
+        flops.update(work.flops_by_dtype)
+        saved.update(work.saved)
+    experts = tuple(found for work in works for found in work.distinct_experts)
+    return replace(works[0], flops_by_dtype=dict(flops), saved=dict(saved), distinct_experts=experts, **counts)
 
 
-def needs_of(folder: Path, config: dict[str, Any], **wishes: Any) -> DecoderNeeds:
-    return decoder_needs(traced(folder, config, **wishes)["decode"])
+def needs_of(folder: Path, config: dict[str, Any], **options: Any) -> DecoderNeeds:
+    return decoder_needs(traced(folder, config, **options)["decode"])
 
 
 def llama_layer() -> int:
@@ -239,7 +259,7 @@ def test_one_traced_step_tells_what_any_other_needs(
 def test_deepseek_ocr_needs_the_same_whatever_attention_runs_it() -> None:
     found = []
     for attention in ("eager", "sdpa", "flash"):
-        targets = MODELS.get("deepseek-ocr")().targets(Workload(mode="tiny", attention=attention))
+        targets = MODELS.get("deepseek-ocr")().targets(DeepSeekOcrWorkload(mode="tiny", attention=attention))
         works = [total(WeightlessTracer().trace(target)) for target in targets]
         found.append([(dict(work.flops_by_dtype), work.weight_bytes, work.cache_bytes) for work in works])
     assert found[0] == found[1] == found[2]
@@ -263,9 +283,9 @@ def test_a_tracer_that_does_not_see_tensors_gives_no_bound_rather_than_another(t
     graph = TRACERS.get(tracer)().trace(prefill)
     if graph.ops is None:
         with pytest.raises(PerfOptError, match="no ops"):
-            predict_stages(graph, find_device("h100-sxm"))
+            predict(graph, DataSheetRates(find_device("h100-sxm")))
     else:
-        assert {stage.bound_s for stage in predict_stages(graph, find_device("h100-sxm"))} == {None}
+        assert {stage.lower_bound_s for stage in predict(graph, DataSheetRates(find_device("h100-sxm")))} == {None}
 
 
 def test_a_prefill_is_no_step(tmp_path: Path) -> None:

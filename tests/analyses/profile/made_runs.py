@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llm_perf_opt.analyses.necessary import NecessaryWork
-from llm_perf_opt.analyses.prediction import StageWork
+from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork
 from llm_perf_opt.analyses.profile import WorkloadCosts
+from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.measurement import PageMeasurement, TimedPass
 

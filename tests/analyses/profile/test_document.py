@@ -12,8 +12,8 @@ import pytest
 from llm_perf_opt.analyses import profile as profile_analysis
 from llm_perf_opt.analyses.profile import WorkloadCosts, join_run, metrics_document, profile_report
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.measurement import Kernel, OperatorTime
-from llm_perf_opt.core.protocols import REPORTERS
+from llm_perf_opt.core.measurement import MeasuredKernel, OperatorTime
+from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import BarChart, LineChart, SpanChart
 from tests.analyses.profile.made_runs import DEVICE, MS, made_costs, made_page, made_pass, made_work
 
@@ -79,7 +79,7 @@ def report(pages: list[object], costs: list[WorkloadCosts | None], device: Devic
         figures=join_run(pages, costs, device, "float32"),  # type: ignore[arg-type]
         pages=pages,  # type: ignore[arg-type]
         operators=OPERATORS,
-        kernels=(Kernel(name="gemm<&>", stage=None, calls=2, total_ns=MS),),
+        kernels=(MeasuredKernel(name="gemm<&>", stage=None, calls=2, total_ns=MS),),
         device=device,
         dtype="float32",
         notes=(),

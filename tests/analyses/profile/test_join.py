@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from llm_perf_opt.analyses.prediction import StageWork
-from llm_perf_opt.analyses.prediction.predict import Execution, predict_work
-from llm_perf_opt.analyses.prediction.works import work_of
 from llm_perf_opt.analyses.profile import join_run
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
+from llm_perf_opt.analyses.time.predict import stage_time
+from llm_perf_opt.analyses.time.stage_work import StageWork, work_of
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.priors import efficiency_priors
 from tests.analyses.made_kinds import kind, tensor
 from tests.analyses.profile.made_runs import DEVICE, MS, made_costs, made_needs, made_page, made_pass, made_work
 
@@ -85,8 +84,8 @@ def test_the_bound_is_that_of_the_prediction() -> None:
     assert (work.flops, work.skippable_flops) == (attention + gate, attention * 63 // 128)
     run = join_run([PAGE], [made_costs(work)], DEVICE, "float32")
     (found,) = [stage.efficiency for stage in run.stages if stage.name == "prefill"]
-    predicted = predict_work(work, work.kernels, DEVICE, Execution.EAGER, efficiency_priors())
-    assert found is not None and found.lower_bound_s == predicted.bound_s
+    predicted = stage_time(work, tuple(work.kernels.items()), DataSheetRates(DEVICE))
+    assert found is not None and found.lower_bound_s == predicted.lower_bound_s
     assert found.lower_bound_s == pytest.approx(attention * 65 / 128 / 1e12 + gate / 2e12)
     assert found.skippable_flops == work.skippable_flops
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.analyses.reconcile import CAUSES, reconcile
-from llm_perf_opt.core.source_figures import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
+from llm_perf_opt.core.source_figures import BlindSpot, Method, OperatorFigure, SourceFigures, WorkFamily, family_of
 
 
-def said(source: str, operators: dict[str, int], **more: Any) -> Testimony:
+def said(source: str, operators: dict[str, int], **more: Any) -> SourceFigures:
     figures = tuple(OperatorFigure(name=name, family=family_of(name), flops=flops) for name, flops in operators.items())
     total = more.pop("flops", sum(operators.values()))
-    return Testimony(
+    return SourceFigures(
         source=source, phase="prefill", stage="sam", method=Method.ISOLATED, flops=total, operators=figures, **more
     )
 
@@ -37,7 +37,7 @@ def test_two_sources_that_agree_leave_nothing_to_explain() -> None:
 def test_fused_attention_is_explained_by_exactly_what_another_source_counted_for_it() -> None:
     other = said("torch", {"aten.addmm": 800}, blind_spots=(blind("fused-attention-uncounted", "aten._flash"),))
     (difference,) = reconcile([COUNTED, other]).differences
-    assert (difference.family, difference.flops, difference.unexplained_flops) == (Family.ATTENTION, 200, 0)
+    assert (difference.family, difference.flops, difference.unexplained_flops) == (WorkFamily.ATTENTION, 200, 0)
     assert [part.cause for part in difference.explanations] == ["fused-attention-uncounted"]
 
 
@@ -45,7 +45,7 @@ def test_a_blind_spot_explains_no_more_than_its_own_size() -> None:
     """The products differ by 50 too; that the source also misses attention is no excuse for it."""
     other = said("torch", {"aten.addmm": 750}, blind_spots=(blind("fused-attention-uncounted", "aten._flash"),))
     (unexplained,) = reconcile([COUNTED, other]).unexplained
-    assert (unexplained.family, unexplained.unexplained_flops) == (Family.PRODUCT, 50)
+    assert (unexplained.family, unexplained.unexplained_flops) == (WorkFamily.PRODUCT, 50)
 
 
 def test_attention_that_a_third_source_lists_as_products_is_still_bounded_by_the_count() -> None:
@@ -61,11 +61,11 @@ def test_attention_in_products_is_held_against_fused_attention_also_where_expert
     spot = blind("grouped-product-uncounted", "aten._grouped_mm")
     other = said("torch", {"aten.addmm": 800, "aten.bmm": 200}, blind_spots=(spot,))
     ledger = reconcile([ours, other])
-    assert [(entry.family, entry.flops) for entry in ledger.differences] == [(Family.GROUPED, 500)]
+    assert [(entry.family, entry.flops) for entry in ledger.differences] == [(WorkFamily.GROUPED, 500)]
     assert not ledger.unexplained
     wrong = said("torch", {"aten.addmm": 800, "aten.bmm": 190}, blind_spots=(spot,))
     (entry,) = reconcile([ours, wrong]).unexplained_flops
-    assert (entry.family, entry.unexplained_flops) == (Family.PRODUCT, 10)
+    assert (entry.family, entry.unexplained_flops) == (WorkFamily.PRODUCT, 10)
 
 
 def test_several_fused_ops_share_one_gap() -> None:
@@ -157,7 +157,7 @@ def test_work_that_a_source_adds_is_taken_off_the_larger_side() -> None:
         blind_spots=(blind("elementwise-counted", "layer_norm", 30),),
     )
     entries = {entry.family: entry for entry in reconcile([COUNTED, more]).differences}
-    assert (entries[Family.OTHER].flops, entries[Family.OTHER].unexplained_flops) == (-30, 0)
+    assert (entries[WorkFamily.OTHER].flops, entries[WorkFamily.OTHER].unexplained_flops) == (-30, 0)
 
 
 def test_a_blind_spot_of_both_sources_explains_nothing_between_them() -> None:
@@ -179,7 +179,9 @@ def test_a_blind_spot_that_is_larger_than_the_gap_leaves_the_rest_unexplained() 
 
 
 def test_a_source_that_failed_is_missing_with_its_reason_and_compared_with_nobody() -> None:
-    failed = Testimony(source="fvcore", phase="prefill", stage="sam", method=Method.ISOLATED, failure="not installed")
+    failed = SourceFigures(
+        source="fvcore", phase="prefill", stage="sam", method=Method.ISOLATED, failure="not installed"
+    )
     ledger = reconcile([COUNTED, failed])
     assert ledger.missing == (("fvcore", "prefill", "sam", "not installed"),)
     assert not ledger.entries

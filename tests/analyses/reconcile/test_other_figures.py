@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.analyses.reconcile import CAUSES, FIGURES, FigureDifference, reconcile
-from llm_perf_opt.core.source_figures import BlindSpot, Method, OperatorFigure, Testimony, family_of
+from llm_perf_opt.core.source_figures import BlindSpot, Method, OperatorFigure, SourceFigures, family_of
 
 
-def said(source: str, activations_by_operator: dict[str, int] | None = None, **figures: Any) -> Testimony:
+def said(source: str, activations_by_operator: dict[str, int] | None = None, **figures: Any) -> SourceFigures:
     operators = tuple(
         OperatorFigure(name=name, family=family_of(name), flops=1, activations=elements)
         for name, elements in (activations_by_operator or {}).items()
     )
-    return Testimony(
+    return SourceFigures(
         source=source, phase="prefill", stage="sam", method=Method.ISOLATED, operators=operators, **figures
     )
 
 
-def only(left: Testimony, right: Testimony) -> FigureDifference:
+def only(left: SourceFigures, right: SourceFigures) -> FigureDifference:
     (found,) = reconcile([left, right]).figures
     return found
 

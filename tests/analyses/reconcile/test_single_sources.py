@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from llm_perf_opt.analyses.reconcile import reconcile
-from llm_perf_opt.core.source_figures import Family
+from llm_perf_opt.core.source_figures import WorkFamily
 from tests.analyses.reconcile.test_ledger import blind, said
 
 OURS = said("counted", {"linear": 800, "_grouped_mm": 500})
 
 
-def single(*testimonies: object) -> set[tuple[str, Family | None, str]]:
-    return {(found.figure, found.family, found.source) for found in reconcile(testimonies).single}  # type: ignore[arg-type]
+def single(*source_figures: object) -> set[tuple[str, WorkFamily | None, str]]:
+    return {(found.figure, found.family, found.source) for found in reconcile(source_figures).single}  # type: ignore[arg-type]
 
 
 def test_a_figure_that_a_source_left_out_has_one_source() -> None:
@@ -19,9 +19,9 @@ def test_a_figure_that_a_source_left_out_has_one_source() -> None:
         blind_one = said(
             "fvcore", {"addmm": 800}, blind_spots=(blind("grouped-product-uncounted", "_grouped_mm", size),)
         )
-        assert single(OURS, blind_one) == {("flops", Family.GROUPED, "counted")}
+        assert single(OURS, blind_one) == {("flops", WorkFamily.GROUPED, "counted")}
         (entry,) = reconcile([OURS, blind_one]).differences
-        assert (entry.family, entry.one_source) == (Family.GROUPED, "counted")
+        assert (entry.family, entry.one_source) == (WorkFamily.GROUPED, "counted")
 
 
 def test_a_second_source_takes_it_off_the_list_whether_it_runs_them_fused_or_as_products() -> None:
@@ -44,8 +44,8 @@ def test_a_difference_over_the_whole_stage_names_the_one_source_too() -> None:
 def test_a_source_without_flops_bears_none_out() -> None:
     bytes_only = said("byte-counter", {}, flops=None, bytes_moved=7)
     assert single(OURS, bytes_only) == {
-        ("flops", Family.PRODUCT, "counted"),
-        ("flops", Family.GROUPED, "counted"),
+        ("flops", WorkFamily.PRODUCT, "counted"),
+        ("flops", WorkFamily.GROUPED, "counted"),
         ("bytes_moved", None, "byte-counter"),
     }
 
@@ -53,7 +53,7 @@ def test_a_source_without_flops_bears_none_out() -> None:
 def test_an_op_of_unknown_size_may_hide_any_operator() -> None:
     whole = said("closed-form", {"linear": 800})
     vague = said("torch", {"addmm": 700}, blind_spots=(blind("op-without-formula", "vendor.fused"),))
-    assert single(whole, vague) == {("flops", Family.PRODUCT, "closed-form")}
+    assert single(whole, vague) == {("flops", WorkFamily.PRODUCT, "closed-form")}
     exact = said("torch", {"addmm": 800}, blind_spots=(blind("op-without-formula", "vendor.scan", 0),))
     assert single(whole, exact) == set()
 

@@ -9,15 +9,15 @@ import pytest
 from llm_perf_opt.analyses.cost.counted import counted
 from llm_perf_opt.analyses.reconcile import FIGURES, reconcile
 from llm_perf_opt.api.deployed_traces import redeployed
-from llm_perf_opt.core.protocols import Deployment
-from llm_perf_opt.core.source_figures import Method, Testimony
+from llm_perf_opt.core.source_figures import Method, SourceFigures
+from llm_perf_opt.core.workload import Deployment
 from tests.analyses.stored_runs import mixture
 
 OF_STORAGE = {"bytes_moved", "weight_bytes", "kv_cache_bytes", "kv_bytes_per_token"}
 
 
-def said(source: str, **figures: Any) -> Testimony:
-    return Testimony(source=source, phase="prefill", stage="prefill", method=Method.ISOLATED, **figures)
+def said(source: str, **figures: Any) -> SourceFigures:
+    return SourceFigures(source=source, phase="prefill", stage="prefill", method=Method.ISOLATED, **figures)
 
 
 @pytest.mark.parametrize("figure", FIGURES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.analyses.serving import CacheLayers, CachePerSequence, ServingFit, serving_fit
+from llm_perf_opt.analyses.serving.fit import ServingFit, serving_fit
+from llm_perf_opt.analyses.serving.held_memory import CacheLayers, CachePerSequence
 from llm_perf_opt.core.hardware import Device
 
 GIB = 2**30

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.serving import CacheLayers, CachePerSequence, serving_fit, visible_bytes
+from llm_perf_opt.analyses.serving.engines import visible_bytes
+from llm_perf_opt.analyses.serving.fit import serving_fit
+from llm_perf_opt.analyses.serving.held_memory import CacheLayers, CachePerSequence
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import find_device
 from tests.analyses.serving.made_deployments import made_cache, made_device, made_fit
@@ -115,7 +117,7 @@ def test_the_largest_context_fits_and_one_more_does_not(cache: CachePerSequence,
 
 @settings(deadline=None)
 @given(cache=caches, memory=sizes, batch=counts, context=counts, more=counts)
-def test_more_memory_never_holds_less_and_a_larger_wish_never_fits_better(
+def test_more_memory_never_holds_less_and_a_larger_batch_never_fits_better(
     cache: CachePerSequence, memory: int, batch: int, context: int, more: int
 ) -> None:
     fit = made_fit(cache=cache, memory_bytes=memory, batch=batch, context=context)

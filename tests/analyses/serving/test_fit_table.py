@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_perf_opt.analyses.serving import serving_fit_table
+from llm_perf_opt.analyses.serving.fit import serving_fit_table
 from tests.analyses.serving.made_deployments import made_cache, made_fit
 
 

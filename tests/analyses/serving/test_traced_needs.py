@@ -6,20 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.serving import (
-    VLLM_0_11_0,
-    VLLM_0_12,
-    ForwardWidths,
-    cache_per_sequence,
-    engine_weights,
-    forward_widths,
-    serving_needs,
-    serving_notes,
-    serving_parts_table,
-    total_bytes,
-    trained_context,
-)
-from llm_perf_opt.analyses.serving.fit import fit_of
+from llm_perf_opt.analyses.serving.engines import VLLM_0_11_0, VLLM_0_12, total_bytes
+from llm_perf_opt.analyses.serving.fit import fit_of, serving_needs, serving_notes, serving_parts_table
+from llm_perf_opt.analyses.serving.held_memory import cache_per_sequence, engine_weights, trained_context
+from llm_perf_opt.analyses.serving.working_memory import ForwardWidths, forward_widths
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import find_device
 from tests.analyses.serving.traced_models import decode_step

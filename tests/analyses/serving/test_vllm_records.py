@@ -14,20 +14,9 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.serving import (
-    VLLM_0_11_0,
-    VLLM_0_12,
-    VLLM_0_19,
-    BatchLimits,
-    EncoderItem,
-    Engine,
-    ServingFit,
-    ServingNeeds,
-    fit_of,
-    serving_fit,
-    serving_needs,
-    total_bytes,
-)
+from llm_perf_opt.analyses.serving.engines import VLLM_0_11_0, VLLM_0_12, VLLM_0_19, BatchLimits, Engine, total_bytes
+from llm_perf_opt.analyses.serving.fit import ServingFit, ServingNeeds, fit_of, serving_fit, serving_needs
+from llm_perf_opt.analyses.serving.working_memory import EncoderItem
 from llm_perf_opt.core.hardware import find_device
 from tests.analyses.serving.traced_models import FACTS, decode_step
 

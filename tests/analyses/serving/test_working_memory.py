@@ -6,17 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.serving import (
-    VLLM_0_11_0,
-    VLLM_0_12,
-    VLLM_0_19,
-    BatchLimits,
-    EncoderItem,
-    Engine,
-    ForwardWidths,
-    default_limits,
-    working_memory,
-)
+from llm_perf_opt.analyses.serving.engines import VLLM_0_11_0, VLLM_0_12, VLLM_0_19, BatchLimits, Engine, default_limits
+from llm_perf_opt.analyses.serving.working_memory import EncoderItem, ForwardWidths, working_memory
 from llm_perf_opt.core.hardware import find_device
 from tests.analyses.serving.made_deployments import made_device
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llm_perf_opt.api.deployed_traces import deployed
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.protocols import Deployment, Workload
+from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def test_another_version_is_refused_with_the_reason(version: int) -> None:
 
 
 def test_a_file_too_large_to_be_a_trace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_reader, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(json_reader, "CALLGRAPH_FILE", replace(json_reader.CALLGRAPH_FILE, max_bytes=100))
     with pytest.raises(PerfOptError, match="larger than 100 bytes"):
         read_bytes(json.dumps(DOCUMENT).encode(), tmp_path)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.callgraph import TensorMeta, tensor_bytes
-from llm_perf_opt.core.callgraph.json_fields import free_form
-from llm_perf_opt.core.callgraph.json_values import canonical_text, json_safe
+from llm_perf_opt.core.callgraph.free_form import canonical_text, json_safe, require_safe
+from llm_perf_opt.core.callgraph.json_reader import CALLGRAPH_FILE
 from llm_perf_opt.core.errors import PerfOptError
 
 VALUES = st.recursive(
@@ -25,7 +25,7 @@ VALUES = st.recursive(
 def test_a_safe_value_survives_a_file_and_is_accepted_there(value: object) -> None:
     safe = json_safe(value)
     assert json.loads(canonical_text(safe)) == safe
-    assert free_form({"value": safe}, "here") == {"value": safe}
+    require_safe({"value": safe}, "here", CALLGRAPH_FILE)
     assert json_safe(safe) == safe
 
 

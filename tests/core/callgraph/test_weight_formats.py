@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.callgraph import tensor_bytes
-from llm_perf_opt.core.callgraph.tensor_formats import (
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.tensor_formats import (
     CACHE_NAMES,
     SHORT_NAMES,
     WHAT_IF_NAMES,
@@ -19,7 +20,6 @@ from llm_perf_opt.core.callgraph.tensor_formats import (
     untransposed,
     weight_format,
 )
-from llm_perf_opt.core.errors import PerfOptError, UsageError
 from tests.core.callgraph.made_graphs import meta
 
 

@@ -57,20 +57,31 @@ def test_the_template_reads_as_it_stands() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("bandwidth_gb_per_s", "bandwith_gb_per_s"), "did you mean 'bandwidth_gb_per_s'"),
-        (("memory_gb = 8.5", "memory_gb = 0"), "'memory_gb' must be a number above zero"),
-        (("memory_gb = 8.5", 'memory_gb = "8"'), "'memory_gb' must be a number above zero"),
-        (("memory_gb = 8.5\n", ""), "'memory_gb' must be a number above zero"),
+        (
+            ("bandwidth_gb_per_s", "bandwith_gb_per_s"),
+            "expected the key 'bandwidth_gb_per_s' (not 'bandwith_gb_per_s')",
+        ),
+        (("memory_gb = 8.5", "memory_gb = 0"), "my-card'].memory_gb.\n  why: expected a number above zero"),
+        (
+            ("memory_gb = 8.5", 'memory_gb = "8"'),
+            "expected a number above zero (leave out what is not known), found the text '8'",
+        ),
+        (("memory_gb = 8.5", "memory_gb = nan"), "found NaN"),
+        (("memory_gb = 8.5", "memory_gb = 1e9999"), "found 1E+9999"),
+        (("memory_gb = 8.5\n", ""), "expected the key 'memory_gb'"),
         (("memory_gb = 8.5", "memory_gb = 8.5\nmemory_reported_mib = 8"), "8 MiB are 0.0 GB, not 8.5"),
         (("memory_gb = 8.5", "memory_gb = 8.5\nmemory_reported_mb = 8100"), "did you mean 'memory_reported_mib'"),
         (("bf16 = 12.3456789", "bf17 = 12"), "there is no rate 'bf17'"),
-        (('vendor = "me"', "vendor = 3"), "'vendor' is missing or not a text"),
+        (('vendor = "me"', "vendor = 3"), "my-card'].vendor.\n  why: expected text, found 3"),
         (('sources = [\n    "measured",\n]\n', ""), "it names no sources"),
         (("launch_overhead_us = 4.25", "launch_overhead_us = 4"), "overheads are not in order"),
         (("launch_overhead_us = 4.25\n", ""), "'launch_overhead_us' is missing"),
-        (("threads = 3", "threads = 0"), "'threads' must be a number above zero"),
-        (("is_measured = true", "tdp_w = true_"), "is not TOML"),
-        (("is_measured = true", 'tdp_w = "300"'), "'tdp_w' must be a int"),
+        (("threads = 3", "threads = 0"), "my-card'].threads.\n  why: expected a number above zero"),
+        (("is_measured = true", "tdp_w = true_"), "is not valid TOML"),
+        (
+            ("is_measured = true", 'tdp_w = "300"'),
+            "my-card'].tdp_w.\n  why: expected a whole number or null, found the text '300'",
+        ),
         (("[devices.my-card]", "[device.my-card]"), "describes no devices"),
     ],
 )
@@ -100,5 +111,5 @@ def test_a_data_sheet_alone_leaves_the_memory_unverified_and_a_measurement_does_
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Cannot read the devices"):
+    with pytest.raises(UsageError, match="no device file"):
         load_devices(tmp_path / "absent.toml")

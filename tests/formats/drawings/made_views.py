@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.core.report import Arrow, Box, Figures, GraphView, Loop, LoopKind, TensorGroup
+from llm_perf_opt.core.graph_view import Arrow, Box, Figures, GraphView, Loop, LoopKind, TensorGroup
 
 NOTHING = Figures(flops=0, macs=0, bytes_moved=0, parameters=0, activation_bytes=0, unpriced_ops=0)
 

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.core.report import Arrow, Box
+from llm_perf_opt.core.graph_view import Arrow, Box
 from llm_perf_opt.formats.box_columns import bands_of, columns_of
 from llm_perf_opt.formats.box_layout import BoxLayout, Placed, Size, is_opened
 from llm_perf_opt.formats.box_routes import Point

@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 
 from llm_perf_opt import formats
-from llm_perf_opt.core.report import GraphView
-from llm_perf_opt.formats.flame_graph_drawing import CollapsedDrawing, SpeedscopeDrawing
-from llm_perf_opt.formats.json_drawing import JsonDrawing
-from llm_perf_opt.formats.model_explorer_drawing import ModelExplorerDataDrawing, ModelExplorerDrawing
-from llm_perf_opt.formats.view_metric import Metric, total
+from llm_perf_opt.core.graph_view import GraphView
+from llm_perf_opt.formats.box_figures import Metric, total
+from llm_perf_opt.formats.flame_graph_format import CollapsedDrawing, SpeedscopeDrawing
+from llm_perf_opt.formats.json_format import JsonDrawing
+from llm_perf_opt.formats.model_explorer_format import ModelExplorerDataDrawing, ModelExplorerDrawing
 from tests.formats.drawings.made_views import HOSTILE_NAMES, deepseek_ocr_view, hostile_view, unpriced_view, view_of
 
 SCHEMA = json.loads((Path(formats.__file__).parent / "graph_view.schema.json").read_text("utf-8"))

@@ -12,10 +12,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from llm_perf_opt.core.report import GraphView
-from llm_perf_opt.formats.dot_drawing import DotDrawing
-from llm_perf_opt.formats.markdown_drawing import MarkdownDrawing
-from llm_perf_opt.formats.mermaid_drawing import MermaidDrawing
+from llm_perf_opt.core.graph_view import GraphView
+from llm_perf_opt.formats.dot_format import DotDrawing
+from llm_perf_opt.formats.markdown_format import MarkdownDrawing
+from llm_perf_opt.formats.mermaid_format import MermaidDrawing
 from tests.formats.drawings.made_views import HOSTILE_NAMES, Node, deepseek_ocr_view, hostile_view, view_of
 
 VIEWS = {"whole model": deepseek_ocr_view(), "hostile names": hostile_view()}

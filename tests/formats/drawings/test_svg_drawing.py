@@ -11,8 +11,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.report import GraphView
-from llm_perf_opt.formats.svg_drawing import PngDrawing, SvgDrawing
+from llm_perf_opt.core.graph_view import GraphView
+from llm_perf_opt.formats.svg_format import PngDrawing, SvgDrawing
 from llm_perf_opt.formats.visible_text import fitted, text_width, wrapped
 from tests.formats.drawings.made_views import (
     HOSTILE_NAMES,

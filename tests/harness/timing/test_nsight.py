@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.api.profile.ranged_pass import ranged_program
-from llm_perf_opt.api.profile.request import ModelChoice, ProfileRequest, RunChoice, WorkloadChoice
+from llm_perf_opt.api.profile.request import ModelChoice, ProfileRequest, RunChoice, WorkloadChoice, read_request
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.measurement import Kernel
-from llm_perf_opt.core.protocols import OUTSIDE_PROFILERS
+from llm_perf_opt.core.measurement import MeasuredKernel
+from llm_perf_opt.core.plugins import OUTSIDE_PROFILERS
 from llm_perf_opt.harness.timing.nsight import (
     ncu_command,
     nsys_command,
@@ -122,7 +122,7 @@ def test_both_are_launched_and_read_back(tmp_path: Path, monkeypatch: pytest.Mon
     )
     kernels = run_nsys(["true"], tmp_path, "decode")
     assert sum(kernel.calls for kernel in kernels if kernel.stage == "decode") == 3
-    assert isinstance(run_ncu(["true"], tmp_path, "decode")[0], Kernel)
+    assert isinstance(run_ncu(["true"], tmp_path, "decode")[0], MeasuredKernel)
 
 
 def test_a_failing_program_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_the_watched_process_makes_one_pass_with_ranges(tmp_path: Path, capfd: p
     file = tmp_path / "request.json"
     file.write_text(json.dumps(dataclasses.asdict(request)), encoding="utf-8")
     assert ranged_program(file)[1:] == ["-m", "llm_perf_opt.api.profile.ranged_pass", str(file)]
-    assert ProfileRequest.from_json(json.loads(file.read_text("utf-8"))) == request
+    assert read_request(file) == request
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         make_ranged_pass(request)
     counts = {event.key: event.count for event in profiler.key_averages()}

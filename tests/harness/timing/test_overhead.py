@@ -10,9 +10,10 @@ from statistics import median
 import pytest
 import torch
 
-from benchmarks.runner_overhead import bare_loop, deep_and_tiny, overhead, page_request, spent_ns
+from benchmarks.runner_overhead import bare_loop, deep_and_tiny, made_page, overhead, spent_ns
 from llm_perf_opt.harness.timing.timed_runs import TimedRuns
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
+from tests.harness.timing.made_pages import on_cpu
 
 pytestmark = pytest.mark.slow
 BOUND = 0.02
@@ -47,15 +48,16 @@ class Watch:
 
 def test_timing_costs_next_to_nothing(session: DeepSeekOCRSession) -> None:
     """A busy machine is given a few tries; the next test shows that they do not let a slow runner through."""
-    runner = TimedRuns(session, watch=Watch())
-    assert any(overhead(session, runner, NEW_TOKENS, PAIRS) < BOUND for _ in range(5))
+    runner, page = TimedRuns(on_cpu(), watch=Watch()), made_page(deep_and_tiny(), NEW_TOKENS)
+    assert any(overhead(session, runner, page, NEW_TOKENS, PAIRS) < BOUND for _ in range(5))
 
 
 def test_a_runner_with_five_percent_is_seen(session: DeepSeekOCRSession) -> None:
     """The same measure, of a runner that spends another 5 % of a bare pass on its stages, stays above the bound."""
     bare_ns = median(spent_ns(lambda: bare_loop(session, NEW_TOKENS)) for _ in range(9))
-    _, timed = TimedRuns(session).timed_pass(page_request(NEW_TOKENS))
+    page = made_page(deep_and_tiny(), NEW_TOKENS)
+    _, timed = TimedRuns(on_cpu()).timed_pass(page)
     stages = sum(map(len, timed.stages_ns.values()))
     assert stages == 23  # preprocess, 3 of vision twice, prefill, 8 choices of a token, 7 steps
-    slow = TimedRuns(session, watch=Watch(busy_ns=round(0.05 * bare_ns / stages)))
-    assert min(overhead(session, slow, NEW_TOKENS, PAIRS) for _ in range(2)) > BOUND
+    slow = TimedRuns(on_cpu(), watch=Watch(busy_ns=round(0.05 * bare_ns / stages)))
+    assert min(overhead(session, slow, page, NEW_TOKENS, PAIRS) for _ in range(2)) > BOUND

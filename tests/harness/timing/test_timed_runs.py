@@ -5,38 +5,40 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.measurement import InferenceRequest
-from llm_perf_opt.core.protocols import RUNNERS
 from llm_perf_opt.harness.environment import environment
+from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.timing.operator_pass import PeakMemory, resident_bytes
-from llm_perf_opt.harness.timing.timed_runs import TimedRuns
+from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
-from tests.harness.timing.made_sessions import MadeSession, request
+from tests.harness.timing.made_pages import Pretends, made_page, on_cpu
 
 
 def test_the_first_pass_is_cold_then_warm_up_then_the_passes_that_count() -> None:
-    session = MadeSession()
-    page = TimedRuns(session, warmup=2, repeats=3).measure(request("100x1"))
-    assert session.passes == ["StageClock 100x1", *["Unwatched 100x1"] * 2, *["StageClock 100x1"] * 3]
+    model = Pretends()
+    page = TimedRuns(on_cpu(), warmup=2, repeats=3, watch=model).measure(made_page(model, 100))
+    assert model.passes == ["timed 100", *["untimed 100"] * 2, *["timed 100"] * 3]
     assert len(page.passes) == 3
     assert page.cold is not None
     assert page.cold not in page.passes
 
 
 def test_only_the_first_page_has_a_cold_pass_and_only_a_new_shape_is_warmed_up() -> None:
-    session = MadeSession()
-    runs = TimedRuns(session, warmup=1, repeats=2)
-    cold = [runs.measure(request(image)).cold is not None for image in ("100x1", "100x2", "200x1")]
-    assert cold == [True, False, False]
-    timed, untimed = "StageClock", "Unwatched"
-    assert [line.split()[0] for line in session.passes] == [
+    model = Pretends()
+    runs = TimedRuns(on_cpu(), warmup=1, repeats=2, watch=model)
+    pages = [made_page(model, 100), made_page(model, 100, "100x2"), made_page(model, 200)]
+    assert [runs.measure(page).cold is not None for page in pages] == [True, False, False]
+    timed, untimed = "timed", "untimed"
+    assert [line.split()[0] for line in model.passes] == [
         *(timed, untimed, timed, timed),  # cold, warm-up, two that count
         *(timed, timed),  # a shape that was met before
         *(timed, untimed, timed, timed),  # a new shape: its first pass counts as no sample either
@@ -44,21 +46,35 @@ def test_only_the_first_page_has_a_cold_pass_and_only_a_new_shape_is_warmed_up()
 
 
 def test_samples_are_kept_one_per_time_a_stage_ran() -> None:
-    page = TimedRuns(MadeSession(pause_s=0.001), warmup=0, repeats=2).measure(request("100x1"))
+    model = Pretends(pause_s=0.001)
+    page = TimedRuns(on_cpu(), warmup=0, repeats=2).measure(made_page(model, 100))
     for timed in page.passes:
         assert {name: len(samples) for name, samples in timed.stages_ns.items()} == {
+            "preprocess": 1,
             "sam": 1,
             "prefill": 1,
+            "sampling": 3,
             "decode": 2,
         }
         assert min(timed.stages_ns["decode"]) >= 1_000_000
     assert (page.decode_steps, page.context_tokens, page.cache_tokens) == (2, 100, 102)
+    assert page.input_shapes == ((1, 100),)
+    assert page.token_ids == (0, 0, 0)
 
 
 def test_passes_of_different_length_are_no_samples_of_one_page() -> None:
-    runs = TimedRuns(MadeSession(steps_of_pass=(2, 2, 2, 1)), warmup=0, repeats=3)
+    model = Pretends(steps_of_pass=(2, 2, 2, 1))
+    runs = TimedRuns(on_cpu(), warmup=0, repeats=3)
     with pytest.raises(PerfOptError, match=r"decoded \[1, 2\] steps"):
-        runs.measure(request("100x1"))
+        runs.measure(made_page(model, 100))
+
+
+def test_a_phase_that_never_calls_the_model_is_refused() -> None:
+    model = Pretends()
+    page = made_page(model, 100)
+    silent = replace(page.run.targets[0], invoke=lambda module, ids: module.sam(ids))
+    with pytest.raises(PerfOptError, match="The prefill of pretends never called forward"):
+        TimedRuns(on_cpu()).measure(replace(page, run=replace(page.run, targets=(silent,))))
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system lets no peak be reset")
@@ -88,15 +104,16 @@ def test_the_environment_can_be_written_and_names_no_place() -> None:
     assert str(Path.home()) not in text
 
 
-@pytest.fixture(scope="module")
-def session() -> DeepSeekOCRSession:
-    return DeepSeekOCRSession.from_blueprint(DeepSeekOcrConfig.tiny(), weights="random", dtype="float32")
+def twin_page(max_new_tokens: int) -> PageRun:
+    workload = DeepSeekOcrWorkload(
+        image="90x130", mode="gundam", prompt_tokens=4, decode_steps=max_new_tokens - 1, dtype="float32"
+    )
+    return PageRun(image="90x130", run=DeepSeekOcrTinyAdapter().real_run(workload, None))
 
 
-def test_operators_belong_to_stages_and_the_trace_can_be_opened(session: DeepSeekOCRSession, tmp_path: Path) -> None:
-    wanted = InferenceRequest(image="90x130", prompt=4, max_new_tokens=3, mode="gundam")
+def test_operators_belong_to_stages_and_the_trace_can_be_opened(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    found = RUNNERS.get("timed")(session).operators(wanted, file, modules=True)
+    found = TimedRuns(on_cpu()).operators(twin_page(max_new_tokens=3), file, modules=True)
     by_stage = {one.stage for one in found}
     assert {"preprocess", "sam", "clip", "projector", "prefill", "decode", "sampling"} <= by_stage
     calls = {(one.stage, one.operator): one.calls for one in found}
@@ -111,9 +128,9 @@ def test_operators_belong_to_stages_and_the_trace_can_be_opened(session: DeepSee
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_timing_changes_no_token(session: DeepSeekOCRSession) -> None:
-    wanted = InferenceRequest(image="90x130", prompt=4, max_new_tokens=5, mode="gundam")
-    page = TimedRuns(session, warmup=0, repeats=2).measure(wanted)
+def test_timing_changes_no_token() -> None:
+    page = TimedRuns(on_cpu(), warmup=0, repeats=2).measure(twin_page(max_new_tokens=5))
+    session = DeepSeekOCRSession.from_blueprint(DeepSeekOcrConfig.tiny(), weights="random", dtype="float32")
     plain = session.run_inference("90x130", 4, 5, mode="gundam")
     assert page.token_ids == plain.token_ids
     assert sum(one.unattributed_ns for one in page.passes) < 0.2 * sum(one.wall_ns for one in page.passes)
@@ -122,11 +139,8 @@ def test_timing_changes_no_token(session: DeepSeekOCRSession) -> None:
 def test_a_device_that_is_not_there_is_told_before_anything_runs() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    session = MadeSession()
-    session.device = "cuda"
     with pytest.raises(PerfOptError, match="no CUDA device"):
-        TimedRuns(session)
-    assert session.passes == []
+        RealModels(weights="random", device="cuda")
 
 
 def test_the_allocators_peak_is_asked_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.core.protocols import Target
+from llm_perf_opt.core.target import Target
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,16 @@ pytest.importorskip("transformers", minversion="5.0", reason="the sample is writ
 
 from benchmarks.breadth.routing_record import RoutingRecorder
 from llm_perf_opt.core.callgraph import CallGraph, Observation
-from llm_perf_opt.core.protocols import Target, Tracer, Workload
-from llm_perf_opt.harness import tensors
+from llm_perf_opt.core.protocols import Tracer
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.harness import twins
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.profiler_tracer import ProfilerTracer
 from llm_perf_opt.harness.tracers.torchlens_tracer import TorchLensTracer
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import ReplayRouting
 from tests.breadth.tiny_models import TINY_MODELS
 from tests.breadth.tiny_models.model_case import TinyModel
@@ -47,7 +49,7 @@ SAMPLE = (
     "WhisperForConditionalGeneration",
 )
 MODELS = [model for model in TINY_MODELS if model.model in SAMPLE]
-WORKLOAD = Workload(image="200x300", dtype="float32")
+WORKLOAD = DeepSeekOcrWorkload(image="200x300", dtype="float32")
 # The vision features are written into a view of the hidden states; TorchLens then takes the whole for that view.
 WRITTEN_THROUGH_A_VIEW = {"model.layers.0", "model.layers.0.input_layernorm"}
 
@@ -128,7 +130,7 @@ def assert_torchlens_equal(hooks: CallGraph, torchlens: CallGraph, named: set[st
 
 def blind_to_caches(target: Target, monkeypatch: pytest.MonkeyPatch) -> CallGraph:
     with monkeypatch.context() as patch:
-        patch.setattr(tensors, "is_cache", lambda value: False)
+        patch.setattr(twins, "is_cache", lambda value: False)
         return HooksTracer().trace(target)
 
 

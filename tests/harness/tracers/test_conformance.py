@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from llm_perf_opt.core.protocols import TRACERS, PartialTrace, Sight, Target
+from llm_perf_opt.core.plugins import TRACERS
+from llm_perf_opt.core.protocols import PartialTrace, Sight
+from llm_perf_opt.core.target import Target
 from tests.harness.tracers.hard_cases import CASES, Raises
 from tests.harness.tracers.tracer_params import tracers_that_see
 

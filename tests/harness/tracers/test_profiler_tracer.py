@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.core.protocols import Stage, Target
+from llm_perf_opt.core.target import Stage, Target
 from llm_perf_opt.harness.tracers.chrome_trace import Entered, Left, ProfiledOp, read_chrome_trace
 from llm_perf_opt.harness.tracers.profiler_tracer import ProfilerTracer
 

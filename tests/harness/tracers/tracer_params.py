@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.core.protocols import TRACERS, Sight
+from llm_perf_opt.core.plugins import TRACERS
+from llm_perf_opt.core.protocols import Sight
 
 NEEDS = {"torchlens": "torchlens"}
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llm_perf_opt.analyses.calibrated import predict_stages
+from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
+from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.calibration import Calibration
-from llm_perf_opt.core.protocols import CALIBRATORS, Workload
+from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.labs.calibrate import calibrate, combined
+from llm_perf_opt.labs.calibrate.calibrate import calibrate, combined
 from llm_perf_opt.labs.calibrate.probe import Stopwatch
 from llm_perf_opt.labs.calibrate.products import ColdWeights
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from tests.analyses.calibrated.made_calibrations import calibration, table
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from tests.analyses.time.made_calibrations import calibration, table
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +42,11 @@ def test_a_larger_product_takes_longer(quick: Calibration) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_every_op_of_deepseek_ocr_belongs_to_a_measured_family(quick: Calibration, attention: str) -> None:
-    workload = Workload(image="90x130", attention=attention, decode_steps=2)
+    workload = DeepSeekOcrWorkload(image="90x130", attention=attention, decode_steps=2)
     for target in DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny()).targets(workload):
-        stages = predict_stages(WeightlessTracer(device="cpu").trace(target), quick)
-        assert [stage.unpredicted for stage in stages if stage.unpredicted] == []
-        assert all(0 < stage.time.fastest_s <= stage.time.median_s <= stage.time.slowest_s for stage in stages)
+        stages = predict(WeightlessTracer(device="cpu").trace(target), CalibratedRates(quick))
+        assert [stage.untimed for stage in stages if stage.untimed] == []
+        assert all(0 < stage.wall.low <= stage.wall.expected <= stage.wall.high for stage in stages)
 
 
 def test_of_three_rounds_the_middle_counts_size_by_size() -> None:

@@ -11,7 +11,7 @@ import torch
 from benchmarks.calibrated_prediction import REFERENCE, record_of, timed_stages, verdict_of
 from benchmarks.calibrated_prediction_page import PAGE, write_page
 from benchmarks.processor_steadiness import spread_of
-from tests.analyses.calibrated.made_calibrations import calibration
+from tests.analyses.time.made_calibrations import calibration
 
 
 class Options:

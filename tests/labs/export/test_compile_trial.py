@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from llm_perf_opt.core.export_outcome import Check, Outcome, Verdict
-from llm_perf_opt.core.protocols import Part
+from llm_perf_opt.core.target import Part
 from llm_perf_opt.labs.export.compile_trial import _empty_cache, _without_compiler, compile_part
-from llm_perf_opt.labs.export.part_under_test import PartUnderTest
-from llm_perf_opt.labs.export.tensor_signature import TensorsOnly
+from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly
 
 
 class Breaks(nn.Module):
@@ -82,10 +81,10 @@ def test_a_break_is_found_at_the_line_that_needs_a_value() -> None:
     outcome, figures = compile_part(subject(Breaks(), torch.ones(4)), runs=3)
     assert outcome.verdict in (Verdict.OK, Verdict.SKIPPED)  # skipped where no C++ compiler is installed
     if figures is None:
-        pytest.skip(f"no figures: {outcome.told}, {outcome.reason}")
+        pytest.skip(f"no figures: {outcome.detail}, {outcome.reason}")
     assert figures.graphs == 2
     (found,) = figures.breaks
-    assert found.site == "test_compile_trial.py:25 in forward"
+    assert found.site == "test_compile_trial.py:24 in forward"
     assert figures.compile_seconds > figures.compiled_seconds > 0
     assert figures.compiled_of_eager > 0
     assert (figures.runs, figures.eager_seconds > 0) == (3, True)

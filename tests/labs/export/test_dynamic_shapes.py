@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.export.export_matrix import export_report
-from llm_perf_opt.core.export_outcome import AxisOutcome, Check, ExportWishes, Verdict
+from llm_perf_opt.analyses.export_matrix import export_report
+from llm_perf_opt.core.export_outcome import AxisOutcome, Check, ExportOptions, Verdict
 from llm_perf_opt.labs.export.torch_lab import TorchLab
 from tests.labs.export.tiny_lab import PARTS, STATIC, examined, prepared, targets
 
@@ -81,14 +81,14 @@ def test_every_dimension_of_the_first_float_input_is_told_of(name: str) -> None:
 
 def test_a_dimension_without_a_name_is_told_as_not_tried() -> None:
     part = replace(PARTS["projector"], axes=("batch", ""))
-    found = TorchLab().examine(targets()["prefill"], part, ExportWishes(checks=frozenset({Check.DYNAMIC})))
+    found = TorchLab().examine(targets()["prefill"], part, ExportOptions(checks=frozenset({Check.DYNAMIC})))
     assert [(axis.axis, axis.verdict) for axis in found.axes] == [
         ("batch", Verdict.OK),
         ("axis 1", Verdict.SKIPPED),
         ("axis 2", Verdict.SKIPPED),
     ]
     assert found.axes[1].guard == "the part gives it no name"
-    assert found.outcome(Check.DYNAMIC).told == "may vary: batch"
+    assert found.outcome(Check.DYNAMIC).detail == "may vary: batch"
     (table,) = [table for table in export_report("tiny", [found], []).tables if table.title.startswith("Which")]
     assert [row[4] for row in table.rows] == ["may vary", "not tried", "not tried"]
 

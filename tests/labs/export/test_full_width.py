@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.api.exporting import ExportRequest, ExportRun, export_parts
-from llm_perf_opt.core.export_outcome import Check, ExportWishes, Verdict
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.api.export import ExportAnswer, export_parts
+from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.core.export_outcome import Check, ExportOptions, Verdict
 from llm_perf_opt.labs.export.torch_lab import TorchLab
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.end_to_end.deepseek_ocr_runs import facts
 from tests.labs.export.tiny_lab import STATIC
 
 pytestmark = pytest.mark.slow
 
-WORKLOAD = Workload(crops=(2, 3), prompt_tokens=9, dtype="float32")
+WORKLOAD = DeepSeekOcrWorkload(crops=(2, 3), prompt_tokens=9, dtype="float32")
 GLOBAL_VIEW_FLOPS = 1_139_967_033_344
 
 
 @cache
-def run() -> ExportRun:
-    wishes = ExportWishes(checks=frozenset({Check.EXPORT}))
-    request = ExportRequest(model="deepseek-ocr", workload=WORKLOAD, parts=STATIC, wishes=wishes)
-    return export_parts(DeepSeekOcrAdapter(), request)
+def run() -> ExportAnswer:
+    origin = Origin(name="deepseek-ocr", adapter=DeepSeekOcrAdapter(), workload=WORKLOAD)
+    return export_parts(origin, STATIC, checks=("export",))
 
 
 def test_every_static_part_exports_at_the_shapes_of_the_run() -> None:
@@ -56,7 +56,7 @@ def test_flops_of_one_view_are_those_recorded_from_the_released_code() -> None:
 def test_onnxruntime_agrees_at_full_width(name: str) -> None:
     adapter = DeepSeekOcrAdapter()
     (part,) = [part for part in adapter.parts() if part.name == name]
-    wishes = ExportWishes(checks=frozenset({Check.EXPORT, Check.PARITY}))
-    found = TorchLab().examine(adapter.targets(WORKLOAD)[0], part, wishes)
+    options = ExportOptions(checks=frozenset({Check.EXPORT, Check.PARITY}))
+    found = TorchLab().examine(adapter.targets(WORKLOAD)[0], part, options)
     assert found.parity is not None, found.outcome(Check.PARITY)
     assert found.parity.max_abs_error < 1e-3

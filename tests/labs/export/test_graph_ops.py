@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.labs.export.exported_graph import graph_ops
+from llm_perf_opt.ops.table import price
 
 
 class Layers(nn.Module):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.api.exporting import ExportRequest, ExportRun, run_export
-from llm_perf_opt.core.export_outcome import Check, ExportWishes, Verdict
-from llm_perf_opt.core.protocols import FOLDERS, Workload
+from llm_perf_opt.api.export import ExportAnswer, export
+from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, Check, Verdict
+from llm_perf_opt.core.plugins import FOLDERS
 from tests.models.huggingface.folders import LLAMA, MIXTRAL, VISION, write_folder
 
 pytest.importorskip("transformers", reason="a Hugging Face folder needs transformers")
@@ -18,11 +18,10 @@ pytestmark = pytest.mark.slow
 SIGLIP: dict[str, Any] = {"model_type": "siglip_vision_model", **VISION}
 
 
-def exported(folder: Path, config: dict[str, Any], part: str, *checks: Check) -> ExportRun:
-    workload = Workload(dtype="float32", prompt_tokens=None if config is SIGLIP else 12)
-    wishes = ExportWishes(checks=frozenset({Check.EXPORT, *checks}))
-    request = ExportRequest(model=str(write_folder(folder, config)), workload=workload, parts=(part,), wishes=wishes)
-    return run_export(request)
+def exported(folder: Path, config: dict[str, Any], part: str, *checks: Check) -> ExportAnswer:
+    names = [name for name, check in CHECKS_BY_NAME.items() if check in (Check.EXPORT, *checks)]
+    workload = {} if config is SIGLIP else {"prompt_tokens": 12}
+    return export(write_folder(folder, config), part, checks=names, **workload)
 
 
 def test_a_dense_layer(tmp_path: Path) -> None:

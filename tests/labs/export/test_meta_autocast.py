@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from llm_perf_opt.labs.export.exported_graph import graph_ops
-from llm_perf_opt.labs.export.tensor_signature import autocast_knows_meta
+from llm_perf_opt.labs.export.part_under_test import autocast_knows_meta
 
 
 class WithoutAutocast(nn.Module):

@@ -59,7 +59,7 @@ def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: 
     monkeypatch.setattr(importlib, "import_module", without_onnxscript)
     outcome = missing_packages(Check.ONNX)
     assert outcome is not None
-    assert (outcome.verdict, outcome.told) == (Verdict.SKIPPED, "onnxscript is not installed")
+    assert (outcome.verdict, outcome.detail) == (Verdict.SKIPPED, "onnxscript is not installed")
     assert outcome.remedy == "pip install 'llm-perf-opt[onnx]'"
 
 

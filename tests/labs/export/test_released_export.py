@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.api.exporting import ExportRequest, ExportRun, export_parts
-from llm_perf_opt.core.export_outcome import Check, ExportWishes, Verdict
-from llm_perf_opt.core.protocols import FOLDERS, Workload
+from llm_perf_opt.api.export import ExportAnswer, export_parts
+from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.core.export_outcome import Check, Verdict
+from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.labs.export.tiny_lab import STATIC
 
 FOLDER = os.environ.get("LLM_PERF_OPT_DSOCR_DIR")
@@ -26,11 +28,10 @@ pytestmark = [
 
 
 @cache
-def run(code: str) -> ExportRun:
+def run(code: str) -> ExportAnswer:
     adapter = DeepSeekOcrAdapter() if code == "ours" else FOLDERS.get("huggingface")(Path(str(FOLDER)), True)
-    workload = Workload(crops=(2, 3), prompt_tokens=9, dtype="float32")
-    wishes = ExportWishes(checks=frozenset({Check.EXPORT}))
-    return export_parts(adapter, ExportRequest(model=code, workload=workload, wishes=wishes))
+    workload = DeepSeekOcrWorkload(crops=(2, 3), prompt_tokens=9, dtype="float32")
+    return export_parts(Origin(name=code, adapter=adapter, workload=workload), checks=("export",))
 
 
 def test_the_same_parts_export() -> None:

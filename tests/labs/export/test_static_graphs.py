@@ -6,16 +6,16 @@ from functools import cache
 
 import pytest
 
-from llm_perf_opt.analyses.export.export_figures import PartFlops
-from llm_perf_opt.api.exporting import ExportRequest, ExportRun, export_parts
-from llm_perf_opt.core.export_outcome import Check, ExportWishes, PartOutcome, Verdict
+from llm_perf_opt.analyses.export_matrix import PartFlops
+from llm_perf_opt.api.export import ExportAnswer, export_parts
+from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
 from tests.labs.export.tiny_lab import ADAPTER, FAILING, PARTS, STATIC, WORKLOAD, examined
 
 
 @cache
-def run() -> ExportRun:
-    wishes = ExportWishes(checks=frozenset({Check.EXPORT}))
-    return export_parts(ADAPTER, ExportRequest(model="tiny", workload=WORKLOAD, wishes=wishes))
+def run() -> ExportAnswer:
+    return export_parts(Origin(name="tiny", adapter=ADAPTER, workload=WORKLOAD), checks=("export",))
 
 
 def part(name: str) -> PartOutcome:
@@ -96,7 +96,7 @@ def test_a_part_without_a_graph_is_not_tried_further() -> None:
     found = examined("moe-layer", Check.DYNAMIC, Check.ONNX, Check.PARITY)
     others = [found.outcome(check) for check in (Check.DYNAMIC, Check.ONNX, Check.PARITY)]
     assert {outcome.verdict for outcome in others} == {Verdict.SKIPPED}
-    assert {outcome.told for outcome in others} == {"there is no exported graph"}
+    assert {outcome.detail for outcome in others} == {"there is no exported graph"}
 
 
 def test_attention_takes_and_gives_its_own_keys_and_values() -> None:

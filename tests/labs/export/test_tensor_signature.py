@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llm_perf_opt.labs.export.tensor_signature import TensorsOnly, cached_tensors, input_names, signature_adaptations
+from llm_perf_opt.labs.export.part_under_test import TensorsOnly, cached_tensors, input_names, signature_adaptations
 
 
 class GrowingCache:

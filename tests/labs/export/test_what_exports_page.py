@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.api.exporting import ExportRequest
 from llm_perf_opt.core.export_outcome import Check
 
 ROOT = Path(__file__).parents[3]
@@ -75,16 +74,16 @@ def test_compiling_again_asks_for_the_compiled_parts_and_nothing_else(
     asked = []
     fresh = made_report("ok")
 
-    def answer(name: str, request: ExportRequest) -> dict[str, Any]:
-        asked.append(request)
+    def answer(name: str, model: str, *parts: str, **options: Any) -> dict[str, Any]:
+        asked.append((parts, options))
         return fresh
 
     monkeypatch.setattr(benchmark, "as_json", answer)
     monkeypatch.setattr(benchmark, "version", lambda package: DATA["versions"][package])
     data = benchmark.taken_again(DATA, Check.COMPILE)
-    (request,) = asked
-    assert request.parts == request.compiled_parts == ("sam-block-windowed", "sam-block-global", "clip-block")
-    assert (request.workload, request.wishes.checks) == (benchmark.WORKLOAD, frozenset({Check.EXPORT}))
+    ((parts, options),) = asked
+    compiled = ("sam-block-windowed", "sam-block-global", "clip-block")
+    assert (parts, options) == (compiled, {"compile_parts": compiled, "checks": ("export",), **benchmark.WORKLOAD})
     assert {name: data["reports"][name] == report for name, report in DATA["reports"].items()} == {
         name: name != "deepseek-ocr" for name in DATA["reports"]
     }

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 
-from llm_perf_opt.core.export_outcome import Check, ExportWishes, PartOutcome
-from llm_perf_opt.core.protocols import Part, Target, Workload
+from llm_perf_opt.core.export_outcome import Check, ExportOptions, PartOutcome
+from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, prepare
 from llm_perf_opt.labs.export.torch_lab import TorchLab
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import Engine
 
 ADAPTER = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())
-WORKLOAD = Workload(image="70x100", crops=(2, 3), prompt_tokens=9, dtype="float32")
+WORKLOAD = DeepSeekOcrWorkload(image="70x100", crops=(2, 3), prompt_tokens=9, dtype="float32")
 PARTS = {part.name: part for part in ADAPTER.parts()}
 FAILING = ("moe-layer", "full-model", "full-model-decode")
 STATIC = tuple(name for name in PARTS if name not in FAILING)
@@ -32,7 +33,7 @@ def _lab() -> TorchLab:
 @cache
 def examined(name: str, *checks: Check) -> PartOutcome:
     part = PARTS[name]
-    return _lab().examine(targets()[part.phase], part, ExportWishes(checks=frozenset({Check.EXPORT, *checks})))
+    return _lab().examine(targets()[part.phase], part, ExportOptions(checks=frozenset({Check.EXPORT, *checks})))
 
 
 def prepared(name: str) -> PartUnderTest:

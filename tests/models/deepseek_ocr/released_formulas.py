@@ -6,8 +6,8 @@ from typing import Any
 
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.formulas import (
+    MatrixWork,
     Views,
-    Work,
     decode_passes,
     decoder_work,
     prefill_pass,
@@ -18,12 +18,12 @@ RELEASED = DeepSeekOcrConfig()
 OUTSIDE_THE_IMAGE = 10  # tokens in the 48 counts: the first of the sequence and nine of text
 
 
-def tiles_and_page(tiles: int, base_size: int = 1024, image_size: int = 640) -> tuple[Work, ...]:
+def tiles_and_page(tiles: int, base_size: int = 1024, image_size: int = 640) -> tuple[MatrixWork, ...]:
     page = vision_work(RELEASED, Views(pixels=base_size))
     return (*vision_work(RELEASED, Views(pixels=image_size, views=tiles)), *page) if tiles else page
 
 
-def work_of_run(run: dict[str, Any]) -> tuple[Work, ...]:
+def work_of_run(run: dict[str, Any]) -> tuple[MatrixWork, ...]:
     """One of the twelve runs: a prefill with its vision, or one step on a context."""
     if run["phase"] == "decode_step":
         return decoder_work(RELEASED.decoder, decode_passes(run["context_len"]))
@@ -33,7 +33,7 @@ def work_of_run(run: dict[str, Any]) -> tuple[Work, ...]:
     return (*tiles_and_page(tiles, run["base_size"], run["image_size"]), *prefill)
 
 
-def work_of_record(record: dict[str, Any]) -> tuple[Work, ...]:
+def work_of_record(record: dict[str, Any]) -> tuple[MatrixWork, ...]:
     """One of the 48 counts, told apart by its name: vision, vision with prefill, or decode steps."""
     workload = record["workload"]
     tokens = workload["image_tokens"] + OUTSIDE_THE_IMAGE

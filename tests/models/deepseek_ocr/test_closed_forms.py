@@ -13,12 +13,11 @@ from llm_perf_opt.analyses.cost.coverage import price_coverage
 from llm_perf_opt.analyses.cost.module_costs import module_costs
 from llm_perf_opt.analyses.cost.parameters import active_parameters
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds_by_stage
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Workload
-from llm_perf_opt.core.source_figures import Family, Method, Testimony, family_of
+from llm_perf_opt.core.source_figures import Method, SourceFigures, WorkFamily, family_of
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.attention import ATTENTION_CLASSES
@@ -36,13 +35,17 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     prefill_pass,
     vision_work,
 )
-from llm_perf_opt.models.deepseek_ocr.plan import ATTENTIONS, make_plan
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.plan import make_plan
+from llm_perf_opt.ops.table import price
 
 TINY = DeepSeekOcrConfig.tiny()
 TRACER = WeightlessTracer()
 
+ATTENTIONS = Workload.options()["attention"].choices
+
 WORKLOADS = st.builds(
-    Workload,
+    DeepSeekOcrWorkload,
     image=st.builds("{}x{}".format, st.integers(20, 300), st.integers(20, 300)),
     mode=st.sampled_from(sorted(TINY.modes)),
     prompt_tokens=st.integers(0, 12),
@@ -50,7 +53,7 @@ WORKLOADS = st.builds(
     batch=st.integers(1, 3),
     attention=st.sampled_from(ATTENTIONS),
 ) | st.builds(
-    Workload,
+    DeepSeekOcrWorkload,
     crops=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     prompt_tokens=st.integers(0, 12),
     batch=st.integers(1, 2),
@@ -105,54 +108,54 @@ def configurations(draw: st.DrawFn) -> DeepSeekOcrConfig:
     return DeepSeekOcrConfig(sam=sam, clip=clip, decoder=decoder, modes=modes)
 
 
-def told_and_counted(config: DeepSeekOcrConfig, workload: Workload) -> list[tuple[Testimony, CallGraph]]:
+def told_and_counted(config: DeepSeekOcrConfig, workload: Workload) -> list[tuple[SourceFigures, CallGraph]]:
     adapter = DeepSeekOcrAdapter(config)
     graphs = {target.phase: TRACER.trace(target) for target in adapter.targets(workload)}
     told = adapter.closed_forms(workload)
-    assert {testimony.phase for testimony in told} == set(graphs)
-    return [(testimony, graphs[testimony.phase]) for testimony in told]
+    assert {figures.phase for figures in told} == set(graphs)
+    return [(figures, graphs[figures.phase]) for figures in told]
 
 
-def assert_stage_agrees(testimony: Testimony, graph: CallGraph) -> None:
-    (stage,) = [stage for stage in stage_costs(graph).stages if stage.name == testimony.stage]
+def assert_stage_agrees(figures: SourceFigures, graph: CallGraph) -> None:
+    (stage,) = [stage for stage in stage_costs(graph).stages if stage.name == figures.stage]
     assert price_coverage(graph).unpriced_ops == 0
-    assert (testimony.flops, testimony.parameters) == (stage.flops, stage.parameters)
-    assert sum(operator.flops or 0 for operator in testimony.operators) == testimony.flops
-    by_family: dict[Family, int] = {}
+    assert (figures.flops, figures.parameters) == (stage.flops, stage.parameters)
+    assert sum(operator.flops or 0 for operator in figures.operators) == figures.flops
+    by_family: dict[WorkFamily, int] = {}
     outputs = 0
-    for kind, count in count_kinds_by_stage(graph)[testimony.stage].items():
+    for kind, count in count_kinds_by_stage(graph)[figures.stage].items():
         cost, family = price(kind), family_of(kind.name)
         if cost is None or not cost.flops:
             continue
         by_family[family] = by_family.get(family, 0) + cost.flops * count
-        if family is not Family.ATTENTION:
+        if family is not WorkFamily.ATTENTION:
             outputs += prod(kind.outputs[0].shape) * count
     assert by_family == {
-        family: sum(operator.flops or 0 for operator in testimony.operators if operator.family is family)
-        for family in {operator.family for operator in testimony.operators}
+        family: sum(operator.flops or 0 for operator in figures.operators if operator.family is family)
+        for family in {operator.family for operator in figures.operators}
     }
-    assert testimony.activations == outputs
-    assert testimony.active_parameters == active_parameters(graph)[testimony.stage]
+    assert figures.activations == outputs
+    assert figures.active_parameters == active_parameters(graph)[figures.stage]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(WORKLOADS)
 def test_any_workload_costs_what_a_weightless_count_says(workload: Workload) -> None:
-    for testimony, graph in told_and_counted(TINY, workload):
-        assert_stage_agrees(testimony, graph)
+    for figures, graph in told_and_counted(TINY, workload):
+        assert_stage_agrees(figures, graph)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(configurations(), st.sampled_from([(1, 1), (2, 1), (2, 2)]))
 def test_any_configuration_costs_what_a_weightless_count_says(config: DeepSeekOcrConfig, grid: tuple[int, int]) -> None:
-    workload = Workload(crops=grid, prompt_tokens=3)
-    for testimony, graph in told_and_counted(config, workload):
-        assert_stage_agrees(testimony, graph)
+    workload = DeepSeekOcrWorkload(crops=grid, prompt_tokens=3)
+    for figures, graph in told_and_counted(config, workload):
+        assert_stage_agrees(figures, graph)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_every_module_and_call_agrees(attention: str) -> None:
-    workload = Workload(crops=(2, 3), prompt_tokens=4, decode_steps=2, batch=2, attention=attention)
+    workload = DeepSeekOcrWorkload(crops=(2, 3), prompt_tokens=4, decode_steps=2, batch=2, attention=attention)
     plan = make_plan(TINY, workload)
     vision = [piece for view in views_of(plan) for piece in vision_work(TINY, view)]
     prefill = decoder_work(TINY.decoder, prefill_pass(plan.context_tokens, batch=2), attention)
@@ -201,7 +204,7 @@ def test_the_attentions_of_a_plan_are_those_of_the_blueprint() -> None:
     assert tuple(ATTENTION_CLASSES) == ATTENTIONS
 
 
-@pytest.mark.parametrize("workload", [Workload(mode="huge"), Workload(batch=0), Workload(image="no-such.png")])
+@pytest.mark.parametrize("workload", [DeepSeekOcrWorkload(mode="huge"), DeepSeekOcrWorkload(image="no-such.png")])
 def test_nonsense_is_refused_as_by_the_targets(workload: Workload) -> None:
     with pytest.raises(UsageError):
         DeepSeekOcrAdapter().closed_forms(workload)

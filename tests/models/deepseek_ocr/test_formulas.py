@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.core.source_figures import Family
+from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.models.deepseek_ocr.formulas import (
-    KvCache,
+    CacheFormula,
+    MatrixWork,
     Views,
-    Work,
     active_parameters,
     clip_work,
     decode_passes,
@@ -39,9 +39,9 @@ PARAMETERS = fact("measured-constants")["parameters"]["metrics"]
 FLOPS = fact("measured-constants")["flops"]["metrics"]
 
 
-def aten_op(piece: Work) -> str:
+def aten_op(piece: MatrixWork) -> str:
     """Where torch's counter books it: linear maps of the encoders have a bias, those of the decoder do not."""
-    if piece.family is Family.CONVOLUTION:
+    if piece.family is WorkFamily.CONVOLUTION:
         return "aten.convolution"
     if piece.kind != "linear":
         return "aten.bmm"
@@ -49,7 +49,7 @@ def aten_op(piece: Work) -> str:
     return "aten.addmm" if has_bias else "aten.mm"
 
 
-def by_op(work: tuple[Work, ...], path: str) -> dict[str, int]:
+def by_op(work: tuple[MatrixWork, ...], path: str) -> dict[str, int]:
     names = {aten_op(piece) for piece in work}
     found = {name: module_flops([piece for piece in work if aten_op(piece) == name], path) for name in names}
     return {name: flops for name, flops in found.items() if flops}
@@ -80,7 +80,7 @@ CLIP_LAYER = "model.vision_model.transformer.layers.0"
 ATTENTION = "model.layers.0.self_attn"
 
 
-def without(kind: str) -> list[Work]:
+def without(kind: str) -> list[MatrixWork]:
     """The decoder on 512 tokens, one kind of product left out."""
     return [piece for piece in TEXT if not piece.kind.startswith(kind)]
 
@@ -167,8 +167,8 @@ def test_a_token_costs_matrices_rotation_and_pairs() -> None:
 
 def test_memory_of_a_decoded_token() -> None:
     assert active_parameters(RELEASED.decoder) == PARAMETERS["active_weights_per_decode_token"]
-    assert KvCache.of(RELEASED.decoder, 2).bytes_at(1) == FLOPS["kv_bytes_per_token_bf16"]
-    assert KvCache.of(RELEASED.decoder, 4).bytes_at(924, batch=3) == 2 * 924 * 3 * FLOPS["kv_bytes_per_token_bf16"]
+    assert CacheFormula.of(RELEASED.decoder, 2).bytes_at(1) == FLOPS["kv_bytes_per_token_bf16"]
+    assert CacheFormula.of(RELEASED.decoder, 4).bytes_at(924, batch=3) == 2 * 924 * 3 * FLOPS["kv_bytes_per_token_bf16"]
     assert weight_bytes(RELEASED, 2) == 2 * PARAMETERS["with_lm_head"]
     # 25 norms and one row of the embedding besides the matrices, two bytes each.
     extra = weight_bytes_read_per_step(RELEASED.decoder, 2) - 2 * active_parameters(RELEASED.decoder)

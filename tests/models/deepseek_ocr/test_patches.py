@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr import clip
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.patches import FORWARD_POINT, patched
 from llm_perf_opt.models.deepseek_ocr.targets import make_targets
 from tests.models.deepseek_ocr import vendor_stand_ins as vendor
@@ -201,8 +202,8 @@ def test_a_model_of_another_kind_is_left_alone(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("workload", "images", "crops"),
     [
-        (Workload(mode="base", decode_steps=3), 1, [0]),
-        (Workload(mode="gundam", crops=(2, 1), decode_steps=3, batch=2), 2, [2, 2]),
+        (DeepSeekOcrWorkload(mode="base", decode_steps=3), 1, [0]),
+        (DeepSeekOcrWorkload(mode="gundam", crops=(2, 1), decode_steps=3, batch=2), 2, [2, 2]),
     ],
 )
 def test_a_trace_holds_what_was_observed(workload: Workload, images: int, crops: list[int]) -> None:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.measurement import SessionRequest
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import PromptIds, prompt_ids
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
-from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession, open_session
+from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 from tests.models.deepseek_ocr.tiny_twin import TINY, tiny_model
 
 FACTS = Path(__file__).parents[2] / "facts" / "deepseek_ocr"
@@ -83,7 +84,8 @@ def test_the_page_decides_the_tokens() -> None:
     assert len({session.run_inference(page, PROMPT, 6).token_ids for page in pages}) > 1
 
 
-def test_one_prefill_then_one_forward_per_token_without_the_page() -> None:
+def test_one_prefill_then_one_forward_per_token_that_does_not_look_at_the_page() -> None:
+    """The images travel along, as in the released generation loop and in the trace of a decode."""
     log, forwards = Log(), []
     session = tiny_session()
     handle = session.model.register_forward_pre_hook(
@@ -92,7 +94,7 @@ def test_one_prefill_then_one_forward_per_token_without_the_page() -> None:
     )
     run = session.run_inference(PAGE, PROMPT, 5, mode="gundam", watch=log)
     handle.remove()
-    assert forwards == [(run.context_tokens, True)] + [(1, False)] * 4
+    assert forwards == [(run.context_tokens, True)] + [(1, True)] * 4
     assert run.decode_steps == 4
     assert run.cache_tokens == run.context_tokens + 4
     assert [log.entered(name) for name in ("preprocess", "prefill", "decode", "sampling")] == [1, 1, 4, 5]
@@ -113,7 +115,7 @@ def test_vision_in_decode_is_refused() -> None:
         return forward(*args, **kwargs)
 
     inner.__dict__["forward"] = encodes_again
-    with pytest.raises(PerfOptError, match="vision stage 'sam' ran during decode"):
+    with pytest.raises(PerfOptError, match="stage 'sam' ran during decode"):
         session.run_inference(PAGE, PROMPT, 2, mode="base")
 
 
@@ -145,7 +147,7 @@ def test_the_workload_told_is_the_run_for_the_adapter() -> None:
     target = session.adapter.targets(run.workload)[0]
     assert target.workload["context_tokens"] == run.context_tokens
     assert target.workload["decode_steps"] == run.decode_steps == 2
-    assert run.workload == Workload(
+    assert run.workload == DeepSeekOcrWorkload(
         image=PAGE, mode="gundam", crops=(2, 3), prompt_tokens=9, decode_steps=2, dtype="float32", attention="eager"
     )
 
@@ -255,9 +257,9 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
         DeepSeekOCRSession.from_local(tmp_path)
 
 
-def test_a_wish_that_a_folder_cannot_have_is_refused() -> None:
+def test_an_option_that_a_folder_cannot_have_is_refused() -> None:
     with pytest.raises(UsageError, match="not run with attention 'sdpa'"):
-        open_session(SessionRequest(folder=FACTS, attention="sdpa"))
+        DeepSeekOcrCheckpoint(FACTS, attention="sdpa")
 
 
 def test_another_kind_of_decoder_needs_the_folders_own_code(tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.harness.phase_runs import run_phases
+from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.stage_ranges import Unwatched
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Adapter
+from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
 
 transformers = pytest.importorskip(
     "transformers", minversion="5.0", reason="the code of the model is in transformers 5"
@@ -111,9 +115,9 @@ def test_the_flops_of_the_decoder_are_two_per_weight_and_token_plus_attention(pr
 
 
 def test_torchs_counter_agrees_on_the_whole_of_a_real_run() -> None:
-    (target,) = GotOcr2Adapter(tiny_config()).targets(Workload(decode_steps=0, dtype="float32", crops=(2, 1)))
+    (target,) = GotOcr2Adapter(tiny_config()).targets(GotOcr2Workload(decode_steps=0, dtype="float32", crops=(2, 1)))
     counted = stage_costs(WeightlessTracer().trace(target)).total.flops
-    (again,) = GotOcr2Adapter(tiny_config()).targets(Workload(decode_steps=0, dtype="float32", crops=(2, 1)))
+    (again,) = GotOcr2Adapter(tiny_config()).targets(GotOcr2Workload(decode_steps=0, dtype="float32", crops=(2, 1)))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         again.run(again.build())
     assert counted == counter.get_total_flops()
@@ -121,7 +125,7 @@ def test_torchs_counter_agrees_on_the_whole_of_a_real_run() -> None:
 
 @pytest.mark.parametrize("phase", [0, 1])
 def test_weightless_calls_what_a_real_run_calls(phase: int) -> None:
-    wanted = Workload(dtype="float32", decode_steps=2, crops=(2, 2), batch=2)
+    wanted = GotOcr2Workload(dtype="float32", decode_steps=2, crops=(2, 2), batch=2)
     weightless = WeightlessTracer(device="cpu").trace(GotOcr2Adapter(tiny_config()).targets(wanted)[phase])
     real = HooksTracer().trace(GotOcr2Adapter(tiny_config()).targets(wanted)[phase])
     assert weightless.call_counts == real.call_counts
@@ -129,7 +133,18 @@ def test_weightless_calls_what_a_real_run_calls(phase: int) -> None:
     assert weightless.output_metadata == real.output_metadata
 
 
-@pytest.mark.parametrize("wish", [{"mode": "base"}, {"image": "10x10"}, {"attention": "flash"}])
-def test_what_the_model_cannot_mean_is_refused(wish: dict[str, str]) -> None:
+@pytest.mark.parametrize("option", [{"mode": "base"}, {"image": "10x10"}, {"attention": "flash"}])
+def test_what_the_model_cannot_mean_is_refused(option: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        GotOcr2Adapter().targets(Workload(**wish))
+        GotOcr2Adapter().targets(GotOcr2Workload.make(**option))
+
+
+def test_phases_one_after_the_other_make_the_tokens_of_its_own_generate() -> None:
+    adapter = GotOcr2Adapter(tiny_config())
+    targets = adapter.targets(GotOcr2Workload(prompt_tokens=5, dtype="float32", decode_steps=4))
+    model = RealModels(weights="random", device="cpu").model_of(targets[0])
+    done = run_phases(model, targets, Unwatched(), device="cpu")
+    inputs = targets[0].start(model)
+    whole = model.generate(**inputs, do_sample=False, max_new_tokens=5, eos_token_id=-1, pad_token_id=0)
+    assert list(done.token_ids) == whole[0, -5:].tolist()
+    assert done.cache_tokens == targets[0].workload["context_tokens"] + 4

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Adapter
 
 

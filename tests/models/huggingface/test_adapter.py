@@ -9,9 +9,10 @@ import torch
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, VISION, write_folder
 
 transformers = pytest.importorskip(
@@ -28,8 +29,8 @@ WIDTH, MLP, LAYERS, WORDS = (
 )
 
 
-def targets_of(folder: Path, config: dict[str, Any], **wishes: Any) -> tuple[Target, ...]:
-    workload = Workload(**{"prompt_tokens": PROMPT, **wishes})
+def targets_of(folder: Path, config: dict[str, Any], **options: Any) -> tuple[Target, ...]:
+    workload = HuggingFaceWorkload.make(**{"prompt_tokens": PROMPT, **options})
     return HuggingFaceAdapter(write_folder(folder, config), False).targets(workload)
 
 
@@ -136,11 +137,11 @@ def test_attention_is_built_as_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wishes", [{"mode": "gundam"}, {"crops": (2, 3)}, {"attention": "flash"}, {"dtype": "int8"}, {"image": "page.png"}]
+    "options", [{"mode": "gundam"}, {"crops": (2, 3)}, {"attention": "flash"}, {"dtype": "int8"}, {"image": "page.png"}]
 )
-def test_wishes_that_cannot_be_met_are_refused(tmp_path: Path, wishes: dict[str, Any]) -> None:
+def test_options_that_cannot_be_met_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        targets_of(tmp_path, LLAMA, **wishes)
+        targets_of(tmp_path, LLAMA, **options)
 
 
 def test_an_image_for_a_model_without_eyes_is_refused(tmp_path: Path) -> None:

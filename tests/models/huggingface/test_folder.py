@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.protocols import Workload
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from tests.models.huggingface.folders import LLAMA, write_folder
 
@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="a Hugging Face folder is run by tran
 
 OWN_CODE = """
 import pathlib
-pathlib.Path(r"{witness}").write_text("ran")
+pathlib.Path(r"{marker}").write_text("ran")
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -44,26 +44,26 @@ OWN_CONFIG = {
 @pytest.fixture
 def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A folder with code of its own, and the file that the code leaves behind when it runs."""
-    folder, witness = tmp_path / "house_model", tmp_path / "witness"
+    folder, marker = tmp_path / "house_model", tmp_path / "marker"
     folder.mkdir()
-    (folder / "house.py").write_text(OWN_CODE.format(witness=witness))
+    (folder / "house.py").write_text(OWN_CODE.format(marker=marker))
     modules = tmp_path / "modules"
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
-    return write_folder(folder, OWN_CONFIG), witness
+    return write_folder(folder, OWN_CONFIG), marker
 
 
 def test_code_in_a_folder_does_not_run_untrusted(own_code: tuple[Path, Path]) -> None:
-    folder, witness = own_code
+    folder, marker = own_code
     with pytest.raises(UsageError, match=r"house\.HouseModel") as refusal:
         HuggingFaceAdapter(folder, trust_remote_code=False)
     assert "--trust-remote-code" in refusal.value.fix
-    assert not witness.exists()
+    assert not marker.exists()
 
 
 def test_code_in_a_folder_runs_when_trusted(own_code: tuple[Path, Path]) -> None:
-    folder, witness = own_code
+    folder, marker = own_code
     (target,) = HuggingFaceAdapter(folder, trust_remote_code=True).targets(Workload(prompt_tokens=8))
-    assert witness.exists()
+    assert marker.exists()
     assert target.workload["inputs"] == {"input_ids": [1, 8]}
     output: Any = target.run(target.build())
     assert tuple(output.shape) == (1, 8, 50)

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.memory import run_memory
+from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 
 pytest.importorskip("transformers", minversion="5.0", reason="the configurations are those of transformers 5")
 
 CONFIGS = Path(__file__).parents[2] / "facts" / "deployment" / "configs"
 
 
-def traced(name: str, **wishes: Any) -> tuple[CallGraph, ...]:
+def traced(name: str, **options: Any) -> tuple[CallGraph, ...]:
     tracer = WeightlessTracer()
-    targets = HuggingFaceAdapter(CONFIGS / name, False).targets(Workload(**wishes))
+    targets = HuggingFaceAdapter(CONFIGS / name, False).targets(HuggingFaceWorkload(**options))
     return tuple(tracer.trace(target) for target in targets)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.callgraph import CallGraph, Parameter
-from llm_perf_opt.core.callgraph.tensor_formats import StoredFormats, is_weight_format
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.tensor_formats import StoredFormats, is_weight_format
 from llm_perf_opt.models.huggingface.quantization import METHODS, names_module, spellings, stored_formats
 from tests.core.callgraph.made_graphs import meta
 

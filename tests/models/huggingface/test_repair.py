@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llm_perf_opt.models.huggingface.inputs.companions import CountLesson, ShapeLesson, count_lesson, shape_lesson
-from llm_perf_opt.models.huggingface.inputs.leaves import Filled, Noise
+from llm_perf_opt.models.huggingface.inputs.plan import Filled, Noise
 
 
 @pytest.mark.parametrize(

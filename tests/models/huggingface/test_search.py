@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.models.huggingface.inputs import NoInputs, Plan, Sizes, Subject, accepted_modalities, find_inputs
-from llm_perf_opt.models.huggingface.inputs.leaves import Noise, Whole
+from llm_perf_opt.models.huggingface.inputs.plan import Noise, Whole
 
 IMAGE_TOKEN = 99
 

@@ -17,12 +17,13 @@ pytest.importorskip("transformers", minversion="5.0", reason="the tiny models ar
 
 import transformers
 
-from llm_perf_opt.analyses.cost.stage_report import stage_report
+from llm_perf_opt.analyses.cost.stage_costs import stage_report
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import REPORTERS, Workload
+from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from tests.breadth.tiny_models import TINY_MODELS
 from tests.breadth.tiny_models.model_case import TinyModel
 
@@ -58,7 +59,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 
 def traced(folder: Path, request: dict[str, Any]) -> tuple[CallGraph, ...]:
     tracer = WeightlessTracer()
-    targets = HuggingFaceAdapter(folder, False).targets(Workload(dtype="float32", **request))
+    targets = HuggingFaceAdapter(folder, False).targets(HuggingFaceWorkload(dtype="float32", **request))
     return tuple(tracer.trace(target) for target in targets)
 
 

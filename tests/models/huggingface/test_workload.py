@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.memory import run_memory
-from llm_perf_opt.analyses.prediction.works import stage_works
+from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.analyses.run_description import workload_note
+from llm_perf_opt.analyses.time.stage_work import stage_works
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Target, Workload
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, VISION, write_folder
 from tests.models.huggingface.test_decode_step import MAMBA2, WHISPER
 
@@ -38,13 +39,13 @@ CLIP = {
 newer = pytest.mark.skipif(IS_OLDER, reason="older versions need an image, or count image tokens otherwise")
 
 
-def targets_of(folder: Path, config: dict[str, Any], **wishes: Any) -> tuple[Target, ...]:
-    return HuggingFaceAdapter(write_folder(folder, config), False).targets(Workload(**wishes))
+def targets_of(folder: Path, config: dict[str, Any], **options: Any) -> tuple[Target, ...]:
+    return HuggingFaceAdapter(write_folder(folder, config), False).targets(HuggingFaceWorkload(**options))
 
 
-def graphs_of(folder: Path, config: dict[str, Any], **wishes: Any) -> tuple[CallGraph, ...]:
+def graphs_of(folder: Path, config: dict[str, Any], **options: Any) -> tuple[CallGraph, ...]:
     tracer = WeightlessTracer()
-    return tuple(tracer.trace(target) for target in targets_of(folder, config, **wishes))
+    return tuple(tracer.trace(target) for target in targets_of(folder, config, **options))
 
 
 # ---- as many tokens as asked for
@@ -239,3 +240,41 @@ def test_inputs_grow_with_the_batch_and_pixels_are_among_them(tmp_path: Path, ba
     (stage, *_) = stage_costs(prefill).stages
     assert stage.name == "vision"
     assert not [kind.name for kind in prefill.op_kinds if "rand" in kind.name]
+
+
+WAV2VEC2 = {
+    "model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"], "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "intermediate_size": 64, "conv_dim": [16, 16], "conv_kernel": [10, 3],
+    "conv_stride": [5, 2], "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4, "vocab_size": 32,
+}  # fmt: skip
+
+
+def test_sound_is_as_long_as_asked_for(tmp_path: Path) -> None:
+    (prefill,) = graphs_of(tmp_path, WAV2VEC2, audio_seconds=2.5)
+    assert prefill.workload["inputs"]["input_values"] == [1, 40_000]  # at 16 kHz
+    assert (prefill.workload["audio_samples"], prefill.workload["audio_seconds"]) == (40_000, 2.5)
+    assert not [note for note in prefill.notes if "audio" in note]  # it was asked for
+
+
+def test_a_decoder_begins_with_as_many_tokens_as_asked_for(tmp_path: Path) -> None:
+    prefill, decode = graphs_of(tmp_path, T5, prompt_tokens=40, decoder_tokens=5)
+    assert (prefill.workload["encoder_tokens"], prefill.workload["decoder_tokens"]) == (40, 5)
+    assert decode.workload["inputs"]["decoder_input_ids"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [
+        (LLAMA, {"audio_seconds": 1.0}),
+        (LLAMA, {"decoder_tokens": 4}),
+        (WHISPER, {"audio_seconds": 1.0}),  # it reads features
+        (WHISPER, {"decoder_tokens": 5, "prompt_tokens": 9}),
+    ],
+    ids=["no sound", "no decoder of its own", "features", "two prompts"],
+)
+def test_lengths_that_a_model_does_not_have_are_refused(
+    tmp_path: Path, config: dict[str, Any], option: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="does not run with"):
+        targets_of(tmp_path, config, **option)

@@ -1,6 +1,13 @@
 """Two traces side by side: what differs, why, and whether it stays within a budget."""
 
-from llm_perf_opt.analyses.compare.budgets import METRICS, Budget, Verdict, check_budget, parse_budget, stages_by_name
+from llm_perf_opt.analyses.compare.budgets import (
+    METRICS,
+    Budget,
+    BudgetCheck,
+    check_budget,
+    parse_budget,
+    stages_by_name,
+)
 from llm_perf_opt.analyses.compare.comparison_report import DEFAULT_ROWS, Compared, comparison_report
 from llm_perf_opt.analyses.compare.difference import Aspect, Difference, Finding
 from llm_perf_opt.analyses.compare.explain import Comparison, LonePhase, Matched, compare, match_phases
@@ -16,7 +23,7 @@ __all__ = [
     "Finding",
     "LonePhase",
     "Matched",
-    "Verdict",
+    "BudgetCheck",
     "check_budget",
     "compare",
     "comparison_report",

@@ -22,7 +22,7 @@ TOTAL = "total"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePair:
-    """One stage of one phase, or a total; None where a side has no such stage or cannot tell it apart."""
+    """One stage of one phase, or a total; None where a side has no such stage or does not separate it."""
 
     phase: str
     stage: str
@@ -58,7 +58,7 @@ def _runs(cost: StageCost | None) -> bool:
 
 
 def _costs(graph: CallGraph) -> dict[str, StageCost]:
-    """By stage and in total. Without the order of calls stages cannot be told apart, and only totals are known."""
+    """By stage and in total. Without the order of calls stages cannot be separated, and only totals are known."""
     if graph.calls is None:
         return {TOTAL: _counted_only(graph)}
     costs = stage_costs(graph)
@@ -127,15 +127,15 @@ class Budget:
     share: Fraction  # of what the left side has
 
     def limit(self, left: int | None) -> Fraction | None:
-        """The amount that the right side is held to; None where it depends on a left side that is not known."""
+        """The most or least that the right side may have; None where it depends on a left side that is not known."""
         if not self.share:
             return self.amount
         return None if left is None else self.share * left + self.amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """A budget and the figures it was held against. What is not known cannot be shown to hold, so it does not."""
+class BudgetCheck:
+    """A budget and the figures it was checked on. What is not known cannot be shown to hold, so it does not."""
 
     budget: Budget
     left: int | None
@@ -181,13 +181,13 @@ def _refusal(text: str, why: str) -> UsageError:
     return UsageError(f"{text!r} is no budget.", why=why, fix=f"write it like one of {_EXAMPLES}")
 
 
-def check_budget(budget: Budget, stages: Mapping[str, StagePair]) -> Verdict:
-    """Hold a budget against the stages by name."""
+def check_budget(budget: Budget, stages: Mapping[str, StagePair]) -> BudgetCheck:
+    """Check a budget on the stages by name."""
     _require_known("stage", budget.stage, stages)
     pair = stages[budget.stage]
     figure = METRICS[budget.metric]
     left, right = (None if cost is None else figure(cost) for cost in (pair.left, pair.right))
-    return Verdict(budget=budget, left=left, right=right, limit=budget.limit(left))
+    return BudgetCheck(budget=budget, left=left, right=right, limit=budget.limit(left))
 
 
 def _require_known(kind: str, name: str, known: Collection[str]) -> None:

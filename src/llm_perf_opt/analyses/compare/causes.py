@@ -1,8 +1,12 @@
-"""Why two traces may differ: every cause by name, the first to be asked first."""
+"""Why two traces may differ: every cause by name, in the order in which they are tried."""
 
 from __future__ import annotations
 
-from llm_perf_opt.analyses.compare.difference import CauseTable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.causes import Cause, CauseTable, Explanation
+from llm_perf_opt.analyses.compare.difference import Claim, Difference, Pair
 from llm_perf_opt.analyses.compare.format_causes import stored_format
 from llm_perf_opt.analyses.compare.routing_causes import routing
 from llm_perf_opt.analyses.compare.tracer_causes import (
@@ -25,22 +29,72 @@ from llm_perf_opt.analyses.compare.workload_causes import (
     workload,
 )
 
+Claims = Callable[[Pair, Sequence[Difference]], Iterable[Claim]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCause(Cause):
+    """A cause that claims only the differences it can prove from the two traces."""
+
+    claims: Claims
+
+
 CAUSES = CauseTable(
-    ("tracer cannot see ops", tracer_cannot_see_ops),
-    ("tracer cannot see", tracer_cannot_see),
-    ("container", container),
-    ("routing", routing),
-    ("unseen direct forward", unseen_direct_forward),
-    ("order of tensors", order_of_tensors),
-    ("tensor listed once", tensor_listed_once),
-    ("written through a view", written_through_a_view),
-    ("weights listed as inputs", weights_listed),
-    ("cache objects", cache_objects),
-    ("stored format", stored_format),
-    ("partial run", partial_run),
-    ("decode length", decode_length),
-    ("workload", workload),
-    ("another model", another_model),
-    ("another phase", another_phase),
-    ("library version", library_version),
+    TraceCause(
+        name="tracer cannot see ops",
+        meaning="one tracer saw no ops, or no shapes of them",
+        claims=tracer_cannot_see_ops,
+    ),
+    TraceCause(
+        name="tracer cannot see",
+        meaning="one tracer saw no module tree, no weights or no tensors",
+        claims=tracer_cannot_see,
+    ),
+    TraceCause(name="container", meaning="one tracer counts calls of a class without a forward", claims=container),
+    TraceCause(name="routing", meaning="the experts got other shares of the same rows", claims=routing),
+    TraceCause(
+        name="unseen direct forward",
+        meaning="a forward that was called directly, past the hooks of one tracer",
+        claims=unseen_direct_forward,
+    ),
+    TraceCause(
+        name="order of tensors", meaning="the tracers list the same tensors in another order", claims=order_of_tensors
+    ),
+    TraceCause(
+        name="tensor listed once",
+        meaning="one tracer lists a tensor once that was given several times",
+        claims=tensor_listed_once,
+    ),
+    TraceCause(
+        name="written through a view",
+        meaning="the tensors agree but for dimensions of size one",
+        claims=written_through_a_view,
+    ),
+    TraceCause(
+        name="weights listed as inputs", meaning="one tracer lists weights among the inputs", claims=weights_listed
+    ),
+    TraceCause(
+        name="cache objects",
+        meaning="one tracer looks into a cache object that the other does not open",
+        claims=cache_objects,
+    ),
+    TraceCause(name="stored format", meaning="weights or cache are stored in another format", claims=stored_format),
+    TraceCause(name="partial run", meaning="one trace stopped before the end", claims=partial_run),
+    TraceCause(name="decode length", meaning="the runs decoded another number of tokens", claims=decode_length),
+    TraceCause(name="workload", meaning="the runs had other inputs", claims=workload),
+    TraceCause(name="another model", meaning="the traces are of two models", claims=another_model),
+    TraceCause(name="another phase", meaning="the traces are of two phases", claims=another_phase),
+    TraceCause(name="library version", meaning="the libraries have other versions", claims=library_version),
 )
+
+
+def explained(pair: Pair, differences: Sequence[Difference]) -> dict[Difference, Explanation]:
+    """Difference -> its explanation; the first cause to claim it keeps it, and what no cause claims is not there."""
+    found: dict[Difference, Explanation] = {}
+    for cause in CAUSES.values():
+        waiting = [difference for difference in differences if difference not in found]
+        if not waiting:
+            break
+        for claim in cause.claims(pair, waiting):
+            found[claim.difference] = Explanation(cause=cause.name, detail=claim.detail)
+    return found

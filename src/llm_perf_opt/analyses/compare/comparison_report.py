@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from llm_perf_opt.analyses.compare.budgets import StagePair, Verdict, stage_pairs, total_pair
+from llm_perf_opt.analyses.compare.budgets import BudgetCheck, StagePair, stage_pairs, total_pair
 from llm_perf_opt.analyses.compare.difference import COST_ASPECTS, Aspect, Difference, Finding, Value, Weights
 from llm_perf_opt.analyses.compare.explain import Comparison, LonePhase
 from llm_perf_opt.analyses.compare.side import OwnOps, Tensor
 from llm_perf_opt.analyses.cost.stage_costs import StageCost
-from llm_perf_opt.analyses.path_labels import family_label, family_of
+from llm_perf_opt.analyses.path_labels import label_of, path_pattern
 from llm_perf_opt.analyses.run_description import setting_text, workload_note
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops
@@ -19,6 +19,7 @@ from llm_perf_opt.core.units import format_bytes, format_count, format_flops
 _MOST_SETS = 2
 _MOST_TENSORS = 2
 _MOST_OPS = 3
+_MOST_RUNS = 4  # of numbers in the label of a family
 
 
 def value_texts(difference: Difference) -> tuple[str, str]:
@@ -91,7 +92,7 @@ class Compared:
     right: str
     comparisons: tuple[Comparison, ...]
     lone: tuple[LonePhase, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[BudgetCheck, ...] = ()
 
     @property
     def unexplained(self) -> int:
@@ -163,7 +164,7 @@ def _change(left: int | None, right: int | None) -> str:
     return f"{100 * (right - left) / left:+.2f} %" if left else "new"
 
 
-def _budget_table(verdicts: Sequence[Verdict]) -> Table:
+def _budget_table(verdicts: Sequence[BudgetCheck]) -> Table:
     columns = (
         Column("budget"),
         Column("A", Kind.COUNT),
@@ -259,7 +260,7 @@ def _families(comparisons: Sequence[Comparison]) -> list[_Family]:
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for comparison in comparisons:
         for finding in comparison.findings:
-            key = (comparison.phase, finding.cause or UNEXPLAINED, family_of(finding.difference.path))
+            key = (comparison.phase, finding.cause or UNEXPLAINED, path_pattern(finding.difference.path))
             groups.setdefault(key, []).append(finding)
     found = [
         _Family(phase=phase, cause=cause, findings=tuple(findings)) for (phase, cause, _), findings in groups.items()
@@ -290,7 +291,7 @@ def _family_row(family: _Family) -> tuple[Cell, ...]:
     return (
         family.cause,
         family.phase,
-        family_label(paths),
+        label_of(paths, _MOST_RUNS) or "(root)",
         len(paths),
         ", ".join(_aspect_text(aspect, differences[0].aspect) for aspect in aspects),
         left,
@@ -319,7 +320,7 @@ def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:
     elif any(comparison.findings for comparison in compared.comparisons):
         yield Note("Every difference has a cause. Cost follows from calls and tensors and has their cause.")
     else:
-        yield Note("The traces agree in everything that both of them tell.")
+        yield Note("The traces agree in everything that both of them record.")
 
 
 def _workload_notes(comparisons: Sequence[Comparison]) -> Iterator[Note]:
@@ -335,5 +336,5 @@ def _workload_notes(comparisons: Sequence[Comparison]) -> Iterator[Note]:
         yield Note(f"Workload of B: {right}")
 
 
-def _unknown_figure(verdict: Verdict) -> str:
+def _unknown_figure(verdict: BudgetCheck) -> str:
     return ": the figure is not known, so the budget cannot be shown to hold." if verdict.right is None else "."

@@ -1,13 +1,13 @@
-"""What differs between two traces, one fact at a time, and the table of causes that may explain it."""
+"""What differs between two traces, one fact at a time."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
+from llm_perf_opt.analyses.causes import Explained
 from llm_perf_opt.analyses.compare.side import OwnOps, Side, Tensor, Tensors
 
 ALL = "(all modules)"  # where a whole table is missing on one side
@@ -86,12 +86,10 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A difference and its cause; None: unexplained."""
+class Finding(Explained):
+    """A difference and what explains it."""
 
     difference: Difference
-    cause: str | None
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +105,13 @@ class Pair:
         return self.left, self.right
 
     def changed_fields(self) -> dict[str, tuple[object, object]]:
-        """Header fields that differ; None where a side does not tell."""
+        """Header fields that differ; None where a side has no value."""
         left, right = self.left.header, self.right.header
         names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
         return {name: (left.get(name), right.get(name)) for name in names}
 
     def contradicting_fields(self, section: str = "") -> dict[str, tuple[object, object]]:
-        """Header fields that both sides tell and tell differently; of one section (`workload.`) without its name."""
+        """Header fields that both sides have, with different values; of one section (`workload.`) without its name."""
         return {
             name.removeprefix(section): values
             for name, values in self.changed_fields().items()
@@ -127,29 +125,3 @@ def _flops(value: Value) -> int:
 
 def _bytes(value: Value) -> int:
     return value.bytes_moved if isinstance(value, OwnOps) else 0
-
-
-Cause = Callable[[Pair, Sequence[Difference]], Iterable[Claim]]
-
-
-class CauseTable:
-    """Names -> causes, asked in the order in which they are given; the first to claim a difference keeps it."""
-
-    def __init__(self, *causes: tuple[str, Cause]) -> None:
-        self._causes = dict(causes)
-        if len(self._causes) != len(causes):
-            raise ValueError(f"two causes have one name: {', '.join(name for name, _ in causes)}")
-
-    def names(self) -> tuple[str, ...]:
-        """Every cause, the first to be asked first."""
-        return tuple(self._causes)
-
-    def claims(self, pair: Pair, differences: Sequence[Difference]) -> dict[Difference, tuple[str, str]]:
-        """Difference -> the name of its cause and the detail; what is not in it has no cause."""
-        found: dict[Difference, tuple[str, str]] = {}
-        for name, cause in self._causes.items():
-            waiting = [difference for difference in differences if difference not in found]
-            if not waiting:
-                break
-            found.update({claim.difference: (name, claim.detail) for claim in cause(pair, waiting)})
-        return found

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.compare.causes import CAUSES
+from llm_perf_opt.analyses.causes import Explanation
+from llm_perf_opt.analyses.compare.causes import explained
 from llm_perf_opt.analyses.compare.difference import ALL, COST_ASPECTS, Aspect, Difference, Finding, Pair
 from llm_perf_opt.analyses.compare.find_differences import find_differences
 from llm_perf_opt.analyses.compare.side import OUTSIDE, Side
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-
-_Reason = tuple[str | None, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,48 +40,46 @@ def compare(left: CallGraph, right: CallGraph) -> Comparison:
     """
     pair = Pair(left=Side(left), right=Side(right))
     differences = find_differences(pair)
-    reasons: dict[Difference, _Reason] = dict(CAUSES.claims(pair, [d for d in differences if not _is_cost(d)]))
-    followed = _Followed(pair, differences, reasons)
+    explanations: dict[Difference, Explanation | None] = {}
+    explanations.update(explained(pair, [difference for difference in differences if not _is_cost(difference)]))
+    followed = _Followed(pair, differences, explanations)
     open_costs = []
     for difference in filter(_is_cost, differences):
-        reason = followed.reason(difference)
-        if reason is None:
+        origin = followed.origin(difference)
+        if origin is None:
             open_costs.append(difference)
         else:
-            reasons[difference] = reason
-    reasons.update(CAUSES.claims(pair, open_costs))
-    return Comparison(pair=pair, findings=tuple(_findings(differences, reasons)))
+            explanations[difference] = followed.by_path[origin]
+    explanations.update(explained(pair, open_costs))
+    findings = (Finding(difference=found, explanation=explanations.get(found)) for found in differences)
+    return Comparison(pair=pair, findings=tuple(findings))
 
 
 def _is_cost(difference: Difference) -> bool:
     return difference.aspect in COST_ASPECTS
 
 
-def _findings(differences: Sequence[Difference], reasons: dict[Difference, _Reason]) -> Iterator[Finding]:
-    for difference in differences:
-        cause, detail = reasons.get(difference, (None, ""))
-        yield Finding(difference=difference, cause=cause, detail=detail)
-
-
 class _Followed:
-    """Which difference in calls or tensors a difference in cost follows from."""
+    """Which difference in calls or tensors a difference in cost follows from, and what explains that one."""
 
-    def __init__(self, pair: Pair, differences: Sequence[Difference], reasons: dict[Difference, _Reason]) -> None:
+    def __init__(
+        self, pair: Pair, differences: Sequence[Difference], explanations: Mapping[Difference, Explanation | None]
+    ) -> None:
         self._pair = pair
-        self._reasons: dict[str, _Reason] = {}
+        self.by_path: dict[str, Explanation | None] = {}
         for difference in differences:
             if not _is_cost(difference) and difference.aspect is not Aspect.EDGE and difference.path != ALL:
-                reason = reasons.get(difference, (None, ""))
-                if reason[0] is None or difference.path not in self._reasons:  # one open question keeps it open
-                    self._reasons[difference.path] = reason
+                explanation = explanations.get(difference)
+                if explanation is None or difference.path not in self.by_path:  # one open question keeps it open
+                    self.by_path[difference.path] = explanation
 
-    def reason(self, cost: Difference) -> _Reason | None:
-        """The cause and detail to inherit; None where calls and tensors of the module agree."""
+    def origin(self, cost: Difference) -> str | None:
+        """The module whose difference it follows from; None where calls and tensors agree."""
         path: str | None = "" if cost.path == OUTSIDE else cost.path  # what runs around the model serves its calls
         passed: set[str] = set()
         while path is not None and path not in passed:  # modules may call themselves, or each other
-            if path in self._reasons:
-                return self._reasons[path]
+            if path in self.by_path:
+                return path
             passed.add(path)
             path = self._absent_caller(path)
         return None
@@ -97,7 +94,7 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LonePhase:
-    """A phase that only one run has; `cause` is None unless the other run was asked to leave it out."""
+    """A phase that only one run has; `cause` is None unless the other run's workload leaves it out."""
 
     phase: str
     side: str

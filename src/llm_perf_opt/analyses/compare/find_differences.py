@@ -1,4 +1,4 @@
-"""Every fact that two traces do not share, each told once.
+"""Every fact that two traces do not share, each listed once.
 
 What follows from another difference by itself is left out: the calls inside a module that was not called, the edges of
 a module whose number of calls differs, the modules inside one that is not there.

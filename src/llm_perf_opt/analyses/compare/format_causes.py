@@ -7,37 +7,37 @@ from typing import cast
 
 from llm_perf_opt.analyses.compare.difference import Aspect, Claim, Difference, Observed, Pair, Weights
 from llm_perf_opt.analyses.compare.side import Tensor
-from llm_perf_opt.core.callgraph.tensor_formats import is_weight_format, untransposed
+from llm_perf_opt.core.tensor_formats import is_weight_format, untransposed
 
 Types = dict[tuple[str, str], None]  # (left, right), each once, in order
-Stored = Mapping[str, tuple[object, object]]  # header field -> what the sides say
+Stored = Mapping[str, tuple[object, object]]  # header field -> both sides
 
 
 def stored_format(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
     """Weights of the same shapes of which a side stores some in a format, and what a cache of another type changes.
 
-    Bytes moved elsewhere follow where the headers tell of another storage and the FLOPs agree.
+    Bytes moved elsewhere follow where the headers name another format and the FLOPs agree.
     """
     section = "deployment."
-    told = {
+    stored = {
         name.removeprefix(section): sides for name, sides in pair.changed_fields().items() if name.startswith(section)
     }
     for difference in differences:
-        if detail := _detail(difference, told):
+        if detail := _detail(difference, stored):
             yield Claim(difference=difference, detail=detail)
 
 
-def _detail(difference: Difference, told: Stored) -> str:
+def _detail(difference: Difference, stored: Stored) -> str:
     if difference.aspect is Aspect.WEIGHTS:
-        return _text("weights", _weight_types(difference, told))
+        return _text("weights", _weight_types(difference, stored))
     if difference.aspect in (Aspect.INPUTS, Aspect.OUTPUTS):
-        return _handed_text(difference, told.get("cache"))
+        return _handed_text(difference, stored.get("cache"))
     if difference.aspect is Aspect.BYTES and difference.flops_change == 0:
-        return ", ".join(f"{name} {_side(left)} -> {_side(right)}" for name, (left, right) in _formats(told))
+        return ", ".join(f"{name} {_side(left)} -> {_side(right)}" for name, (left, right) in _formats(stored))
     return ""
 
 
-def _weight_types(difference: Difference, told: Stored) -> Types:
+def _weight_types(difference: Difference, stored: Stored) -> Types:
     if not (isinstance(difference.left, tuple) and isinstance(difference.right, tuple)):
         return {}
     left, right = cast("Weights", difference.left), cast("Weights", difference.right)
@@ -45,11 +45,11 @@ def _weight_types(difference: Difference, told: Stored) -> Types:
         return {}
     types = _changed_types([(mine, theirs) for (_, mine), (_, theirs) in zip(left, right, strict=True)])
     are_stored = all(any(map(is_weight_format, sides)) for sides in types)
-    return types if are_stored or "weights" in told else {}
+    return types if are_stored or "weights" in stored else {}
 
 
 def _handed_text(difference: Difference, cache: tuple[object, object] | None) -> str:
-    """Tensors that a module is handed or gives back: weights, and the cache where a header tells its type."""
+    """Tensors that a module is handed or gives back: weights, and the cache where a header gives its type."""
     left, right = (_flat(observed) for observed in difference.observed)
     if len(left) != len(right):
         return ""
@@ -76,8 +76,8 @@ def _flat(observed: Observed) -> list[Tensor]:
     return [tensor for tensors, _ in observed for tensor in tensors]
 
 
-def _formats(told: Stored) -> Iterator[tuple[str, tuple[object, object]]]:
-    return ((name, sides) for name, sides in told.items() if name in ("weights", "cache"))
+def _formats(stored: Stored) -> Iterator[tuple[str, tuple[object, object]]]:
+    return ((name, sides) for name, sides in stored.items() if name in ("weights", "cache"))
 
 
 def _side(value: object) -> str:

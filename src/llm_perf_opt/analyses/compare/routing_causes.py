@@ -1,4 +1,8 @@
-"""A router sent the same rows to other experts; experts are found by structure."""
+"""A router sent the same rows to other experts; experts are found by structure.
+
+Either numbered siblings of one class (`experts.0`, `expert_0`), or one module that its caller calls several times per
+call (the activation inside a loop over fused experts).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trace as a comparison asks for it: lookups by module path, each made when it is first needed."""
+"""One trace as a comparison needs it: lookups by module path, each made when it is first needed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from llm_perf_opt.analyses.path_labels import numbered_name
-from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.core.callgraph.graph import CallGraph, Observation
+from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import Json, TensorMeta
+from llm_perf_opt.ops.table import price
 
 Tensor = tuple[tuple[int, ...], str]  # shape, dtype; the device is a matter of the workload, not of the module
 Tensors = tuple[Tensor, ...]

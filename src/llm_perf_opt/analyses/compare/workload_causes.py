@@ -1,4 +1,8 @@
-"""The two runs were asked for different things: another workload, phase, model, version, or a run cut short."""
+"""The two runs had different requests: another workload, phase, model, version, or a run cut short.
+
+Words and grids (`mode`, `crops`, `image`) may change any shape and any number of calls. A number (`context_tokens`,
+`batch`) is blamed only where the traces show it: a dimension, or the rows of all experts together, moved as it did.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,9 @@ def library_version(pair: Pair, differences: Sequence[Difference]) -> Iterator[C
     It is not taken as a reason for other calls or shapes of modules that both sides have: those remain unexplained.
     """
     changed = pair.contradicting_fields("library.")
-    told = ", ".join(f"{name} {left} -> {right}" for name, (left, right) in changed.items())
-    if told:
-        yield from (Claim(difference=found, detail=told) for found in differences if found.aspect in _OF_CODE)
+    versions = ", ".join(f"{name} {left} -> {right}" for name, (left, right) in changed.items())
+    if versions:
+        yield from (Claim(difference=found, detail=versions) for found in differences if found.aspect in _OF_CODE)
 
 
 _COUNTED = frozenset({Aspect.CALLS, Aspect.EDGE})
@@ -156,7 +160,7 @@ class _Evidence:
         return of_dtype + sizes if sizes else []
 
     def _of_size(self, path: str) -> list[str]:
-        """Numbers that show up in the module's own shapes, then whatever else was asked for."""
+        """Numbers that show up in the module's own shapes, then every other field of the workload."""
         for place in expert_places(path):
             if field := self._field_of_rows(*place):
                 return [field]

@@ -1,4 +1,4 @@
-"""The trace's own testimony: each stage as it ran inside the whole run, in the terms in which other sources speak."""
+"""The trace's own figures: each stage as it ran inside the whole run, in the terms of the other sources."""
 
 from __future__ import annotations
 
@@ -9,55 +9,56 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.cost.parameters import active_parameters, parameters_by_stage
 from llm_perf_opt.analyses.cost.stage_costs import StageCost, stage_costs
-from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.analyses.pricing.op_cost import elements_of
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds_by_stage
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.callgraph.tensor_formats import is_weight_format
-from llm_perf_opt.core.source_figures import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
+from llm_perf_opt.core.source_figures import BlindSpot, Method, OperatorFigure, SourceFigures, WorkFamily
+from llm_perf_opt.core.tensor_formats import is_weight_format
+from llm_perf_opt.ops.cost import elements_of
+from llm_perf_opt.ops.table import op_family, price
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analyses.memory import RunMemory
+    from llm_perf_opt.analyses.memory.need import RunMemory
 
 SOURCE = "counted"
 _CHOOSERS = ("aten.topk.default", "aten.argmax.default", "aten.max.dim")  # how a router takes its experts
 
 
-def counted(graph: CallGraph) -> tuple[Testimony, ...]:
-    """One testimony per stage that ran; a trace without ops, or that stopped half-way, has nothing to say of any."""
+def counted(graph: CallGraph) -> tuple[SourceFigures, ...]:
+    """The figures of each stage that ran; a trace without ops, or that stopped half-way, has figures of none."""
     if graph.stopped_in is not None:
         return (_stopped(graph),)
     costs = [stage for stage in stage_costs(graph).stages if stage.calls or stage.ops]
     if graph.ops is None:
-        return tuple(_silent(graph, stage) for stage in costs)
+        return tuple(_without_ops(graph, stage) for stage in costs)
     kinds, parameters, active = count_kinds_by_stage(graph), parameters_by_stage(graph), active_parameters(graph)
     return tuple(
-        _testimony(graph, stage, kinds[stage.name], parameters[stage.name], active[stage.name]) for stage in costs
+        _figures_of_stage(graph, stage, kinds[stage.name], parameters[stage.name], active[stage.name])
+        for stage in costs
     )
 
 
-def counted_run(graphs: Sequence[CallGraph], memory: RunMemory | None) -> tuple[Testimony, ...]:
-    """All phases of one run; what they hold in memory is told by the last of them."""
-    said = [testimony for graph in graphs for testimony in counted(graph)]
-    if not said or memory is None:
-        return tuple(said)
+def counted_run(graphs: Sequence[CallGraph], memory: RunMemory | None) -> tuple[SourceFigures, ...]:
+    """All phases of one run; what they hold in memory is given with the last of them."""
+    counts = [figures for graph in graphs for figures in counted(graph)]
+    if not counts or memory is None:
+        return tuple(counts)
     last, cache = graphs[-1], memory.cache
     grown = last.runtime.get("decode_steps", 0) * last.workload.get("batch", 1) if last.phase == "decode" else 0
-    said[-1] = replace(
-        said[-1],
+    counts[-1] = replace(
+        counts[-1],
         weight_bytes=memory.phases[-1].weight_bytes,
         kv_cache_bytes=None if cache is None else cache.bytes + grown * cache.bytes_per_token,
         kv_bytes_per_token=None if cache is None else cache.bytes_per_token,
     )
-    return tuple(said)
+    return tuple(counts)
 
 
-def _testimony(
+def _figures_of_stage(
     graph: CallGraph, stage: StageCost, kinds: Mapping[OpKind, int], parameters: int, active: int | None
-) -> Testimony:
+) -> SourceFigures:
     operators = tuple(sorted(_operators(kinds), key=lambda operator: -(operator.flops or 0)))
-    return Testimony(
+    return SourceFigures(
         source=SOURCE,
         phase=graph.phase,
         stage=stage.name,
@@ -80,7 +81,7 @@ def _testimony(
 
 def _activations(operators: Sequence[OperatorFigure]) -> int:
     """By fvcore's convention, in which fused attention puts out nothing."""
-    return sum(operator.activations or 0 for operator in operators if operator.family is not Family.ATTENTION)
+    return sum(operator.activations or 0 for operator in operators if operator.family is not WorkFamily.ATTENTION)
 
 
 def _bytes_as_held(kinds: Mapping[OpKind, int]) -> int | None:
@@ -105,14 +106,14 @@ def _held(kind: OpKind) -> OpKind:
 
 
 def _stored_as(graph: CallGraph) -> str | None:
-    told = (f"{what} {graph.deployment[what]}" for what in ("weights", "cache") if what in graph.deployment)
-    return ", ".join(told) or None
+    formats = (f"{what} {graph.deployment[what]}" for what in ("weights", "cache") if what in graph.deployment)
+    return ", ".join(formats) or None
 
 
 def _routing(graph: CallGraph, kinds: Mapping[OpKind, int]) -> str | None:
     """The policy that stood in for the routers of a stage; None where no op in it takes the best of scores."""
-    told: str | None = graph.workload.get("routing")
-    return told if any(kind.name in _CHOOSERS for kind in kinds) else None
+    policy: str | None = graph.workload.get("routing")
+    return policy if any(kind.name in _CHOOSERS for kind in kinds) else None
 
 
 def _operators(kinds: Mapping[OpKind, int]) -> Iterator[OperatorFigure]:
@@ -131,14 +132,14 @@ def _operators(kinds: Mapping[OpKind, int]) -> Iterator[OperatorFigure]:
                 outputs + elements_of(kind.outputs) * count,
             )
     for name, (flops, calls, outputs) in totals.items():
-        yield OperatorFigure(name=name, family=family_of(name), flops=flops, calls=calls, activations=outputs)
+        yield OperatorFigure(name=name, family=op_family(name), flops=flops, calls=calls, activations=outputs)
     for name, calls in unpriced.items():
-        yield OperatorFigure(name=name, family=Family.OTHER, flops=None, calls=calls)
+        yield OperatorFigure(name=name, family=WorkFamily.OTHER, flops=None, calls=calls)
 
 
-def _stopped(graph: CallGraph) -> Testimony:
+def _stopped(graph: CallGraph) -> SourceFigures:
     """What ran until then is no figure of any stage: the rest of it is missing."""
-    return Testimony(
+    return SourceFigures(
         source=SOURCE,
         phase=graph.phase,
         stage=graph.phase,
@@ -147,8 +148,8 @@ def _stopped(graph: CallGraph) -> Testimony:
     )
 
 
-def _silent(graph: CallGraph, stage: StageCost) -> Testimony:
-    return Testimony(
+def _without_ops(graph: CallGraph, stage: StageCost) -> SourceFigures:
+    return SourceFigures(
         source=SOURCE,
         phase=graph.phase,
         stage=stage.name,

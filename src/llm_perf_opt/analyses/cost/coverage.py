@@ -7,20 +7,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llm_perf_opt.analyses.pricing import OpCost, flops_bound, price
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.units import format_count, format_flops
+from llm_perf_opt.ops.cost import OpCost
+from llm_perf_opt.ops.table import price
+from llm_perf_opt.ops.unpriced import flops_bound
 
 Number = TypeVar("Number", int, float)
 
 
-def known_sum(values: Iterable[Number | None]) -> Number | None:
-    """The sum; unknown as soon as one part is, and unknown of nothing at all."""
+def known_sum(values: Iterable[Number | None], empty: Number | None = None) -> Number | None:
+    """The sum; unknown as soon as one part is. `empty` is the sum of nothing at all, unknown by default."""
     listed = list(values)
     known = [value for value in listed if value is not None]
-    return sum(known) if known and len(known) == len(listed) else None
+    if not listed:
+        return empty
+    return sum(known) if len(known) == len(listed) else None
 
 
 def counted_or_unknown(counted: int | None, unpriced_ops: int | None) -> int | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
-from llm_perf_opt.analyses.pricing import OpCost, price
-from llm_perf_opt.analyses.pricing.op_cost import FREE
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, count_kinds, ops_in_call, ops_of
 from llm_perf_opt.core.callgraph.records import CallColumns, OpKind
+from llm_perf_opt.ops.cost import FREE, OpCost
+from llm_perf_opt.ops.table import price
 
 
 def last_distinct_call(graph: CallGraph, path: str) -> int | None:
@@ -32,19 +32,6 @@ def kinds_in_call(graph: CallGraph, path: str) -> dict[OpKind, int] | None:
     """The ops of that call, those of the modules below it included."""
     call = last_distinct_call(graph, path)
     return None if call is None else count_kinds(graph, ops_in_call(graph, call))
-
-
-def cost_of_kinds(kinds: dict[OpKind, int]) -> tuple[OpCost, dict[str, int]]:
-    """The sum over all priced ops, and how many ops of which name have no price."""
-    total = OpCost()
-    unpriced: dict[str, int] = {}
-    for kind, count in kinds.items():
-        cost = price(kind)
-        if cost is None:
-            unpriced[kind.name] = unpriced.get(kind.name, 0) + count
-        else:
-            total += cost.times(count)
-    return total, unpriced
 
 
 Key = TypeVar("Key")

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.analyses.pricing.matrix import groups_used
-from llm_perf_opt.analyses.pricing.op_cost import elements, operand
-from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import forward_of_ops, ops_of, stage_names, stage_of_ops, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
-from llm_perf_opt.core.source_figures import Family, family_of
+from llm_perf_opt.core.source_figures import WorkFamily, family_of
+from llm_perf_opt.ops.cost import elements, operand
+from llm_perf_opt.ops.grouped_experts import groups_used
+from llm_perf_opt.ops.op import OpRole
+from llm_perf_opt.ops.table import op_role, price
 
 
 def parameters_by_stage(graph: CallGraph) -> dict[str, int]:
@@ -56,9 +56,6 @@ def _owner(name: str, claims: dict[str, str], phase: str) -> str:
     return claims[path]
 
 
-_GATHERS = ("aten.index", "aten.index_select")
-
-
 def weights_by_storage(graph: CallGraph) -> dict[int, Parameter]:
     """Row of a storage -> the weight whose values it holds; views share the weight's own storage."""
     held = {parameter.storage: parameter for parameter in untied(graph.parameters) if parameter.storage >= 0}
@@ -82,7 +79,7 @@ def hands_weight_on(kind: OpKind) -> bool:
     cost = price(kind)
     if cost is None or cost.flops:
         return False
-    return len(kind.inputs) == 1 or (packet_of(kind.name) in _GATHERS and len(kind.inputs[0].shape) > 2)
+    return len(kind.inputs) == 1 or (op_role(kind) is OpRole.GATHER and len(kind.inputs[0].shape) > 2)
 
 
 def active_parameters(graph: CallGraph) -> dict[str, int | None]:
@@ -174,7 +171,7 @@ def _operand_sizes(kind: OpKind) -> tuple[int, ...]:
     other: those without rows are not used.
     """
     sizes = [elements(meta) if len(meta.shape) > 1 else 0 for meta in kind.inputs]
-    if family_of(kind.name) is not Family.GROUPED or len(kind.inputs) < 2:
+    if family_of(kind.name) is not WorkFamily.GROUPED or len(kind.inputs) < 2:
         return tuple(sizes)
     left, right = operand(kind, 0, "self", "input"), operand(kind, 1, "mat2", "weight")
     if len(left.shape) == len(right.shape):

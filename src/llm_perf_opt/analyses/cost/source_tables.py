@@ -1,12 +1,12 @@
-"""Sources side by side: what each says of a stage, how far apart they are, and the causes of every difference."""
+"""Sources side by side: the figures of each, how far apart they are, and the causes of every difference."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.analyses.cost.static_figures import StageFigures, StaticCompute
-from llm_perf_opt.analyses.reconcile import Difference, FigureDifference, SingleSource
-from llm_perf_opt.core.report import BarChart, Cell, Column, Kind, Series, Table
+from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
+from llm_perf_opt.analyses.reconcile import FigureDifference, FlopsDifference, SingleSource
+from llm_perf_opt.core.report import BarChart, Column, Kind, Series, Table, table_of
 from llm_perf_opt.core.units import format_count, format_flops
 
 
@@ -40,7 +40,7 @@ def source_tables(static: StaticCompute) -> Iterator[Table]:
         )
 
 
-def _partial_names(stage: StageFigures) -> list[str]:
+def _partial_names(stage: StageCompute) -> list[str]:
     return [source.source for source in stage.sources if source.flops is not None and not source.is_complete]
 
 
@@ -60,62 +60,50 @@ def agreement_chart(static: StaticCompute) -> Iterator[BarChart]:
 
 
 def ledger_tables(static: StaticCompute) -> Iterator[Table]:
-    """The pairs that differ, in FLOPs and in other figures, and what one source alone tells; none when all agree."""
+    """The pairs that differ, in FLOPs and in other figures, and what one source alone gives; none when all agree."""
     if static.ledger.differences:
         yield _ledger_of_flops(static.ledger.differences)
     figures = tuple(figure for figure in static.ledger.figures if figure.difference)
     if figures:
         yield _ledger_of_figures(figures)
-    if static.ledger.single and len(spoken_names(static)) > 1:
+    if static.ledger.single and len(sources_with_figures(static)) > 1:
         yield _one_source_table(static.ledger.single)
 
 
-def _ledger_of_flops(differences: Sequence[Difference]) -> Table:
-    columns = (
-        Column("stage"),
-        Column("operators"),
-        Column("sources"),
-        Column("difference", Kind.FLOPS),
-        Column("unexplained", Kind.FLOPS),
-        Column("cause"),
+def _ledger_of_flops(differences: Sequence[FlopsDifference]) -> Table:
+    return table_of(
+        "Ledger of differences",
+        differences,
+        {
+            Column("stage"): lambda entry: entry.stage,
+            Column("operators"): operators_of,
+            Column("sources"): lambda entry: f"{entry.left} - {entry.right}",
+            Column("difference", Kind.FLOPS): lambda entry: entry.flops,
+            Column("unexplained", Kind.FLOPS): lambda entry: entry.unexplained_flops if not entry.one_source else None,
+            Column("cause"): _causes_text,
+        },
     )
-    return Table(title="Ledger of differences", columns=columns, rows=tuple(map(_ledger_row, differences)))
 
 
-def _ledger_row(entry: Difference) -> tuple[Cell, ...]:
+def _causes_text(entry: FlopsDifference) -> str:
     causes = "; ".join(f"{part.cause} {format_flops(part.flops)} ({part.detail})" for part in entry.explanations)
     if entry.one_source is not None:
-        causes = f"one source only, {entry.one_source}: {causes}"
-    return (
-        entry.stage,
-        operators_of(entry),
-        f"{entry.left} - {entry.right}",
-        entry.flops,
-        entry.unexplained_flops if entry.one_source is None else None,
-        causes or "unknown",
-    )
+        return f"one source only, {entry.one_source}: {causes}"
+    return causes or "unknown"
 
 
 def _ledger_of_figures(figures: Sequence[FigureDifference]) -> Table:
-    columns = (
-        Column("stage"),
-        Column("figure"),
-        Column("sources"),
-        Column("left", Kind.COUNT),
-        Column("right", Kind.COUNT),
-        Column("cause"),
-    )
-    return Table(title="Other figures that differ", columns=columns, rows=tuple(map(_figure_row, figures)))
-
-
-def _figure_row(entry: FigureDifference) -> tuple[Cell, ...]:
-    return (
-        entry.stage,
-        _words(entry.figure),
-        f"{entry.left} - {entry.right}",
-        entry.left_value,
-        entry.right_value,
-        "unknown" if entry.cause is None else f"{entry.cause} ({entry.detail})",
+    return table_of(
+        "Other figures that differ",
+        figures,
+        {
+            Column("stage"): lambda entry: entry.stage,
+            Column("figure"): lambda entry: _words(entry.figure),
+            Column("sources"): lambda entry: f"{entry.left} - {entry.right}",
+            Column("left", Kind.COUNT): lambda entry: entry.left_value,
+            Column("right", Kind.COUNT): lambda entry: entry.right_value,
+            Column("cause"): lambda entry: "unknown" if entry.cause is None else f"{entry.cause} ({entry.detail})",
+        },
     )
 
 
@@ -133,24 +121,24 @@ def _one_source_table(single: Sequence[SingleSource]) -> Table:
 
 
 def figure_sentence(entry: FigureDifference) -> str:
-    """Who says what of one figure, without the end of the sentence."""
-    said = f"{entry.left} has {format_count(entry.left_value)}, {entry.right} {format_count(entry.right_value)}"
-    return f"{entry.stage} ({entry.phase}), {_words(entry.figure)}: {said}"
+    """Both values of one figure, without the end of the sentence."""
+    values = f"{entry.left} has {format_count(entry.left_value)}, {entry.right} {format_count(entry.right_value)}"
+    return f"{entry.stage} ({entry.phase}), {_words(entry.figure)}: {values}"
 
 
 def _words(figure: str) -> str:
     return figure.replace("_", " ")
 
 
-def operators_of(entry: Difference) -> str:
+def operators_of(entry: FlopsDifference) -> str:
     """The family in words."""
     return "all operators" if entry.family is None else entry.family.value
 
 
-def spoken_names(static: StaticCompute) -> tuple[str, ...]:
-    """Every source that says something of a stage."""
-    spoken = (source for stage in static.stages for source in stage.sources if source.failure is None)
-    return tuple(dict.fromkeys(source.source for source in spoken))
+def sources_with_figures(static: StaticCompute) -> tuple[str, ...]:
+    """Every source that has figures of a stage."""
+    known = (source for stage in static.stages for source in stage.sources if source.failure is None)
+    return tuple(dict.fromkeys(source.source for source in known))
 
 
 def _names_with(static: StaticCompute, figure: str) -> tuple[str, ...]:
@@ -159,11 +147,11 @@ def _names_with(static: StaticCompute, figure: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(source.source for source in found))
 
 
-def _figures(stage: StageFigures, figure: str, sources: tuple[str, ...]) -> tuple[int | None, ...]:
-    said = {source.source: getattr(source, figure) for source in stage.sources}
-    return tuple(said.get(name) for name in sources)
+def _figures(stage: StageCompute, figure: str, sources: tuple[str, ...]) -> tuple[int | None, ...]:
+    by_source = {source.source: getattr(source, figure) for source in stage.sources}
+    return tuple(by_source.get(name) for name in sources)
 
 
-def _share(stage: StageFigures, source: str) -> float | None:
-    said = {testimony.source: testimony.flops for testimony in stage.sources}.get(source)
-    return None if said is None or not stage.flops else said / stage.flops
+def _share(stage: StageCompute, source: str) -> float | None:
+    flops = {figures.source: figures.flops for figures in stage.sources}.get(source)
+    return None if flops is None or not stage.flops else flops / stage.flops

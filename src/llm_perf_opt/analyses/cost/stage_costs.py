@@ -1,23 +1,28 @@
-"""What each stage of a run costs. Stages are disjoint, and together they are the run."""
+"""What each stage of a run costs, and the table of it. Stages are disjoint, and together they are the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.cost.coverage import (
     UnpricedOp,
     counted_or_unknown,
+    known_sum,
     merged_unpriced,
     priced_sum,
     priced_total,
 )
-from llm_perf_opt.analyses.cost.parameters import parameters_by_stage
-from llm_perf_opt.analyses.memory.timeline import memory_by_stage
-from llm_perf_opt.analyses.pricing import price
+from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters, parameters_by_stage
+from llm_perf_opt.analyses.memory.live_memory import memory_by_stage
+from llm_perf_opt.analyses.run_description import deployment_notes, run_notes, workload_note
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, count_kinds, count_kinds_by_stage, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of
+from llm_perf_opt.core.units import format_count
+from llm_perf_opt.ops.table import price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,34 +124,21 @@ def sum_of_stages(name: str, stages: Sequence[StageCost], *, modules: int, param
 
     Modules and parameters may be shared between stages, so the caller counts them.
     """
-    peaks = _all_known(stage.peak_live_bytes for stage in stages)
+    peaks = [stage.peak_live_bytes for stage in stages]
+    known = [peak for peak in peaks if peak is not None]
     return StageCost(
         name=name,
         modules=modules,
         calls=sum(stage.calls for stage in stages),
         parameters=parameters,
-        ops=_sum(stage.ops for stage in stages),
+        ops=known_sum((stage.ops for stage in stages), empty=0),
         flops=priced_sum(stage.flops for stage in stages),
         vector_flops=priced_sum(stage.vector_flops for stage in stages),
         bytes_moved=priced_sum(stage.bytes_moved for stage in stages),
-        activation_bytes=_sum(stage.activation_bytes for stage in stages),
-        peak_live_bytes=None if peaks is None else max(peaks, default=0),
+        activation_bytes=known_sum((stage.activation_bytes for stage in stages), empty=0),
+        peak_live_bytes=max(known, default=0) if len(known) == len(peaks) else None,
         unpriced=merged_unpriced(op for stage in stages for op in stage.unpriced),
     )
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = _all_known(values)
-    return None if known is None else sum(known)
-
-
-def _all_known(values: Iterable[int | None]) -> list[int] | None:
-    known = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return known
 
 
 def _assert_complete(graph: CallGraph, total: StageCost, *, has_prices: bool) -> None:
@@ -154,5 +146,68 @@ def _assert_complete(graph: CallGraph, total: StageCost, *, has_prices: bool) ->
     assert total.calls == len(calls_of(graph).path)
     if has_prices:
         cost, _ = priced_total(count_kinds(graph))
-        told = (total.flops or 0, total.vector_flops or 0, total.bytes_moved or 0)
-        assert told == (cost.flops, cost.vector_flops, cost.bytes_moved)
+        summed = (total.flops or 0, total.vector_flops or 0, total.bytes_moved or 0)
+        assert summed == (cost.flops, cost.vector_flops, cost.bytes_moved)
+
+
+_CELLS: Mapping[Column, Callable[[StageCost], Cell]] = {
+    Column("stage"): lambda stage: stage.name,
+    Column("modules", Kind.COUNT): lambda stage: stage.modules,
+    Column("calls", Kind.COUNT): lambda stage: stage.calls,
+    Column("parameters", Kind.COUNT): lambda stage: stage.parameters,
+    Column("FLOPs", Kind.FLOPS): lambda stage: stage.flops,
+    Column("MACs", Kind.MACS): lambda stage: stage.macs,
+    Column("bytes moved", Kind.BYTES): lambda stage: stage.bytes_moved,
+    Column("activation bytes", Kind.BYTES): lambda stage: stage.activation_bytes,
+    Column("unpriced ops", Kind.COUNT): lambda stage: None if stage.ops is None else stage.unpriced_ops,
+}
+_NAMED_SITES = 5
+
+
+def stage_report(graphs: Sequence[CallGraph]) -> Report:
+    """The stages of all phases of one run, in order.
+
+    In the row of totals, modules and parameters are counted once however many phases use them.
+    """
+    stages = [stage for graph in graphs for stage in stage_costs(graph).stages if stage.calls or stage.ops]
+    total = sum_of_stages(
+        "total",
+        stages,
+        modules=len({path for graph in graphs for path in graph.call_counts}),
+        parameters=count_distinct_parameters(graphs),
+    )
+    table = table_of("Cost by stage", stages, _CELLS, total=total)
+    model = graphs[0].model if graphs else ""
+    return Report(title=f"{model}: what runs and what it costs", tables=(table,), notes=tuple(_notes(graphs, total)))
+
+
+def _notes(graphs: Sequence[CallGraph], total: StageCost) -> Iterator[Note]:
+    if graphs and graphs[0].workload:
+        yield workload_note(graphs)
+    yield from deployment_notes(graphs)
+    yield Note(
+        "FLOPs are those of matrix products, convolutions and attention; a multiply-add counts as two, "
+        "and causal attention is not halved."
+    )
+    if total.ops is None:
+        yield Note("This trace holds no ops that could be priced: FLOPs and bytes are unknown.", Level.WARNING)
+    yield from (Note(op.sentence, Level.WARNING) for op in total.unpriced)
+    for graph in graphs:
+        if graph.stopped_in is not None:
+            yield Note(f"{graph.phase}: the run stopped in {graph.stopped_in}; what follows is missing.", Level.WARNING)
+    yield from run_notes(graphs)
+    yield from _oracle_notes(graphs)
+
+
+def _oracle_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
+    """One sentence per op and policy: where the trace is a model of the run and not the run itself."""
+    counts: Counter[tuple[str, str]] = Counter()
+    sites: dict[tuple[str, str], dict[str, None]] = {}
+    for graph in graphs:
+        for answer in graph.oracle_answers:
+            counts[answer.op, answer.policy] += answer.count
+            sites.setdefault((answer.op, answer.policy), {})[answer.site] = None
+    for (op, policy), count in counts.items():
+        asked = list(sites[op, policy])
+        shown = ", ".join(asked[:_NAMED_SITES]) + (", ..." if len(asked) > _NAMED_SITES else "")
+        yield Note(f"No weights: {op} was answered {format_count(count)} times by policy {policy!r}, asked at {shown}.")

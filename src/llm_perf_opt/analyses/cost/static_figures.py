@@ -1,4 +1,4 @@
-"""What is known of each stage when every source has spoken, and which source each figure is taken from."""
+"""What is known of each stage from all sources, and which source each figure is taken from."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from llm_perf_opt.analyses.cost.stage_costs import StageCost, stage_costs
 from llm_perf_opt.analyses.reconcile import Ledger, reconcile
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import Json
-from llm_perf_opt.core.source_figures import Method, OperatorFigure, Testimony
+from llm_perf_opt.core.source_figures import Method, OperatorFigure, SourceFigures
 
 _PREFERENCE = (Method.ISOLATED, Method.EXTRACTED, Method.CLOSED_FORM)
 _NO_PHASE = ("all", "total")  # what a source that can say nothing at all gives in place of a phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageFigures:
+class StageCompute:
     """One stage of one phase. `flops` comes from `preferred`; every source's own figure stays in `sources`.
 
     A source that left something out is no figure of the stage. Where there are only such, `flops` is unknown, and
@@ -27,11 +27,11 @@ class StageFigures:
 
     phase: str
     name: str
-    sources: tuple[Testimony, ...]
+    sources: tuple[SourceFigures, ...]
     cost: StageCost | None  # None: nothing was traced
 
     @property
-    def preferred(self) -> Testimony | None:
+    def preferred(self) -> SourceFigures | None:
         """The most direct source that saw everything: isolated, then extracted, then closed form."""
         complete = [source for source in self.sources if source.is_complete]
         for method in _PREFERENCE:
@@ -41,7 +41,7 @@ class StageFigures:
         return None
 
     @property
-    def incomplete(self) -> Testimony | None:
+    def incomplete(self) -> SourceFigures | None:
         """Where no source saw everything, the one that counted most."""
         if self.preferred is not None:
             return None
@@ -92,7 +92,7 @@ class StaticCompute:
     workload: Mapping[str, Json]
     deployment: Mapping[str, Json]
     library_versions: Mapping[str, str]
-    stages: tuple[StageFigures, ...]
+    stages: tuple[StageCompute, ...]
     ledger: Ledger
     coverage: PriceCoverage | None
     parameters: int | None
@@ -130,21 +130,21 @@ def static_compute(
     model: str,
     workload: Mapping[str, Json],
     graphs: Sequence[CallGraph],
-    testimonies: Sequence[Testimony],
+    source_figures: Sequence[SourceFigures],
     notes: Sequence[str] = (),
 ) -> StaticCompute:
-    """Put the testimonies of all sources together, stage by stage, and hold them against each other.
+    """Put the figures of all sources together, stage by stage, and compare them with each other.
 
     A stage of which every source failed stays, without figures, and makes the totals unknown.
     """
     costs = {(graph.phase, cost.name): cost for graph in graphs for cost in stage_costs(graph).stages}
-    by_stage: dict[tuple[str, str], list[Testimony]] = {}
-    for testimony in testimonies:
-        by_stage.setdefault((testimony.phase, testimony.stage), []).append(testimony)
+    by_stage: dict[tuple[str, str], list[SourceFigures]] = {}
+    for figures in source_figures:
+        by_stage.setdefault((figures.phase, figures.stage), []).append(figures)
     stages = tuple(
-        StageFigures(phase=phase, name=name, sources=tuple(sources), cost=costs.get((phase, name)))
+        StageCompute(phase=phase, name=name, sources=tuple(sources), cost=costs.get((phase, name)))
         for (phase, name), sources in by_stage.items()
-        if any(source.failure is None for source in sources) or _may_have_run(phase, name, testimonies, costs)
+        if any(source.failure is None for source in sources) or _may_have_run(phase, name, source_figures, costs)
     )
     context = workload.get("context_tokens")
     return StaticCompute(
@@ -153,7 +153,7 @@ def static_compute(
         deployment=graphs[0].deployment if graphs else {},
         library_versions=graphs[0].library_versions if graphs else {},
         stages=stages,
-        ledger=reconcile(testimonies, context_tokens=context if isinstance(context, int) else None),
+        ledger=reconcile(source_figures, context_tokens=context if isinstance(context, int) else None),
         coverage=_coverage(list(costs.values())),
         parameters=count_distinct_parameters(graphs) if graphs else _sum_of_parameters(stages),
         notes=tuple(notes),
@@ -161,20 +161,20 @@ def static_compute(
 
 
 def _may_have_run(
-    phase: str, name: str, testimonies: Sequence[Testimony], costs: Mapping[tuple[str, str], StageCost]
+    phase: str, name: str, source_figures: Sequence[SourceFigures], costs: Mapping[tuple[str, str], StageCost]
 ) -> bool:
-    """Of a stage that nobody could count: not if a source, or the trace, tells of its phase without it.
+    """Of a stage that no source could count: not if a source, or the trace, has figures of its phase without it.
 
     A source that cannot even begin names every stage that the phase declares, also those that another phase runs.
     """
     if phase in _NO_PHASE:
         return False
-    naming = {said.source for said in testimonies if (said.phase, said.stage) == (phase, name)}
-    telling = {said.source for said in testimonies if said.phase == phase and said.failure is None}
+    naming = {figures.source for figures in source_figures if (figures.phase, figures.stage) == (phase, name)}
+    counting = {figures.source for figures in source_figures if figures.phase == phase and figures.failure is None}
     cost = costs.get((phase, name))
     was_traced = any(traced == phase for traced, _ in costs)
     ran = cost is not None and bool(cost.calls or cost.ops)
-    return telling <= naming and (ran or not was_traced)
+    return counting <= naming and (ran or not was_traced)
 
 
 def _coverage(costs: Sequence[StageCost]) -> PriceCoverage | None:
@@ -185,7 +185,7 @@ def _coverage(costs: Sequence[StageCost]) -> PriceCoverage | None:
     return PriceCoverage(ops=ops, unpriced=merged_unpriced(op for cost in costs for op in cost.unpriced))
 
 
-def _sum_of_parameters(stages: Sequence[StageFigures]) -> int | None:
+def _sum_of_parameters(stages: Sequence[StageCompute]) -> int | None:
     """Of the stages of the first phase: later phases run the same weights."""
     phase = stages[0].phase if stages else None
     return known_sum(stage.first("parameters") for stage in stages if stage.phase == phase)

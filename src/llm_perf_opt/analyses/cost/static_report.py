@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.cost.source_tables import (
     agreement_chart,
     figure_sentence,
     ledger_tables,
     operators_of,
     source_tables,
-    spoken_names,
+    sources_with_figures,
 )
-from llm_perf_opt.analyses.cost.static_figures import StageFigures, StaticCompute
+from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.run_description import setting_texts
-from llm_perf_opt.core.report import BarChart, Cell, Column, Kind, Level, Note, Report, Series, Table
+from llm_perf_opt.core.report import BarChart, Cell, Column, Kind, Level, Note, Report, Series, Table, table_of
 from llm_perf_opt.core.source_figures import left_out
 from llm_perf_opt.core.units import format_count, format_flops
 
@@ -65,26 +67,20 @@ def _totals(static: StaticCompute) -> Table:
 
 
 def _stages(static: StaticCompute) -> Table:
-    columns = (
-        Column("stage"),
-        Column("parameters", Kind.COUNT),
-        Column("FLOPs", Kind.FLOPS),
-        Column("activations", Kind.COUNT),
-        Column("bytes moved", Kind.BYTES),
+    table = table_of(
+        "Stages",
+        static.stages,
+        {
+            Column("stage"): lambda stage: stage.name,
+            Column("parameters", Kind.COUNT): lambda stage: stage.first("parameters"),
+            Column("FLOPs", Kind.FLOPS): lambda stage: stage.flops,
+            Column("activations", Kind.COUNT): lambda stage: stage.first("activations"),
+            Column("bytes moved", Kind.BYTES): lambda stage: stage.first("bytes_moved"),
+        },
     )
-    rows = tuple(_stage_row(stage) for stage in static.stages)
-    total: tuple[Cell, ...] = ("total", static.parameters, static.flops, _sum(rows, 3), _sum(rows, 4))
-    return Table(title="Stages", columns=columns, rows=rows, footer=total)
-
-
-def _stage_row(stage: StageFigures) -> tuple[Cell, ...]:
-    return stage.name, stage.first("parameters"), stage.flops, stage.first("activations"), stage.first("bytes_moved")
-
-
-def _sum(rows: tuple[tuple[Cell, ...], ...], column: int) -> Cell:
-    cells = [row[column] for row in rows]
-    numbers = [cell for cell in cells if isinstance(cell, int)]
-    return sum(numbers) if len(numbers) == len(cells) else None
+    figures = ("activations", "bytes_moved")
+    sums = (known_sum((stage.first(figure) for stage in static.stages), empty=0) for figure in figures)
+    return replace(table, footer=("total", static.parameters, static.flops, *sums))
 
 
 def _charts(static: StaticCompute) -> Iterator[BarChart]:
@@ -107,48 +103,45 @@ def _short(operator: str) -> str:
     return operator.removeprefix("aten.").removesuffix(".default")
 
 
-def _flops_of(stage: StageFigures, name: str) -> int:
+def _flops_of(stage: StageCompute, name: str) -> int:
     return sum(operator.flops or 0 for operator in stage.operators if _short(operator.name) == name)
 
 
-def _stage_chapter(stage: StageFigures) -> Report:
+def _stage_chapter(stage: StageCompute) -> Report:
     """The most expensive operators of one stage, by the source that its figure is taken from."""
-    columns = (
-        Column("operator"),
-        Column("kind"),
-        Column("calls", Kind.COUNT),
-        Column("FLOPs", Kind.FLOPS),
-        Column("share", Kind.RATIO),
-    )
-    rows = tuple(
-        (
-            _short(operator.name),
-            operator.family.value,
-            operator.calls,
-            operator.flops,
-            None if operator.flops is None or not stage.flops else operator.flops / stage.flops,
-        )
-        for operator in stage.operators[:TOP_OPERATORS]
+    table = table_of(
+        "Top operators",
+        stage.operators[:TOP_OPERATORS],
+        {
+            Column("operator"): lambda operator: _short(operator.name),
+            Column("kind"): lambda operator: operator.family.value,
+            Column("calls", Kind.COUNT): lambda operator: operator.calls,
+            Column("FLOPs", Kind.FLOPS): lambda operator: operator.flops,
+            Column("share", Kind.RATIO): lambda operator: _share(operator.flops, stage.flops),
+        },
     )
     source, partial = stage.preferred, stage.incomplete
-    told = (
-        Note(f"FLOPs are those of {source.source} ({source.method.value}).")
-        if source
-        else Note(f"The operators are those of {partial.source}, which left something out.", Level.WARNING)
-        if partial
-        else Note("No source has a figure.", Level.WARNING)
-    )
+    if source is not None:
+        taken_from = Note(f"FLOPs are those of {source.source} ({source.method.value}).")
+    elif partial is not None:
+        taken_from = Note(f"The operators are those of {partial.source}, which left something out.", Level.WARNING)
+    else:
+        taken_from = Note("No source has a figure.", Level.WARNING)
     more = len(stage.operators) - TOP_OPERATORS
     cut = (Note(f"{more} more operators are in the JSON file."),) if more > 0 else ()
-    said = (Note(f"{source.source}: {note}.") for source in stage.sources for note in source.notes)
+    notes = (Note(f"{source.source}: {note}.") for source in stage.sources for note in source.notes)
     return Report(
         title=f"{stage.name} ({stage.phase})" if stage.name != stage.phase else stage.name,
-        tables=(Table(title="Top operators", columns=columns, rows=rows),) if rows else (),
-        notes=(told, *cut, *said),
+        tables=(table,) if table.rows else (),
+        notes=(taken_from, *cut, *notes),
     )
 
 
-def _incomplete_note(stage: StageFigures) -> Iterator[Note]:
+def _share(flops: int | None, whole: int | None) -> float | None:
+    return None if flops is None or not whole else flops / whole
+
+
+def _incomplete_note(stage: StageCompute) -> Iterator[Note]:
     """Why a stage has no figure although a source counted something in it."""
     source = stage.incomplete
     if source is None or source.at_least_flops is None:
@@ -169,8 +162,8 @@ def _notes(static: StaticCompute) -> Iterator[Note]:
             yield Note(op.sentence, Level.WARNING)
     for figures in static.stages:
         yield from _incomplete_note(figures)
-    if len(told := spoken_names(static)) == 1:
-        yield Note(f"One source only, {told[0]}: nothing was compared.")
+    if len(names := sources_with_figures(static)) == 1:
+        yield Note(f"One source only, {names[0]}: nothing was compared.")
     for source, phase, stage, reason in static.ledger.missing:
         yield Note(f"{source} says nothing of {stage} ({phase}): {reason}.", Level.WARNING)
     for entry in static.ledger.unexplained_flops:

@@ -9,15 +9,14 @@ from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
-from llm_perf_opt.analyses.grouping.call_figures import CallFigures, ParameterHomes
-from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree
+from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallFigures, CallTree, ParameterHomes
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
 from llm_perf_opt.analyses.grouping.groups import Group
 from llm_perf_opt.analyses.path_labels import label_of
-from llm_perf_opt.core.callgraph.graph import CallGraph, Observation
+from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import TensorMeta
-from llm_perf_opt.core.report import Arrow, Box, Figures, Loop, LoopKind, TensorGroup
+from llm_perf_opt.core.graph_view import Arrow, Box, Figures, Loop, LoopKind, TensorGroup
 
 _SHOWN = 12  # distinct sets of tensors told apart; a router makes hundreds of them
 
@@ -134,7 +133,7 @@ def _over_instances(group: Group, uses: Uses) -> list[Loop]:
 
 
 def _over_calls(group: Group, tree: CallTree, flow: DataFlow, uses: Uses) -> list[Loop]:
-    """Several uses of one instance by one caller; forwards of the whole model in turn, if nobody called it."""
+    """Several uses of one instance by one caller; forwards of the whole model in turn, if no module called it."""
     most = max(high for by_path in uses.values() for _, high in by_path.values())
     least = min(low for by_path in uses.values() for low, _ in by_path.values())
     kind = LoopKind.PARFOR

@@ -6,19 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeGuard
 
 from llm_perf_opt.analyses.grouping.boxes import are_uses_in_series
-from llm_perf_opt.analyses.grouping.call_figures import ParameterHomes
-from llm_perf_opt.analyses.grouping.call_tree import CallTree
+from llm_perf_opt.analyses.grouping.call_tree import CallTree, ParameterHomes
 from llm_perf_opt.analyses.grouping.conservation import is_whole, outside_figures
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
 from llm_perf_opt.analyses.grouping.groups import Group
 from llm_perf_opt.analyses.run_description import run_notes, workload_note
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.report import Box, Figures, GraphView
+from llm_perf_opt.core.graph_view import Box, Figures, GraphView
 from llm_perf_opt.core.units import format_count
 
 _NAMED = 3
 _SIGHT = {
-    Knowledge.NONE: "The trace has no data flow: families are told by class and structure, without for or parfor.",
+    Knowledge.NONE: "The trace has no data flow: families are found by class and structure, without for or parfor.",
     Knowledge.CALLS: (
         "The trace does not follow tensors through ops: a chain shows only where an output is the next input as it is."
     ),
@@ -59,7 +58,7 @@ def reservation_lines(view: GraphView, graph: CallGraph, flow: DataFlow, homes: 
 
 
 def series_lines(groups: list[Group], tree: CallTree, flow: DataFlow) -> Iterator[str]:
-    """Uses of one instance are a parfor; where they do feed each other, that is said."""
+    """Uses of one instance are a parfor; where they do feed each other, a line says so."""
     fed = [group for root in groups for group in root.walk() if are_uses_in_series(group, tree, flow)]
     inner = [group for group in fed if tree.parent[group.rows[0]] >= 0]
     names = [tree.paths[path] for group in inner for path in group.paths]
@@ -117,19 +116,19 @@ def _some(names: list[str]) -> str:
 
 def runtime_lines(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[int]) -> list[str]:
     """One line with the facts, and a warning for each that the structure contradicts."""
-    told = list(_told(graph))
-    if not told:
+    facts = list(_facts(graph))
+    if not facts:
         return []
-    verdicts = [*_depth_verdicts(graph, knowledge, chain_lengths), *_image_verdicts(graph), *_step_verdicts(graph)]
-    warnings = [verdict for verdict in verdicts if verdict is not None]
-    agreed = ", as found in the structure" if verdicts and not warnings else ""
-    return [f"Runtime: {', '.join(told)}{agreed}.", *(f"Warning: {warning}." for warning in warnings)]
+    findings = [*_depth_findings(graph, knowledge, chain_lengths), *_image_findings(graph), *_step_findings(graph)]
+    warnings = [finding for finding in findings if finding is not None]
+    agreed = ", as found in the structure" if findings and not warnings else ""
+    return [f"Runtime: {', '.join(facts)}{agreed}.", *(f"Warning: {warning}." for warning in warnings)]
 
 
-Verdict = str | None  # what is wrong, or None for a fact that the structure bears out
+Finding = str | None  # what is wrong, or None for a fact that the structure confirms
 
 
-def _told(graph: CallGraph) -> Iterator[str]:
+def _facts(graph: CallGraph) -> Iterator[str]:
     runtime = graph.runtime
     if _is_count(images := runtime.get("images")):
         yield _plural(images, "image")
@@ -141,7 +140,7 @@ def _told(graph: CallGraph) -> Iterator[str]:
         yield _plural(steps, "decode step")
 
 
-def _depth_verdicts(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[int]) -> Iterator[Verdict]:
+def _depth_findings(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[int]) -> Iterator[Finding]:
     depth = graph.runtime.get("decoder_depth")
     if not _is_count(depth) or depth < 2 or knowledge is not Knowledge.OPS:
         return
@@ -153,7 +152,7 @@ def _depth_verdicts(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[i
     )
 
 
-def _image_verdicts(graph: CallGraph) -> Iterator[Verdict]:
+def _image_findings(graph: CallGraph) -> Iterator[Finding]:
     """Modules of a stage run once for each image as a whole, and once more for its crops together."""
     crops = graph.runtime.get("crops_per_image")
     if not _is_counts(crops) or graph.runtime.get("images") != len(crops):
@@ -166,7 +165,7 @@ def _image_verdicts(graph: CallGraph) -> Iterator[Verdict]:
             yield None if calls == expected else wrong
 
 
-def _step_verdicts(graph: CallGraph) -> Iterator[Verdict]:
+def _step_findings(graph: CallGraph) -> Iterator[Finding]:
     steps = graph.runtime.get("decode_steps")
     calls = sum(graph.root_calls.values())
     if _is_count(steps) and steps and calls:

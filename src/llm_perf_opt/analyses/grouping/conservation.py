@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing counted twice: a view held against the trace it was made from."""
+"""Nothing is lost and nothing counted twice: a view checked against its trace."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import compress
 from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, priced_total
 from llm_perf_opt.analyses.cost.parameters import untied
 from llm_perf_opt.analyses.grouping.boxes import FIGURE_NAMES, PRICED_FIGURES, sum_of
-from llm_perf_opt.analyses.grouping.call_figures import memory_of, parameter_homes
-from llm_perf_opt.analyses.pricing.op_cost import elements
+from llm_perf_opt.analyses.grouping.call_tree import memory_of, parameter_homes
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.report import Box, Figures, GraphView
+from llm_perf_opt.core.graph_view import Box, Figures, GraphView
+from llm_perf_opt.ops.cost import elements
 
 
 def check_conservation(view: GraphView, graph: CallGraph) -> list[str]:
@@ -137,14 +137,14 @@ def _total_problems(view: GraphView, graph: CallGraph, boxes: list[Box]) -> Iter
     outside, totals = outside_figures(graph), trace_totals(graph)
     shown = sum_of([root.figures for root in view.roots])
     for name in FIGURE_NAMES:
-        told, total = getattr(shown, name), getattr(totals, name)
+        boxed, total = getattr(shown, name), getattr(totals, name)
         if getattr(view.totals, name) != total:
             yield f"{name}: the view says {getattr(view.totals, name)} in all, the trace has {total}"
         beside = getattr(outside, name)
         if name in PRICED_FIGURES and graph.ops is not None:  # unknown is then: no op with a price adds to it
-            told, beside, total = told or 0, beside or 0, total or 0
-        if told is None or total is None:
+            boxed, beside, total = boxed or 0, beside or 0, total or 0
+        if boxed is None or total is None:
             continue
         beside += sum(homes.idle.values()) if homes and name == "parameters" else 0
-        if told + beside != total:
-            yield f"{name}: the boxes hold {told} and {beside} is outside of them, the trace has {total}"
+        if boxed + beside != total:
+            yield f"{name}: the boxes hold {boxed} and {beside} is outside of them, the trace has {total}"

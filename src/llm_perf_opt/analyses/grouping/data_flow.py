@@ -1,4 +1,10 @@
-"""Which calls feed which: tensors followed from call to call, and through the ops that the caller runs in between."""
+"""Which calls feed which: tensors followed from call to call, and through the ops that the caller runs in between.
+
+Memory is followed by storage, so views come for free. Each storage written during a call of the caller carries where it
+comes from: the call that returned it as it is, the calls it was made from by the caller's own ops (`near`), and the
+calls it depends on in any way (`far`). Near and far keep the latest call of each set of siblings: all a chain
+needs.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +17,11 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree, Kinship
+from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree, Modules
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
+from llm_perf_opt.core.tensor_formats import tensor_bytes
 
 # These name the tensor they write into as a whole and change some of its elements.
 _PART_WRITERS = ("index_", "scatter", "masked_", "put_", "select_scatter", "slice_scatter")
@@ -57,7 +63,7 @@ def _written(kind: OpKind) -> Iterator[tuple[int, int | None]]:
         yield position, None if is_part else tensor_bytes(kind.inputs[position])
 
 
-Clock = dict[int, int]  # kin -> the latest call of it
+Clock = dict[int, int]  # siblings -> the latest call among them
 _MAX_SOURCES = 32
 
 
@@ -75,9 +81,9 @@ class Inflow:
     __slots__ = ("direct", "feeders", "is_in_series", "near_feeders", "needs", "series_feeders")
 
     def __init__(self) -> None:
-        self.feeders: set[int] = set()  # the latest of its kin that it depends on
+        self.feeders: set[int] = set()  # the latest of its siblings that it depends on
         self.near_feeders: set[int] = set()  # likewise, if nothing in its container was called in between
-        self.series_feeders: set[int] = set()  # what its container ran before it, of any kin, if it depends on that
+        self.series_feeders: set[int] = set()  # what its container ran before it, if it depends on that
         self.direct: set[int] = set()  # any module whose output it takes as it is
         self.needs: set[int] = set()  # every module that it depends on and that may have a family
         self.is_in_series: bool | None = None  # used again in one call of the caller: whether an earlier use fed it
@@ -107,7 +113,7 @@ class _Source(NamedTuple):
 _NOWHERE = _Source(-1, {}, {})
 
 
-def data_flow(graph: CallGraph, tree: CallTree, kinship: Kinship) -> DataFlow:
+def data_flow(graph: CallGraph, tree: CallTree, modules: Modules) -> DataFlow:
     """Follow every call that made at least two others."""
     if graph.calls is None:
         return DataFlow(knowledge=Knowledge.NONE)
@@ -115,7 +121,7 @@ def data_flow(graph: CallGraph, tree: CallTree, kinship: Kinship) -> DataFlow:
     flow = DataFlow(knowledge=Knowledge.OPS if follows_ops else Knowledge.CALLS)
     tables = _tables(graph)
     own_ops = _ops_of_callers(graph, tree)
-    follower = _Follower(flow, tree, kinship, tables)
+    follower = _Follower(flow, tree, modules, tables)
     for row, children in tree.children.items():
         if len(children) > 1:
             follower.follow(row, children, own_ops.get(row, ()))
@@ -170,12 +176,12 @@ def _ops_of_callers(graph: CallGraph, tree: CallTree) -> dict[int, list[int]]:
 class _Follower:
     """Holds the sources of all storages while one caller's calls and ops pass by in order."""
 
-    def __init__(self, flow: DataFlow, tree: CallTree, kinship: Kinship, tables: _Tables) -> None:
+    def __init__(self, flow: DataFlow, tree: CallTree, modules: Modules, tables: _Tables) -> None:
         self._flow = flow
         self._path = tree.path
-        self._kinship = kinship
+        self._modules = modules
         self._tables = tables
-        self._is_tracked = _with_rivals(tree, kinship)
+        self._is_tracked = _with_rivals(tree, modules)
         self._sources: dict[int, _Source] = {}
         self._last_in_container: dict[str, int] = {}
         self._seen: set[int] = set()
@@ -212,38 +218,38 @@ class _Follower:
             sources[storage] = made if is_whole else _Source(before.direct, made.near, before.far)
 
     def _pass_call(self, caller: int, row: int) -> Iterator[tuple[int, int]]:
-        tables, sources, kinship = self._tables, self._sources, self._kinship
+        tables, sources, modules = self._tables, self._sources, self._modules
         path = self._path[row]
-        kin = kinship.kin[path]
+        siblings = modules.siblings[path]
         inputs = tables.inputs_of_call[row]
         known = [sources[storage] for storage in inputs if storage in sources]
         near, far = _merged([source.near for source in known]), _merged([source.far for source in known])
         self._note(caller, row, near, far, known)
-        after = {**far, kin: row} if self._is_tracked[path] else far
-        made = _Source(row, {kin: row}, after)
+        after = {**far, siblings: row} if self._is_tracked[path] else far
+        made = _Source(row, {siblings: row}, after)
         for storage in tables.outputs_of_call[row]:
             if storage in inputs and not self._is_written(storage, row):
                 before = sources.get(storage, _NOWHERE)  # handed through untouched
-                sources[storage] = _Source(-1, {**before.near, kin: row}, before.far)
+                sources[storage] = _Source(-1, {**before.near, siblings: row}, before.far)
             else:
                 sources[storage] = made
-        self._last_in_container[kinship.container[path]] = row
+        self._last_in_container[modules.container[path]] = row
         self._seen.add(path)
         return ((self._path[source], path) for source in near.values() if self._path[source] != path)
 
     def _note(self, caller: int, row: int, near: Clock, far: Clock, known: list[_Source]) -> None:
         """Write down where this call's inputs come from."""
-        kinship, paths = self._kinship, self._path
+        modules, paths = self._modules, self._path
         path = paths[row]
         inflow = self._flow.inflows.get((caller, path))
         if inflow is None:
             inflow = self._flow.inflows[caller, path] = Inflow()
-        kin = kinship.kin[path]
-        if kinship.is_member[path]:
-            feeder, before = far.get(kin, -1), self._last_in_container.get(kinship.container[path], -1)
+        siblings = modules.siblings[path]
+        if modules.is_member[path]:
+            feeder, before = far.get(siblings, -1), self._last_in_container.get(modules.container[path], -1)
             inflow.feeders.add(paths[feeder] if feeder >= 0 else -1)
-            inflow.near_feeders.add(paths[feeder] if feeder >= 0 and near.get(kin) == feeder == before else -1)
-            last = kinship.kin[paths[before]] if before >= 0 else -1
+            inflow.near_feeders.add(paths[feeder] if feeder >= 0 and near.get(siblings) == feeder == before else -1)
+            last = modules.siblings[paths[before]] if before >= 0 else -1
             is_fed = before >= 0 and before in (far.get(last), near.get(last))
             inflow.series_feeders.add(paths[before] if is_fed else -1)
         for source in known:
@@ -251,7 +257,7 @@ class _Follower:
         for source_row in far.values():
             inflow.needs.add(paths[source_row])
         if path in self._seen:
-            inflow.is_in_series = inflow.is_in_series is not False and (kin in near or kin in far)
+            inflow.is_in_series = inflow.is_in_series is not False and (siblings in near or siblings in far)
 
     def _is_written(self, storage: int, row: int) -> bool:
         ops = self._tables.writes.by_storage.get(storage)
@@ -261,13 +267,13 @@ class _Follower:
         return at < len(ops) and ops[at] < self._tables.end_op[row]
 
 
-def _with_rivals(tree: CallTree, kinship: Kinship) -> list[bool]:
+def _with_rivals(tree: CallTree, modules: Modules) -> list[bool]:
     """Paths that may share a family, so that it matters what depends on them. A leaf in a role never is in one."""
     callers = {tree.path[row] for row in tree.children if row >= 0}
     places: list[object] = [
-        kin if member else (container, class_name) if path in callers else None
-        for path, (kin, member, container, class_name) in enumerate(
-            zip(kinship.kin, kinship.is_member, kinship.container, kinship.class_name, strict=True)
+        siblings if member else (container, class_name) if path in callers else None
+        for path, (siblings, member, container, class_name) in enumerate(
+            zip(modules.siblings, modules.is_member, modules.container, modules.class_name, strict=True)
         )
     ]
     counts = Counter(places)
@@ -294,7 +300,7 @@ def _latest(clock: Clock) -> Clock:
 
 
 def _merged(clocks: Iterable[Clock]) -> Clock:
-    """The latest of each kin. The result may be one of the arguments and is never changed afterwards."""
+    """The latest of each set of siblings. The result may be one of the arguments and is never changed afterwards."""
     merged: Clock = {}
     is_own = False
     for clock in clocks:
@@ -303,7 +309,7 @@ def _merged(clocks: Iterable[Clock]) -> Clock:
         elif clock is not merged and clock:
             if not is_own:
                 merged, is_own = dict(merged), True
-            for kin, row in clock.items():
-                if merged.get(kin, -1) < row:
-                    merged[kin] = row
+            for siblings, row in clock.items():
+                if merged.get(siblings, -1) < row:
+                    merged[siblings] = row
     return merged

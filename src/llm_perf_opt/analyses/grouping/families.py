@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from llm_perf_opt.analyses.grouping.call_tree import CallTree, Kinship
+from llm_perf_opt.analyses.grouping.call_tree import CallTree, Modules
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.report import LoopKind
+from llm_perf_opt.core.graph_view import LoopKind
 
 MAX_DEPTH = 64  # levels of calls told apart; only runaway recursion goes deeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ModuleFamily:
     """Modules of one class and structure under one caller; often just one. `kind` is None for one, or if unknown."""
 
     paths: tuple[int, ...]
@@ -33,20 +33,20 @@ class Family:
 class Families:
     """Families and structures of all callers, each found once, when first asked for."""
 
-    def __init__(self, graph: CallGraph, tree: CallTree, kinship: Kinship, flow: DataFlow) -> None:
+    def __init__(self, graph: CallGraph, tree: CallTree, modules: Modules, flow: DataFlow) -> None:
         self._paths = tree.paths
         self._callees = tree.callee_paths()
-        self._kinship = kinship
+        self._modules = modules
         self._flow = flow
         self._weights = _weight_shapes(graph)
         self._untouched = _untouched(graph)
         self._is_declared = bool(graph.module_types)
         self._structures: dict[object, int] = {}
         self._structure_of: dict[int, int] = {}
-        self._families_of: dict[int, tuple[Family, ...]] = {}
+        self._families_of: dict[int, tuple[ModuleFamily, ...]] = {}
         self._open: list[int] = []
 
-    def families_of(self, caller: int) -> tuple[Family, ...]:
+    def families_of(self, caller: int) -> tuple[ModuleFamily, ...]:
         """What the module (or OUTSIDE) called, in the order of the first call."""
         if caller not in self._callees:
             return ()
@@ -60,8 +60,8 @@ class Families:
         """How many modules run in series in each container, whatever their class and structure."""
         lengths: set[int] = set()
         for caller, callees in self._callees.items():
-            members = [path for path in callees if self._kinship.is_member[path]]
-            for bucket in _by(members, self._kinship.container.__getitem__):
+            members = [path for path in callees if self._modules.is_member[path]]
+            for bucket in _by(members, self._modules.container.__getitem__):
                 lengths.update(len(run) for run in _cut(bucket, partial(self._precedes, caller)))
         return lengths
 
@@ -73,7 +73,7 @@ class Families:
         known = self._structure_of.get(path)
         if known is not None:
             return known
-        class_name = self._kinship.class_name[path]
+        class_name = self._modules.class_name[path]
         if path in self._open or len(self._open) >= MAX_DEPTH:
             return self._structures.setdefault(class_name, len(self._structures))
         self._open.append(path)
@@ -85,30 +85,30 @@ class Families:
         self._structure_of[path] = found
         return found
 
-    def _size(self, family: Family) -> int | None:
+    def _size(self, family: ModuleFamily) -> int | None:
         """How many there are; a trace that declares no modules cannot tell, where a router may have left some out."""
-        if not self._is_declared and family.kind is not LoopKind.FOR and self._kinship.is_member[family.paths[0]]:
+        if not self._is_declared and family.kind is not LoopKind.FOR and self._modules.is_member[family.paths[0]]:
             return None
         return len(family.paths) + len(family.untouched)
 
-    def _find(self, caller: int) -> Iterator[Family]:
+    def _find(self, caller: int) -> Iterator[ModuleFamily]:
         callees = list(self._callees[caller])
         order = {path: position for position, path in enumerate(callees)}
         families = [family for bucket in self._buckets(callees) for family in self._split(caller, bucket)]
         yield from sorted(families, key=lambda family: order[family.paths[0]])
 
     def _buckets(self, callees: Iterable[int]) -> list[list[int]]:
-        """Candidates: kin in containers, and modules of one class and stage in roles."""
-        buckets: dict[object, list[int]] = {}
+        """Candidates: siblings in containers, and modules of one class and stage in roles."""
+        modules, buckets = self._modules, dict[object, list[int]]()
         for path in callees:
-            member = self._kinship.is_member[path]
-            key = self._kinship.kin[path] if member else (self._kinship.class_name[path], self._kinship.stage[path])
-            buckets.setdefault((member, key), []).append(path)
+            role = (modules.class_name[path], modules.stage[path])
+            key = modules.siblings[path] if modules.is_member[path] else role  # a number, or a pair
+            buckets.setdefault(key, []).append(path)
         return list(buckets.values())
 
-    def _split(self, caller: int, bucket: list[int]) -> Iterator[Family]:
+    def _split(self, caller: int, bucket: list[int]) -> Iterator[ModuleFamily]:
         """Chains first, then siblings, then what is left alone."""
-        is_member = self._kinship.is_member[bucket[0]]
+        is_member = self._modules.is_member[bucket[0]]
         alone: list[int] = []
         for run in _cut(bucket, partial(self._feeds, caller)):
             if len(run) == 1:
@@ -123,18 +123,18 @@ class Families:
 
     def _feeds(self, caller: int, path: int, next_path: int) -> bool:
         inflow = self._flow.inflow(caller, next_path)
-        if not self._kinship.is_member[path]:
+        if not self._modules.is_member[path]:
             return path in inflow.direct
-        return (inflow.near_feeders if self._kinship.is_mixed[next_path] else inflow.feeders) == {path}
+        return (inflow.near_feeders if self._modules.is_mixed[next_path] else inflow.feeders) == {path}
 
     @property
     def _sibling_kind(self) -> LoopKind | None:
-        """Without the ops in between nobody can tell that siblings do not feed each other."""
+        """Without the ops in between it is unknown whether siblings feed each other."""
         return LoopKind.PARFOR if self._flow.knowledge is Knowledge.OPS else None
 
     def _may_stand_beside(self, caller: int, path: int, siblings: set[int]) -> bool:
-        """Whether siblings may share a family without a chain. A leaf in a role, such as `q_proj`, is told by name."""
-        if not self._kinship.is_member[path] and (path not in self._callees or not self._flow.knowledge):
+        """Whether siblings may share a family without a chain. A leaf in a role (`q_proj`) has a name of its own."""
+        if not self._modules.is_member[path] and (path not in self._callees or not self._flow.knowledge):
             return False
         return not any(other in siblings for other in self._flow.inflow(caller, path).needs if other != path)
 
@@ -145,14 +145,14 @@ class Families:
         is_leaf = path not in self._callees
         return not is_leaf or self._weights.get(self._paths[path]) == self._weights.get(self._paths[next_path])
 
-    def _family(self, caller: int, paths: list[int], kind: LoopKind | None) -> Family:
-        may_be_more = not self._is_declared and self._kinship.is_member[paths[0]]
-        place = self._kinship.container[paths[0]] if len(paths) > 1 or may_be_more else self._paths[paths[0]]
-        return Family(
+    def _family(self, caller: int, paths: list[int], kind: LoopKind | None) -> ModuleFamily:
+        may_be_more = not self._is_declared and self._modules.is_member[paths[0]]
+        place = self._modules.container[paths[0]] if len(paths) > 1 or may_be_more else self._paths[paths[0]]
+        return ModuleFamily(
             paths=tuple(paths),
             kind=kind if len(paths) > 1 else None,
             slot=self._slot(caller, place),
-            class_name=self._kinship.class_name[paths[0]],
+            class_name=self._modules.class_name[paths[0]],
             structure=self._structure(paths[0]),
         )
 
@@ -164,24 +164,24 @@ class Families:
         below = f"{above}." if above else ""
         return place.removeprefix(below) if place.startswith(below) else f"/{place}"
 
-    def _with_untouched(self, caller: int, families: list[Family]) -> Iterator[Family]:
+    def _with_untouched(self, caller: int, families: list[ModuleFamily]) -> Iterator[ModuleFamily]:
         """Hand members of a container that were never called to the largest family of their class there."""
-        largest: dict[tuple[str, str], Family] = {}
+        largest: dict[tuple[str, str], ModuleFamily] = {}
         for family in families:
-            if self._kinship.is_member[family.paths[0]]:
-                place = (self._kinship.container[family.paths[0]], family.class_name)
+            if self._modules.is_member[family.paths[0]]:
+                place = (self._modules.container[family.paths[0]], family.class_name)
                 if place not in largest or len(family.paths) > len(largest[place].paths):
                     largest[place] = family
         for family in families:
-            place = (self._kinship.container[family.paths[0]], family.class_name)
+            place = (self._modules.container[family.paths[0]], family.class_name)
             untouched = self._untouched.get(place, ()) if largest.get(place) is family else ()
             yield self._joined(caller, family, tuple(untouched)) if untouched else family
 
-    def _joined(self, caller: int, family: Family, untouched: tuple[str, ...]) -> Family:
+    def _joined(self, caller: int, family: ModuleFamily, untouched: tuple[str, ...]) -> ModuleFamily:
         return replace(
             family,
             kind=family.kind or self._sibling_kind,
-            slot=self._slot(caller, self._kinship.container[family.paths[0]]),
+            slot=self._slot(caller, self._modules.container[family.paths[0]]),
             untouched=untouched,
         )
 

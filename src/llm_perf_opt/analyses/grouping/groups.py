@@ -1,4 +1,9 @@
-"""The calls of a run, parted into boxes, every call in exactly one; and which boxes stand open."""
+"""The calls of a run, parted into boxes, every call in exactly one; and which boxes stand open.
+
+A group is a family together with the corresponding families of all corresponding callers: the experts of eleven layers
+are one group inside the group of those layers. A module that several callers share is in a group under each of them,
+with the calls that came from there.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree
-from llm_perf_opt.analyses.grouping.families import MAX_DEPTH, Families, Family
+from llm_perf_opt.analyses.grouping.families import MAX_DEPTH, Families, ModuleFamily
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.report import Box, GraphView, LoopKind
+from llm_perf_opt.core.graph_view import Box, GraphView, LoopKind
 
 MAX_COSTS = 8  # a chain whose members have more different costs than this is not parted by cost
 
@@ -99,7 +104,7 @@ class Grouper:
             self._add_below_untouched(group, slots)
         return [child for child in slots.values() if child.rows]
 
-    def _add(self, child: Group, family: Family, home: dict[int, Group]) -> None:
+    def _add(self, child: Group, family: ModuleFamily, home: dict[int, Group]) -> None:
         child.paths.update(dict.fromkeys(family.paths))
         child.untouched.update(dict.fromkeys(family.untouched))
         child.declared = max(child.declared, len(family.paths) + len(family.untouched))
@@ -152,7 +157,7 @@ class Grouper:
         group.paths = dict.fromkeys(self._tree.path[row] for row in group.rows)
 
 
-def _keyed(families: Sequence[Family]) -> Iterator[tuple[object, Family]]:
+def _keyed(families: Sequence[ModuleFamily]) -> Iterator[tuple[object, ModuleFamily]]:
     """Families with what corresponding ones under another caller have in common."""
     seen: dict[object, int] = {}
     for family in families:

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llm_perf_opt.analyses.grouping.boxes import BoxMaker, Facts, sum_of
-from llm_perf_opt.analyses.grouping.call_figures import call_figures, parameter_homes
-from llm_perf_opt.analyses.grouping.call_tree import UNKNOWN_CLASS, CallTree, call_tree, kinship
+from llm_perf_opt.analyses.grouping.call_tree import (
+    UNKNOWN_CLASS,
+    CallTree,
+    call_figures,
+    call_tree,
+    called_modules,
+    parameter_homes,
+)
 from llm_perf_opt.analyses.grouping.captions import (
     reservation_lines,
     runtime_lines,
@@ -24,7 +30,7 @@ from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import stage_names
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.report import GraphView
+from llm_perf_opt.core.graph_view import GraphView
 
 
 def find_groups(graph: CallGraph, tree: CallTree, grouper: Grouper, focus: str) -> list[Group]:
@@ -86,9 +92,9 @@ def group(
     and is checked to conserve calls, FLOPs, bytes and parameters.
     """
     tree = call_tree(graph)
-    kin = kinship(graph, tree.paths)
-    flow = data_flow(graph, tree, kin)
-    families = Families(graph, tree, kin, flow)
+    modules = called_modules(graph, tree.paths)
+    flow = data_flow(graph, tree, modules)
+    families = Families(graph, tree, modules, flow)
     figures = call_figures(graph)
     grouper = Grouper(graph, tree, families, figures.flops)
     groups = grouper.roots() if focus is None else find_groups(graph, tree, grouper, focus)

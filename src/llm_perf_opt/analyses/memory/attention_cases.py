@@ -1,7 +1,7 @@
-"""Eager attention against a fused kernel: two traces of one workload, held side by side where they differ.
+"""Eager attention against a fused kernel: two traces of one workload, side by side where they differ.
 
 The modules in question are found, not named: those that run attention as one op in the fused trace and not in the eager
-one. A stage's own peak may lie elsewhere, in which case fusing does not lower it; both are told.
+one. A stage's own peak may lie elsewhere, in which case fusing does not lower it; both are given.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.memory.timeline import Timeline, held_bytes, timeline
+from llm_perf_opt.analyses.memory.live_memory import Timeline, held_bytes, timeline
 from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_calls
-from llm_perf_opt.core.report import Cell, Column, Kind, Table
+from llm_perf_opt.core.report import Column, Kind, Table, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class AttentionCase:
 def attention_cases(eager: Sequence[CallGraph], fused: Sequence[CallGraph]) -> tuple[AttentionCase, ...]:
     """Every stage with attention that the two traces run differently; `eager` may be empty.
 
-    Without a fused trace nothing tells which modules are attention, and there is no case.
+    Without a fused trace it is unknown which modules are attention, and there is no case.
     """
     by_phase = {graph.phase: graph for graph in eager}
     return tuple(case for graph in fused for case in _cases(by_phase.get(graph.phase), graph))
@@ -100,21 +100,19 @@ def _peak(graph: CallGraph, curve: Timeline, stage: str, paths: Sequence[str]) -
 
 def attention_table(cases: Sequence[AttentionCase]) -> Table:
     """One row per case and form."""
-    columns = (
-        Column("stage"),
-        Column("attention"),
-        Column("added by one attention", Kind.BYTES),
-        Column("peak in attention", Kind.BYTES),
-        Column("peak of the stage", Kind.BYTES),
-        Column("modules"),
+    forms = ((case, *form) for case in cases for form in (("eager", case.eager), ("fused", case.fused)))
+    return table_of(
+        "Memory with eager and with fused attention",
+        forms,
+        {
+            Column("stage"): lambda row: stage_label(row[0].phase, row[0].stage),
+            Column("attention"): lambda row: row[1],
+            Column("added by one attention", Kind.BYTES): lambda row: None if row[2] is None else row[2].added_bytes,
+            Column("peak in attention", Kind.BYTES): lambda row: None if row[2] is None else row[2].bytes,
+            Column("peak of the stage", Kind.BYTES): lambda row: None if row[2] is None else row[2].stage_bytes,
+            Column("modules"): lambda row: row[0].modules,
+        },
     )
-    rows = tuple(row for case in cases for row in (_row(case, "eager", case.eager), _row(case, "fused", case.fused)))
-    return Table(title="Memory with eager and with fused attention", columns=columns, rows=rows)
-
-
-def _row(case: AttentionCase, form: str, peak: AttentionPeak | None) -> tuple[Cell, ...]:
-    figures = (None,) * 3 if peak is None else (peak.added_bytes, peak.bytes, peak.stage_bytes)
-    return (stage_label(case.phase, case.stage), form, *figures, case.modules)
 
 
 def stage_label(phase: str, stage: str) -> str:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import TensorMeta
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
+from llm_perf_opt.core.tensor_formats import tensor_bytes
 
 DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvCache:
+class TracedKvCache:
     """What is carried from one step to the next. `bytes` is its size when the first step begins."""
 
     tensors: tuple[TensorMeta, ...]
@@ -28,13 +28,13 @@ class KvCache:
 Held = tuple[TensorMeta, int]  # a tensor and the row of its storage
 
 
-def kv_cache(graphs: Sequence[CallGraph]) -> KvCache | None:
+def kv_cache(graphs: Sequence[CallGraph]) -> TracedKvCache | None:
     """The cache that the phases of one run share; None where none of them decodes, as in a prefill alone."""
     decoding = (graph for graph in graphs if graph.phase == DECODE)
     return next((cache for graph in decoding if (cache := _cache_of(graph)) is not None), None)
 
 
-def _cache_of(graph: CallGraph) -> KvCache | None:
+def _cache_of(graph: CallGraph) -> TracedKvCache | None:
     if graph.calls is None or graph.ops is None or -1 not in graph.calls.parent:
         return None
     first = graph.calls.parent.index(-1)
@@ -44,7 +44,7 @@ def _cache_of(graph: CallGraph) -> KvCache | None:
     grown = sum(tensor_bytes(after) - tensor_bytes(before) for before, after in pairs)
     before = tuple(before for before, _ in pairs)
     batch = graph.workload.get("batch", 1)
-    return KvCache(tensors=before, bytes=sum(map(tensor_bytes, before)), bytes_per_token=grown // batch)
+    return TracedKvCache(tensors=before, bytes=sum(map(tensor_bytes, before)), bytes_per_token=grown // batch)
 
 
 def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMeta]]:
@@ -52,7 +52,8 @@ def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMe
 
     A tensor that is given twice, as by a cache that is also an attribute of another argument, counts once.
     """
-    read = _storages_read(graph, call)
+    calls, starts = calls_of(graph), tensor_offsets(graph)[0]
+    read = set(ops_of(graph).input_storages[starts[calls.first_op[call]] : starts[calls.end_op[call]]])
     leaving = list(dict.fromkeys(call_tensors(graph, call, "output")))
     for meta, storage in dict.fromkeys(call_tensors(graph, call, "input")):
         if storage not in read or len(meta.shape) < 2:
@@ -71,7 +72,7 @@ def _continues(before: TensorMeta, after: TensorMeta, *, steps: int) -> bool:
     return not grown or (len(grown) == 1 and 0 < grown[0] <= steps)
 
 
-def cached_storages(graph: CallGraph, cache: KvCache) -> frozenset[int]:
+def cached_storages(graph: CallGraph, cache: TracedKvCache) -> frozenset[int]:
     """Rows of the memory of the cache: what forwards take in as such, and what leaves them in its shape."""
     calls = calls_of(graph)
     forwards = [call for call, parent in enumerate(calls.parent) if parent == -1]
@@ -80,8 +81,3 @@ def cached_storages(graph: CallGraph, cache: KvCache) -> frozenset[int]:
     return frozenset(
         storage for meta, storage in held if any(_continues(one, meta, steps=len(forwards)) for one in before)
     )
-
-
-def _storages_read(graph: CallGraph, call: int) -> frozenset[int]:
-    calls, starts = calls_of(graph), tensor_offsets(graph)[0]
-    return frozenset(ops_of(graph).input_storages[starts[calls.first_op[call]] : starts[calls.end_op[call]]])

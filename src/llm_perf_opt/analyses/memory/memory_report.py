@@ -7,15 +7,29 @@ from dataclasses import asdict
 from typing import Any
 
 from llm_perf_opt.analyses.memory.attention_cases import AttentionCase, attention_table, stage_label
+from llm_perf_opt.analyses.memory.kv_cache import TracedKvCache
+from llm_perf_opt.analyses.memory.live_memory import Peak, StageCurve, step_points
 from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, StageMemory, need_table
-from llm_perf_opt.analyses.memory.peak import Peak
-from llm_perf_opt.analyses.memory.timeline import StageCurve, step_points
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.report import Axis, Cell, Chart, Column, Kind, Level, Line, LineChart, Mark, Note, Report, Table
+from llm_perf_opt.core.report import (
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Kind,
+    Level,
+    Line,
+    LineChart,
+    Mark,
+    Note,
+    Report,
+    Table,
+    table_of,
+)
 from llm_perf_opt.core.units import format_bytes
 
 
-def memory_document(memory: RunMemory, cases: Sequence[AttentionCase] = ()) -> dict[str, Any]:
+def memory_json(memory: RunMemory, cases: Sequence[AttentionCase] = ()) -> dict[str, Any]:
     """Every part by name, what is alive at each phase's peak, and the two kinds of attention if both were traced."""
     return {
         "needed_bytes": memory.total_bytes,
@@ -94,7 +108,7 @@ def memory_report(memory: RunMemory, cases: Sequence[AttentionCase] = (), device
         title="Does it fit?",
         tables=(
             need_table(memory, device),
-            *([_cache_table(memory)] if memory.cache is not None else []),
+            *([_cache_table(memory.cache)] if memory.cache is not None else []),
             _stage_table([stage for phase in memory.phases for stage in phase.stages]),
             *(_alive_table(phase.phase, phase.peak) for phase in peaks if phase.peak is not None),
             *([attention_table(cases)] if cases else []),
@@ -105,42 +119,32 @@ def memory_report(memory: RunMemory, cases: Sequence[AttentionCase] = (), device
     )
 
 
-def _cache_table(memory: RunMemory) -> Table:
-    assert memory.cache is not None
-    return Table(
-        title="KV cache",
-        columns=(
-            Column("tensors", Kind.COUNT),
-            Column("before the first decode step", Kind.BYTES),
-            Column("per token", Kind.BYTES),
-        ),
-        rows=((len(memory.cache.tensors), memory.cache.bytes, memory.cache.bytes_per_token),),
+def _cache_table(cache: TracedKvCache) -> Table:
+    return table_of(
+        "KV cache",
+        [cache],
+        {
+            Column("tensors", Kind.COUNT): lambda cache: len(cache.tensors),
+            Column("before the first decode step", Kind.BYTES): lambda cache: cache.bytes,
+            Column("per token", Kind.BYTES): lambda cache: cache.bytes_per_token,
+        },
     )
 
 
 def _stage_table(stages: Sequence[StageMemory]) -> Table:
-    columns = (
-        Column("stage"),
-        Column("weights", Kind.BYTES),
-        Column("given", Kind.BYTES),
-        Column("KV cache", Kind.BYTES),
-        Column("peak live", Kind.BYTES),
-        Column("module at the peak"),
-        Column("op at the peak"),
+    return table_of(
+        "Memory by stage",
+        stages,
+        {
+            Column("stage"): lambda stage: stage_label(stage.phase, stage.stage),
+            Column("weights", Kind.BYTES): lambda stage: stage.weight_bytes,
+            Column("given", Kind.BYTES): lambda stage: stage.input_bytes,
+            Column("KV cache", Kind.BYTES): lambda stage: stage.kv_bytes,
+            Column("peak live", Kind.BYTES): lambda stage: stage.peak.bytes,
+            Column("module at the peak"): lambda stage: stage.peak.path,
+            Column("op at the peak"): lambda stage: stage.peak.op,
+        },
     )
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (
-            stage_label(stage.phase, stage.stage),
-            stage.weight_bytes,
-            stage.input_bytes,
-            stage.kv_bytes,
-            stage.peak.bytes,
-            stage.peak.path,
-            stage.peak.op,
-        )
-        for stage in stages
-    )
-    return Table(title="Memory by stage", columns=columns, rows=rows)
 
 
 def _alive_table(phase: str, peak: Peak) -> Table:

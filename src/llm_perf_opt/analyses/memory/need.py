@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.memory.kv_cache import KvCache, cached_storages, kv_cache
-from llm_perf_opt.analyses.memory.peak import Peak, living_storages, peak_of
-from llm_perf_opt.analyses.memory.timeline import GIVEN, Timeline, timeline
+from llm_perf_opt.analyses.memory.kv_cache import TracedKvCache, cached_storages, kv_cache
+from llm_perf_opt.analyses.memory.live_memory import GIVEN, Peak, Timeline, living_storages, peak_of, timeline
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, deepest_claim, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import Parameter
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.report import Cell, Column, Kind, Table
+from llm_perf_opt.core.tensor_formats import tensor_bytes
 
 _WEIGHTS = ("parameter", "buffer")
 
@@ -22,7 +21,7 @@ _WEIGHTS = ("parameter", "buffer")
 class StageMemory:
     """One stage of one phase. `input_bytes` is what its modules are given; the peak counts whatever is alive then.
 
-    `kv_bytes` is the part of the peak that belongs to the cache, None where no phase tells what the cache is.
+    `kv_bytes` is the part of the peak that belongs to the cache, None where no phase shows what the cache is.
     """
 
     phase: str
@@ -61,7 +60,7 @@ class PhaseMemory:
 
     @property
     def peak_other_bytes(self) -> int | None:
-        """Activations at the peak, inputs and cache apart; None where no phase tells what the cache is."""
+        """Activations at the peak, inputs and cache apart; None where no phase shows what the cache is."""
         if self.peak is None or self.peak_kv_bytes is None or self.peak_input_bytes is None:
             return None
         return self.peak.bytes - self.peak_kv_bytes - self.peak_input_bytes
@@ -79,7 +78,7 @@ class RunMemory:
     """All phases of one run, and the cache that they share."""
 
     phases: tuple[PhaseMemory, ...]
-    cache: KvCache | None
+    cache: TracedKvCache | None
 
     @property
     def total_bytes(self) -> int | None:
@@ -95,7 +94,7 @@ def run_memory(graphs: Sequence[CallGraph]) -> RunMemory:
     return RunMemory(phases=tuple(_phase(graph, cache) for graph in graphs), cache=cache)
 
 
-def _phase(graph: CallGraph, cache: KvCache | None) -> PhaseMemory:
+def _phase(graph: CallGraph, cache: TracedKvCache | None) -> PhaseMemory:
     curve = timeline(graph)
     peak = None if curve is None else peak_of(graph, curve.whole)
     weights = {origin: sum(size for _, size, kind in _weights(graph) if kind == origin) for origin in _WEIGHTS}
@@ -112,7 +111,7 @@ def _phase(graph: CallGraph, cache: KvCache | None) -> PhaseMemory:
     )
 
 
-def _stages(graph: CallGraph, curve: Timeline, cache: KvCache | None) -> Iterator[StageMemory]:
+def _stages(graph: CallGraph, curve: Timeline, cache: TracedKvCache | None) -> Iterator[StageMemory]:
     owned = weight_bytes_by_stage(graph)
     given = _given_by_stage(graph)
     for stage in curve.stages:
@@ -160,7 +159,7 @@ def _constant_bytes(graph: CallGraph) -> int:
     return sum(size_bytes for origin, size_bytes in rows if origin == "external")
 
 
-def _input_bytes(graph: CallGraph, cache: KvCache | None, op_row: int) -> int:
+def _input_bytes(graph: CallGraph, cache: TracedKvCache | None, op_row: int) -> int:
     """Bytes of inputs alive while an op runs; what the cache holds of them counts there."""
     assert graph.storages is not None, "a graph that has a peak has storages"
     storages, cached = graph.storages, frozenset() if cache is None else cached_storages(graph, cache)
@@ -184,7 +183,7 @@ def _given_by_stage(graph: CallGraph) -> dict[str, int]:
     }
 
 
-def _kv_bytes(graph: CallGraph, cache: KvCache | None, op_row: int) -> int | None:
+def _kv_bytes(graph: CallGraph, cache: TracedKvCache | None, op_row: int) -> int | None:
     if cache is None or graph.storages is None:
         return None
     rows = cached_storages(graph, cache)

@@ -10,11 +10,11 @@ from llm_perf_opt.analyses.cost.parameters import weights_by_storage
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, attention_sites
 from llm_perf_opt.analyses.necessary.expert_blocks import ExpertBlock, ExpertFinder
 from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions, needed_positions
-from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.analyses.pricing.op_cost import elements
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, forward_of_ops, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
+from llm_perf_opt.ops.cost import elements
+from llm_perf_opt.ops.table import price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

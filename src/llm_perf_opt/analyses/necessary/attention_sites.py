@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions
-from llm_perf_opt.analyses.pricing import price
-from llm_perf_opt.analyses.pricing.op_cost import operand
-from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
-from llm_perf_opt.core.source_figures import Family, family_of
+from llm_perf_opt.core.source_figures import WorkFamily
+from llm_perf_opt.ops.cost import operand
+from llm_perf_opt.ops.op import OpRole
+from llm_perf_opt.ops.table import op_family, op_role, price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class VisibleSpan:
     """The keys that the query at position p sees: up to p if `is_causal`, of them the last `window` or its own chunk.
 
     A window without causality reaches to both sides; at least `window` keys are then visible, so it never counts too
@@ -67,7 +67,7 @@ def _triangle(length: int) -> int:
     return length * (length + 1) // 2
 
 
-def declared_span(params: Mapping[str, Any], *, is_causal_op: bool, writes_cache: bool) -> Span:
+def declared_span(params: Mapping[str, Any], *, is_causal_op: bool, writes_cache: bool) -> VisibleSpan:
     """The span of an attention module, by what the op says, what the module's constructor kept, and what it caches.
 
     A module that declares nothing and adds to the cache that the model hands on is autoregressive: its queries cannot
@@ -78,14 +78,11 @@ def declared_span(params: Mapping[str, Any], *, is_causal_op: bool, writes_cache
     layer_type = str(params.get("layer_type", ""))
     window = _positive(params.get("sliding_window")) if layer_type in ("", "sliding_attention") else None
     chunk = _positive(params.get("attention_chunk_size")) if layer_type == "chunked_attention" else None
-    return Span(is_causal=is_causal, window=window, chunk=chunk, chosen=_positive(params.get("index_topk")))
+    return VisibleSpan(is_causal=is_causal, window=window, chunk=chunk, chosen=_positive(params.get("index_topk")))
 
 
 def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-_SOFTMAXES = ("aten.softmax", "aten._softmax", "aten._safe_softmax", "aten.special_softmax")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +124,7 @@ class AttentionSite:
     v_width: int
     dtype: str
     flops: int  # as written
-    span: Span
+    span: VisibleSpan
     is_tail: bool  # only the last query is needed
     latent: Latent | None = None
 
@@ -196,7 +193,7 @@ def _fused_sites(graph: CallGraph, writers: frozenset[int], positions: NeededPos
 
 
 def _is_fused(kind: OpKind) -> bool:
-    return family_of(kind.name) is Family.ATTENTION and len(kind.inputs) > 2 and "backward" not in kind.name
+    return op_family(kind.name) is WorkFamily.ATTENTION and len(kind.inputs) > 2 and "backward" not in kind.name
 
 
 def _written_sites(
@@ -233,7 +230,7 @@ def _score_and_sum_rows(graph: CallGraph, weights: Mapping[int, Parameter]) -> I
     input_starts, output_starts = tensor_offsets(graph)
     prices = [price(kind) for kind in graph.op_kinds]
     is_product = [cost is not None and cost.flops > 0 for cost in prices]
-    is_softmax = [packet_of(kind.name) in _SOFTMAXES for kind in graph.op_kinds]
+    is_softmax = [op_role(kind) is OpRole.SOFTMAX for kind in graph.op_kinds]
     scores: dict[int, tuple[int, int, bool]] = {}  # storage -> call, row of the score product, whether softmax has run
     for row, kind in enumerate(ops.kind):
         inputs = ops.input_storages[input_starts[row] : input_starts[row + 1]]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, anatomy_of
-from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, Latent, Span
+from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, Latent, VisibleSpan
 from llm_perf_opt.analyses.necessary.expert_blocks import UNIFORM, distinct_experts
 from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache_number_bytes, reads_by_stage
 from llm_perf_opt.analyses.necessary.stage_needs import (
@@ -60,7 +60,7 @@ class AttentionLayers:
     heads: int
     qk_width: int
     v_width: int
-    span: Span
+    span: VisibleSpan
     latent: Latent | None
     cached_bytes: int
     dtype: str
@@ -165,8 +165,8 @@ def decoder_needs(graph: CallGraph) -> DecoderNeeds:
             fix="trace the model with the weightless tracer and at least one decode step",
         )
     anatomy = anatomy_of(graph)
-    told = graph.workload.get("batch")
-    batch = told if isinstance(told, int) else anatomy.positions.batch
+    traced = graph.workload.get("batch")
+    batch = traced if isinstance(traced, int) else anatomy.positions.batch
     cached = cache_bytes_by_call(graph, anatomy)
     return DecoderNeeds(
         products=tuple(_products(anatomy, batch)),

@@ -13,18 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions
-from llm_perf_opt.analyses.pricing.matrix import groups_used
-from llm_perf_opt.analyses.pricing.op_cost import elements
-from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.core.callgraph.expected_experts import expected_distinct
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
-from llm_perf_opt.core.source_figures import Family, family_of
+from llm_perf_opt.core.source_figures import WorkFamily
+from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.ops.cost import elements
+from llm_perf_opt.ops.grouped_experts import expected_distinct, groups_used
+from llm_perf_opt.ops.op import OpRole
+from llm_perf_opt.ops.table import op_family, op_role
 
 UNIFORM, BALANCED, FEWEST, AS_TRACED = "uniform", "balanced", "fewest", "as traced"
-_CHOOSERS = ("aten.topk", "aten.max", "aten.argmax")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ class ExpertFinder:
 
     def router(self, kind: OpKind, call: int) -> None:
         """A choice of k among n scores, if it is one."""
-        if packet_of(kind.name) not in _CHOOSERS or not kind.inputs or not kind.outputs:
+        if op_role(kind) is not OpRole.CHOICE or not kind.inputs or not kind.outputs:
             return
         scores, picked = kind.inputs[0].shape, kind.outputs[0].shape
         dim = kind.arguments.get("dim", -1)
@@ -121,7 +120,7 @@ class ExpertFinder:
     def claim(self, row: int, forward: int, kind: OpKind, flops: int, weight: Parameter) -> bool:
         """Whether a product with `weight` belongs to routed experts; if so it is counted there."""
         owner = self._stack_owner(weight) or self._member_owner(weight)
-        if owner is None or family_of(kind.name) is Family.CONVOLUTION:  # whose kernels have three dimensions too
+        if owner is None or op_family(kind.name) is WorkFamily.CONVOLUTION:  # whose kernels have three dimensions too
             return False
         path, experts, member = owner
         chosen, tokens, _ = self._routers[experts]
@@ -139,7 +138,7 @@ class ExpertFinder:
         if member is not None:
             block.members.add(member)
             block.touched = len(block.members)
-        elif family_of(kind.name) is Family.GROUPED:
+        elif op_family(kind.name) is WorkFamily.GROUPED:
             block.touched = max(block.touched, min(groups_used(kind), experts))
         else:
             self._count_slice(key, block, kind, weight)
@@ -213,7 +212,7 @@ class ExpertFinder:
 
 def _rows_per_token(kind: OpKind, tokens: int) -> int:
     """Rows of a grouped product for each token: what a router that chooses one expert at a time chose in all."""
-    if family_of(kind.name) is not Family.GROUPED or len(kind.inputs[0].shape) != 2:
+    if op_family(kind.name) is not WorkFamily.GROUPED or len(kind.inputs[0].shape) != 2:
         return 1
     return max(1, kind.inputs[0].shape[0] // max(tokens, 1))
 
@@ -234,5 +233,5 @@ def _numbered_parts(name: str) -> Iterator[tuple[str, int]]:
 
 def routing_policy_of(graph: CallGraph) -> str:
     """By which policy experts are counted: that of the trace where it names an expectation, else what it touched."""
-    told = graph.workload.get("routing")
-    return told if told in (UNIFORM, BALANCED, "one") else AS_TRACED if told else UNIFORM
+    policy = graph.workload.get("routing")
+    return policy if policy in (UNIFORM, BALANCED, "one") else AS_TRACED if policy else UNIFORM

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.cost.coverage import known_sum
-from llm_perf_opt.analyses.cost.stage_costs import StageCost, stage_costs
+from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.analyses.necessary.expert_blocks import AS_TRACED, BALANCED, UNIFORM
 from llm_perf_opt.analyses.necessary.stage_needs import ExpertReads, NecessaryWork, necessary_by_stage
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table
+from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_bytes, format_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BothWorks:
-    """One stage as written, and what is necessary of it; None is unknown."""
+class StageNeeds:
+    """One stage as written, and what is necessary of it; None where the trace does not show it."""
 
     name: str
     flops: int | None
@@ -33,7 +33,7 @@ _POLICIES = {
 }
 
 
-def difference_notes(stages: Sequence[BothWorks]) -> Iterator[Note]:
+def difference_notes(stages: Sequence[StageNeeds]) -> Iterator[Note]:
     """Where work as written exceeds what is necessary by more than a tenth: a sentence per stage, and one for bytes."""
     known = [stage for stage in stages if stage.necessary is not None]
     for stage in known:
@@ -46,7 +46,7 @@ def difference_notes(stages: Sequence[BothWorks]) -> Iterator[Note]:
         )
 
 
-def _flops_note(stage: BothWorks) -> Iterator[Note]:
+def _flops_note(stage: StageNeeds) -> Iterator[Note]:
     needed = stage.necessary
     if needed is None or stage.flops is None or stage.flops - needed.flops <= WORTH_SAYING * stage.flops:
         return
@@ -58,7 +58,7 @@ def _flops_note(stage: BothWorks) -> Iterator[Note]:
     )
 
 
-def _bytes_text(stage: BothWorks) -> Iterator[str]:
+def _bytes_text(stage: StageNeeds) -> Iterator[str]:
     needed = None if stage.necessary is None else stage.necessary.bytes
     if needed is None or stage.bytes_moved is None or stage.bytes_moved - needed <= WORTH_SAYING * stage.bytes_moved:
         return
@@ -85,25 +85,6 @@ def _merged(reads: tuple[ExpertReads, ...]) -> list[ExpertReads]:
     return [max(reads, key=lambda one: one.layers)] if reads else []
 
 
-_COLUMNS = (
-    Column("stage"),
-    Column("FLOPs as written", Kind.FLOPS),
-    Column("necessary", Kind.FLOPS),
-    Column("bytes moved as written", Kind.BYTES),
-    Column("must be read", Kind.BYTES),
-    Column("of it weights", Kind.BYTES),
-    Column("of it cache", Kind.BYTES),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageNeeds:
-    """One stage of one phase in both kinds of work; `necessary` is None where the trace cannot tell."""
-
-    cost: StageCost
-    necessary: NecessaryWork | None
-
-
 def stage_needs(graphs: Sequence[CallGraph]) -> tuple[StageNeeds, ...]:
     """Every stage that ran, in order; nothing of a trace without ops."""
     return tuple(found for graph in graphs if graph.ops is not None for found in _of_phase(graph))
@@ -113,32 +94,32 @@ def _of_phase(graph: CallGraph) -> Iterator[StageNeeds]:
     needs = necessary_by_stage(graph)
     for cost in stage_costs(graph).stages:
         if cost.calls or cost.ops:
-            yield StageNeeds(cost=cost, necessary=needs.get(cost.name))
+            yield StageNeeds(
+                name=cost.name, flops=cost.flops, bytes_moved=cost.bytes_moved, necessary=needs.get(cost.name)
+            )
 
 
 def necessary_table(stages: Sequence[StageNeeds]) -> Table:
     """A row per stage, and the sums; an unknown part makes its sum unknown."""
-    rows: tuple[tuple[Cell, ...], ...] = tuple((stage.cost.name, *_figures(stage)) for stage in stages)
-    figures = [_figures(stage) for stage in stages]
-    sums = [known_sum(column) for column in zip(*figures, strict=True)]
-    footer: tuple[Cell, ...] = ("total", *sums)
-    return Table(title="As written and necessary", columns=_COLUMNS, rows=rows, footer=footer if figures else ())
-
-
-def _figures(stage: StageNeeds) -> tuple[int | None, ...]:
-    needs = stage.necessary
-    return (
-        stage.cost.flops,
-        None if needs is None else needs.flops,
-        stage.cost.bytes_moved,
-        None if needs is None else needs.bytes,
-        None if needs is None else needs.weight_bytes,
-        None if needs is None else needs.cache_bytes,
+    table = table_of(
+        "As written and necessary",
+        [(stage, stage.necessary) for stage in stages],
+        {
+            Column("stage"): lambda row: row[0].name,
+            Column("FLOPs as written", Kind.FLOPS): lambda row: row[0].flops,
+            Column("necessary", Kind.FLOPS): lambda row: None if row[1] is None else row[1].flops,
+            Column("bytes moved as written", Kind.BYTES): lambda row: row[0].bytes_moved,
+            Column("must be read", Kind.BYTES): lambda row: None if row[1] is None else row[1].bytes,
+            Column("of it weights", Kind.BYTES): lambda row: None if row[1] is None else row[1].weight_bytes,
+            Column("of it cache", Kind.BYTES): lambda row: None if row[1] is None else row[1].cache_bytes,
+        },
     )
+    columns = [[cell for cell in column if not isinstance(cell, str)] for column in zip(*table.rows, strict=True)]
+    return replace(table, footer=("total", *map(known_sum, columns[1:]))) if stages else table
 
 
 def with_necessary(report: Report, graphs: Sequence[CallGraph]) -> Report:
-    """The report with this table behind its first one; as it is where no phase tells what is necessary."""
+    """The report with this table behind its first one; as it is where no phase shows what is necessary."""
     stages = stage_needs(graphs)
     if not any(stage.necessary is not None for stage in stages):
         return report
@@ -156,16 +137,7 @@ def necessary_notes(stages: Sequence[StageNeeds]) -> Iterator[Note]:
         "As written is what this code runs. Necessary is what any implementation must do: positions that are used, "
         "visible pairs, each used weight and the cache read once as stored."
     )
-    yield from difference_notes([_both(stage) for stage in stages])
+    yield from difference_notes(stages)
     for stage in stages:
         if stage.necessary is not None:
-            yield from expert_notes(stage.cost.name, stage.necessary)
-
-
-def _both(stage: StageNeeds) -> BothWorks:
-    return BothWorks(
-        name=stage.cost.name,
-        flops=stage.cost.flops,
-        bytes_moved=stage.cost.bytes_moved,
-        necessary=stage.necessary,
-    )
+            yield from expert_notes(stage.name, stage.necessary)

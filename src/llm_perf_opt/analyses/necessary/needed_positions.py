@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.pricing.op_cost import elements, operand
-from llm_perf_opt.analyses.pricing.packet import packet_of
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
+from llm_perf_opt.ops.cost import elements, operand
+from llm_perf_opt.ops.op import OpRole
+from llm_perf_opt.ops.table import op_role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ def _token_shape(graph: CallGraph) -> tuple[int, int]:
     """
     lookups: dict[int, tuple[int, tuple[int, ...]]] = {}
     for index, kind in enumerate(graph.op_kinds):
-        if packet_of(kind.name) == "aten.embedding" and len(kind.inputs) > 1:
+        if op_role(kind) is OpRole.LOOKUP and len(kind.inputs) > 1:
             indices = operand(kind, 1, "indices")
             if len(indices.shape) == 2:
                 lookups[index] = (elements(operand(kind, 0, "weight")), indices.shape)

@@ -9,16 +9,10 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.analyses.memory.kv_cache import cached_storages, kv_cache
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
-from llm_perf_opt.analyses.pricing import memory, price
-from llm_perf_opt.analyses.pricing.matrix import read_of_stack
-from llm_perf_opt.analyses.pricing.op_cost import Formula
-from llm_perf_opt.analyses.pricing.packet import packet_of
-from llm_perf_opt.analyses.pricing.price import formula_table
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_of_ops, tensor_offsets
-from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
-from llm_perf_opt.core.source_figures import Family, family_of
+from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.ops.table import bytes_read, only_fills, touches_memory
 
 _OLD = frozenset({"parameter", "buffer", "input", "external"})
 _WEIGHTS, _CACHE, _OTHER = "weights", "cache", "other"
@@ -60,7 +54,7 @@ def _largest_reads(
     """What is read of each storage, and by which module call it was read first."""
     assert graph.storages is not None
     ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
-    held, reads = held_before(graph), [_bytes_read(kind) for kind in graph.op_kinds]
+    held, reads = held_before(graph), [bytes_read(kind) for kind in graph.op_kinds]
     most: dict[Key, int] = {}
     readers: dict[tuple[int, int], set[Key]] = defaultdict(set)
     for row, (stage, kind) in enumerate(zip(stage_of_ops(graph), ops.kind, strict=True)):
@@ -148,31 +142,6 @@ def preparation(graph: CallGraph) -> range:
     end = min(calls_of(graph).first_op, default=0)
     kinds = ops_of(graph).kind
     for row in range(end):
-        if touches_memory(graph.op_kinds[kinds[row]]) and _formula(graph.op_kinds[kinds[row]]) is not memory.fill:
+        if touches_memory(graph.op_kinds[kinds[row]]) and not only_fills(graph.op_kinds[kinds[row]]):
             return range(row)
     return range(end)
-
-
-def _bytes_read(kind: OpKind) -> tuple[int, ...]:
-    """Per input: how much of it the op reads at least. What is overwritten need not be read."""
-    if not touches_memory(kind):
-        return (0,) * len(kind.inputs)
-    sizes = [tensor_bytes(meta) for meta in kind.inputs]
-    formula = _formula(kind)
-    if formula in (memory.gather, memory.embedding_bag):  # only the rows that the indices name
-        sizes[0] = min(sizes[0], sum(map(tensor_bytes, kind.outputs)))
-    elif family_of(kind.name) is Family.GROUPED:
-        sizes[:2] = [read_of_stack(kind, meta) for meta in kind.inputs[:2]]
-    elif sizes and (kind.mutates or formula in (memory.fill, memory.scatter)):
-        sizes[0] = 0
-    return tuple(sizes)
-
-
-def touches_memory(kind: OpKind) -> bool:
-    """Whether an op is more than a view or a question; one without a price may be anything."""
-    cost = price(kind)
-    return cost is None or bool(cost.flops or cost.bytes_moved)
-
-
-def _formula(kind: OpKind) -> Formula | None:
-    return formula_table().get(packet_of(kind.name))

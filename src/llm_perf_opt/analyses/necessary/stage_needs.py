@@ -11,10 +11,10 @@ from enum import StrEnum
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
 from llm_perf_opt.analyses.necessary.expert_blocks import FEWEST, ExpertBlock, routing_policy_of
 from llm_perf_opt.analyses.necessary.read_once import StageReads, reads_by_stage
-from llm_perf_opt.analyses.pricing import price
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
-from llm_perf_opt.core.callgraph.tensor_formats import product_dtype
+from llm_perf_opt.core.tensor_formats import product_dtype
+from llm_perf_opt.ops.table import price
 
 
 class Reason(StrEnum):
@@ -67,21 +67,6 @@ class NecessaryWork:
             return None
         return self.bytes - self.expert_bytes + self.fewest_expert_bytes
 
-    def plus(self, other: NecessaryWork) -> NecessaryWork:
-        """Both, one after the other."""
-        return NecessaryWork(
-            flops_by_dtype=dict(Counter(self.flops_by_dtype) + Counter(other.flops_by_dtype)),
-            weight_bytes=_sum(self.weight_bytes, other.weight_bytes),
-            expert_bytes=_sum(self.expert_bytes, other.expert_bytes),
-            fewest_expert_bytes=_sum(self.fewest_expert_bytes, other.fewest_expert_bytes),
-            cache_bytes=_sum(self.cache_bytes, other.cache_bytes),
-            other_bytes=_sum(self.other_bytes, other.other_bytes),
-            forwards=max(self.forwards, other.forwards),
-            active_matrix_parameters=_sum(self.active_matrix_parameters, other.active_matrix_parameters),
-            distinct_experts=(*self.distinct_experts, *other.distinct_experts),
-            saved=dict(Counter(self.saved) + Counter(other.saved)),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertReads:
@@ -93,10 +78,6 @@ class ExpertReads:
     tokens: int
     distinct: float
     policy: str
-
-
-def _sum(first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else first + second
 
 
 @dataclass(slots=True)
@@ -113,7 +94,7 @@ def necessary_by_stage(graph: CallGraph, policy: str | None = None) -> dict[str,
     """Stage -> necessary work over all its forwards, for stages that ran.
 
     `policy` counts experts, in place of the one that the trace was routed by. Where the trace does not say which
-    tensors an op took, weights cannot be told from activations: nothing is known.
+    tensors an op took, weights cannot be distinguished from activations: nothing is known.
     """
     ops = ops_of(graph)
     if ops.kind and not ops.input_storages:
@@ -136,12 +117,12 @@ def contexts_of(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
 
     Caches that keep only a window hold fewer; a step then stands where the workload says that the context ended.
     """
-    told = graph.workload.get("context_tokens") if graph.phase == "decode" else None
+    context = graph.workload.get("context_tokens") if graph.phase == "decode" else None
     contexts: dict[int, int] = {}
     for site in anatomy.attentions:
         if site.span.is_causal:
             forward = anatomy.forward_of_ops[site.row]
-            known = told + forward if isinstance(told, int) else 0
+            known = context + forward if isinstance(context, int) else 0
             contexts[forward] = max(contexts.get(forward, 0), site.keys, known)
     return contexts
 

@@ -1,4 +1,8 @@
-"""Times of a run joined with FLOPs and bytes of traces of the same workloads and the peaks of the device."""
+"""Times of a run joined with FLOPs and bytes of traces of the same workloads and the peaks of the device.
+
+The time of a stage is the median over the passes of a page, added up over the pages. Its cost is that of one pass over
+each page. So a figure of the run is one division, and nothing is weighted by how often a page was repeated.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from llm_perf_opt.analyses.cost.coverage import known_sum
-from llm_perf_opt.analyses.prediction import StageWork
-from llm_perf_opt.analyses.roofline import StageEfficiency, check_physics, stage_efficiency
+from llm_perf_opt.analyses.time.efficiency import StageEfficiency, check_physics, stage_efficiency
+from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.measurement import STAGES_OUTSIDE_THE_MODEL, PageMeasurement
+from llm_perf_opt.core.measurement import DECODE, SAMPLING, STAGES_OUTSIDE_THE_MODEL, PageMeasurement
 from llm_perf_opt.core.units import format_seconds
 
 
@@ -55,8 +59,7 @@ def _at(ordered: Sequence[int], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-STEP_STAGE = "decode"
-LANGUAGE_STAGES = ("prefill", "decode")
+LANGUAGE_STAGES = ("prefill", DECODE)
 _GAP_SHARE = 0.05  # of a pass
 _GAP_NS = 10_000_000  # and besides, for short passes: one interruption by the system
 
@@ -70,7 +73,7 @@ class WorkloadCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageFigures:
+class TimedStage:
     """One stage over all pages. `time` is over passes of single pages, `total_ns` the sum of the pages' medians.
 
     `occurrences` is how often it ran in one pass over every page: decode steps for decode, pages for the others.
@@ -89,7 +92,7 @@ class StageFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFigures:
+class TimedGroup:
     """Several stages as one: their FLOPs over their time. None is unknown."""
 
     stages: tuple[str, ...]
@@ -102,11 +105,11 @@ class GroupFigures:
 class RunFigures:
     """All there is to say about a run, apart from its raw samples."""
 
-    stages: tuple[StageFigures, ...]
-    model: GroupFigures  # both forwards: vision, prefill and decode
-    language_model: GroupFigures  # prefill without its vision stages, and decode
+    stages: tuple[TimedStage, ...]
+    model: TimedGroup  # both forwards: vision, prefill and decode
+    language_model: TimedGroup  # prefill without its vision stages, and decode
     wall: Spread
-    first_token: Spread
+    first_token: Spread | None  # None: no token was chosen
     step: Spread | None  # None: no decode step ran
     unattributed_ns: float
 
@@ -122,13 +125,15 @@ def join_run(
     if device is not None:
         check_physics(known, device)
     inside = tuple(name for name in names if name not in STAGES_OUTSIDE_THE_MODEL)
-    steps = [ns for page in pages for one in page.passes for ns in one.stages_ns.get(STEP_STAGE, ())]
+    steps = [ns for page in pages for one in page.passes for ns in one.stages_ns.get(DECODE, ())]
     return RunFigures(
         stages=stages,
         model=_group(stages, inside, device, dtype),
         language_model=_group(stages, LANGUAGE_STAGES, device, dtype),
         wall=spread_of([one.wall_ns for page in pages for one in page.passes]),
-        first_token=spread_of([_first_token_ns(one.stages_ns) for page in pages for one in page.passes]),
+        first_token=spread_of([_first_token_ns(one.stages_ns) for page in pages for one in page.passes])
+        if SAMPLING in names
+        else None,
         step=spread_of(steps) if steps else None,
         unattributed_ns=sum(median(one.unattributed_ns for one in page.passes) for page in pages),
     )
@@ -140,10 +145,10 @@ def _stage(
     costs: Sequence[WorkloadCosts | None],
     device: Device | None,
     dtype: str,
-) -> StageFigures:
+) -> TimedStage:
     total_ns = sum(median(one.stage_ns(name) for one in page.passes) for page in pages)
     works = [None if cost is None else cost.works.get(name) for cost in costs]
-    occurrences = sum(page.decode_steps for page in pages) if name == STEP_STAGE else len(pages)
+    occurrences = sum(page.decode_steps for page in pages) if name == DECODE else len(pages)
     flops = known_sum([None if work is None else work.flops for work in works])
     bytes_moved = known_sum([None if work is None else work.bytes_moved for work in works])
     launches = known_sum([None if work is None else work.launches for work in works])
@@ -161,7 +166,7 @@ def _stage(
             launches=None if launches is None else round(launches / occurrences),
             required_by_dtype=_required_by_dtype(works, occurrences),
         )
-    return StageFigures(
+    return TimedStage(
         name=name,
         time=spread_of([one.stage_ns(name) for page in pages for one in page.passes]),
         total_ns=total_ns,
@@ -184,12 +189,12 @@ def _required_by_dtype(works: Sequence[StageWork | None], occurrences: int) -> d
     return {dtype: round(flops / occurrences) for dtype, flops in total.items()}
 
 
-def _group(stages: Sequence[StageFigures], names: Sequence[str], device: Device | None, dtype: str) -> GroupFigures:
+def _group(stages: Sequence[TimedStage], names: Sequence[str], device: Device | None, dtype: str) -> TimedGroup:
     chosen = [stage for stage in stages if stage.name in names]
     flops = known_sum([stage.flops for stage in chosen])
     time_ns = sum(stage.total_ns for stage in chosen)
     is_known = device is not None and flops is not None and time_ns > 0
-    return GroupFigures(
+    return TimedGroup(
         stages=tuple(stage.name for stage in chosen),
         time_ns=time_ns,
         flops=flops,
@@ -199,8 +204,8 @@ def _group(stages: Sequence[StageFigures], names: Sequence[str], device: Device 
 
 def _first_token_ns(stages_ns: Mapping[str, tuple[int, ...]]) -> int:
     """From the page to the first token: everything before decode, and the first choice of a token."""
-    before = sum(sum(samples) for name, samples in stages_ns.items() if name not in (STEP_STAGE, "sampling"))
-    return before + sum(stages_ns.get("sampling", ())[:1])
+    before = sum(sum(samples) for name, samples in stages_ns.items() if name not in (DECODE, SAMPLING))
+    return before + sum(stages_ns.get(SAMPLING, ())[:1])
 
 
 def _require_sums(pages: Sequence[PageMeasurement]) -> None:
@@ -213,7 +218,7 @@ def _require_sums(pages: Sequence[PageMeasurement]) -> None:
         gap_ns = best.unattributed_ns
         if not 0 <= gap_ns <= _GAP_SHARE * best.wall_ns + _GAP_NS:
             raise PerfOptError(
-                f"{page.image}: the stages do not add up to the pass.",
+                f"{page.title}: the stages do not add up to the pass.",
                 why=f"the pass took {format_seconds(best.wall_ns * 1e-9)}, its stages "
                 f"{format_seconds((best.wall_ns - gap_ns) * 1e-9)}",
                 fix="measure again on a quiet machine; if it stays, a stage is missing or counted twice",

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from llm_perf_opt.analyses.profile.join import GroupFigures, RunFigures, Spread, StageFigures
-from llm_perf_opt.analyses.roofline import efficiency_table, roofline_chart
+from llm_perf_opt.analyses.profile.join import RunFigures, Spread, TimedGroup, TimedStage
+from llm_perf_opt.analyses.time.roofline import efficiency_table, roofline_chart
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
-from llm_perf_opt.core.measurement import Kernel, OperatorTime, PageMeasurement
+from llm_perf_opt.core.measurement import MeasuredKernel, OperatorTime, PageMeasurement
 from llm_perf_opt.core.report import (
     Axis,
     BarChart,
@@ -46,7 +46,7 @@ def waterfall(page: PageMeasurement) -> SpanChart:
         spans.append(Span(name, name if times == 1 else f"{name}, {times} times", now, now + length))
         now += length
     return SpanChart(
-        title=f"Stages of {page.image}",
+        title=f"Stages of {page.title}",
         axis=Axis("time", Kind.SECONDS),
         spans=tuple(spans),
         caption=f"Median own time over {len(page.passes)} passes. A stage that ran several times is drawn as one, and "
@@ -105,7 +105,7 @@ def memory_bars(pages: Sequence[PageMeasurement]) -> BarChart:
         series.append(Series("peak of the device's allocator", tuple(page.peak_device_bytes for page in shown)))
     return BarChart(
         title="Memory",
-        categories=tuple(f"{place + 1}: {page.image}" for place, page in enumerate(shown)),
+        categories=tuple(f"{place + 1}: {page.title}" for place, page in enumerate(shown)),
         series=tuple(series),
         kind=Kind.BYTES,
         caption=f"The first {_PAGES_SHOWN} pages at most.",
@@ -128,7 +128,7 @@ def profile_report(
     figures: RunFigures,
     pages: Sequence[PageMeasurement],
     operators: Sequence[OperatorTime],
-    kernels: Sequence[Kernel],
+    kernels: Sequence[MeasuredKernel],
     device: Device | None,
     dtype: str,
     notes: Sequence[Note],
@@ -136,11 +136,12 @@ def profile_report(
 ) -> Report:
     """Everything a run has to say; `chapters` are reports that stand beside it, such as the static one."""
     efficiencies = [stage.efficiency for stage in figures.stages if stage.efficiency is not None]
-    tables = [_time_table(figures), _whole_table(figures), _figure_table(figures)]
+    unit = "page" if any(page.image is not None for page in pages) else "pass"
+    tables = [_time_table(figures, unit), _whole_table(figures, unit), _figure_table(figures)]
     if efficiencies:
         tables.insert(1, efficiency_table(efficiencies))
     if any(page.cold is not None for page in pages):
-        tables.append(_cold_table(pages, figures))
+        tables.append(_cold_table(pages, figures, unit))
     if operators:
         tables.append(_operator_table(operators))
     if kernels:
@@ -181,22 +182,24 @@ def _spread_cells(spread: Spread) -> tuple[Cell, ...]:
     )
 
 
-def _time_table(figures: RunFigures) -> Table:
+def _time_table(figures: RunFigures, unit: str) -> Table:
     whole_ns = sum(stage.total_ns for stage in figures.stages) + figures.unattributed_ns
     rows = tuple(_time_row(stage, whole_ns) for stage in figures.stages)
     return Table(
-        title="Time by stage, per page",
+        title=f"Time by stage, per {unit}",
         columns=(Column("stage"), *_SPREAD_COLUMNS, Column("samples", Kind.COUNT), Column("share", Kind.RATIO)),
         rows=(*rows, ("(between stages)", *(None,) * 5, figures.unattributed_ns / whole_ns)),
     )
 
 
-def _time_row(stage: StageFigures, whole_ns: float) -> tuple[Cell, ...]:
+def _time_row(stage: TimedStage, whole_ns: float) -> tuple[Cell, ...]:
     return (stage.name, *_spread_cells(stage.time), stage.time.samples, stage.total_ns / whole_ns)
 
 
-def _whole_table(figures: RunFigures) -> Table:
-    spreads = {"page": figures.wall, "first token": figures.first_token}
+def _whole_table(figures: RunFigures, unit: str) -> Table:
+    spreads = {unit: figures.wall}
+    if figures.first_token is not None:
+        spreads["first token"] = figures.first_token
     if figures.step is not None:
         spreads["decode step"] = figures.step
     return Table(
@@ -216,17 +219,17 @@ def _figure_table(figures: RunFigures) -> Table:
         Column("MFU", Kind.RATIO),
     )
     groups = {"model": figures.model, "language model": figures.language_model}
-    rows = tuple(_figure_row(name, group) for name, group in groups.items())
+    rows = tuple(_figure_row(name, group) for name, group in groups.items() if group.stages)
     return Table(title="The run as a whole", columns=columns, rows=rows)
 
 
-def _figure_row(name: str, group: GroupFigures) -> tuple[Cell, ...]:
+def _figure_row(name: str, group: TimedGroup) -> tuple[Cell, ...]:
     seconds = group.time_ns * _SECONDS
     rate = group.flops / seconds if group.flops is not None and seconds else None
     return (name, ", ".join(group.stages), seconds, group.flops, rate, group.mfu)
 
 
-def _cold_table(pages: Sequence[PageMeasurement], figures: RunFigures) -> Table:
+def _cold_table(pages: Sequence[PageMeasurement], figures: RunFigures, unit: str) -> Table:
     (cold,) = [page.cold for page in pages if page.cold is not None][:1]
     rows = tuple(
         (stage.name, cold.stage_ns(stage.name) * _SECONDS, stage.time.median_ns * _SECONDS) for stage in figures.stages
@@ -235,7 +238,7 @@ def _cold_table(pages: Sequence[PageMeasurement], figures: RunFigures) -> Table:
         title="Cold start",
         columns=(Column("stage"), Column("first pass", Kind.SECONDS), Column("median", Kind.SECONDS)),
         rows=rows,
-        footer=("page", cold.wall_ns * _SECONDS, figures.wall.median_ns * _SECONDS),
+        footer=(unit, cold.wall_ns * _SECONDS, figures.wall.median_ns * _SECONDS),
     )
 
 
@@ -259,7 +262,7 @@ def _operator_table(operators: Sequence[OperatorTime]) -> Table:
     return Table(title="Operators with the most time of their own", columns=tuple(columns), rows=tuple(rows))
 
 
-def _kernel_table(kernels: Sequence[Kernel]) -> Table:
+def _kernel_table(kernels: Sequence[MeasuredKernel]) -> Table:
     columns = (Column("stage"), Column("kernel"), Column("calls", Kind.COUNT), Column("time", Kind.SECONDS))
     rows = tuple(
         (kernel.stage or "(outside)", kernel.name, kernel.calls, kernel.total_ns * _SECONDS)
@@ -270,14 +273,18 @@ def _kernel_table(kernels: Sequence[Kernel]) -> Table:
 
 def _run_notes(figures: RunFigures, pages: Sequence[PageMeasurement]) -> Iterator[Note]:
     passes = sum(len(page.passes) for page in pages)
-    yield Note(
-        f"{len(pages)} pages, {passes} timed passes. The time of a stage leaves out the stages inside it: prefill is "
-        "the forward over the prompt without vision. The row of decode in the table of efficiencies is one step."
-    )
-    yield Note(
-        "Decode steps continue from the token that the prefill gives, so a page of n new tokens has n - 1 of them."
-    )
-    if figures.step is not None and figures.wall.quartile_range_ns > 0.1 * figures.wall.median_ns:
+    counted = f"{len(pages)} pages, {passes} timed passes. The time of a stage leaves out the stages inside it"
+    if figures.step is None:
+        yield Note(f"{counted}.")
+    else:
+        yield Note(
+            f"{counted}: prefill is the forward over the prompt without vision. The row of decode in the table of "
+            "efficiencies is one step."
+        )
+        yield Note(
+            "Decode steps continue from the token that the prefill gives, so a page of n new tokens has n - 1 of them."
+        )
+    if figures.wall.quartile_range_ns > 0.1 * figures.wall.median_ns:
         yield Note(
             f"The middle half of the passes spans {format_seconds(figures.wall.quartile_range_ns * _SECONDS)}: pages "
             "differ, or the machine was not quiet.",
@@ -294,7 +301,7 @@ def _device_notes(device: Device | None, dtype: str) -> Iterator[Note]:
         )
         return
     if device.is_measured:
-        yield Note(f"MFU and MBU are held against what {device.name} was measured to reach, not a data sheet.")
+        yield Note(f"MFU and MBU compare with what {device.name} was measured to reach, not with a data sheet.")
     used = {f"peak_tflops_dense.{name}" for name in PEAKS_OF_DTYPE.get(dtype, (dtype,))} | {"bandwidth_gb_per_s"}
     if doubtful := sorted(used & set(device.unverified)):
         yield Note(

@@ -6,32 +6,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from llm_perf_opt.analyses.reconcile.explain import CAUSES, WHOLE_FAMILY, Explanation, explain, is_of_any_family
+from llm_perf_opt.analyses.reconcile.explain import CAUSES, WHOLE_FAMILY, FlopsExplanation, explain, is_of_any_family
 from llm_perf_opt.analyses.reconcile.other_figures import (
     FigureDifference,
     SingleSource,
     compared_figures,
     single_sources,
 )
-from llm_perf_opt.core.source_figures import BlindSpot, Family, Testimony, flops_in
+from llm_perf_opt.core.source_figures import BlindSpot, SourceFigures, WorkFamily, flops_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class FlopsDifference:
     """Two sources on one family of operators of one stage; `family` None means the stage as a whole.
 
-    With no difference the entry says that they agree. `one_source` names the only source that has a figure for these
-    operators: the causes then say what the other leaves out, and nothing bears the figure out.
+    With no difference they agree. `one_source` names the only source that has a figure for these
+    operators: the causes then name what the other leaves out, and nothing confirms the figure.
     """
 
     phase: str
     stage: str
-    family: Family | None
+    family: WorkFamily | None
     left: str
     right: str
     left_flops: int
     right_flops: int
-    explanations: tuple[Explanation, ...]
+    explanations: tuple[FlopsExplanation, ...]
     one_source: str | None = None
 
     @property
@@ -49,29 +49,29 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Every pair that could be compared, and the sources that could not be asked, with the reason.
+    """Every pair that could be compared, and the sources without figures, with the reason.
 
     `entries` are about FLOPs, `figures` about everything else that two sources give of one stage, and `single` about
     what one source alone gives.
     """
 
-    entries: tuple[Difference, ...]
+    entries: tuple[FlopsDifference, ...]
     figures: tuple[FigureDifference, ...]
     missing: tuple[tuple[str, str, str, str], ...]  # source, phase, stage, reason
     single: tuple[SingleSource, ...] = ()
 
     @property
-    def differences(self) -> tuple[Difference, ...]:
+    def differences(self) -> tuple[FlopsDifference, ...]:
         """The entries in which two sources do not agree."""
         return tuple(entry for entry in self.entries if entry.flops)
 
     @property
-    def unexplained(self) -> tuple[Difference | FigureDifference, ...]:
+    def unexplained(self) -> tuple[FlopsDifference | FigureDifference, ...]:
         """Everything in which two sources differ and no cause accounts for it."""
         return (*self.unexplained_flops, *self.unexplained_figures)
 
     @property
-    def unexplained_flops(self) -> tuple[Difference, ...]:
+    def unexplained_flops(self) -> tuple[FlopsDifference, ...]:
         """The entries on FLOPs with a rest that no cause accounts for."""
         return tuple(entry for entry in self.entries if entry.unexplained_flops)
 
@@ -81,15 +81,15 @@ class Ledger:
         return tuple(figure for figure in self.figures if figure.is_unexplained)
 
 
-def reconcile(testimonies: Sequence[Testimony], *, context_tokens: int | None = None) -> Ledger:
+def reconcile(source_figures: Sequence[SourceFigures], *, context_tokens: int | None = None) -> Ledger:
     """Hold every pair of sources side by side, per stage; `context_tokens` is the length of the sequence, if known."""
-    stages: dict[tuple[str, str], list[Testimony]] = {}
+    stages: dict[tuple[str, str], list[SourceFigures]] = {}
     missing = []
-    for testimony in testimonies:
-        if testimony.failure is not None:
-            missing.append((testimony.source, testimony.phase, testimony.stage, testimony.failure))
+    for figures in source_figures:
+        if figures.failure is not None:
+            missing.append((figures.source, figures.phase, figures.stage, figures.failure))
         else:
-            stages.setdefault((testimony.phase, testimony.stage), []).append(testimony)
+            stages.setdefault((figures.phase, figures.stage), []).append(figures)
     pairs = [pair for sources in stages.values() for pair in combinations(_with_known_gaps(sources), 2)]
     single = tuple(found for sources in stages.values() for found in single_sources(sources))
     entries = (entry for left, right in pairs for entry in _entries(left, right, context_tokens))
@@ -101,8 +101,8 @@ def reconcile(testimonies: Sequence[Testimony], *, context_tokens: int | None = 
     )
 
 
-def _only_source(entry: Difference, single: Sequence[SingleSource]) -> str | None:
-    """The one source behind what two of them differ in; of a whole stage, behind what a cause says is left out."""
+def _only_source(entry: FlopsDifference, single: Sequence[SingleSource]) -> str | None:
+    """The one source behind what two of them differ in; of a whole stage, behind what a cause leaves out."""
     if not entry.flops:
         return None
     families = {entry.family, *(WHOLE_FAMILY.get(part.cause) for part in entry.explanations)} - {None}
@@ -113,9 +113,9 @@ def _only_source(entry: Difference, single: Sequence[SingleSource]) -> str | Non
     return None
 
 
-def _with_known_gaps(sources: Sequence[Testimony]) -> list[Testimony]:
+def _with_known_gaps(sources: Sequence[SourceFigures]) -> list[SourceFigures]:
     """Blind spots without a figure get the one that another source has for the same family of operators."""
-    known: dict[Family, int] = {}
+    known: dict[WorkFamily, int] = {}
     for source in sources:
         for operator in source.operators:
             if operator.family in WHOLE_FAMILY.values() and operator.flops:
@@ -123,9 +123,9 @@ def _with_known_gaps(sources: Sequence[Testimony]) -> list[Testimony]:
     return [replace(source, blind_spots=tuple(_filled(source, known))) for source in sources]
 
 
-def _filled(source: Testimony, known: dict[Family, int]) -> Iterator[BlindSpot]:
+def _filled(source: SourceFigures, known: dict[WorkFamily, int]) -> Iterator[BlindSpot]:
     """One cause may name several ops of a family; the first takes the figure of all of them."""
-    taken: set[Family] = set()
+    taken: set[WorkFamily] = set()
     for spot in source.blind_spots:
         family = WHOLE_FAMILY.get(spot.cause)
         if family is None or spot.flops is not None or family not in known:
@@ -135,11 +135,11 @@ def _filled(source: Testimony, known: dict[Family, int]) -> Iterator[BlindSpot]:
         taken.add(family)
 
 
-def _entries(left: Testimony, right: Testimony, context_tokens: int | None) -> Iterator[Difference]:
+def _entries(left: SourceFigures, right: SourceFigures, context_tokens: int | None) -> Iterator[FlopsDifference]:
     """Per family where both list operators, and on the whole stage otherwise.
 
     A source may run as products what another runs fused, so where the stage agrees as a whole the families are not
-    held against each other, and where it does not, fused work that one of them does in products counts as products.
+    compared, and where it does not, fused work that one of them does in products counts as products.
     Nor are they where an op without a formula may be in any of them, and would excuse each.
     """
     if left.flops is None or right.flops is None:
@@ -156,24 +156,24 @@ def _entries(left: Testimony, right: Testimony, context_tokens: int | None) -> I
         yield _difference(left, right, family, left_flops.get(family, 0), right_flops.get(family, 0), context_tokens)
 
 
-def _unfuse(family: Family, left: dict[Family, int], right: dict[Family, int]) -> None:
+def _unfuse(family: WorkFamily, left: dict[WorkFamily, int], right: dict[WorkFamily, int]) -> None:
     """Count a family that only one of them lists among its products."""
     if (family in left) != (family in right):
         fused = left if family in left else right
-        fused[Family.PRODUCT] = fused.get(Family.PRODUCT, 0) + fused.pop(family)
+        fused[WorkFamily.PRODUCT] = fused.get(WorkFamily.PRODUCT, 0) + fused.pop(family)
 
 
 def _difference(
-    left: Testimony,
-    right: Testimony,
-    family: Family | None,
+    left: SourceFigures,
+    right: SourceFigures,
+    family: WorkFamily | None,
     left_flops: int,
     right_flops: int,
     context_tokens: int | None,
-) -> Difference:
+) -> FlopsDifference:
     more, less = (left, right) if left_flops >= right_flops else (right, left)
     gap = abs(left_flops - right_flops)
-    return Difference(
+    return FlopsDifference(
         phase=left.phase,
         stage=left.stage,
         family=family,
@@ -185,10 +185,10 @@ def _difference(
     )
 
 
-def _by_family(testimony: Testimony) -> dict[Family, int]:
+def _by_family(figures: SourceFigures) -> dict[WorkFamily, int]:
     """FLOPs by family; empty unless the operators add up to the stage, since then they cannot be compared."""
-    totals: dict[Family, int] = {}
-    for operator in testimony.operators:
+    totals: dict[WorkFamily, int] = {}
+    for operator in figures.operators:
         if operator.flops:
             totals[operator.family] = totals.get(operator.family, 0) + operator.flops
-    return totals if sum(totals.values()) == testimony.flops else {}
+    return totals if sum(totals.values()) == figures.flops else {}

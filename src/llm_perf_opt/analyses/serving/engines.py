@@ -162,6 +162,6 @@ def cublas_workspace_bytes(device: Device) -> int:
 
 def capability_major(device: Device) -> int | None:
     """9 for Hopper; None where the device has no compute capability or it is unknown."""
-    told = str(device.facts.get("compute_capability", ""))
-    major = told.partition(".")[0]
+    capability = str(device.facts.get("compute_capability", ""))
+    major = capability.partition(".")[0]
     return int(major) if major.isdigit() else None

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.memory import KvCache, kv_cache
-from llm_perf_opt.analyses.necessary import decoder_needs
+from llm_perf_opt.analyses.memory.kv_cache import TracedKvCache, kv_cache
+from llm_perf_opt.analyses.necessary.decoder_needs import decoder_needs
 from llm_perf_opt.analyses.serving.engines import Engine, MemoryTerm, capability_major
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import Parameter
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes, untransposed, weight_format
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.tensor_formats import tensor_bytes, untransposed, weight_format
 
 BLOCK_TOKENS = 16  # vLLM's default block
 
@@ -82,7 +82,7 @@ def cache_per_sequence(
     )
 
 
-def key_value_heads(cache: KvCache) -> int | None:
+def key_value_heads(cache: TracedKvCache) -> int | None:
     """Heads of the cached tensors `[batch, heads, tokens, width]`, the fewest of any layer; None for other shapes."""
     heads = [tensor.shape[1] for tensor in cache.tensors if len(tensor.shape) == 4]
     return min(heads, default=None)

@@ -1,4 +1,12 @@
-"""Working memory of a server: the most that one step of chunked prefill and sampling holds beside weights and cache."""
+"""Working memory of a server: the most that one step of chunked prefill and sampling holds beside weights and cache.
+
+Attention and elementwise work are taken as fused, and products of one input as one product, as serving engines run
+them. So a moment is the results of one product and what is made of them for the next, beside the residual stream.
+
+vLLM sizes its cache after a profile run: a forward over a whole chunk, then sampling for as many sequences as it may
+run, with top-k and top-p. The peak of live tensors is the larger of the two moments. Each term is a tensor that can be
+named in the engine's source.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +25,8 @@ from llm_perf_opt.analyses.serving.engines import (
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, tensor_offsets
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.tensor_formats import tensor_bytes
 
 _MATRICES_OF_AN_EXPERT = 3  # gate, up, down
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.prediction import stage_works
 from llm_perf_opt.analyses.profile import WorkloadCosts
-from llm_perf_opt.api.costing import SOURCES_OF_A_FILE, CostRequest, cost_json, cost_of
-from llm_perf_opt.api.profile.request import DeviceChoice, ProfileRequest, crop_grid
-from llm_perf_opt.api.tracing import TraceRequest, trace_on_ghosts
+from llm_perf_opt.analyses.time.stage_work import stage_works
+from llm_perf_opt.api.cost import SOURCES_OF_A_TRACE
+from llm_perf_opt.api.cost_answer import CostAnswer
+from llm_perf_opt.api.profile.request import DeviceChoice
+from llm_perf_opt.api.trace import Origin, Trace
+from llm_perf_opt.api.tracing import trace_origin
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.measurement import PageMeasurement
-from llm_perf_opt.core.protocols import ModelAdapter, Workload
-from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.plugins import make_workload
+from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.workload import Workload
 
 log = logging.getLogger(__name__)
 
@@ -61,63 +64,45 @@ def _with_peak(device: Device, dtype: str) -> Device:
     return device
 
 
-class PageCosts:
-    """Costs by workload; pages that differ only in what is on them, or in size without other crops, cost the same."""
+class PageTraces:
+    """The weightless traces of a run's pages. Pages of one workload whose inputs are alike in shape share one."""
 
-    def __init__(self, adapter: ModelAdapter, model: str, device: str) -> None:
+    def __init__(self, adapter: ModelAdapter, model: str, torch_device: str) -> None:
         self._adapter = adapter
         self._model = model
-        self._device = device  # that the traced code believes in
-        self._known: dict[tuple[Any, ...], WorkloadCosts] = {}
+        self._torch_device = torch_device  # that the traced code sees
+        self._known: dict[tuple[Any, ...], tuple[Trace, WorkloadCosts]] = {}
 
-    def of(self, pages: Sequence[PageMeasurement]) -> list[WorkloadCosts | None]:
-        """One entry per page; equal workloads share one."""
-        return [self._of(workload_of_page(page.workload)) for page in pages]
+    def costs(self, pages: Sequence[PageMeasurement]) -> list[WorkloadCosts | None]:
+        """One entry per page; pages of one trace share it."""
+        return [self._of(page)[1] for page in pages]
 
-    def _of(self, workload: Workload) -> WorkloadCosts:
-        key = tuple(value for name, value in asdict(workload).items() if name != "image")
+    def static(self, page: PageMeasurement, sizes: Mapping[str, Any]) -> CostAnswer:
+        """The costs of a page from sources that run nothing; `sizes` replace fields of its workload."""
+        if not sizes:
+            trace = self._of(page)[0]
+        else:
+            asked = dict(page.workload)
+            if "image" in sizes or "mode" in sizes:
+                asked.pop("crops", None)  # those of the page belong to its own size and mode
+            trace = self._trace(make_workload(self._adapter, **{**asked, **sizes}))
+        return trace.cost(SOURCES_OF_A_TRACE)
+
+    def _of(self, page: PageMeasurement) -> tuple[Trace, WorkloadCosts]:
+        workload = make_workload(self._adapter, **page.workload)
+        fields = asdict(workload)
+        if page.input_shapes:
+            fields.pop("image", None)  # the shapes say all that it changes
+        key = (page.input_shapes, *fields.values())
         if key not in self._known:
-            self._known[key] = self._traced(workload)
+            trace = self._trace(workload)
+            costs = WorkloadCosts(
+                workload={name: value for name, value in asdict(workload).items() if value is not None},
+                works={work.name: work for graph in trace.graphs for work in stage_works(graph)},
+            )
+            self._known[key] = trace, costs
         return self._known[key]
 
-    def _traced(self, workload: Workload) -> WorkloadCosts:
-        request = TraceRequest(model=self._model, workload=workload, device=self._device)
-        graphs = trace_on_ghosts(self._adapter, request)
-        return WorkloadCosts(
-            workload={name: value for name, value in asdict(workload).items() if value is not None},
-            works={work.name: work for graph in graphs for work in stage_works(graph)},
-        )
-
-
-def workload_of_page(stored: Mapping[str, Any]) -> Workload:
-    """Back from the plain values that a measurement keeps."""
-    crops = stored["crops"]
-    return Workload(**{**stored, "crops": None if crops is None else tuple(crops)})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaticRun:
-    """`static_compute.json`, and the same as a chapter."""
-
-    text: str
-    report: Report
-
-
-def static_run(adapter: ModelAdapter, request: ProfileRequest, page: PageMeasurement) -> StaticRun:
-    """The static report of the first page, or of the sizes that the configuration names instead."""
-    sizes = request.static_analysis
-    wished: dict[str, Any] = {
-        "image": sizes.image,
-        "mode": sizes.mode,
-        "crops": crop_grid(sizes.crops),
-        "prompt_tokens": sizes.prompt_tokens,
-        "decode_steps": sizes.decode_steps,
-    }
-    given = {name: value for name, value in wished.items() if value is not None}
-    workload = workload_of_page(page.workload)
-    if "image" in given or "mode" in given:
-        workload = replace(workload, crops=None)  # those of the page belong to its own size and mode
-    workload = replace(workload, **given)
-    wanted = CostRequest(model=request.model.name, workload=workload, device=request.device.torch)
-    run = cost_of(adapter, wanted, SOURCES_OF_A_FILE)
-    return StaticRun(text=cost_json(run), report=run.report)
+    def _trace(self, workload: Workload) -> Trace:
+        origin = Origin(name=self._model, adapter=self._adapter, workload=workload, torch_device=self._torch_device)
+        return trace_origin(origin)

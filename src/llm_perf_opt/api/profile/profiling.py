@@ -1,4 +1,4 @@
-"""A session, timed page by page into a folder, joined with its costs, and reported."""
+"""A model, timed page by page into a folder, joined with its costs, and reported."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llm_perf_opt import __version__
 from llm_perf_opt.analyses.profile import RunFigures, WorkloadCosts, join_run, metrics_document, profile_report
-from llm_perf_opt.api.profile.costs import PageCosts, find_profiled_device, static_run
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.profile.costs import PageTraces, find_profiled_device
+from llm_perf_opt.api.profile.profiled_model import ProfiledModel
 from llm_perf_opt.api.profile.ranged_pass import ranged_program
-from llm_perf_opt.api.profile.request import ProfileRequest, list_pages
-from llm_perf_opt.api.profile.run_folder import METRICS_FILE, RunFolder, open_run_folder
+from llm_perf_opt.api.profile.request import ProfileRequest
+from llm_perf_opt.api.profile.run_folder import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    REQUEST_FILE,
+    RunFolder,
+    open_run_folder,
+)
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.measurement import Kernel, OperatorTime, PageMeasurement
-from llm_perf_opt.core.protocols import OUTSIDE_PROFILERS, REPORTERS, RUNNERS, SESSIONS, Runner, Session, StageWatch
+from llm_perf_opt.core.measurement import MeasuredKernel, OperatorTime, PageMeasurement
+from llm_perf_opt.core.plugins import OUTSIDE_PROFILERS, REPORTERS
+from llm_perf_opt.core.protocols import StageWatch
 from llm_perf_opt.core.report import Note, Report
+
+if TYPE_CHECKING:
+    from llm_perf_opt.harness.timing.timed_runs import TimedRuns
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +59,84 @@ class Progress(StageWatch, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRun:
-    """What a run left behind."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ProfileAnswer(Answer):
+    """How fast a model ran: figures by stage, and the raw samples that they follow from.
 
-    folder: Path
-    files: tuple[Path, ...]
-    report: Report
+    `device` is None where its peaks are not known; MFU and MBU are unknown then. `files` are empty where nothing was
+    kept. `resumed_pages` were finished by an earlier run with the same configuration.
+    """
+
+    model: str
+    dtype: str
+    device: Device | None
     figures: RunFigures
-    resumed_pages: int  # finished by an earlier run with the same configuration
+    costs: tuple[WorkloadCosts | None, ...]  # one per page, None where none was traced
+    pages: tuple[PageMeasurement, ...]
+    operators: tuple[OperatorTime, ...]
+    kernels: tuple[MeasuredKernel, ...]
+    notes: tuple[str, ...]
+    folder: Path | None
+    files: tuple[Path, ...]
+    resumed_pages: int
+    _chapters: tuple[Report, ...]
+
+    @property
+    def mfu(self) -> float | None:
+        """FLOPs of all forwards over their time and the peak of the device."""
+        return self.figures.model.mfu
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """By the median decode step; None where none ran."""
+        return None if self.figures.step is None else 1e9 / self.figures.step.median_ns
+
+    def report(self) -> Report:
+        """Times with their spread, efficiency, cold start, operators, charts; the static report as a chapter."""
+        return profile_report(
+            model=self.model,
+            figures=self.figures,
+            pages=self.pages,
+            operators=self.operators,
+            kernels=self.kernels,
+            device=self.device,
+            dtype=self.dtype,
+            notes=[Note(text) for text in self.notes],
+            chapters=self._chapters,
+        )
+
+
+def run_profile(
+    request: ProfileRequest,
+    model: ProfiledModel,
+    folder: Path,
+    config_text: str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ProfileAnswer:
+    """Measure every page that the folder does not hold yet, then write all artifacts from what it holds."""
+    from llm_perf_opt.harness.real_models import RealModels
+    from llm_perf_opt.harness.timing.timed_runs import TimedRuns
+
+    if request.profiler.nsight != "none" and not model.has_workload:
+        raise UsageError(
+            "Nsight cannot run a module.", why="it starts a process of its own", fix="run your script under Nsight"
+        )
+    images = request.pages()
+    with open_run_folder(folder, request, config_text, force=force) as kept:
+        run = request.run
+        models = RealModels(weights=model.weights, device=request.device.torch)
+        runs = TimedRuns(
+            models, warmup=run.warmup, repeats=run.repeats, clock=run.clock, threads=run.threads, watch=progress
+        )
+        environment = runs.environment()
+        kept.keep_environment(environment)
+        device = find_profiled_device(request.device, environment, request.model.dtype)
+        pages, resumed = _measured(request, model, images, kept, runs, progress)
+        operators = _operators(request, model, images, kept, runs)
+        kernels = _kernels(request, kept)
+        return _finish(request, model, kept, Seen(pages, operators, kernels, resumed), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +145,17 @@ class Seen:
 
     pages: list[PageMeasurement]
     operators: tuple[OperatorTime, ...]
-    kernels: tuple[Kernel, ...]
-
-
-def run_profile(
-    request: ProfileRequest, folder: Path, config_text: str, *, force: bool = False, progress: Progress | None = None
-) -> ProfileRun:
-    """Measure every page that the folder does not hold yet, then write all artifacts from what it holds."""
-    images = list_pages(request.workload.image, sample=request.workload.sample, seed=request.workload.seed)
-    with open_run_folder(folder, config_text, force=force) as kept:
-        session = SESSIONS.get(request.model.name)(request.session())
-        runner = _runner(request, session, progress)
-        environment = runner.environment()
-        kept.keep_environment(environment)
-        device = find_profiled_device(request.device, environment, request.model.dtype)
-        pages, resumed = _measured(request, images, kept, runner, progress)
-        operators = _operators(request, images, kept, runner)
-        kernels = _kernels(request, kept)
-        return _finish(request, session, kept, Seen(pages, operators, kernels), device, resumed)
-
-
-def _runner(request: ProfileRequest, session: Session, progress: Progress | None) -> Runner:
-    run = request.run
-    return RUNNERS.get("timed")(
-        session, warmup=run.warmup, repeats=run.repeats, clock=run.clock, threads=run.threads, watch=progress
-    )
+    kernels: tuple[MeasuredKernel, ...]
+    resumed_pages: int
 
 
 def _measured(
-    request: ProfileRequest, images: Sequence[str], kept: RunFolder, runner: Runner, progress: Progress | None
+    request: ProfileRequest,
+    model: ProfiledModel,
+    images: Sequence[str | None],
+    kept: RunFolder,
+    runs: TimedRuns,
+    progress: Progress | None,
 ) -> tuple[list[PageMeasurement], int]:
     found = [kept.finished_page(index, image) for index, image in enumerate(images)]
     resumed = sum(page is not None for page in found)
@@ -102,8 +167,8 @@ def _measured(
     for index, (image, page) in enumerate(zip(images, found, strict=True)):
         if page is None:
             if progress is not None:
-                progress.page(image)
-            page = runner.measure(request.workload.request(image))
+                progress.page(image or request.model.name)
+            page = runs.measure(model.page_run(request, image))
             kept.keep_page(index, page)
             if progress is not None:
                 progress.page_done()
@@ -112,7 +177,7 @@ def _measured(
 
 
 def _operators(
-    request: ProfileRequest, images: Sequence[str], kept: RunFolder, runner: Runner
+    request: ProfileRequest, model: ProfiledModel, images: Sequence[str | None], kept: RunFolder, runs: TimedRuns
 ) -> tuple[OperatorTime, ...]:
     """Of the first page, in a pass of its own; a resumed run that has them already reads them back."""
     if not request.profiler.enabled:
@@ -120,20 +185,18 @@ def _operators(
     file = kept.path / OPERATORS
     if file.is_file() and (kept.path / CHROME_TRACE).is_file():
         return read_operators(file.read_text("utf-8"))
-    found = runner.operators(
-        request.workload.request(images[0]), kept.path / CHROME_TRACE, modules=request.profiler.modules
-    )
+    page = model.page_run(request, images[0])
+    found = runs.operators(page, kept.path / CHROME_TRACE, modules=request.profiler.modules)
     kept.write_text(OPERATORS, operators_text(found))
     return found
 
 
-def _kernels(request: ProfileRequest, kept: RunFolder) -> tuple[Kernel, ...]:
+def _kernels(request: ProfileRequest, kept: RunFolder) -> tuple[MeasuredKernel, ...]:
     """Of a process of its own under Nsight, where that was asked for."""
     if request.profiler.nsight == "none":
         return ()
     profiler = OUTSIDE_PROFILERS.get(request.profiler.nsight)
-    request_file = kept.write_json("nsight-request.json", asdict(request))
-    found = profiler(ranged_program(request_file), kept.path, request.profiler.nsight_stage)
+    found = profiler(ranged_program(kept.path / REQUEST_FILE), kept.path, request.profiler.nsight_stage)
     kept.write_json(KERNELS, [asdict(kernel) for kernel in found])
     return found
 
@@ -163,57 +226,55 @@ def read_operators(text: str) -> tuple[OperatorTime, ...]:
 
 
 def _finish(
-    request: ProfileRequest,
-    session: Session,
-    kept: RunFolder,
-    seen: Seen,
-    device: Device | None,
-    resumed: int,
-) -> ProfileRun:
-    """Costs, the join, and every artifact; all of it follows from what the folder holds."""
-    pages = seen.pages
-    dtype = request.model.dtype
-    by_page: list[WorkloadCosts | None] = [None] * len(pages)
-    if request.static_analysis.enabled:
-        by_page = PageCosts(session.adapter, request.model.name, request.device.torch).of(pages)
-    figures = join_run(pages, by_page, device, dtype)
-    notes = [*session.notes, *_holes(by_page)]
+    request: ProfileRequest, model: ProfiledModel, kept: RunFolder, seen: Seen, device: Device | None
+) -> ProfileAnswer:
+    """Costs, the join, and every artifact; all of it follows from what the folder holds. A page is traced once."""
+    pages, files = seen.pages, [kept.path / name for name in (CONFIG_FILE, REQUEST_FILE, ENVIRONMENT_FILE)]
+    costs: list[WorkloadCosts | None] = [None] * len(pages)
     chapters: tuple[Report, ...] = ()
-    files = [kept.path / name for name in ("config.yaml", "env.json")]
     if request.static_analysis.enabled:
-        static = static_run(session.adapter, request, pages[0])
-        files.append(kept.write_text("static_compute.json", static.text))
-        chapters = (static.report,)
-    report = profile_report(
+        traces = PageTraces(model.adapter, request.model.name, request.device.torch)
+        costs = traces.costs(pages)
+        static = traces.static(pages[0], request.static_analysis.options())
+        files.append(kept.write_text("static_compute.json", static.to_json()))
+        chapters = (static.report(),)
+    files += [kept.path / OPERATORS, kept.path / CHROME_TRACE] if seen.operators else []
+    files += [kept.path / KERNELS] if seen.kernels else []
+    names = ("report.md", "report.html", METRICS_FILE)
+    answer = ProfileAnswer(
         model=request.model.name,
-        figures=figures,
-        pages=pages,
+        dtype=request.model.dtype,
+        device=device,
+        figures=join_run(pages, costs, device, request.model.dtype),
+        costs=tuple(costs),
+        pages=tuple(pages),
         operators=seen.operators,
         kernels=seen.kernels,
-        device=device,
-        dtype=dtype,
-        notes=[Note(text) for text in notes],
-        chapters=chapters,
+        notes=(*model.notes, *_holes(costs)),
+        folder=kept.path,
+        files=(*files, *(kept.path / name for name in names)),
+        resumed_pages=seen.resumed_pages,
+        _chapters=chapters,
     )
-    document = metrics_document(
+    report = answer.report()
+    kept.write_text("report.md", REPORTERS.get("markdown")().render(report))
+    kept.write_text("report.html", REPORTERS.get("html")().render(report))
+    kept.write_json(METRICS_FILE, _metrics(request, answer))
+    return answer
+
+
+def _metrics(request: ProfileRequest, answer: ProfileAnswer) -> dict[str, object]:
+    return metrics_document(
         tool_version=__version__,
-        model=request.model.name,
+        model=answer.model,
         request=asdict(request),
-        device=device,
-        dtype=dtype,
-        figures=figures,
-        pages=pages,
-        costs=by_page,
-        notes=notes,
+        device=answer.device,
+        dtype=answer.dtype,
+        figures=answer.figures,
+        pages=answer.pages,
+        costs=answer.costs,
+        notes=answer.notes,
     )
-    if seen.operators:
-        files += [kept.path / OPERATORS, kept.path / CHROME_TRACE]
-    if seen.kernels:
-        files.append(kept.path / KERNELS)
-    files.append(kept.write_text("report.md", REPORTERS.get("markdown")().render(report)))
-    files.append(kept.write_text("report.html", REPORTERS.get("html")().render(report)))
-    files.append(kept.write_json(METRICS_FILE, document))
-    return ProfileRun(folder=kept.path, files=tuple(files), report=report, figures=figures, resumed_pages=resumed)
 
 
 def _holes(costs: Sequence[WorkloadCosts | None]) -> list[str]:

@@ -5,12 +5,11 @@ Run as `python -m llm_perf_opt.api.profile.ranged_pass REQUEST.json`; it prints 
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-from llm_perf_opt.api.profile.request import ProfileRequest, list_pages
-from llm_perf_opt.core.protocols import RUNNERS, SESSIONS
+from llm_perf_opt.api.profile.profiled_model import open_model
+from llm_perf_opt.api.profile.request import ProfileRequest, read_request
 
 MODULE = "llm_perf_opt.api.profile.ranged_pass"
 
@@ -22,11 +21,14 @@ def ranged_program(request_file: Path) -> list[str]:
 
 def make_ranged_pass(request: ProfileRequest) -> None:
     """The first page, as the timed run has it."""
-    pages = list_pages(request.workload.image, sample=request.workload.sample, seed=request.workload.seed)
-    session = SESSIONS.get(request.model.name)(request.session())
-    runner = RUNNERS.get("timed")(session, warmup=request.run.warmup, threads=request.run.threads)
-    runner.ranged_pass(request.workload.request(pages[0]), modules=request.profiler.modules)
+    from llm_perf_opt.harness.real_models import RealModels
+    from llm_perf_opt.harness.timing.timed_runs import TimedRuns
+
+    model = open_model(request.model, request.device.torch)
+    models = RealModels(weights=model.weights, device=request.device.torch)
+    runs = TimedRuns(models, warmup=request.run.warmup, threads=request.run.threads)
+    runs.ranged_pass(model.page_run(request, request.pages()[0]), modules=request.profiler.modules)
 
 
 if __name__ == "__main__":
-    make_ranged_pass(ProfileRequest.from_json(json.loads(Path(sys.argv[1]).read_text("utf-8"))))
+    make_ranged_pass(read_request(Path(sys.argv[1])))

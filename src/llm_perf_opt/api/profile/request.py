@@ -5,17 +5,24 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.measurement import InferenceRequest, SessionRequest
+from llm_perf_opt.core.options import Option
+from llm_perf_opt.core.plugins import workload_options
+from llm_perf_opt.core.reading import FileKind, naming_file, read_json
+
+Record = TypeVar("Record")
+
+NOT_MEASURED = {"is_measured": False}
+"""Metadata of a field that the timed passes do not depend on: a run that differs only in these keeps its pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """Which model, and with which weights. Without a `folder` it is the blueprint, which needs no files."""
+    """Which model: a registered name or a Hugging Face folder. `folder` is a released folder of a registered one."""
 
     name: str = "deepseek-ocr"
     folder: str | None = None
@@ -26,46 +33,60 @@ class ModelChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadChoice:
-    r"""Which pages, and what is asked of each.
+class PageChoice:
+    r"""What profiling adds to a workload: which pages, the text of the prompt, and how long to generate.
 
     `image` is a file, a folder of them, a `.txt` list with one file or size per line, or a size of a synthetic page.
     Of many pages `sample` takes so many, drawn with `seed`. `prompt` is text, with `\n` for a line break, and needs a
     tokenizer; without it `prompt_tokens` placeholders stand in.
     """
 
-    image: str = "1240x1754"
+    image: str | None = None  # None: the model's own default
     sample: int | None = None
     seed: int = 0
-    mode: str | None = None
-    crops: str | None = None  # "2x3", columns x rows
     prompt: str | None = None
-    prompt_tokens: int = 20
     max_new_tokens: int = 8
     stop_at_eos: bool = False  # a fixed number of tokens is a fixed amount of work
 
-    def request(self, image: str) -> InferenceRequest:
-        """What is asked of one page."""
-        return InferenceRequest(
-            image=image,
-            prompt=self.prompt_tokens if self.prompt is None else self.prompt.replace("\\n", "\n"),
-            max_new_tokens=self.max_new_tokens,
-            mode=self.mode,
-            crops=crop_grid(self.crops),
-            stop_at_eos=self.stop_at_eos,
-        )
+    def options(self) -> dict[str, Any]:
+        """The declared fields of a workload that are set, as they were written."""
+        given = {name: getattr(self, name) for name in WORKLOAD_OPTIONS}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+ALL_OPTIONS = {name: declared for name, (declared, _) in workload_options().items()}
+# `image` and `max_new_tokens` are above; the others are `model.dtype` and `model.attention`
+_TOLD_ELSEWHERE = ("image", "decode_steps", "dtype", "attention")
+WORKLOAD_OPTIONS = {name: declared for name, declared in ALL_OPTIONS.items() if name not in _TOLD_ELSEWHERE}
+"""The fields of any model's workload that `profile` takes as `workload.NAME`."""
+
+
+def _with_options(name: str, base: type[Record], declared: Mapping[str, Option]) -> type[Record]:
+    """A record of `base` and of every declared option, as a configuration file writes it; None: not set."""
+    return make_dataclass(
+        name,
+        [(option.name, option.text_kind | None, None) for option in declared.values()],
+        bases=(base,),
+        namespace={"__module__": __name__, "__doc__": base.__doc__},
+        frozen=True,
+        slots=True,
+        kw_only=True,
+    )
+
+
+WorkloadChoice = _with_options("WorkloadChoice", PageChoice, WORKLOAD_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChoice:
-    """Where it runs, and which peaks it is held against: `name` in the table of devices, or in the file `devices`.
+    """Where it runs, and which peaks it is compared with: `name` in the table of devices, or in the file `devices`.
 
     Without a name the device is looked up by what it reports; a processor that is in no table has no peaks.
     """
 
     torch: str = "cpu"
-    name: str | None = None
-    devices: str | None = None
+    name: str | None = field(default=None, metadata=NOT_MEASURED)
+    devices: str | None = field(default=None, metadata=NOT_MEASURED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +101,18 @@ class RunChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaticChoice:
+class StaticSwitch:
     """The static report beside the times. Sizes that are not given are those of the first page of the run."""
 
     enabled: bool = True
-    image: str | None = None
-    mode: str | None = None
-    crops: str | None = None
-    prompt_tokens: int | None = None
-    decode_steps: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The fields of the workload that are given, as they were written."""
+        given = {name: getattr(self, name) for name in ALL_OPTIONS}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+StaticChoice = _with_options("StaticChoice", StaticSwitch, ALL_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,55 +130,42 @@ class ProfileRequest:
     """One run."""
 
     model: ModelChoice = field(default_factory=ModelChoice)
-    workload: WorkloadChoice = field(default_factory=WorkloadChoice)
+    workload: PageChoice = field(default_factory=WorkloadChoice)
     device: DeviceChoice = field(default_factory=DeviceChoice)
     run: RunChoice = field(default_factory=RunChoice)
-    static_analysis: StaticChoice = field(default_factory=StaticChoice)
+    static_analysis: StaticSwitch = field(default_factory=StaticChoice, metadata=NOT_MEASURED)
     profiler: ProfilerChoice = field(default_factory=ProfilerChoice)
 
     def __post_init__(self) -> None:
         _require_at_least("run.repeats", self.run.repeats, 1)
         _require_at_least("run.warmup", self.run.warmup, 0)
         _require_at_least("workload.max_new_tokens", self.workload.max_new_tokens, 1)
-        _require_at_least("workload.prompt_tokens", self.workload.prompt_tokens, 0)
         _require_at_least("workload.sample", self.workload.sample, 1)
         _require_at_least("run.threads", self.run.threads, 1)
         _require_one_of("model.weights", self.model.weights, ("random", "stored"))
         _require_one_of("profiler.nsight", self.profiler.nsight, ("none", "nsys", "ncu"))
-        crop_grid(self.workload.crops)
-        crop_grid(self.static_analysis.crops)
+        for name, value in (*self.workload.options().items(), *self.static_analysis.options().items()):
+            ALL_OPTIONS[name].value_of(value)
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> ProfileRequest:
-        """Back from `asdict`."""
-        return cls(
-            model=ModelChoice(**stored["model"]),
-            workload=WorkloadChoice(**stored["workload"]),
-            device=DeviceChoice(**stored["device"]),
-            run=RunChoice(**stored["run"]),
-            static_analysis=StaticChoice(**stored["static_analysis"]),
-            profiler=ProfilerChoice(**stored["profiler"]),
-        )
-
-    def session(self) -> SessionRequest:
-        """The model as it is to be opened."""
-        return SessionRequest(
-            folder=None if self.model.folder is None else Path(self.model.folder),
-            weights=self.model.weights,
-            device=self.device.torch,
-            dtype=self.model.dtype,
-            attention=self.model.attention,
-            trust_remote_code=self.model.trust_remote_code,
-        )
+    def pages(self) -> tuple[str | None, ...]:
+        """The images of the run, in order."""
+        return list_pages(self.workload.image, sample=self.workload.sample, seed=self.workload.seed)
 
 
-def crop_grid(text: str | None) -> tuple[int, int] | None:
-    """(columns, rows) of `"2x3"`."""
-    if text is None:
-        return None
-    if not (match := re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text)):
-        raise UsageError(f"{text!r} is no grid of crops.", why="it is COLUMNSxROWS", fix="write it like 2x3")
-    return int(match[1]), int(match[2])
+_REQUEST = FileKind(name="request of a run", fix="choose another run.folder", max_bytes=2**20)
+
+
+def read_request(file: Path) -> ProfileRequest:
+    """Back from a file of its `asdict`."""
+    groups = read_json(file, dict[str, dict[str, str | int | float | bool | None]], _REQUEST)
+    default, known = ProfileRequest(), {group.name for group in fields(ProfileRequest)}
+    with naming_file(file):
+        if groups.keys() != known:
+            raise _REQUEST.malformed("the top level", f"the groups {', '.join(sorted(known))}", groups)
+        try:
+            return ProfileRequest(**{name: replace(getattr(default, name), **given) for name, given in groups.items()})
+        except TypeError as error:  # a value that its group does not have
+            raise _REQUEST.refusal("is of another version", str(error)) from error
 
 
 def _require_at_least(name: str, value: int | None, least: int) -> None:
@@ -171,8 +182,13 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".t
 LIST_SUFFIX = ".txt"
 
 
-def list_pages(image: str, *, sample: int | None, seed: int) -> tuple[str, ...]:
-    """Files, or sizes of synthetic pages, in the order of the folder's names or of the list; a sample keeps it."""
+def list_pages(image: str | None, *, sample: int | None = None, seed: int = 0) -> tuple[str | None, ...]:
+    """Files, or sizes of synthetic pages, in the order of the folder's names or of the list; a sample keeps it.
+
+    Without an image there is one page, with what the model shows by default.
+    """
+    if image is None:
+        return (None,)
     pages = _all_pages(image)
     if sample is None or sample >= len(pages):
         return pages

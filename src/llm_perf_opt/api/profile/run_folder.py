@@ -1,42 +1,27 @@
-"""The folder of one run: one writer at a time, files whole or not at all, finished pages, and which run it is."""
+"""The folder of one run: one writer at a time, files whole or not at all, finished pages, and which run it is.
+
+A run is known by its request, which `request.json` keeps. Two requests that differ only in what the timed passes do not
+depend on (see `NOT_MEASURED`) are the same run: the pages stay, and what is made of them is made afresh.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.api.profile.request import ProfileRequest
+from llm_perf_opt.api.profile.request import NOT_MEASURED, ProfileRequest, read_request
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import PageMeasurement
 from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.reading import FileKind, read_json
 
-_GROUPS = frozenset(group.name for group in fields(ProfileRequest))
-_ONLY_JOINED = "static_analysis"  # made afresh from the pages, whatever it says
-_ONLY_HELD_AGAINST = re.compile(r"^  (?:name|devices):.*\n(?:    .*\n)*", re.MULTILINE)  # the peaks, not the device
-
-
-def is_run_config(text: str) -> bool:
-    """Whether it has the groups of a profile run, all of them and no other."""
-    return {line.partition(":")[0] for line in text.splitlines() if line[:1].strip()} == _GROUPS
-
-
-def measuring_part(text: str) -> str:
-    """What the timed passes depend on: two texts that agree in it have the same pages."""
-    groups = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
-    return "".join(
-        _ONLY_HELD_AGAINST.sub("", group) if group.startswith("device:") else group
-        for group in groups
-        if not group.startswith(f"{_ONLY_JOINED}:")
-    )
-
-
-CONFIG_FILE = "config.yaml"
+CONFIG_FILE = "config.yaml"  # the request as a person writes it
+REQUEST_FILE = "request.json"  # which run this is
 FAILURE_FILE = "failure.txt"  # why a run of a sweep ended early
 LOCK_FILE = ".lock"
 ENVIRONMENT_FILE = "env.json"
@@ -49,11 +34,14 @@ MEASURED = (
     "operators.csv",
     "chrome-trace.json",
     "kernels.json",
-    "nsight-request.json",
     "nsys.nsys-rep",
     "nsys.sqlite",  # which `nsys stats` leaves beside its report
     "ncu.csv",
 )
+
+
+_PAGE = FileKind(name="measurement of a page", fix="delete it, and its page is measured again")
+_ENVIRONMENT = FileKind(name="environment of a run", fix="choose another run.folder, or add --force", max_bytes=2**20)
 
 
 class RunFolder:
@@ -74,7 +62,7 @@ class RunFolder:
     def keep_environment(self, environment: Any) -> None:
         """`env.json`; pages that were measured elsewhere, or with other settings, are no part of this run."""
         file = self.path / ENVIRONMENT_FILE
-        if file.is_file() and json.loads(file.read_text("utf-8")) != environment and any(self._pages()):
+        if file.is_file() and any(self._pages()) and read_json(file, Any, _ENVIRONMENT) != environment:
             raise PerfOptError(
                 f"{self.path} holds pages that were measured in another environment.",
                 why=f"{file} differs from this machine, its libraries or its settings",
@@ -86,7 +74,7 @@ class RunFolder:
         return (file for file in (self.path / PAGES).glob("*.json") if file.stem.isdigit())
 
     def clear(self) -> None:
-        """Delete what a run writes and nothing else; `config.yaml` stays, since it says that the folder is a run's."""
+        """Delete what a run writes and nothing else; `request.json` stays: it says that the folder is a run's."""
         for page in list(self._pages()):
             page.unlink()
         if (self.path / PAGES).is_dir() and not any((self.path / PAGES).iterdir()):
@@ -99,25 +87,18 @@ class RunFolder:
         (self.path / PAGES).mkdir(exist_ok=True)
         self.write_json(f"{PAGES}/{index:05d}.json", page.to_json())
 
-    def finished_page(self, index: int, image: str) -> PageMeasurement | None:
+    def finished_page(self, index: int, image: str | None) -> PageMeasurement | None:
         """The page as it was measured before, or None; another image in its place is another page."""
         file = self.path / PAGES / f"{index:05d}.json"
         if not file.is_file():
             return None
-        try:
-            page = PageMeasurement.from_json(json.loads(file.read_text("utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PerfOptError(
-                f"{file} is no measurement that can be read.",
-                why=f"{type(error).__name__}: {str(error)[:200]}",
-                fix="delete it, and its page is measured again",
-            ) from error
+        page = read_json(file, PageMeasurement, _PAGE)
         return page if page.image == image else None
 
 
 @contextmanager
-def open_run_folder(path: Path, config_text: str, *, force: bool) -> Iterator[RunFolder]:
-    """Take the folder for one run with this configuration; what an earlier one measured with the same is kept.
+def open_run_folder(path: Path, request: ProfileRequest, config_text: str, *, force: bool) -> Iterator[RunFolder]:
+    """Take the folder for one run with this request; what an earlier one measured with the same is kept.
 
     The lock is the operating system's, so it ends with the process however that ends. A folder of another run is
     refused, unless `force` clears it; a folder of anything else is refused always.
@@ -131,37 +112,49 @@ def open_run_folder(path: Path, config_text: str, *, force: bool) -> Iterator[Ru
         if force:
             folder.clear()
         else:
-            _require_same_run(path, config_text)
+            _require_same_run(path, request)
         folder.write_text(CONFIG_FILE, config_text)
+        folder.write_json(REQUEST_FILE, asdict(request))
         yield folder
 
 
 def _require_ours(path: Path) -> None:
     """Before anything is written to it: a folder with a run, or with nothing but what a run leaves that never began."""
-    stored = path / CONFIG_FILE
-    if stored.is_file() and is_run_config(stored.read_text("utf-8", errors="replace")):
-        return
-    if any(file.name not in (LOCK_FILE, FAILURE_FILE) for file in path.iterdir() if file.suffix != ".partial"):
+    if (path / REQUEST_FILE).is_file():
+        read_request(path / REQUEST_FILE)
+    elif any(file.name not in (LOCK_FILE, FAILURE_FILE) for file in path.iterdir() if file.suffix != ".partial"):
         raise PerfOptError(
             f"{path} is not empty and holds no run.",
-            why=f"there is no {CONFIG_FILE} of a profile run in it, so its files are not ours",
+            why=f"there is no {REQUEST_FILE} of a profile run in it, so its files are not ours",
             fix="choose another run.folder",
         )
 
 
-def _require_same_run(path: Path, config_text: str) -> None:
-    """Pages of two runs must not mix; what was only made of them goes with the configuration that it was made by."""
-    file = path / CONFIG_FILE
-    stored = file.read_text("utf-8") if file.is_file() else config_text
-    if measuring_part(stored) != measuring_part(config_text):
+def _require_same_run(path: Path, request: ProfileRequest) -> None:
+    """Pages of two runs must not mix; what was only made of them goes with the request that it was made by."""
+    if not (path / REQUEST_FILE).is_file():
+        return
+    stored = read_request(path / REQUEST_FILE)
+    if measured_part(stored) != measured_part(request):
         raise PerfOptError(
             f"{path} holds a run with another configuration.",
-            why=f"{file} differs from what was asked for, and results of two runs must not mix",
+            why=f"{path / REQUEST_FILE} differs from what was asked for, and results of two runs must not mix",
             fix="choose another run.folder, or add --force to clear this one",
         )
-    if stored != config_text:
+    if stored != request:
         for name in JOINED:
             (path / name).unlink(missing_ok=True)
+
+
+def measured_part(record: Any) -> Any:
+    """The values of a request that the timed passes depend on."""
+    if not is_dataclass(record):
+        return record
+    return {
+        one.name: measured_part(getattr(record, one.name))
+        for one in fields(record)
+        if not one.metadata.items() >= NOT_MEASURED.items()
+    }
 
 
 @contextmanager

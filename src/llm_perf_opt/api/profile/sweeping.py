@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.analyses.profile.metrics_file import read_metrics
 from llm_perf_opt.api.profile.run_folder import FAILURE_FILE, METRICS_FILE
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import write_whole
@@ -65,15 +65,15 @@ def _failure(run: Path) -> str | None:
 def _row(run: Path) -> tuple[Cell, ...]:
     if _failure(run) is not None:
         return (run.name, "failed", *(None,) * (len(_COLUMNS) - 2))
-    found = json.loads((run / METRICS_FILE).read_text("utf-8"))
-    workload, step = found["request"]["workload"], found["decode_step"]
+    found = read_metrics(run / METRICS_FILE)
+    workload, step = found.request.get("workload", {}), found.decode_step
     return (
         run.name,
-        found["model"],
-        workload["mode"],
-        workload["max_new_tokens"],
-        found["wall"]["median_ns"] * 1e-9,
-        found["first_token"]["median_ns"] * 1e-9,
-        None if step is None else step["median_ns"] * 1e-9,
-        found["model_figure"]["mfu"],
+        found.model,
+        workload.get("mode"),
+        workload.get("max_new_tokens"),
+        found.wall.median_ns * 1e-9,
+        None if found.first_token is None else found.first_token.median_ns * 1e-9,
+        None if step is None else step.median_ns * 1e-9,
+        found.model_figure.mfu,
     )

@@ -2,7 +2,7 @@
 
 `op` is called up to a million times, so it appends integers to flat columns and makes no object that outlives the call:
 the garbage collector never has more to walk, and the millionth op costs what the first did. All looking up, merging and
-adding up is left to `finish`.
+adding up is left to `finish`, where equal kinds of ops become one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,54 @@ from itertools import accumulate
 from llm_perf_opt import __version__
 from llm_perf_opt.core.callgraph import aggregates
 from llm_perf_opt.core.callgraph.event_logs import CallLog, StorageLog, StorageRows
-from llm_perf_opt.core.callgraph.graph import CallGraph, Coverage, Observation, StagePaths
-from llm_perf_opt.core.callgraph.json_values import canonical_text, json_safe
-from llm_perf_opt.core.callgraph.kind_table import KindTable
-from llm_perf_opt.core.callgraph.records import Json, OpColumns, OpKind, OracleAnswer, Parameter, TensorMeta
+from llm_perf_opt.core.callgraph.free_form import canonical_text, json_safe
+from llm_perf_opt.core.callgraph.graph import CallGraph, StagePaths
+from llm_perf_opt.core.callgraph.records import (
+    Coverage,
+    Json,
+    Observation,
+    OpColumns,
+    OpKind,
+    OracleAnswer,
+    Parameter,
+    TensorMeta,
+)
+
+
+class KindTable:
+    """Numbers kinds in the order of first use. The caller keeps its own map from object to row for the hot path."""
+
+    def __init__(self) -> None:
+        self._by_content: dict[tuple[object, ...], OpKind] = {}
+        self._rows: dict[OpKind, int] = {}
+
+    def row_of(self, kind: OpKind) -> int:
+        """The row of the kind with this content. Parts get no row: they did not run as ops of their own."""
+        canonical = self._canonical(kind)
+        return self._rows.setdefault(canonical, len(self._rows))
+
+    def kinds(self) -> tuple[OpKind, ...]:
+        """Every kind that has a row, by row."""
+        return tuple(self._rows)
+
+    def _canonical(self, kind: OpKind) -> OpKind:
+        parts = tuple(self._canonical(part) for part in kind.parts)
+        arguments = json_safe(kind.arguments)
+        content = (
+            kind.name,
+            kind.inputs,
+            kind.outputs,
+            canonical_text(arguments),
+            kind.input_names,
+            kind.output_aliases,
+            kind.mutates,
+            parts,
+        )
+        known = self._by_content.get(content)
+        if known is None:
+            known = self._by_content[content] = replace(kind, arguments=arguments, parts=parts)
+        return known
+
 
 _PENDING_LIMIT = 1 << 16
 

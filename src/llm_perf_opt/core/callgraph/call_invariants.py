@@ -6,15 +6,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, repeat
 from operator import gt, le, lt
-from typing import TYPE_CHECKING
 
-from llm_perf_opt.core.callgraph.records import CallColumns, OpColumns, StorageColumns
-
-if TYPE_CHECKING:
-    from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.records import CallColumns, OpColumns, RunDetail, StorageColumns
 
 
-def call_problems(graph: CallGraph) -> Iterator[str]:
+def call_problems(graph: RunDetail) -> Iterator[str]:
     """Every impossibility in the columns of a graph whose columns fit together."""
     if graph.calls is not None:
         walk = _CallWalk(graph.calls, graph.paths)
@@ -96,7 +92,7 @@ def _op_call_problems(recorded: array[int], expected: array[int]) -> Iterator[st
         yield f"op {op} is said to run in call {recorded[op]}, the innermost call around it is {expected[op]}"
 
 
-def _op_use_problems(graph: CallGraph, ops: OpColumns, storages: StorageColumns) -> Iterator[str]:
+def _op_use_problems(graph: RunDetail, ops: OpColumns, storages: StorageColumns) -> Iterator[str]:
     for side, used, arity in (
         ("input", ops.input_storages, [len(kind.inputs) for kind in graph.op_kinds]),
         ("output", ops.output_storages, [len(kind.outputs) for kind in graph.op_kinds]),

@@ -6,16 +6,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import count
 from operator import ge
-from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.records import CallColumns, OpColumns, OpKind
-
-if TYPE_CHECKING:
-    from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.records import CallColumns, OpColumns, OpKind, RunDetail
 
 
-def shape_problems(graph: CallGraph) -> Iterator[str]:
+def shape_problems(graph: RunDetail) -> Iterator[str]:
     """Every misfit. A graph that has none can be walked without an index error."""
     yield from _table_problems(graph)
     if graph.calls is not None:
@@ -26,7 +22,7 @@ def shape_problems(graph: CallGraph) -> Iterator[str]:
         yield from _storage_problems(graph)
 
 
-def _table_problems(graph: CallGraph) -> Iterator[str]:
+def _table_problems(graph: RunDetail) -> Iterator[str]:
     if len(set(graph.paths)) < len(graph.paths):
         yield "paths: a module path has two rows"
     names = [parameter.name for parameter in graph.parameters]
@@ -52,7 +48,7 @@ def _kind_problems(where: str, kind: OpKind) -> Iterator[str]:
         yield from _kind_problems(f"{where}, part {part.name}", part)
 
 
-def _call_problems(graph: CallGraph, calls: CallColumns) -> Iterator[str]:
+def _call_problems(graph: RunDetail, calls: CallColumns) -> Iterator[str]:
     columns = (calls.path, calls.parent, calls.first_op, calls.end_op, calls.input_count, calls.output_count)
     if len({len(column) for column in columns}) > 1:
         yield "calls: the columns differ in length"
@@ -82,7 +78,7 @@ def _call_problems(graph: CallGraph, calls: CallColumns) -> Iterator[str]:
         yield from index_problems(f"calls.{side}_storages", storages, storage_count)
 
 
-def _op_problems(graph: CallGraph, ops: OpColumns) -> Iterator[str]:
+def _op_problems(graph: RunDetail, ops: OpColumns) -> Iterator[str]:
     if len(ops.kind) != len(ops.call):
         yield f"ops: {len(ops.kind)} kinds for {len(ops.call)} calls"
         return
@@ -110,7 +106,7 @@ def _time_problems(name: str, times: array[int], rows: array[int]) -> Iterator[s
     yield from index_problems(name, times, None)
 
 
-def _storage_problems(graph: CallGraph) -> Iterator[str]:
+def _storage_problems(graph: RunDetail) -> Iterator[str]:
     storages = graph.storages
     assert storages is not None
     columns: tuple[Sequence[object], ...] = (storages.bytes, storages.born_op, storages.freed_op, storages.origin)
@@ -134,9 +130,9 @@ def index_problems(name: str, column: array[int], end: int | None, *, low: int =
         yield f"{name}[{column.index(largest)}] is {largest}, not below {end}"
 
 
-def _storage_count(graph: CallGraph) -> int:
+def _storage_count(graph: RunDetail) -> int:
     return len(graph.storages.bytes) if graph.storages is not None else 0
 
 
-def _op_count(graph: CallGraph) -> int:
+def _op_count(graph: RunDetail) -> int:
     return len(graph.ops.kind) if graph.ops is not None else 0

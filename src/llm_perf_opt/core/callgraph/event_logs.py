@@ -1,4 +1,8 @@
-"""Module calls and memory as they happen, turned into columns when the run is over."""
+"""Module calls and memory as they happen, turned into columns when the run is over.
+
+Callers name storages by tokens of their own. During the run a token is only written down; looking all of them up at the
+end, in one pass, is what keeps the cost per op small and the same for the first op and the millionth.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
 
 from llm_perf_opt.core.callgraph.records import CallColumns, StorageColumns, TensorMeta
-from llm_perf_opt.core.callgraph.tensor_formats import tensor_bytes
+from llm_perf_opt.core.tensor_formats import tensor_bytes
 
 ORIGINS = ("parameter", "buffer", "input", "activation", "external", "scratch")
 _CODES = {origin: code for code, origin in enumerate(ORIGINS)}

@@ -8,24 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.callgraph import aggregates
 from llm_perf_opt.core.callgraph.call_invariants import call_problems
 from llm_perf_opt.core.callgraph.column_shapes import shape_problems
-
-if TYPE_CHECKING:
-    from llm_perf_opt.core.callgraph.graph import CallGraph, Observation
+from llm_perf_opt.core.callgraph.records import Observation, RunCounts
 
 _SHOWN_PER_CHECK = 20
 
 
-def problems_of(graph: CallGraph) -> list[str]:
+def problems_of(graph: RunCounts) -> list[str]:
     """Every contradiction found, at most a screenful per check; columns that do not fit together end the search."""
     misfits = _some(shape_problems(graph))
     if misfits:
         return misfits
-    checks: tuple[Callable[[CallGraph], Iterator[str]], ...] = (
+    checks: tuple[Callable[[RunCounts], Iterator[str]], ...] = (
         _count_problems,
         _edge_problems,
         _reach_problems,
@@ -46,7 +43,7 @@ def _some(problems: Iterator[str]) -> list[str]:
     return [*shown, f"and {more} more like the last one"] if more else shown
 
 
-def _count_problems(graph: CallGraph) -> Iterator[str]:
+def _count_problems(graph: RunCounts) -> Iterator[str]:
     """Counts are counts, and what has own ops or was called from outside was called."""
     for name, counts, least in (
         ("call_counts", graph.call_counts, 1),
@@ -63,7 +60,7 @@ def _count_problems(graph: CallGraph) -> Iterator[str]:
                 yield f"{name} has {path!r}, which was never called"
 
 
-def _edge_problems(graph: CallGraph) -> Iterator[str]:
+def _edge_problems(graph: RunCounts) -> Iterator[str]:
     """The calls on incoming edges, plus those that no module made, add up to the calls of a module."""
     incoming: Counter[str] = Counter()
     for edge, calls in graph.edges.items():
@@ -82,14 +79,14 @@ def _edge_problems(graph: CallGraph) -> Iterator[str]:
             yield f"{path!r} was called {calls} times, {incoming[path]} by edges and {roots.get(path, 0)} as a root"
 
 
-def _root_calls(graph: CallGraph, incoming: Mapping[str, int]) -> Mapping[str, int]:
+def _root_calls(graph: RunCounts, incoming: Mapping[str, int]) -> Mapping[str, int]:
     """As recorded; a file that does not say has its roots where no edge arrives."""
     if graph.root_calls:
         return graph.root_calls
     return {path: calls for path, calls in graph.call_counts.items() if path not in incoming}
 
 
-def _reach_problems(graph: CallGraph) -> Iterator[str]:
+def _reach_problems(graph: RunCounts) -> Iterator[str]:
     """Calls form a tree, so every called module is reached from a root; a cycle on its own was never begun."""
     children: dict[str, list[str]] = {}
     incoming: set[str] = set()
@@ -110,7 +107,7 @@ def _reach_problems(graph: CallGraph) -> Iterator[str]:
             yield f"{path!r} was called, yet no chain of calls leads to it from a root"
 
 
-def _declaration_problems(graph: CallGraph) -> Iterator[str]:
+def _declaration_problems(graph: RunCounts) -> Iterator[str]:
     """Every path in the file is a declared module, where the file declares modules at all."""
     if not graph.module_types:
         return
@@ -124,7 +121,7 @@ def _declaration_problems(graph: CallGraph) -> Iterator[str]:
         yield f"the run stopped in {graph.stopped_in!r}, which is not declared"
 
 
-def _children_problems(graph: CallGraph) -> Iterator[str]:
+def _children_problems(graph: RunCounts) -> Iterator[str]:
     """A module has one path, and the parent that this path names lists it: a shared module is one node, not several."""
     if not graph.module_children:
         return
@@ -141,7 +138,7 @@ def _children_problems(graph: CallGraph) -> Iterator[str]:
             yield f"{path!r} is declared and is no child of {parent!r}"
 
 
-def _observation_problems(graph: CallGraph) -> Iterator[str]:
+def _observation_problems(graph: RunCounts) -> Iterator[str]:
     """The observations of a module are distinct and cover each of its calls once."""
     for name, metadata in (("input_metadata", graph.input_metadata), ("output_metadata", graph.output_metadata)):
         for path, observations in metadata.items():
@@ -154,7 +151,7 @@ def _observation_problems(graph: CallGraph) -> Iterator[str]:
                 yield f"{name}[{path!r}] has the same tensors twice"
 
 
-def _event_problems(graph: CallGraph) -> Iterator[str]:
+def _event_problems(graph: RunCounts) -> Iterator[str]:
     """Enter and exit events pair up and show the same calls and edges."""
     if not graph.events:
         return
@@ -176,7 +173,7 @@ def _event_problems(graph: CallGraph) -> Iterator[str]:
     yield from _differences("events show edges", graph.edges, edges)
 
 
-def _coverage_problems(graph: CallGraph) -> Iterator[str]:
+def _coverage_problems(graph: RunCounts) -> Iterator[str]:
     """The ops run in modules are among those the tracer saw; the rest ran outside any."""
     if graph.coverage is None:
         return
@@ -192,7 +189,7 @@ def _coverage_problems(graph: CallGraph) -> Iterator[str]:
             )
 
 
-def _recount_problems(graph: CallGraph) -> Iterator[str]:
+def _recount_problems(graph: RunCounts) -> Iterator[str]:
     """The contract keys are what the columns add up to; one that the file leaves out claims nothing."""
     calls, ops, paths, metas = graph.calls, graph.ops, graph.paths, graph.tensor_metas
     if calls is None:

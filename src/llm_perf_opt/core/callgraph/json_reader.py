@@ -2,194 +2,220 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from llm_perf_opt.core.callgraph import json_details
 from llm_perf_opt.core.callgraph.column_shapes import shape_problems
-from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION, CallGraph, Coverage, Observation, StagePaths
-from llm_perf_opt.core.callgraph.json_fields import (
-    by_key,
-    counts,
-    each,
-    free_form,
-    integer,
-    malformed,
-    record,
-    text,
-    texts,
+from llm_perf_opt.core.callgraph.event_logs import ORIGINS
+from llm_perf_opt.core.callgraph.free_form import require_safe
+from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION, CallGraph
+from llm_perf_opt.core.callgraph.json_writer import check_seal
+from llm_perf_opt.core.callgraph.records import (
+    CallColumns,
+    Coverage,
+    Json,
+    Observation,
+    OpColumns,
+    OpKind,
+    OracleAnswer,
+    Parameter,
+    StorageColumns,
+    TensorMeta,
 )
-from llm_perf_opt.core.callgraph.json_metas import MetaReader
-from llm_perf_opt.core.callgraph.json_text import SEAL_KEY, check_seal, parse_strictly
-from llm_perf_opt.core.callgraph.records import Json, OracleAnswer
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.reading import FileKind, decode_json, naming_file, read_bytes
 
-MAX_FILE_BYTES = 2**29  # about eight million ops; parsing takes some thirty times as much memory at worst
+if TYPE_CHECKING:
+    from llm_perf_opt.core.callgraph import json_layout as layout
 
-_REQUIRED = ("schema_version", "call_counts", "edges")
-_OPTIONAL = frozenset(
-    "tool_version library_versions model workload deployment phase tracer stages runtime oracle_answers stopped_in "
-    "notes coverage root_calls op_call_counts module_children module_types constructor_params input_metadata "
-    "output_metadata events "
-    f"paths tensor_metas part_kinds op_kinds ops calls storages parameters {SEAL_KEY}".split()
+CALLGRAPH_FILE = FileKind(
+    name="call-graph file",
+    fix="check the name, trace the model again, or restore the file from a copy",
+    schema_version=SCHEMA_VERSION,
+    max_bytes=2**29,  # about eight million ops
+    max_elements=2**27,
 )
+_MAX_PARTS = 10_000  # ops in one composite, all levels together: parts of parts could otherwise multiply without end
+_MAX_PART_LEVELS = 16
+
+T = TypeVar("T")
 
 
 def read_callgraph(path: Path) -> CallGraph:
     """The graph in the file. One with a seal must be as it was written; any other must agree with itself."""
-    raw = _read_bytes(path)
-    try:
-        document = parse_strictly(raw)
-        graph = _graph(document)
-        if SEAL_KEY in document:
-            check_seal(raw, document[SEAL_KEY])
+    raw = read_bytes(path, CALLGRAPH_FILE)
+    with naming_file(path):
+        file = _decoded(raw)
+        graph = _GraphReader(file).graph()
+        if isinstance(file.content_sha256, str):
+            check_seal(raw, file.content_sha256)
         else:
             _refuse(graph.problems())
-    except PerfOptError as error:
-        raise PerfOptError(f"{path}: {error.what}", why=error.why, fix=error.fix) from error
     return graph
 
 
 def from_json_dict(document: Json) -> CallGraph:
     """The graph in a parsed document, which must agree with itself; a seal covers bytes and is not looked at."""
-    graph = _graph(document)
+    try:
+        text = json.dumps(document)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CALLGRAPH_FILE.refusal("is not valid JSON", str(error)[:300]) from None
+    graph = _GraphReader(_decoded(text.encode())).graph()
     _refuse(graph.problems())
     return graph
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise PerfOptError(
-                f"There is no call-graph file at {path}.",
-                why="nothing is there, or not a file",
-                fix="check the name, or trace the model",
-            )
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise PerfOptError(f"{path} could not be read.", why=str(error), fix="check the permissions") from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise PerfOptError(
-            f"{path} is larger than {MAX_FILE_BYTES:,} bytes.",
-            why="a trace of a million ops takes about a tenth of that, and a file beyond it could exhaust the memory",
-            fix="check that it is a call graph; trace one phase at a time",
-        )
-    return raw
+def _decoded(raw: bytes) -> layout.CallGraphFile:
+    from llm_perf_opt.core.callgraph.json_layout import CallGraphFile, column_from_deltas
+
+    return decode_json(raw, CallGraphFile, CALLGRAPH_FILE, hook=column_from_deltas)
 
 
 def _refuse(problems: list[str]) -> None:
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise PerfOptError(
-            "The call-graph file contradicts itself.",
-            why="; ".join(problem[:300] for problem in problems[:3]) + more,
-            fix="trace the model again, or restore the file from a copy",
+        raise CALLGRAPH_FILE.refusal("contradicts itself", "; ".join(problem[:300] for problem in problems[:3]) + more)
+
+
+@dataclass(frozen=True, slots=True)
+class _SizedKind:
+    kind: OpKind
+    ops: int  # itself and every part, all levels together
+    levels: int
+
+
+class _GraphReader:
+    """From the rows of a file to the records that they stand for; each distinct tensor is made once."""
+
+    def __init__(self, file: layout.CallGraphFile) -> None:
+        self._file = file
+        self._known: dict[layout.Tensor, TensorMeta] = {}
+        self._metas = self._tensors(file.tensor_metas)
+
+    def graph(self) -> CallGraph:
+        """The whole graph, whose columns fit together."""
+        file = self._file
+        for name in ("workload", "deployment", "runtime"):
+            require_safe(getattr(file, name), name, CALLGRAPH_FILE)
+        for path, params in file.constructor_params.items():
+            require_safe(params, f"constructor_params[{path[:80]!r}]", CALLGRAPH_FILE)
+        coverage = file.coverage
+        graph = CallGraph(
+            tool_version=file.tool_version,
+            library_versions=file.library_versions,
+            model=file.model,
+            workload=file.workload,
+            deployment=file.deployment,
+            phase=file.phase,
+            tracer=file.tracer,
+            stages=tuple((stage.name, stage.paths) for stage in file.stages),
+            runtime=file.runtime,
+            oracle_answers=tuple(
+                OracleAnswer(op=row.op, policy=row.policy, site=row.site, count=row.count)
+                for row in file.oracle_answers
+            ),
+            stopped_in=file.stopped_in,
+            notes=file.notes,
+            coverage=Coverage(ops=coverage.ops, op_kinds=coverage.op_kinds) if coverage else None,
+            call_counts=file.call_counts,
+            root_calls=file.root_calls,
+            edges=file.edges,
+            op_call_counts=file.op_call_counts,
+            module_children=file.module_children,
+            module_types=file.module_types,
+            constructor_params=file.constructor_params,
+            input_metadata=self._observations(file.input_metadata),
+            output_metadata=self._observations(file.output_metadata),
+            events=file.events,
+            paths=file.paths,
+            tensor_metas=self._metas,
+            op_kinds=self._op_kinds(),
+            ops=OpColumns(**_columns(file.ops)) if file.ops else None,
+            calls=CallColumns(**_columns(file.calls)) if file.calls else None,
+            storages=self._storages(),
+            parameters=tuple(self._parameters()),
+        )
+        _refuse(list(islice(shape_problems(graph), 20)))
+        return graph
+
+    def _tensors(self, rows: tuple[layout.Tensor, ...]) -> tuple[TensorMeta, ...]:
+        known = self._known
+        for row in rows:
+            if row not in known:
+                known[row] = TensorMeta(row.shape, row.dtype, row.device)
+        return tuple(known[row] for row in rows)
+
+    def _observations(
+        self, metadata: dict[str, tuple[layout.ObservationRow, ...]]
+    ) -> dict[str, tuple[Observation, ...]]:
+        return {
+            path: tuple(Observation(tensors=self._tensors(row.tensors), calls=row.calls) for row in rows)
+            for path, rows in metadata.items()
+        }
+
+    def _op_kinds(self) -> tuple[OpKind, ...]:
+        """The distinct ops; parts come from a table of their own, in which a part follows the parts it is made of."""
+        parts: list[_SizedKind] = []
+        for index, row in enumerate(self._file.part_kinds):
+            parts.append(self._kind(row, f"part_kinds[{index}]", parts))
+        rows = enumerate(self._file.op_kinds)
+        return tuple(self._kind(row, f"op_kinds[{index}]", parts).kind for index, row in rows)
+
+    def _kind(self, row: layout.KindRow, where: str, known: list[_SizedKind]) -> _SizedKind:
+        parts = _rows_of(known, row.parts, f"{where}.parts")
+        ops = 1 + sum(part.ops for part in parts)
+        levels = 1 + max((part.levels for part in parts), default=0)
+        if ops > _MAX_PARTS or levels > _MAX_PART_LEVELS:
+            limit = f"at most {_MAX_PARTS} parts on {_MAX_PART_LEVELS} levels"
+            raise CALLGRAPH_FILE.malformed(f"{where}.parts", limit, list(row.parts))
+        require_safe(row.arguments, f"{where}.arguments", CALLGRAPH_FILE)
+        kind = OpKind(
+            name=row.name,
+            inputs=_rows_of(self._metas, row.inputs, f"{where}.inputs"),
+            outputs=_rows_of(self._metas, row.outputs, f"{where}.outputs"),
+            arguments=row.arguments,
+            input_names=row.input_names,
+            output_aliases=row.output_aliases,
+            mutates=row.mutates,
+            parts=tuple(part.kind for part in parts),
+        )
+        return _SizedKind(kind, ops, levels)
+
+    def _storages(self) -> StorageColumns | None:
+        table = self._file.storages
+        if not table:
+            return None
+        return StorageColumns(
+            bytes=table.bytes,
+            born_op=table.born_op,
+            freed_op=table.freed_op,
+            origin=_rows_of(ORIGINS, table.origin, "storages.origin"),
         )
 
-
-def _graph(document: Json) -> CallGraph:
-    _require_known_version(document)
-    document = record(document, "the top level", _REQUIRED, _OPTIONAL)
-    read_meta = MetaReader()
-    metas = json_details.read_tensor_metas(document, read_meta)
-    graph = CallGraph(
-        tool_version=text(document.get("tool_version", ""), "tool_version"),
-        library_versions=by_key(document.get("library_versions", {}), "library_versions", text),
-        model=text(document.get("model", ""), "model"),
-        workload=free_form(document.get("workload", {}), "workload"),
-        deployment=free_form(document.get("deployment", {}), "deployment"),
-        phase=text(document.get("phase", ""), "phase"),
-        tracer=text(document.get("tracer", ""), "tracer"),
-        stages=tuple(each(document.get("stages", []), "stages", _stage)),
-        runtime=free_form(document.get("runtime", {}), "runtime"),
-        oracle_answers=tuple(each(document.get("oracle_answers", []), "oracle_answers", _oracle_answer)),
-        stopped_in=_optional_text(document.get("stopped_in"), "stopped_in"),
-        notes=texts(document.get("notes", []), "notes"),
-        coverage=_coverage(document),
-        call_counts=counts(document["call_counts"], "call_counts"),
-        root_calls=counts(document.get("root_calls", {}), "root_calls"),
-        edges=counts(document["edges"], "edges"),
-        op_call_counts=counts(document.get("op_call_counts", {}), "op_call_counts"),
-        module_children=by_key(document.get("module_children", {}), "module_children", texts),
-        module_types=by_key(document.get("module_types", {}), "module_types", text),
-        constructor_params=by_key(document.get("constructor_params", {}), "constructor_params", free_form),
-        input_metadata=_metadata(document, "input_metadata", read_meta),
-        output_metadata=_metadata(document, "output_metadata", read_meta),
-        events=tuple(each(document.get("events", []), "events", _event)),
-        paths=texts(document.get("paths", []), "paths"),
-        tensor_metas=metas,
-        op_kinds=json_details.read_op_kinds(document, metas),
-        ops=json_details.read_ops(document),
-        calls=json_details.read_calls(document),
-        storages=json_details.read_storages(document),
-        parameters=json_details.read_parameters(document, metas),
-    )
-    _refuse(list(islice(shape_problems(graph), 20)))
-    return graph
+    def _parameters(self) -> Iterator[Parameter]:
+        table = self._file.parameters
+        if not table:
+            return
+        lengths = [len(column) for column in (table.name, table.meta, table.storage, table.is_buffer)]
+        if len(set(lengths)) > 1:
+            raise CALLGRAPH_FILE.malformed("parameters", f"columns of {lengths[0]} rows", lengths)
+        metas = _rows_of(self._metas, table.meta, "parameters.meta")
+        are_buffers = _rows_of((False, True), table.is_buffer, "parameters.is_buffer")
+        for name, meta, storage, is_buffer in zip(table.name, metas, table.storage, are_buffers, strict=True):
+            yield Parameter(name=name, meta=meta, storage=storage, is_buffer=is_buffer)
 
 
-def _require_known_version(document: Json) -> None:
-    if type(document) is not dict:
-        raise malformed("the top level", "an object", document)
-    version = document.get("schema_version")
-    if type(version) is not int:
-        raise malformed("schema_version", "a whole number", version)
-    if version != SCHEMA_VERSION:
-        raise PerfOptError(
-            f"The call-graph file has schema version {_short(version)}, this program reads version {SCHEMA_VERSION}.",
-            why="a key may mean something else in another version",
-            fix="use the version of llm-perf-opt that wrote it, or trace the model again",
-        )
+def _columns(table: layout.OpsTable | layout.CallsTable) -> dict[str, array[int]]:
+    """Every column that the file has."""
+    columns = ((name, getattr(table, name)) for name in table.__struct_fields__)
+    return {name: column for name, column in columns if isinstance(column, array)}
 
 
-def _short(version: int) -> str:
-    return str(version) if abs(version) < 10**9 else "out of range"
-
-
-def _stage(value: Json, where: str) -> StagePaths:
-    stage = record(value, where, ("name", "paths"))
-    return text(stage["name"], f"{where}.name"), texts(stage["paths"], f"{where}.paths")
-
-
-def _oracle_answer(value: Json, where: str) -> OracleAnswer:
-    answer = record(value, where, ("op", "policy", "site", "count"))
-    return OracleAnswer(
-        op=text(answer["op"], f"{where}.op"),
-        policy=text(answer["policy"], f"{where}.policy"),
-        site=text(answer["site"], f"{where}.site"),
-        count=integer(answer["count"], f"{where}.count", low=1),
-    )
-
-
-def _optional_text(value: Json, where: str) -> str | None:
-    return None if value is None else text(value, where)
-
-
-def _coverage(document: Mapping[str, Json]) -> Coverage | None:
-    if "coverage" not in document:
-        return None
-    value = record(document["coverage"], "coverage", ("ops", "op_kinds"))
-    return Coverage(ops=integer(value["ops"], "coverage.ops"), op_kinds=integer(value["op_kinds"], "coverage.op_kinds"))
-
-
-def _metadata(document: Mapping[str, Json], key: str, read_meta: MetaReader) -> dict[str, tuple[Observation, ...]]:
-    def read_one(value: Json, where: str) -> Observation:
-        observation = record(value, where, ("tensors", "calls"))
-        return Observation(
-            tensors=tuple(each(observation["tensors"], f"{where}.tensors", read_meta)),
-            calls=integer(observation["calls"], f"{where}.calls", low=1),
-        )
-
-    def read_all(value: Json, where: str) -> tuple[Observation, ...]:
-        return tuple(each(value, where, read_one))
-
-    return by_key(document.get(key, {}), key, read_all)
-
-
-def _event(value: Json, where: str) -> tuple[str, str]:
-    event = texts(value, where)
-    if len(event) != 2 or event[0] not in ("enter", "exit"):
-        raise malformed(where, '["enter" or "exit", path]', value)
-    return event[0], event[1]
+def _rows_of(table: Sequence[T], rows: Sequence[int], where: str) -> tuple[T, ...]:
+    if rows and not (min(rows) >= 0 and max(rows) < len(table)):
+        raise CALLGRAPH_FILE.malformed(where, f"rows of a table of {len(table)}", max(rows))
+    return tuple(map(table.__getitem__, rows))

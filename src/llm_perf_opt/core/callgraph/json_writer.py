@@ -15,12 +15,12 @@ from operator import sub
 from pathlib import Path
 
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.graph import CallGraph, Observation
-from llm_perf_opt.core.callgraph.json_text import SEAL_KEY
+from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.callgraph.records import (
     CallColumns,
     Json,
+    Observation,
     OpColumns,
     OpKind,
     Parameter,
@@ -29,6 +29,8 @@ from llm_perf_opt.core.callgraph.records import (
 )
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import write_whole
+
+SEAL_KEY = "content_sha256"  # the last key: a digest of every byte before it
 
 
 def write_callgraph(graph: CallGraph, path: Path, *, overwrite: bool, with_events: bool = False) -> None:
@@ -60,6 +62,20 @@ def _sealed(document: Mapping[str, Json]) -> Iterator[bytes]:
         yield line
         opening = ""
     yield f'"{SEAL_KEY}":"{digest.hexdigest()}"}}\n'.encode()
+
+
+def check_seal(raw: bytes, written: str) -> None:
+    """Refuse a sealed file that is not, byte for byte, what was written up to its seal, or that goes on after it."""
+    start = raw.rfind(f'"{SEAL_KEY}"'.encode())
+    digest = hashlib.sha256(memoryview(raw)[:start]).hexdigest()
+    closing = b"".join(raw[start:].split())
+    if written != digest or closing != f'"{SEAL_KEY}":"{digest}"}}'.encode():
+        raise PerfOptError(
+            "The call-graph file was changed after it was written.",
+            why=f"its content does not have the digest in {SEAL_KEY!r}",
+            fix="trace the model again, or restore the file from a copy; "
+            f"if the change was meant, remove {SEAL_KEY!r} and the file is checked without it",
+        )
 
 
 def to_json_dict(graph: CallGraph, *, with_events: bool = False) -> dict[str, Json]:

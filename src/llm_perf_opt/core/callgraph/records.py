@@ -112,3 +112,50 @@ class OracleAnswer:
     policy: str
     site: str  # "file.py:123 in function" of the model code that asked
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The tensors that went into, or came out of, a module, and in how many of its calls they were just these."""
+
+    tensors: tuple[TensorMeta, ...]
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How much the tracer saw: `ops` that ran, inside modules and outside, and the distinct kinds among them."""
+
+    ops: int
+    op_kinds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunDetail:
+    """What ran, occurrence by occurrence; each part is absent where the tracer did not see it."""
+
+    paths: tuple[str, ...] = ()
+    tensor_metas: tuple[TensorMeta, ...] = ()
+    op_kinds: tuple[OpKind, ...] = ()
+    ops: OpColumns | None = None
+    calls: CallColumns | None = None
+    storages: StorageColumns | None = None
+    parameters: tuple[Parameter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunCounts(RunDetail):
+    """What the contract promises every reader, complete by itself, and the detail that it was counted from."""
+
+    stopped_in: str | None = None  # where a partial run ended; calls open at that moment count and have no outputs
+    coverage: Coverage | None = None  # None: the tracer does not see ops
+    call_counts: Mapping[str, int] = field(default_factory=dict)
+    root_calls: Mapping[str, int] = field(default_factory=dict)  # the calls among them that no module made
+    edges: Mapping[str, int] = field(default_factory=dict)  # "parent->child", the parent being the enclosing call
+    op_call_counts: Mapping[str, int] = field(default_factory=dict)
+    module_children: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    module_types: Mapping[str, str] = field(default_factory=dict)
+    constructor_params: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    input_metadata: Mapping[str, tuple[Observation, ...]] = field(default_factory=dict)
+    output_metadata: Mapping[str, tuple[Observation, ...]] = field(default_factory=dict)
+    events: tuple[tuple[str, str], ...] = ()  # ("enter" | "exit", path), in order

@@ -1,24 +1,33 @@
-"""What small measurements say about one machine: how long each kind of work takes there, at which size.
+"""Small measurements of one machine: how long each kind of work takes there, at which size.
 
 A calibration is a set of tables. A table belongs to one family of work and one dtype and holds a time for every
 combination of the sizes along its axes, and with which power the work grows along each, so that a size beyond the last
-one can be told by proportion. The tables are measured by `llm-perf-opt devices calibrate` and read by the calibrated
-prediction.
+one follows by proportion. The tables are measured by `llm-perf-opt devices calibrate` and read by the calibrated
+prediction. As a device, the best measured rates stand in for peaks that nobody publishes.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE, Device
 from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.reading import FileKind, read_json
 
 CALIBRATION_SCHEMA_VERSION = 1
+CALIBRATION_FILE = FileKind(
+    name="calibration file",
+    fix="measure again: llm-perf-opt devices calibrate --out calibration.json",
+    schema_version=CALIBRATION_SCHEMA_VERSION,
+    has_every_key=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +60,7 @@ class RateTable:
             raise ValueError(f"{self.family}, {self.dtype}: axes, ticks and growth differ in number")
         if math.prod(map(len, self.ticks)) != len(self.times):
             raise ValueError(f"{self.family}, {self.dtype}: {len(self.times)} times do not fill its axes")
-        if any(list(ticks) != sorted(set(ticks)) or ticks[0] < 1 for ticks in self.ticks):
+        if any(not ticks or list(ticks) != sorted(set(ticks)) or ticks[0] < 1 for ticks in self.ticks):
             raise ValueError(f"{self.family}, {self.dtype}: ticks must be positive and ascend")
         if any(not 0 < time.fastest_s <= time.median_s <= time.slowest_s < math.inf for time in self.times):
             raise ValueError(f"{self.family}, {self.dtype}: a time is not positive, or its ends are not in order")
@@ -73,7 +82,7 @@ class Calibration:
     tables: tuple[RateTable, ...]
     fresh_byte: Timing | None = None
     clock: str = "wall"  # "wall" | "cpu": what the times were read from
-    is_smoke: bool = False  # only the smallest sizes were tried: what is told of larger ones means nothing
+    is_smoke: bool = False  # only the smallest sizes were tried: times of larger ones mean nothing
     schema_version: int = field(default=CALIBRATION_SCHEMA_VERSION)
 
     @property
@@ -98,55 +107,85 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 
 def read_calibration(path: Path) -> Calibration:
     """The calibration in a file; a file that is none, or of another schema, is refused with the reason."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise _refusal(path, str(error)) from error
-    if not isinstance(document, dict):
-        raise _refusal(path, "it holds no object")
-    if document.get("schema_version") != CALIBRATION_SCHEMA_VERSION:
-        raise _refusal(
-            path, f"its schema version is {document.get('schema_version')!r}, not {CALIBRATION_SCHEMA_VERSION}"
+    return read_json(path, Calibration, CALIBRATION_FILE)
+
+
+_PRODUCTS = ("product", "wide_product", "narrow_product", "batched_product")
+_BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def measured_device(calibration: Calibration) -> Device:
+    """The device of a calibration, with the best matrix rates and the best bandwidth in it."""
+    rates = best_rates(calibration)
+    bandwidth = largest_bandwidth(calibration)
+    if not rates or bandwidth is None:
+        raise PerfOptError(
+            "The calibration has no matrix rate or no bandwidth.",
+            why="its tables of products or copies are missing",
+            fix="measure again: llm-perf-opt devices calibrate",
         )
-    try:
-        return _calibration(document)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _refusal(path, f"{type(error).__name__}: {error}") from error
+    device = Device(
+        id=device_id(calibration),
+        name=f"{calibration.title}, measured",
+        vendor="measured",
+        arch=calibration.kind,
+        peak_flops_per_s={PEAKS_OF_DTYPE[dtype][0]: int(rate) for dtype, rate in rates.items()},
+        bandwidth_bytes_per_s=int(bandwidth),
+        memory_bytes=calibration.memory_bytes,
+        is_measured=True,
+        threads=calibration.threads if calibration.kind == "cpu" else None,
+        reported_names=(calibration.device,),
+        sources=("llm-perf-opt devices calibrate",),
+        notes="Best rates of a calibration, not figures of a data sheet.",
+    )
+    sums = calibration.table("arithmetic", "float32")
+    return device if sums is None else _with_overheads(device, sums.times[0])
 
 
-def _calibration(document: Mapping[str, Any]) -> Calibration:
-    fresh = document["fresh_byte"]
-    return Calibration(
-        device=str(document["device"]),
-        kind=str(document["kind"]),
-        threads=int(document["threads"]),
-        memory_bytes=int(document["memory_bytes"]),
-        library_versions={str(name): str(version) for name, version in document["library_versions"].items()},
-        tables=tuple(map(_table, document["tables"])),
-        fresh_byte=None if fresh is None else _timing(fresh),
-        clock=str(document["clock"]),
-        is_smoke=bool(document["is_smoke"]),
+def _with_overheads(device: Device, smallest: Timing) -> Device:
+    """The smallest sum stands for an op without work."""
+    return replace(
+        device,
+        launch_overhead_ns=round(smallest.median_s * 1e9),
+        launch_overhead_fastest_ns=round(smallest.fastest_s * 1e9),
+        launch_overhead_slowest_ns=round(smallest.slowest_s * 1e9),
     )
 
 
-def _table(row: Mapping[str, Any]) -> RateTable:
-    return RateTable(
-        family=str(row["family"]),
-        dtype=str(row["dtype"]),
-        axes=tuple(map(str, row["axes"])),
-        ticks=tuple(tuple(map(int, ticks)) for ticks in row["ticks"]),
-        growth=tuple(map(int, row["growth"])),
-        times=tuple(map(_timing, row["times"])),
-    )
+def device_id(calibration: Calibration) -> str:
+    """A name for files and options, made of what the machine reports."""
+    words = re.sub(r"[^a-z0-9]+", "-", calibration.device.lower()).strip("-")
+    return f"{words}-{calibration.threads}-threads" if calibration.kind == "cpu" else words
 
 
-def _timing(row: Mapping[str, Any]) -> Timing:
-    return Timing(median_s=float(row["median_s"]), fastest_s=float(row["fastest_s"]), slowest_s=float(row["slowest_s"]))
+def best_rates(calibration: Calibration) -> dict[str, float]:
+    """By dtype, the most FLOP/s that any measured product reached."""
+    best: dict[str, float] = {}
+    for table in calibration.tables:
+        if table.family in _PRODUCTS:
+            rate = max(2 * math.prod(sizes.values()) / time.median_s for sizes, time in points(table))
+            best[table.dtype] = max(rate, best.get(table.dtype, 0.0))
+    return best
 
 
-def _refusal(path: Path, why: str) -> PerfOptError:
-    return PerfOptError(
-        f"{path} is no calibration this version can read.",
-        why=why,
-        fix="measure again: llm-perf-opt devices calibrate --out calibration.json",
-    )
+def largest_bandwidth(calibration: Calibration) -> float | None:
+    """Bytes per second of a copy of the largest size, or of reading the largest weight for a single row."""
+    found = []
+    for table in calibration.tables:
+        size = _BYTES_PER_VALUE.get(table.dtype, 0)
+        if table.family == "copy":
+            *_, (sizes, time) = points(table)
+            found.append(2 * sizes["elements"] * size / time.median_s)
+        elif table.family == "wide_product":
+            found += [
+                sizes["columns"] * sizes["depth"] * size / time.median_s
+                for sizes, time in points(table)
+                if sizes["rows"] == 1
+            ]
+    return max(found, default=None)
+
+
+def points(table: RateTable) -> Iterator[tuple[Mapping[str, int], Timing]]:
+    """Every combination of sizes with its time."""
+    for sizes, time in zip(itertools.product(*table.ticks), table.times, strict=True):
+        yield dict(zip(table.axes, sizes, strict=True)), time

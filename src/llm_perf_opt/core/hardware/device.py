@@ -1,4 +1,4 @@
-"""A device: what its matrix engines and its memory can do at most, and who says so."""
+"""A device: what its matrix engines and its memory can do at most, with the sources."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Device:
 
     `peak_flops_per_s` holds dense rates, without structured sparsity, by the names of `PEAK_NAMES`; `fp32` is the rate
     of the vector units. Consumer GeForce cards multiply 16-bit types at half their advertised rate when they accumulate
-    in float32, which is what PyTorch asks for: `bf16` and `fp16` are that rate, `fp16_acc16` the advertised one.
-    `achieved_flops_per_s` is the best rate anybody measured for a plain matrix product: no real kernel does better.
+    in float32, which is what PyTorch requests: `bf16` and `fp16` are that rate, `fp16_acc16` the advertised one.
+    `achieved_flops_per_s` is the best rate measured by anyone for a plain matrix product: no real kernel does better.
     `sources` are those of the device: which of them a figure was read in is not kept. `unverified` names the figures,
     as the file spells them, that were derived or filled in and read in none of them.
     """
@@ -42,7 +42,7 @@ class Device:
     arch: str
     peak_flops_per_s: Mapping[str, int]
     bandwidth_bytes_per_s: int
-    memory_bytes: int  # what the driver reports; where nobody read that, the nominal figure, and then unverified
+    memory_bytes: int  # what the driver reports; where no source has that, the nominal figure, and then unverified
     nominal_memory_bytes: int | None = None  # of the data sheet, in gigabytes of 10^9 bytes; None: `memory_bytes` is it
     memory_reported_source: str | None = None  # who read what the driver reports
     l2_bytes: int | None = None
@@ -67,6 +67,11 @@ class Device:
         """The largest cache: what fits in it need not come from memory again."""
         sizes = [size for size in (self.l2_bytes, self.last_cache_bytes) if size is not None]
         return max(sizes, default=None)
+
+    @property
+    def torch_device(self) -> str | None:
+        """The device that code sees on it: `cpu` for a processor, the only kind with threads. None: the default."""
+        return None if self.threads is None else "cpu"
 
     def peak(self, dtype: str) -> int:
         """Dense FLOP/s of matrix work in `dtype`, by torch's name or by one of `PEAK_NAMES`; unknown raises."""

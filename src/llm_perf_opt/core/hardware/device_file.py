@@ -1,135 +1,148 @@
 """Devices as TOML: read with every mistake named, and written the same way.
 
-The file speaks in the units of data sheets (TFLOP/s, GB/s, MiB), so that a row can be held against its source at a
+The file speaks in the units of data sheets (TFLOP/s, GB/s, MiB), so that a row can be compared with its source at a
 glance; the record holds base units. A file has one table per device, `[devices.<id>]`; other top-level tables are left
 to whoever put them there.
 """
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.device import PEAK_NAMES, Device
+from llm_perf_opt.core.reading import FileKind, as_record, naming_file, parse_toml
 
 TERA, GIGA, MEBI, MICRO_IN_NANO = 10**12, 10**9, 2**20, 1000
 
-_TEXTS = ("name", "vendor", "arch")  # required, like the peaks, the bandwidth and the memory
-_SCALED = {  # key in the file -> field of the record, how many base units one is, whether it must be there
-    "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", GIGA, True),
-    "memory_gb": ("nominal_memory_bytes", GIGA, True),
-    "memory_reported_mib": ("memory_bytes", MEBI, False),
-    "l2_mib": ("l2_bytes", MEBI, False),
-    "last_cache_mib": ("last_cache_bytes", MEBI, False),
-    "launch_overhead_us": ("launch_overhead_ns", MICRO_IN_NANO, False),
-    "launch_overhead_fastest_us": ("launch_overhead_fastest_ns", MICRO_IN_NANO, False),
-    "launch_overhead_slowest_us": ("launch_overhead_slowest_ns", MICRO_IN_NANO, False),
-    "threads": ("threads", 1, False),
+DEVICE_FILE = FileKind(
+    name="device file", fix="start from what `llm-perf-opt devices template` prints", max_bytes=2**22, error=UsageError
+)
+
+
+class Figure(Decimal):
+    """A number above zero, exactly as the file spells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceTable:
+    """One `[devices.<id>]` of a file, key by key. What is not known is left out."""
+
+    name: str
+    vendor: str
+    arch: str
+    peak_tflops_dense: Mapping[str, Figure]
+    bandwidth_gb_per_s: Figure
+    memory_gb: Figure
+    memory_reported_mib: Figure | None = None
+    l2_mib: Figure | None = None
+    last_cache_mib: Figure | None = None
+    launch_overhead_us: Figure | None = None
+    launch_overhead_fastest_us: Figure | None = None
+    launch_overhead_slowest_us: Figure | None = None
+    threads: Figure | None = None
+    achieved_tflops: Mapping[str, Figure] | None = None
+    achieved_source: str | None = None
+    memory_reported_source: str | None = None
+    is_measured: bool = False
+    reported_names: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    cross_checks: tuple[str, ...] = ()
+    disagreements: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    notes: str | None = None
+    form_factor: str | None = None
+    release_year: int | None = None
+    memory_type: str | None = None
+    compute_units: int | None = None
+    boost_mhz: int | None = None
+    compute_capability: str | None = None
+    nvlink_gb_per_s_both_ways: int | float | None = None
+    pcie: str | None = None
+    pcie_gb_per_s: int | float | None = None
+    interconnect: str | None = None
+    tdp_w: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceFile:
+    devices: Mapping[str, _DeviceTable] = field(default_factory=dict)
+
+
+_SCALED = {  # key in the file -> field of the record, how many base units one is
+    "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", GIGA),
+    "memory_gb": ("nominal_memory_bytes", GIGA),
+    "memory_reported_mib": ("memory_bytes", MEBI),
+    "l2_mib": ("l2_bytes", MEBI),
+    "last_cache_mib": ("last_cache_bytes", MEBI),
+    "launch_overhead_us": ("launch_overhead_ns", MICRO_IN_NANO),
+    "launch_overhead_fastest_us": ("launch_overhead_fastest_ns", MICRO_IN_NANO),
+    "launch_overhead_slowest_us": ("launch_overhead_slowest_ns", MICRO_IN_NANO),
+    "threads": ("threads", 1),
 }
 _RATES = {"peak_tflops_dense": "peak_flops_per_s", "achieved_tflops": "achieved_flops_per_s"}
+_TEXTS = ("name", "vendor", "arch")
 _LISTS = ("reported_names", "sources", "cross_checks", "disagreements", "unverified")
-_FACTS: dict[str, type[str] | type[int] | type[float]] = {
-    "form_factor": str,
-    "release_year": int,
-    "memory_type": str,
-    "compute_units": int,
-    "boost_mhz": int,
-    "compute_capability": str,
-    "nvlink_gb_per_s_both_ways": float,
-    "pcie": str,
-    "pcie_gb_per_s": float,
-    "interconnect": str,
-    "tdp_w": int,
-}
 _SOURCES = ("achieved_source", "memory_reported_source", "notes")  # one text each
-_KNOWN = (*_TEXTS, *_RATES, *_SCALED, *_LISTS, *_FACTS, *_SOURCES, "is_measured")
+_SAME = (*_TEXTS, *_LISTS, *_SOURCES, "is_measured")  # the record has them under the same name
+_FACTS = tuple(key.name for key in fields(_DeviceTable) if key.name not in {*_SCALED, *_RATES, *_SAME})
 _REPORTED_OF_NOMINAL = (0.75, 1.25)  # a reported figure outside of this was written in another unit
-
-
-def read_devices(text: str, origin: str) -> dict[str, Device]:
-    """Every device of a TOML text, by id; `origin` names the file in errors."""
-    try:
-        document = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{origin} is not TOML.", why=str(error), fix=_SEE_TEMPLATE) from error
-    tables = document.get("devices")
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise UsageError(
-            f"{origin} describes no devices.", why="it has no tables named [devices.<id>]", fix=_SEE_TEMPLATE
-        )
-    return {identifier: _device(identifier, table, origin) for identifier, table in tables.items()}
-
-
-_SEE_TEMPLATE = "start from what `llm-perf-opt devices template` prints"
-
-
-def _device(identifier: str, table: Mapping[str, Any], origin: str) -> Device:
-    def complain(what: str, why: str) -> UsageError:
-        return UsageError(f"{origin}, device {identifier!r}: {what}.", why=why, fix=_SEE_TEMPLATE)
-
-    for key in table:
-        if key not in _KNOWN:
-            close = difflib.get_close_matches(key, _KNOWN, n=1)
-            raise complain(f"there is no figure {key!r}", f"did you mean {close[0]!r}?" if close else _known_keys())
-    fields: dict[str, Any] = {key: _text(table, key, complain) for key in _TEXTS}
-    for key, (name, scale, is_required) in _SCALED.items():
-        if key in table or is_required:
-            fields[name] = _scaled(table, key, scale, complain)
-    for key, name in _RATES.items():
-        if key in table or key == "peak_tflops_dense":
-            fields[name] = _rates(table, key, complain)
-    for key in _LISTS:
-        fields[key] = _texts(table, key, complain)
-    fields["facts"] = dict(_facts(table, complain))
-    fields |= {key: table[key] for key in (*_SOURCES, "is_measured") if key in table}
-    _settle_memory(fields, complain)
-    if not fields["sources"]:
-        raise complain("it names no sources", "a figure that cannot be looked up cannot be trusted")
-    device = Device(id=identifier, **fields)
-    _check_overheads(device, complain)
-    return device
-
-
-def _known_keys() -> str:
-    return f"known are: {', '.join(_KNOWN)}"
-
 
 _Complain = Callable[[str, str], UsageError]
 
 
-def _text(table: Mapping[str, Any], key: str, complain: _Complain) -> str:
-    value = table.get(key)
-    if not isinstance(value, str) or not value:
-        raise complain(f"{key!r} is missing or not a text", f"got {value!r}")
-    return value
+def read_devices(text: str | bytes, origin: str) -> dict[str, Device]:
+    """Every device of a TOML text, by id; `origin` names the file in errors."""
+    with naming_file(origin):
+        document = parse_toml(text.encode() if isinstance(text, str) else text, DEVICE_FILE)
+        devices = {"devices": document["devices"]} if "devices" in document else {}
+        tables = as_record(devices, _DeviceFile, DEVICE_FILE, hook=_figure).devices
+        if not tables:
+            raise DEVICE_FILE.refusal("describes no devices", "it has no tables named [devices.<id>]")
+        return {identifier: _device(identifier, table) for identifier, table in tables.items()}
 
 
-def _texts(table: Mapping[str, Any], key: str, complain: _Complain) -> tuple[str, ...]:
-    values = table.get(key, [])
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise complain(f"{key!r} must be a list of texts", f"got {values!r}")
-    return tuple(values)
+def _figure(_: type, value: Any) -> Figure:
+    if type(value) not in (int, Decimal) or not Decimal(value).is_finite() or not 0 < value < 10**30:
+        raise ValueError("a number above zero (leave out what is not known)")
+    return Figure(value)
 
 
-def _scaled(table: Mapping[str, Any], key: str, scale: int, complain: _Complain) -> int:
-    value = table.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, Decimal)) or value <= 0:
-        raise complain(f"{key!r} must be a number above zero", f"got {value!r}; leave out what is not known")
-    return int(value * scale)
+def _device(identifier: str, table: _DeviceTable) -> Device:
+    def complain(what: str, why: str) -> UsageError:
+        return UsageError(f"Device {identifier!r}: {what}.", why=why, fix=DEVICE_FILE.fix)
+
+    values: dict[str, Any] = {key: getattr(table, key) for key in _SAME}
+    for key in _TEXTS:
+        if not values[key]:
+            raise complain(f"{key!r} is empty", "a device needs it to be told from others")
+    for key, (name, scale) in _SCALED.items():
+        if (figure := getattr(table, key)) is not None:
+            values[name] = int(figure * scale)
+    for key, name in _RATES.items():
+        if (rates := getattr(table, key)) is not None:
+            values[name] = _rates(rates, key, complain)
+    facts = {key: getattr(table, key) for key in _FACTS}
+    values["facts"] = {key: value for key, value in facts.items() if value is not None}
+    _settle_memory(values, complain)
+    if not values["sources"]:
+        raise complain("it names no sources", "a figure that cannot be looked up cannot be trusted")
+    device = Device(id=identifier, **values)
+    _check_overheads(device, complain)
+    return device
 
 
-def _rates(table: Mapping[str, Any], key: str, complain: _Complain) -> dict[str, int]:
-    rates = table.get(key)
-    if not isinstance(rates, dict) or not rates:
-        raise complain(f"{key!r} must be a table of rates", f"got {rates!r}; rates go by {', '.join(PEAK_NAMES)}")
+def _rates(rates: Mapping[str, Figure], key: str, complain: _Complain) -> dict[str, int]:
+    known = f"rates go by {', '.join(PEAK_NAMES)}"
+    if not rates:
+        raise complain(f"{key!r} is empty", known)
     for name in rates:
         if name not in PEAK_NAMES:
-            raise complain(f"there is no rate {name!r} in {key!r}", f"rates go by {', '.join(PEAK_NAMES)}")
-    return {name: _scaled(rates, name, TERA, complain) for name in rates}
+            raise complain(f"there is no rate {name!r} in {key!r}", known)
+    return {name: int(rate * TERA) for name, rate in rates.items()}
 
 
 def _check_overheads(device: Device, complain: _Complain) -> None:
@@ -165,16 +178,6 @@ def _settle_memory(fields: dict[str, Any], complain: _Complain) -> None:
         )
 
 
-def _facts(table: Mapping[str, Any], complain: _Complain) -> Iterator[tuple[str, str | int | float]]:
-    for key, kind in _FACTS.items():
-        if key not in table:
-            continue
-        value: str | int | float = float(table[key]) if isinstance(table[key], Decimal) else table[key]
-        if not isinstance(value, (int, float) if kind is float else kind):
-            raise complain(f"{key!r} must be a {kind.__name__}", f"got {value!r}")
-        yield key, value
-
-
 def device_text(device: Device) -> str:
     """The device as a table of such a file; reading it back gives an equal device."""
     lines = [f"[devices.{_quoted_key(device.id)}]"]
@@ -184,7 +187,7 @@ def device_text(device: Device) -> str:
         for key, rates in ((key, getattr(device, name)) for key, name in _RATES.items())
         if rates
     ]
-    for key, (name, scale, _) in _SCALED.items():
+    for key, (name, scale) in _SCALED.items():
         if (value := _written_figure(device, key, name)) is not None:
             lines.append(f"{key} = {_number(value, scale)}")
     lines += [f"{key} = {_quoted(value) if isinstance(value, str) else value}" for key, value in device.facts.items()]

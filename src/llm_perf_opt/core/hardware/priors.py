@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+
+from llm_perf_opt.core.reading import FileKind, as_record, parse_toml
+
+_PRIORS_FILE = FileKind(name="priors file", fix="install llm-perf-opt again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class EfficiencyPriors:
     large_matmul_fraction: tuple[Prior, ...]
 
     def named(self) -> tuple[tuple[str, Prior], ...]:
-        """Every band with its name in the file, lists told apart by where they begin."""
+        """Every band with its name in the file, entries of a list with the size at which they begin."""
         found: list[tuple[str, Prior]] = []
         for name in self.__slots__:
             value = getattr(self, name)
@@ -59,17 +61,8 @@ def applying(bands: tuple[Prior, ...], size: int) -> Prior:
 @cache
 def efficiency_priors() -> EfficiencyPriors:
     """The bands that come with the package."""
-    text = resources.files(__package__).joinpath("priors.toml").read_text(encoding="utf-8")
-    return EfficiencyPriors(**{name: _bands(value) for name, value in tomllib.loads(text).items()})
-
-
-def _bands(value: dict[str, Any] | list[dict[str, Any]]) -> Any:
-    if isinstance(value, list):
-        return tuple(_prior(entry) for entry in value)
-    return _prior(value)
-
-
-def _prior(entry: dict[str, Any]) -> Prior:
-    fields = dict(entry)
-    at_least = fields.pop("rows", 0) or fields.pop("sequences", 0)
-    return Prior(**fields, at_least=at_least)
+    document = parse_toml(resources.files(__package__).joinpath("priors.toml").read_bytes(), _PRIORS_FILE)
+    for bands in document.values():
+        for band in bands if isinstance(bands, list) else ():
+            band["at_least"] = band.pop("rows", 0) or band.pop("sequences", 0)
+    return as_record(document, EfficiencyPriors, _PRIORS_FILE)

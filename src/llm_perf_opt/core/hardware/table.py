@@ -11,7 +11,8 @@ from pathlib import Path
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.device import Device
-from llm_perf_opt.core.hardware.device_file import device_template, read_devices
+from llm_perf_opt.core.hardware.device_file import DEVICE_FILE, device_template, read_devices
+from llm_perf_opt.core.reading import read_bytes
 
 # Names that drivers report for more than one device, and what tells those apart.
 AMBIGUOUS_NAMES = {
@@ -80,13 +81,7 @@ def load_devices(devices_file: Path | None = None) -> DeviceTable:
     known = _package_devices()
     if devices_file is None:
         return DeviceTable(devices=known)
-    try:
-        text = devices_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"Cannot read the devices in {devices_file}.", why=str(error), fix="check the path given to --devices"
-        ) from error
-    given = read_devices(text, str(devices_file))
+    given = read_devices(read_bytes(devices_file, DEVICE_FILE), str(devices_file))
     claimed = {_plain(name) for device in given.values() for name in device.reported_names}
     kept = {identifier: _without_names(device, claimed) for identifier, device in known.items()}
     return DeviceTable(devices={**kept, **given})
@@ -94,8 +89,7 @@ def load_devices(devices_file: Path | None = None) -> DeviceTable:
 
 @cache
 def _package_devices() -> dict[str, Device]:
-    text = resources.files(__package__).joinpath("devices.toml").read_text(encoding="utf-8")
-    return read_devices(text, "devices.toml")
+    return read_devices(resources.files(__package__).joinpath("devices.toml").read_bytes(), "devices.toml")
 
 
 def _without_names(device: Device, claimed: set[str]) -> Device:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from llm_perf_opt.core.report import Axis, Kind
-from llm_perf_opt.formats.svg_shapes import number, text
+from llm_perf_opt.formats.svg_style import number, text
 from llm_perf_opt.formats.visible_text import fitted, text_width
 
 _MARGIN = 0.05  # of the range, that stays free beyond the data
@@ -136,8 +136,9 @@ def _even_ticks(kind: Kind, shown: Range, most: int) -> list[Tick]:
     step = _round_step((shown.high - shown.low) / unit / max(most, 1))
     if kind is Kind.COUNT and unit == 1:
         step = max(step, 1.0)
-    first = math.ceil(shown.low / unit / step - 1e-9)
-    last = math.floor(shown.high / unit / step + 1e-9)
+    slack = 1e-9 * min((shown.high - shown.low) / unit / step, 1.0)
+    first = math.ceil(shown.low / unit / step - slack)
+    last = math.floor(shown.high / unit / step + slack)
     if last - first + 1 > most:
         first += 1  # a step that fits the length may still have both ends inside
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))

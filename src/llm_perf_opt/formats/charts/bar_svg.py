@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.core import units
 from llm_perf_opt.core.report import BarChart, Kind, Series
-from llm_perf_opt.formats.cell_text import UNKNOWN, cell_text, exact_text
 from llm_perf_opt.formats.charts.axes import (
     AXIS_HEIGHT,
     SIZE,
@@ -18,8 +17,8 @@ from llm_perf_opt.formats.charts.axes import (
     upright,
 )
 from llm_perf_opt.formats.charts.picture import HUES, Hues, Key, Picture, hued, legend, nothing_to_draw
-from llm_perf_opt.formats.svg_shapes import escaped, rectangle, text
-from llm_perf_opt.formats.visible_text import text_width, visible
+from llm_perf_opt.formats.svg_style import escaped, rectangle, text
+from llm_perf_opt.formats.visible_text import UNKNOWN, cell_text, exact_text, text_width, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class _Bar:
     start: float
     end: float
     hue: int
-    told: str
+    tooltip: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ class _Painter:
 
     def _bar(self, bar: _Bar, top: float) -> str:
         left, right = self._edges(bar)
-        return hued(bar.hue, rectangle(left, top, right - left, _BAR, "bar", radius=2), bar.told)
+        return hued(bar.hue, rectangle(left, top, right - left, _BAR, "bar", radius=2), bar.tooltip)
 
 
 def _groups(chart: BarChart, hues: Hues, holes: Sequence[bool]) -> list[list[_Row]]:
@@ -152,25 +151,25 @@ def _groups(chart: BarChart, hues: Hues, holes: Sequence[bool]) -> list[list[_Ro
     for place, category in enumerate(chart.categories[:_MOST_CATEGORIES]):
         values = [series.values[place] for series in chart.series]
         colours = series_hues if own is None else [own[place]]
-        told = [_told(chart, category, series.name, series.values[place]) for series in chart.series]
+        tooltips = [_tooltip(chart, category, series.name, series.values[place]) for series in chart.series]
         if chart.is_stacked:
-            groups.append([_stack(chart, values, colours, told, has_hole=holes[place])])
+            groups.append([_stack(chart, values, colours, tooltips, has_hole=holes[place])])
         else:
-            groups.append([_single(chart, *bar) for bar in zip(values, colours, told, strict=True)])
+            groups.append([_single(chart, *bar) for bar in zip(values, colours, tooltips, strict=True)])
     return groups
 
 
-def _single(chart: BarChart, value: float | None, hue: int, told: str) -> _Row:
-    bars = (_Bar(0.0, value, hue, told),) if value is not None else ()
+def _single(chart: BarChart, value: float | None, hue: int, tooltip: str) -> _Row:
+    bars = (_Bar(0.0, value, hue, tooltip),) if value is not None else ()
     return _Row(bars, _figure(value, chart.kind))
 
 
 def _stack(
-    chart: BarChart, values: list[int | float | None], hues: list[int], told: list[str], *, has_hole: bool
+    chart: BarChart, values: list[int | float | None], hues: list[int], tooltips: list[str], *, has_hole: bool
 ) -> _Row:
     bars: list[_Bar] = []
     total: int | float = 0
-    for value, hue, words in zip(values, hues, told, strict=True):
+    for value, hue, words in zip(values, hues, tooltips, strict=True):
         if value is not None:
             bars.append(_Bar(total, total + value, hue, words))
             total += value
@@ -206,6 +205,6 @@ def _series_hues(chart: BarChart, hues: Hues) -> list[int]:
     return hues.of([series.name for series in chart.series])
 
 
-def _told(chart: BarChart, category: str, series: str, value: float | None) -> str:
+def _tooltip(chart: BarChart, category: str, series: str, value: float | None) -> str:
     figure = "not known" if value is None else exact_text(value, chart.kind)
     return f"{category}, {series}: {figure}" if series else f"{category}: {figure}"

@@ -1,4 +1,4 @@
-"""A chart as an SVG element for a page that has a style for it (`reports/report_page/charts.css`)."""
+"""A chart as an SVG element for a page that has a style for it (`formats/report_page/charts.css`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llm_perf_opt.formats.charts.bar_svg import bar_picture
 from llm_perf_opt.formats.charts.line_svg import line_picture
 from llm_perf_opt.formats.charts.picture import NARROW, WIDE, Hues, Picture
 from llm_perf_opt.formats.charts.span_svg import span_picture
-from llm_perf_opt.formats.svg_shapes import escaped, number
+from llm_perf_opt.formats.svg_style import escaped, number
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def full_tables(chart: Chart) -> tuple[Table, ...]:
 
 
 def short_tables(chart: Chart) -> tuple[Table, ...]:
-    """For people: series of bars side by side; a line of many points is told by its ends and extremes."""
+    """For people: series of bars side by side; a line of many points is given by its ends and extremes."""
     if isinstance(chart, BarChart):
         return (_bars(chart),)
     if isinstance(chart, LineChart) and not has_few_points(chart):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from llm_perf_opt.formats.svg_shapes import number
+from llm_perf_opt.formats.svg_style import number
 
 Point = tuple[float, float]  # pixels
 _FEW = 400

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.core.report import Axis, Line, LineChart
-from llm_perf_opt.formats.cell_text import cell_text, exact_text
+from llm_perf_opt.core.report import Line, LineChart
 from llm_perf_opt.formats.charts.axes import (
     AXIS_HEIGHT,
     SIZE,
-    Range,
     Scale,
     Tick,
     axis_name,
@@ -25,8 +23,8 @@ from llm_perf_opt.formats.charts.axes import (
 )
 from llm_perf_opt.formats.charts.line_paths import Area, LabelPlaces, Point, path, sampled, scattered, stepped, thinned
 from llm_perf_opt.formats.charts.picture import NARROW, Hues, Key, Picture, hued, legend, nothing_to_draw
-from llm_perf_opt.formats.svg_shapes import escaped, number, text
-from llm_perf_opt.formats.visible_text import fitted, text_width, visible
+from llm_perf_opt.formats.svg_style import escaped, number, text
+from llm_perf_opt.formats.visible_text import cell_text, exact_text, fitted, text_width, visible
 
 NAME_LINE = 24.0
 _HEIGHT, _NARROW_HEIGHT = 300.0, 240.0
@@ -87,7 +85,8 @@ def plane_for(chart: LineChart, points: Sequence[Point], width: float, top: floa
     bottom = top + (_NARROW_HEIGHT if width <= NARROW else _HEIGHT)
     shown_up = log_range([y for _, y in points]) if chart.y.is_log else range_from_zero([y for _, y in points])
     found = ticks_up(chart.y.kind, shown_up, bottom - top)
-    shown_across = _range_across(chart.x, [x for x, _ in points], is_padded=_is_padded(chart))
+    across = [x for x, _ in points]
+    shown_across = log_range(across) if chart.x.is_log else range_around(across, is_padded=_is_padded(chart))
     return Plane(
         chart=chart,
         width=width,
@@ -95,10 +94,6 @@ def plane_for(chart: LineChart, points: Sequence[Point], width: float, top: floa
         y=Scale(shown_up, bottom, top),
         ticks=tuple(found),
     )
-
-
-def _range_across(axis: Axis, values: Sequence[float], *, is_padded: bool) -> Range:
-    return log_range(values) if axis.is_log else range_around(values, is_padded=is_padded)
 
 
 def _is_padded(chart: LineChart) -> bool:
@@ -119,7 +114,7 @@ class PlacedMark:
 
     at: Point
     name: str
-    told: str
+    tooltip: str
     has_dot: bool  # a mark on a dot of a line needs none of its own
 
 
@@ -138,7 +133,10 @@ def draw_marks(marks: Sequence[PlacedMark], places: LabelPlaces, width: float, f
     for mark in marks:
         name = fitted(visible(mark.name), SIZE, width * _WIDEST, keep=_TAIL)
         area = places.place(mark.at, text_width(name, SIZE))
-        parts.append(f"<g><title>{escaped(mark.told)}</title>{_dot(mark.at) if mark.has_dot else ''}")
+        dot = (
+            f'<circle class="mark" cx="{number(mark.at[0])}" cy="{number(mark.at[1])}" r="4"/>' if mark.has_dot else ""
+        )
+        parts.append(f"<g><title>{escaped(mark.tooltip)}</title>{dot}")
         if area is not None:
             parts.append(_thread(mark.at, area) + text(area.left, area.bottom - 3.5, name, SIZE, classes="mark-name"))
         else:
@@ -158,10 +156,6 @@ def _number(at: Point, figure: str, places: LabelPlaces) -> str:
     return "" if area is None else text(area.left, area.bottom - 3.5, figure, SIZE, classes="mark-name")
 
 
-def _dot(at: Point) -> str:
-    return f'<circle class="mark" cx="{number(at[0])}" cy="{number(at[1])}" r="4"/>'
-
-
 def _thread(at: Point, label: Area) -> str:
     """From a point to the nearest edge of a label that is not right beside it."""
     x = min(max(at[0], label.left), label.right)
@@ -174,11 +168,11 @@ def _thread(at: Point, label: Area) -> str:
 _SAMPLES_APART = 5.0
 _SIGNS = {"scatter": "dot", "dashed": "dashed"}
 _DENSE = 600  # points, from which on a thick line would be a band
-_TOLD_DOTS = 300  # in a line, with a tooltip each; more would make the page heavy
+_DOTS_WITH_TOOLTIPS = 300  # in a line, with a tooltip each; more would make the page heavy
 
 
 def line_picture(chart: LineChart, hues: Hues, width: float) -> Picture:
-    """Axes fit what is shown; what a logarithmic axis has no place for is told in the remarks."""
+    """Axes fit what is shown; what a logarithmic axis has no place for goes into the remarks."""
     points = [point for point in _all_points(chart) if _has_place(chart, *point)]
     if not points:
         return nothing_to_draw(width)
@@ -221,11 +215,13 @@ def _ground(way: Sequence[Point], plane: Plane) -> str:
 
 
 def _dots(line: Line, way: Sequence[Point], plane: Plane) -> Iterator[str]:
-    told = {plane.at(x, y): (x, y) for x, y in line.points if plane.shows(x, y)} if len(way) <= _TOLD_DOTS else {}
+    points = (
+        {plane.at(x, y): (x, y) for x, y in line.points if plane.shows(x, y)} if len(way) <= _DOTS_WITH_TOOLTIPS else {}
+    )
     for x, y in way:
         circle = f'<circle class="dot" cx="{number(x)}" cy="{number(y)}" r="4"'
-        if (x, y) in told:
-            words = escaped(f"{line.name}: {_point_text(plane.chart, *told[x, y])}")
+        if (x, y) in points:
+            words = escaped(f"{line.name}: {_point_text(plane.chart, *points[x, y])}")
             yield f"{circle}><title>{words}</title></circle>"
         else:
             yield f"{circle}/>"
@@ -237,7 +233,7 @@ def _marks(plane: Plane) -> list[PlacedMark]:
         PlacedMark(
             at=plane.at(mark.x, mark.y),
             name=mark.text,
-            told=f"{mark.text}: {_point_text(plane.chart, mark.x, mark.y)}",
+            tooltip=f"{mark.text}: {_point_text(plane.chart, mark.x, mark.y)}",
             has_dot=(mark.x, mark.y) not in dots,
         )
         for mark in plane.chart.marks

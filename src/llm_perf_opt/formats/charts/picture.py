@@ -8,8 +8,7 @@ from itertools import cycle
 
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.formats.charts.axes import SIZE, shortened_label
-from llm_perf_opt.formats.svg_shapes import escaped, number, rectangle, text
-from llm_perf_opt.formats.svg_style import stage_colours
+from llm_perf_opt.formats.svg_style import escaped, number, rectangle, stage_colours, text
 from llm_perf_opt.formats.visible_text import text_width, visible
 
 NARROW = 340.0  # pixels, for a phone
@@ -61,8 +60,8 @@ def legend(keys: Sequence[Key], width: float) -> Legend:
 
 def hued(hue: int, elements: str, title: str = "") -> str:
     """Elements in one colour of the palette, with a tooltip."""
-    told = f"<title>{escaped(title)}</title>" if title else ""
-    return f'<g class="hue-{hue}">{told}{elements}</g>'
+    tooltip = f"<title>{escaped(title)}</title>" if title else ""
+    return f'<g class="hue-{hue}">{tooltip}{elements}</g>'
 
 
 def nothing_to_draw(width: float) -> Picture:

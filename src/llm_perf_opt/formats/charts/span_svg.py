@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from llm_perf_opt.core.report import Span, SpanChart
-from llm_perf_opt.formats.cell_text import cell_text, exact_text
 from llm_perf_opt.formats.charts.axes import (
     AXIS_HEIGHT,
     SIZE,
@@ -19,8 +18,8 @@ from llm_perf_opt.formats.charts.axes import (
     shortened_label,
 )
 from llm_perf_opt.formats.charts.picture import Hues, Picture, hued, nothing_to_draw
-from llm_perf_opt.formats.svg_shapes import escaped, rectangle, text
-from llm_perf_opt.formats.visible_text import text_width, visible
+from llm_perf_opt.formats.svg_style import escaped, rectangle, text
+from llm_perf_opt.formats.visible_text import cell_text, exact_text, text_width, visible
 
 _MOST_SPANS = 400
 _ROW, _ROW_GAP, _LANE_GAP = 20.0, 3.0, 8.0
@@ -94,7 +93,7 @@ def _lane_rows(chart: SpanChart, pieces: Sequence[_Piece], hue: int, top: float)
         row = next((row for row, reach in enumerate(reaches) if reach + 2 <= piece.begin), len(reaches))
         reaches[row : row + 1] = [piece.reach]
         y = top + row * (_ROW + _ROW_GAP)
-        parts.append(hued(hue, _drawn(piece, y), _told(chart, piece.span)))
+        parts.append(hued(hue, _drawn(piece, y), _tooltip(chart, piece.span)))
     return "".join(parts), top + max(1, len(reaches)) * (_ROW + _ROW_GAP)
 
 
@@ -121,7 +120,7 @@ def _piece(chart: SpanChart, span: Span, scale: Scale, width: float) -> _Piece:
     return _Piece(span, left, right, "", left, is_inside=False)
 
 
-def _told(chart: SpanChart, span: Span) -> str:
+def _tooltip(chart: SpanChart, span: Span) -> str:
     kind = chart.axis.kind
     name = span.name if span.name == span.lane else f"{span.lane}, {span.name}"
     start, end, length = (exact_text(value, kind) for value in (span.start, span.end, span.end - span.start))

@@ -1,4 +1,7 @@
-"""Nsight around a process of ours: its command line, its CSV exports, and each kernel put into its stage."""
+"""Nsight around a process of ours: its command line, its CSV exports, and each kernel put into its stage.
+
+Both programs write lines of their own before the table, so a table begins where its heading does.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.measurement import Kernel
+from llm_perf_opt.core.measurement import MeasuredKernel
 from llm_perf_opt.harness.stage_ranges import PASS_RANGE, STAGE_PREFIX
 
 RANGES_HEADING = ("Name", "Projected Start (ns)", "Projected Duration (ns)")  # nsys stats -r nvtx_gpu_proj_trace
@@ -46,7 +49,7 @@ def read_ranges(text: str) -> tuple[ProjectedRange, ...]:
     return tuple(found)
 
 
-def read_kernels_by_stage(gpu_trace: str, ranges: Sequence[ProjectedRange]) -> tuple[Kernel, ...]:
+def read_kernels_by_stage(gpu_trace: str, ranges: Sequence[ProjectedRange]) -> tuple[MeasuredKernel, ...]:
     """Kernels of `cuda_gpu_trace` by name and stage, the longest first; copies and fills are not kernels.
 
     A kernel belongs to the innermost stage in which it began: of those that hold its start, the one that began last.
@@ -59,7 +62,7 @@ def read_kernels_by_stage(gpu_trace: str, ranges: Sequence[ProjectedRange]) -> t
         calls, total_ns = sums.get(key, (0, 0))
         sums[key] = (calls + 1, total_ns + int(row["Duration (ns)"]))
     found = [
-        Kernel(name=name, stage=stage, calls=calls, total_ns=total_ns)
+        MeasuredKernel(name=name, stage=stage, calls=calls, total_ns=total_ns)
         for (name, stage), (calls, total_ns) in sums.items()
     ]
     return tuple(sorted(found, key=lambda kernel: (-kernel.total_ns, kernel.name, kernel.stage or "")))
@@ -70,7 +73,7 @@ def _stage_at(moment_ns: int, ranges: Sequence[ProjectedRange]) -> str | None:
     return max(around, key=lambda one: (one.start_ns, -one.end_ns)).stage if around else None
 
 
-def read_ncu(text: str) -> tuple[Kernel, ...]:
+def read_ncu(text: str) -> tuple[MeasuredKernel, ...]:
     """One entry per launch of `ncu --csv --page raw --nvtx`, with every metric that is a number.
 
     The row below the heading holds units. The stage is the innermost range of ours in the stack of the launch.
@@ -87,7 +90,7 @@ def read_ncu(text: str) -> tuple[Kernel, ...]:
                 fix=f"ask for it: --metrics {_DURATION}",
             )
         found.append(
-            Kernel(
+            MeasuredKernel(
                 name=row["Kernel Name"],
                 stage=_pushed_stage(row),
                 calls=1,
@@ -149,7 +152,7 @@ NCU_METRICS = (
 def nsys_command(program: Sequence[str], report: Path) -> list[str]:
     """Record one pass of `program`: kernels and our ranges, from where the range of the pass begins to where it ends.
 
-    Ranges that torch pushes are no registered strings, which the program ignores unless told.
+    Ranges that torch pushes are no registered strings, which the program ignores by default.
     """
     return [
         "nsys",
@@ -188,7 +191,7 @@ def ncu_command(program: Sequence[str], log: Path, stage: str) -> list[str]:
     ]
 
 
-def run_nsys(program: Sequence[str], folder: Path, stage: str) -> tuple[Kernel, ...]:
+def run_nsys(program: Sequence[str], folder: Path, stage: str) -> tuple[MeasuredKernel, ...]:
     """Kernels of a whole pass by stage; `stage` is not asked for, since all of them come at once."""
     _require("nsys")
     report = folder / "nsys.nsys-rep"
@@ -197,7 +200,7 @@ def run_nsys(program: Sequence[str], folder: Path, stage: str) -> tuple[Kernel, 
     return read_kernels_by_stage(gpu_trace, read_ranges(ranges))
 
 
-def run_ncu(program: Sequence[str], folder: Path, stage: str) -> tuple[Kernel, ...]:
+def run_ncu(program: Sequence[str], folder: Path, stage: str) -> tuple[MeasuredKernel, ...]:
     """Launches of one stage, each with its metrics."""
     _require("ncu")
     log = folder / "ncu.csv"

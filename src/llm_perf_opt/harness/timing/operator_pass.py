@@ -6,17 +6,16 @@ import logging
 import resource
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from llm_perf_opt.core.measurement import InferenceRequest, OperatorTime
-from llm_perf_opt.core.protocols import Session
+from llm_perf_opt.core.measurement import OperatorTime
 from llm_perf_opt.harness.quiet import quiet_profiler
-from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX, Unwatched
+from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +68,12 @@ def _status_bytes(name: str) -> int | None:
 OUTSIDE = "(outside)"  # between the stages
 
 
-def profile_operators(
-    session: Session, request: InferenceRequest, chrome_trace: Path, *, modules: bool
-) -> tuple[OperatorTime, ...]:
-    """Operators by stage, the longest own time first; the trace has a range for each stage, or for each module too."""
-    on_cuda = torch.device(session.device).type == "cuda"
+def profile_operators(run: Callable[[], object], device: str, chrome_trace: Path) -> tuple[OperatorTime, ...]:
+    """Operators by stage, the longest own time first; `run` is one pass that names its stages, or its modules too."""
+    on_cuda = torch.device(device).type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     with quiet_profiler(), profile(activities=activities, record_shapes=True) as profiler:
-        session.infer(request, Unwatched(), ranges="modules" if modules else "stages")
+        run()
     _export(profiler, chrome_trace)
     return _by_stage(profiler.events() or (), on_cuda=on_cuda)
 

@@ -96,7 +96,7 @@ def stamps_for(clock: str, device: str) -> Stamps:
 class StageClock:
     """Notes when stages begin and end; `finish` turns the notes into one timed pass.
 
-    Who else watches is told of a stage before the clock notes its begin and after it noted its end.
+    Another watch hears of a stage before the clock notes its begin and after the clock noted its end.
     """
 
     def __init__(self, stamps: Stamps, watch: StageWatch | None = None) -> None:
@@ -128,24 +128,24 @@ class StageClock:
 class _OpenStage:
     """Written out: a generator under an exit stack costs several times as much, which short stages would feel."""
 
-    __slots__ = ("_clock", "_name", "_told")
+    __slots__ = ("_clock", "_name", "_other")
 
-    def __init__(self, clock: StageClock, name: str, told: AbstractContextManager[object] | None) -> None:
+    def __init__(self, clock: StageClock, name: str, other: AbstractContextManager[object] | None) -> None:
         self._clock = clock
         self._name = name
-        self._told = told
+        self._other = other
 
     def __enter__(self) -> None:
-        if self._told is not None:
-            self._told.__enter__()
+        if self._other is not None:
+            self._other.__enter__()
         self._clock.note(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._clock.note(None)
-        if self._told is not None:
-            self._told.__exit__(kind, error, trace)
+        if self._other is not None:
+            self._other.__exit__(kind, error, trace)
 
 
 def own_times(names: Sequence[str | None], moments_ns: Sequence[int]) -> dict[str, tuple[int, ...]]:

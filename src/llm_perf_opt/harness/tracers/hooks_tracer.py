@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
-from llm_perf_opt.core.protocols import PartialTrace, Sight, Target
+from llm_perf_opt.core.protocols import PartialTrace, Sight
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.module_calls import watch_modules
 from llm_perf_opt.harness.quiet import few_collections, silenced
 from llm_perf_opt.harness.real_models import RealModels
-from llm_perf_opt.harness.tensors import RealTensors
 from llm_perf_opt.harness.trace_header import declare_inputs, declare_modules, finished_graph, observing
+from llm_perf_opt.harness.twins import RealTensors
 
 
 class HooksTracer:
@@ -24,6 +25,7 @@ class HooksTracer:
     """
 
     sees = frozenset({Sight.MODULES, Sight.TIME})
+    takes = frozenset({"weights", "device"})
 
     def __init__(self, *, weights: str = "random", device: str = "cpu") -> None:
         self._models = RealModels(weights=weights, device=device)

@@ -13,17 +13,18 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind, TensorMeta
-from llm_perf_opt.core.callgraph.json_values import canonical_text
+from llm_perf_opt.core.callgraph.free_form import canonical_text
 from llm_perf_opt.core.callgraph.queries import deepest_claim
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.protocols import PartialTrace, Sight, Target
+from llm_perf_opt.core.protocols import PartialTrace, Sight
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.module_calls import StopSite, watch_modules
 from llm_perf_opt.harness.quiet import quiet_profiler, silenced
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
-from llm_perf_opt.harness.tensors import RealTensors
 from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, declare_modules, finished_graph, observing
 from llm_perf_opt.harness.tracers.chrome_trace import Entered, Left, ProfiledOp, ProfiledRun, read_chrome_trace
+from llm_perf_opt.harness.twins import RealTensors
 
 CHROME_SUFFIX = ".chrome-trace.json"
 Pairs = list[tuple[TensorMeta, int]]
@@ -39,6 +40,7 @@ class ProfilerTracer:
     """
 
     sees = frozenset({Sight.MODULES, Sight.OPS, Sight.TIME})
+    takes = frozenset({"weights", "device", "keep_in"})
 
     def __init__(self, *, weights: str = "random", device: str = "cpu", keep_in: Path | None = None) -> None:
         self._models = RealModels(weights=weights, device=device)

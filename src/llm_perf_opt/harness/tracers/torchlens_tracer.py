@@ -18,11 +18,12 @@ import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.protocols import PartialTrace, Sight, Target
+from llm_perf_opt.core.protocols import PartialTrace, Sight
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.real_models import RealModels
-from llm_perf_opt.harness.tensors import RealTensors
 from llm_perf_opt.harness.trace_header import declare_inputs, declare_modules, finished_graph, observing
+from llm_perf_opt.harness.twins import RealTensors
 
 WORKS_FROM, WORKS_BELOW = (2, 35), (2, 37)
 _ROOT = "target"  # the name of the model inside the module that TorchLens is given
@@ -34,6 +35,7 @@ class TorchLensTracer:
     """Runs targets with real tensors under TorchLens. It sees modules and which ops ran in them, not what they cost."""
 
     sees = frozenset({Sight.MODULES, Sight.OPS})
+    takes = frozenset({"weights", "device"})
 
     def __init__(self, *, weights: str = "random", device: str = "cpu") -> None:
         self._torchlens = _import_torchlens()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
-from llm_perf_opt.core.protocols import PartialTrace, Sight, Target
+from llm_perf_opt.core.protocols import PartialTrace, Sight
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.module_calls import watch_modules
 from llm_perf_opt.harness.quiet import few_collections, silenced
 from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, declare_modules, finished_graph, observing
@@ -20,6 +21,7 @@ class WeightlessTracer:
     """Traces targets on ghosts. One tracer keeps one engine, so a second phase reuses what the first worked out."""
 
     sees = frozenset({Sight.MODULES, Sight.OPS, Sight.LIFETIMES})
+    takes = frozenset({"routing", "device"})
 
     def __init__(self, *, routing: str | RoutingPolicy = "uniform", device: str = "cuda") -> None:
         self._routing = routing

@@ -15,8 +15,14 @@ import torch
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware.calibration import Calibration, RateTable, Timing
 from llm_perf_opt.harness.environment import library_versions
-from llm_perf_opt.labs.calibrate.memory import cast_probe, elementwise_probes, resampling_probes, row_probes
-from llm_perf_opt.labs.calibrate.overheads import fresh_byte, overhead_probes
+from llm_perf_opt.labs.calibrate.memory import (
+    cast_probe,
+    elementwise_probes,
+    fresh_byte,
+    overhead_probes,
+    resampling_probes,
+    row_probes,
+)
 from llm_perf_opt.labs.calibrate.probe import Probe, Stopwatch, measure, sweep_buffer
 from llm_perf_opt.labs.calibrate.products import (
     attention_probes,
@@ -144,6 +150,8 @@ def _measured(probes: list[Probe], stopwatch: Stopwatch, title: str) -> list[Rat
 def _refuse_absent(device: str) -> None:
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
-        raise UsageError(f"Cannot calibrate {device!r}.", why="cpu and cuda are known", fix="use --device cpu or cuda")
+        raise UsageError(
+            f"Cannot calibrate {device!r}.", why="cpu and cuda are known", fix="use --torch-device cpu or cuda"
+        )
     if kind == "cuda" and not torch.cuda.is_available():
-        raise PerfOptError("There is no CUDA device here.", why="torch finds none", fix="use --device cpu")
+        raise PerfOptError("There is no CUDA device here.", why="torch finds none", fix="use --torch-device cpu")

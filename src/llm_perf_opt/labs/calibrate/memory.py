@@ -1,8 +1,4 @@
-"""Work that is bound by memory or by the way to the kernel: copies, casts, arithmetic, sums, rows by index.
-
-Sizes go from a few values, where only the way to the kernel counts, to tens of megabytes. Results are made afresh each
-time, as a model makes them, and are small enough for the allocator to hand out the same memory again.
-"""
+"""Work bound by memory or by overhead: copies, casts, arithmetic, sums, views, module calls, small sorts."""
 
 from __future__ import annotations
 
@@ -10,9 +6,56 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from llm_perf_opt.labs.calibrate.probe import Probe, Work, noise
+from llm_perf_opt.core.hardware.calibration import Timing
+from llm_perf_opt.labs.calibrate.probe import Probe, Stopwatch, TimedCall, noise
+
+_FRESH_BYTES = 128 * 2**20  # large enough that an allocator takes it from the system and gives it back at once
+
+
+class _Nothing(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values
+
+
+def overhead_probes(device: str) -> list[Probe]:
+    """Views and module calls, which come in groups, and what stands alone; none of it depends on a size."""
+
+    def view(calls: int) -> TimedCall:
+        values = noise((4, 6, 8), "float32", device)
+        return lambda: values.transpose(0, 1)[1:3].unsqueeze(0).view(1, 2, 4, 8)
+
+    def module_call(calls: int) -> TimedCall:
+        module, values = _Nothing(), noise((4,), "float32", device)
+        return lambda: module(module(values))
+
+    def host_read(calls: int) -> TimedCall:
+        value = torch.zeros((), dtype=torch.int64, device=device)
+        return value.item
+
+    def sort(elements: int) -> TimedCall:
+        ids = torch.randint(64, (elements,), generator=torch.Generator().manual_seed(0)).to(device)
+        return ids.argsort
+
+    groups = (("view", view, 4), ("module_call", module_call, 2), ("host_read", host_read, 1))
+    return [
+        *(Probe(family=name, dtype="any", axes={"calls": (calls,)}, prepare=work) for name, work, calls in groups),
+        Probe(family="sort", dtype="int64", axes={"elements": (8, 512, 4096, 32_768)}, prepare=sort),
+    ]
+
+
+def fresh_byte(stopwatch: Stopwatch, size_bytes: int = _FRESH_BYTES) -> Timing:
+    """What one byte of memory straight from the system costs: writing to new memory, less writing to old."""
+    old = torch.empty(size_bytes, dtype=torch.uint8)
+    again = stopwatch.time(lambda: old.fill_(1))
+    first = stopwatch.time(lambda: torch.empty(size_bytes, dtype=torch.uint8).fill_(1))
+    least = again.fastest_s * 1e-3  # noise must not make fresh memory cheaper than old
+    differences = sorted(
+        max(least, end - again.median_s) / size_bytes for end in (first.fastest_s, first.median_s, first.slowest_s)
+    )
+    return Timing(fastest_s=differences[0], median_s=differences[1], slowest_s=differences[2])
+
 
 _ELEMENTS = (16, 1024, 16_384, 131_072, 524_288, 2_097_152, 7_340_032)
 _WIDTHS = (64, 256, 1024, 4096)
@@ -37,13 +80,13 @@ def elementwise_probes(dtype: str, device: str) -> list[Probe]:
     }
 
     def probe(family: str, apply: Apply) -> Probe:
-        def prepare(elements: int) -> Work:
+        def prepare(elements: int) -> TimedCall:
             values = noise((elements,), dtype, device)
             return lambda: apply(values)
 
         return Probe(family=family, dtype=dtype, axes={"elements": _ELEMENTS}, prepare=prepare)
 
-    def arithmetic(elements: int) -> Work:
+    def arithmetic(elements: int) -> TimedCall:
         left, right = noise((elements,), dtype, device), noise((elements,), dtype, device)
         return lambda: left + right
 
@@ -61,7 +104,7 @@ def cast_probe(source: str, result: str, device: str) -> Probe:
     """From one dtype to another; the table is that of the source."""
     wanted = getattr(torch, result)
 
-    def prepare(elements: int) -> Work:
+    def prepare(elements: int) -> TimedCall:
         values = noise((elements,), source, device)
         return lambda: values.to(wanted)
 
@@ -71,7 +114,7 @@ def cast_probe(source: str, result: str, device: str) -> Probe:
 def _broadcast(dtype: str, device: str) -> Probe:
     """Arithmetic in which one operand has a single value per row of `inner` values: the inner loop is that short."""
 
-    def prepare(inner: int, elements: int) -> Work:
+    def prepare(inner: int, elements: int) -> TimedCall:
         rows = noise((elements // inner, 1), dtype, device)
         columns = noise((elements // inner, inner), dtype, device)
         return lambda: rows + columns
@@ -83,7 +126,7 @@ def _broadcast(dtype: str, device: str) -> Probe:
 def _outer_broadcast(dtype: str, device: str) -> Probe:
     """Arithmetic in which each operand lacks a dimension of the result, as position biases are made of two tables."""
 
-    def prepare(inner: int, elements: int) -> Work:
+    def prepare(inner: int, elements: int) -> TimedCall:
         squares = max(1, elements // inner**2)
         down, across = noise((squares, inner, 1), dtype, device), noise((squares, 1, inner), dtype, device)
         return lambda: down + across
@@ -98,10 +141,10 @@ def _scattered_probes(dtype: str, device: str) -> list[Probe]:
     def scattered(elements: int) -> Tensor:
         return noise((768, elements // 768), dtype, device).t()
 
-    def copy(elements: int) -> Work:
+    def copy(elements: int) -> TimedCall:
         return scattered(elements).contiguous
 
-    def arithmetic(elements: int) -> Work:
+    def arithmetic(elements: int) -> TimedCall:
         far, near = scattered(elements), noise((elements // 768, 768), dtype, device)
         return lambda: far + near
 
@@ -114,7 +157,7 @@ def _scattered_probes(dtype: str, device: str) -> list[Probe]:
 def _regrouping(dtype: str, device: str) -> Probe:
     """A copy that changes the order of dimensions and leaves runs of 64 values together, as heads are moved."""
 
-    def prepare(elements: int) -> Work:
+    def prepare(elements: int) -> TimedCall:
         values = noise((elements // 768, 12, 64), dtype, device).transpose(0, 1)
         return values.contiguous
 
@@ -132,7 +175,7 @@ def row_probes(dtype: str, device: str) -> list[Probe]:
     }
 
     def probe(family: str, apply: Apply) -> Probe:
-        def prepare(width: int, elements: int) -> Work:
+        def prepare(width: int, elements: int) -> TimedCall:
             rows = noise((elements // width, width), dtype, device)
             return lambda: apply(rows)
 
@@ -142,12 +185,12 @@ def row_probes(dtype: str, device: str) -> list[Probe]:
 
 
 def _index_probes(dtype: str, device: str) -> list[Probe]:
-    def gather(width: int, elements: int) -> Work:
+    def gather(width: int, elements: int) -> TimedCall:
         rows = noise((elements // width, width), dtype, device)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).to(device)
         return lambda: rows[order]
 
-    def scatter(width: int, elements: int) -> Work:
+    def scatter(width: int, elements: int) -> TimedCall:
         rows = noise((elements // width, width), dtype, device)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).to(device)
         target = torch.empty_like(rows)
@@ -168,7 +211,7 @@ def resampling_probes(device: str) -> list[Probe]:
     """Images made smaller with a smooth filter, channels first and channels last; the axis counts what goes in."""
 
     def probe(family: str, layout: torch.memory_format) -> Probe:
-        def prepare(elements: int) -> Work:
+        def prepare(elements: int) -> TimedCall:
             images = noise((1, elements // 1024, 32, 32), "float32", device).to(memory_format=layout)
             return lambda: F.interpolate(images, size=(20, 20), mode="bicubic", antialias=True, align_corners=False)
 

@@ -1,4 +1,10 @@
-"""A probe: one family of work, the sizes to try, and how long a small piece of it takes with cold caches."""
+"""A probe: one family of work, the sizes to try, and how long a small piece of it takes with cold caches.
+
+In a model short ops come in groups of a few, after others that have streamed weights through the caches: the code on
+the way to a kernel, and the operands, come from farther away than in a loop that does nothing else, and the first of a
+group takes up to three times as long. So before every try of a short op the inner caches are swept, and two runs in a
+row count half each.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ from llm_perf_opt.core.hardware.calibration import RateTable, Timing
 log = logging.getLogger(__name__)
 
 
-Work = Callable[[], object]
+TimedCall = Callable[[], object]
 
 _NS_PER_S = 10**9
 _SHORT_NS = 2_000_000  # sweeping changes nothing for what takes longer
@@ -43,7 +49,7 @@ class Stopwatch:
     budget_ns: int = 25_000_000
     swept: torch.Tensor = field(default_factory=lambda: sweep_buffer("cpu"), repr=False, compare=False)
 
-    def time(self, work: Work, *, sweep: bool = True) -> Timing:
+    def time(self, work: TimedCall, *, sweep: bool = True) -> Timing:
         """Median and both ends of the time of one `work()`."""
         work()
         is_short = self._sample_ns(work) < _SHORT_NS
@@ -61,7 +67,7 @@ class Stopwatch:
             slowest_s=samples[-1] / _NS_PER_S,
         )
 
-    def _sample_ns(self, work: Work, calls: int = 1) -> int:
+    def _sample_ns(self, work: TimedCall, calls: int = 1) -> int:
         read = time.perf_counter_ns if self.clock == "wall" else time.process_time_ns
         self._wait()
         started = read()
@@ -98,7 +104,7 @@ def noise(shape: tuple[int, ...], dtype: str, device: str) -> Tensor:
     return tensor.view(shape)
 
 
-Prepare = Callable[..., Work]  # one keyword argument per axis -> the work to be timed
+Prepare = Callable[..., TimedCall]  # one keyword argument per axis -> the work to be timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

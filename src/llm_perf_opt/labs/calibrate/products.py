@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm_perf_opt.labs.calibrate.probe import Probe, Work, noise, torch_dtype
+from llm_perf_opt.labs.calibrate.probe import Probe, TimedCall, noise, torch_dtype
 
 _LENGTHS = (64, 128, 196, 256, 512, 1024, 2048, 4096)  # 196: windows of 14 x 14, of no round length
 _ODD_LENGTHS = (65, 129, 257, 513, 1025)  # kernels that take values in pairs handle these apart
@@ -19,7 +19,7 @@ def attention_probes(dtype: str, device: str) -> list[Probe]:
     A class token makes the number of tokens odd, for which the kernels of some processors take twice as long.
     """
 
-    def attention(heads: int, tokens: int, masked: bool) -> Work:
+    def attention(heads: int, tokens: int, masked: bool) -> TimedCall:
         joined = noise((1, tokens, 3, heads, 64), dtype, device)  # as one linear map makes them
         query, key, value = (role.transpose(1, 2) for role in joined.unbind(2))
         mask = noise((1, heads, tokens, tokens), dtype, device) if masked else None
@@ -51,7 +51,7 @@ def convolution_probes(dtype: str, device: str) -> list[Probe]:
 
 
 def _convolution(family: str, dtype: str, device: str, *, kernel: int, stride: int, channels: tuple[int, ...]) -> Probe:
-    def convolve(positions: int, columns: int, depth: int) -> Work:
+    def convolve(positions: int, columns: int, depth: int) -> TimedCall:
         side = int(positions**0.5)
         inputs = noise((1, depth // kernel**2, side * stride, side * stride), dtype, device)
         weight = noise((columns, depth // kernel**2, kernel, kernel), dtype, device)
@@ -94,7 +94,7 @@ def product_probes(dtype: str, device: str, pool_bytes: int) -> list[Probe]:
     """
     weights = ColdWeights(pool_bytes // torch_dtype(dtype).itemsize, dtype, device)
 
-    def linear(rows: int, columns: int, depth: int) -> Work:
+    def linear(rows: int, columns: int, depth: int) -> TimedCall:
         inputs = noise((rows, depth), dtype, device)
         return lambda: F.linear(inputs, weights.take(columns, depth))
 
@@ -109,7 +109,7 @@ def product_probes(dtype: str, device: str, pool_bytes: int) -> list[Probe]:
 def narrow_product_probe(dtype: str, device: str) -> Probe:
     """Few columns, as a router has; its weight is small enough to stay in a cache."""
 
-    def linear(rows: int, columns: int, depth: int) -> Work:
+    def linear(rows: int, columns: int, depth: int) -> TimedCall:
         inputs, weight = noise((rows, depth), dtype, device), noise((columns, depth), dtype, device)
         return lambda: F.linear(inputs, weight)
 
@@ -120,7 +120,7 @@ def narrow_product_probe(dtype: str, device: str) -> Probe:
 def batched_product_probe(dtype: str, device: str) -> Probe:
     """Products of activations, as attention written out in steps has: the right side is read transposed."""
 
-    def batched(batch: int, rows: int, columns: int, depth: int) -> Work:
+    def batched(batch: int, rows: int, columns: int, depth: int) -> TimedCall:
         left, right = noise((batch, rows, depth), dtype, device), noise((batch, columns, depth), dtype, device)
         return lambda: torch.bmm(left, right.transpose(1, 2))
 

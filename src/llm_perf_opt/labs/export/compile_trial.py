@@ -14,8 +14,7 @@ import torch
 
 from llm_perf_opt.core.export_outcome import Check, CompileFigures, GraphBreak, Outcome, Verdict
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
-from llm_perf_opt.labs.export.part_under_test import PartUnderTest, copied_inputs, with_random_weights
-from llm_perf_opt.labs.export.tensor_signature import TensorsOnly
+from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, with_random_weights
 
 # Dynamo tags modules at construction from the first compilation on, and switches off the checks of distributions.
 _PATCHED: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -35,8 +34,8 @@ def compile_part(subject: PartUnderTest, runs: int) -> tuple[Outcome, CompileFig
     except EXPORT_ERRORS as error:
         outcome = failed(Check.COMPILE, error, instead=subject.part.instead, seconds=time.perf_counter() - started)
         return _without_compiler(outcome) or outcome, None
-    told = f"{figures.graphs} graphs, {len(figures.breaks)} breaks, compiled in {figures.compile_seconds:.1f} s"
-    outcome = Outcome(check=Check.COMPILE, verdict=Verdict.OK, told=told, seconds=time.perf_counter() - started)
+    detail = f"{figures.graphs} graphs, {len(figures.breaks)} breaks, compiled in {figures.compile_seconds:.1f} s"
+    outcome = Outcome(check=Check.COMPILE, verdict=Verdict.OK, detail=detail, seconds=time.perf_counter() - started)
     return outcome, figures
 
 
@@ -107,7 +106,7 @@ def _without_compiler(outcome: Outcome) -> Outcome | None:
     return Outcome(
         check=Check.COMPILE,
         verdict=Verdict.SKIPPED,
-        told="torch.compile needs a C++ compiler on this machine",
+        detail="torch.compile needs a C++ compiler on this machine",
         error=outcome.error,
         reason=outcome.reason,
         remedy="install g++ or clang, or set CXX",

@@ -14,8 +14,7 @@ from torch.export import Dim
 
 from llm_perf_opt.core.export_outcome import AxisOutcome, Check, Verdict
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, current_site, failed
-from llm_perf_opt.labs.export.part_under_test import PartUnderTest
-from llm_perf_opt.labs.export.tensor_signature import TensorsOnly, autocast_knows_meta, cached_tensors
+from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, autocast_knows_meta, cached_tensors
 
 _NAMES_BY_RANK = {
     2: ("tokens", "width"),
@@ -34,7 +33,7 @@ _LONGEST_GUARD = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class DynamicAxis:
     """One dimension of one input, which others may follow."""
 
     name: str  # empty: not to be tried
@@ -42,15 +41,15 @@ class Axis:
     dimension: int
 
 
-def axes_of(subject: PartUnderTest) -> list[Axis]:
+def axes_of(subject: PartUnderTest) -> list[DynamicAxis]:
     """The dimensions to tell of: those of the first float input, and the tokens that a cache holds."""
     given = subject.call.given
     first = next((place for place, tensor in enumerate(given) if tensor.is_floating_point()), 0)
     names = subject.part.axes or _usual_names(given[first])
     every = (*names, *("",) * (given[first].ndim - len(names)))
-    axes = [Axis(name=name, place=first, dimension=place) for place, name in enumerate(every)]
+    axes = [DynamicAxis(name=name, place=first, dimension=place) for place, name in enumerate(every)]
     held = [place for place in cached_tensors(subject.call) if given[place].ndim == 4 and given[place].shape[-2]]
-    return [*axes, *(Axis(name="held tokens", place=place, dimension=2) for place in held[:1])]
+    return [*axes, *(DynamicAxis(name="held tokens", place=place, dimension=2) for place in held[:1])]
 
 
 def _usual_names(tensor: torch.Tensor) -> tuple[str, ...]:
@@ -59,7 +58,7 @@ def _usual_names(tensor: torch.Tensor) -> tuple[str, ...]:
     return _NAMES_BY_RANK.get(tensor.ndim, tuple(f"axis {place}" for place in range(tensor.ndim)))
 
 
-def try_axis(subject: PartUnderTest, call: TensorsOnly, axis: Axis) -> AxisOutcome:
+def try_axis(subject: PartUnderTest, call: TensorsOnly, axis: DynamicAxis) -> AxisOutcome:
     """Export once with this dimension marked as dynamic; equal dimensions of other inputs may follow it."""
     given = subject.call.given
     size = given[axis.place].shape[axis.dimension]
@@ -85,7 +84,7 @@ def try_axis(subject: PartUnderTest, call: TensorsOnly, axis: Axis) -> AxisOutco
     )
 
 
-def _left_out(axis: Axis, argument: str, size: int) -> AxisOutcome:
+def _left_out(axis: DynamicAxis, argument: str, size: int) -> AxisOutcome:
     return AxisOutcome(
         axis=f"axis {axis.dimension}",
         argument=argument,
@@ -95,7 +94,7 @@ def _left_out(axis: Axis, argument: str, size: int) -> AxisOutcome:
     )
 
 
-def _marked(given: Sequence[torch.Tensor], axis: Axis) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
+def _marked(given: Sequence[torch.Tensor], axis: DynamicAxis) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
     """Inputs of sizes that torch does not specialise on (0 and 1 it does), and one mark per dimension that varies."""
     size = given[axis.place].shape[axis.dimension]
     inputs, marks = [], []
@@ -117,7 +116,7 @@ def _range(program: torch.export.ExportedProgram) -> str:
     return ", ".join(f"{low} and more" if high in ("int_oo", "oo") else f"{low} to {high}" for low, high in bounds)
 
 
-def _stopped(axis: Axis, argument: str, size: int, seen: _Guards, error: BaseException) -> AxisOutcome:
+def _stopped(axis: DynamicAxis, argument: str, size: int, seen: _Guards, error: BaseException) -> AxisOutcome:
     """The guard that left the dimension one value; where there is none, the error itself."""
     fixing = seen.fixing
     if fixing is not None:
@@ -147,7 +146,7 @@ class _Guard:
 
 @dataclass(slots=True)
 class _Guards:
-    axis: Axis
+    axis: DynamicAxis
     symbol: str = ""  # torch's name for its size
     guards: list[_Guard] = field(default_factory=list)
     fixing: _Guard | None = None  # the first one that left a dimension a single value
@@ -193,7 +192,7 @@ class _GuardLog(logging.Handler):
 
 
 @contextmanager
-def _guards_seen(axis: Axis) -> Iterator[_Guards]:
+def _guards_seen(axis: DynamicAxis) -> Iterator[_Guards]:
     seen = _Guards(axis=axis)
     handler = _GuardLog(seen)
     level, propagate, others = _SYMBOLIC_SHAPES.level, _SYMBOLIC_SHAPES.propagate, list(_SYMBOLIC_SHAPES.handlers)

@@ -1,4 +1,7 @@
-"""The exported graph as a source: each stage's modules exported by themselves and run under torch's counter."""
+"""The exported graph as a source: each stage's modules exported by themselves and run under torch's counter.
+
+Neither the graph nor the formulas are those of the trace, so agreement to the FLOP is no accident.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.export_outcome import Check
-from llm_perf_opt.core.protocols import ModelAdapter, Target, Workload
-from llm_perf_opt.core.source_figures import BlindSpot, Family, Method, OperatorFigure, Testimony, family_of
-from llm_perf_opt.harness.isolation import IsolatedCall, LooseOp, cut_apart
+from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.source_figures import BlindSpot, Method, OperatorFigure, SourceFigures, WorkFamily, family_of
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.harness.isolation import IsolatedCall, LooseOp, cut_apart, stage_roots
 from llm_perf_opt.harness.quiet import silenced
-from llm_perf_opt.harness.stage_roots import stage_roots
 from llm_perf_opt.harness.twins import meta_twin
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed, quiet
-from llm_perf_opt.labs.export.tensor_signature import TensorsOnly, autocast_knows_meta
+from llm_perf_opt.labs.export.part_under_test import TensorsOnly, autocast_knows_meta
 from llm_perf_opt.weightless import Engine, routing_policy
 
 
@@ -45,16 +49,12 @@ def torch_count(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> 
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), autocast_knows_meta(), _Matrices() as seen, counter:
         forward(*inputs)
-    totals = counter.get_flop_counts().get("Global", {})
+    totals, known = counter.get_flop_counts().get("Global", {}), set(map(str, flop_registry))
     return TorchCount(
         flops_by_operator={str(packet): int(flops) for packet, flops in totals.items()},
         calls_by_operator=dict(seen.calls),
-        unknown={name: calls for name, calls in seen.calls.items() if name not in _known_names()},
+        unknown={name: calls for name, calls in seen.calls.items() if name not in known},
     )
-
-
-def _known_names() -> frozenset[str]:
-    return frozenset(map(str, flop_registry))
 
 
 class _Matrices(TorchDispatchMode):
@@ -66,52 +66,54 @@ class _Matrices(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func._overloadpacket)
-        if family_of(name) is not Family.OTHER:
+        if family_of(name) is not WorkFamily.OTHER:
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))
 
 
 SOURCE = "exported"
-_UNCOUNTED = {Family.ATTENTION: "fused-attention-uncounted", Family.GROUPED: "grouped-product-uncounted"}
+_UNCOUNTED = {WorkFamily.ATTENTION: "fused-attention-uncounted", WorkFamily.GROUPED: "grouped-product-uncounted"}
 
 
-class ExportWitness:
+class ExportSource:
     """Exports the modules that together are the run; a stage with a module that does not export says where it stops."""
+
+    runs_model = True
 
     def __init__(self, *, routing: str = "uniform", device: str = "cpu") -> None:
         self._routing = routing
         self._engine = Engine(device=device, routing=routing)
 
-    def testify(self, adapter: ModelAdapter, workload: Workload) -> tuple[Testimony, ...]:
-        """One testimony per stage of every phase, in the order in which they run."""
+    def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
+        """The figures of each stage of every phase, in the order in which they run."""
         return tuple(
-            replace(testimony, routing=self._engine.oracle.routing.name)
+            replace(figures, routing=self._engine.oracle.routing.name)
             for target in adapter.targets(workload)
-            for testimony in _of_phase(target, self._engine, self._routing)
+            for figures in _of_phase(target, self._engine, self._routing)
         )
 
 
-def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[Testimony]:
+def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[SourceFigures]:
     names = (*(stage.name for stage in target.stages), target.phase)
     try:
         engine.oracle.routing = routing_policy(routing, target.phase)
         cut = cut_apart(target, stage_roots(target, engine), engine)
     except (PerfOptError, *EXPORT_ERRORS) as error:
         for name in names:
-            yield replace(_silent(target, name), failure=f"{type(error).__name__}: {error}")
+            yield replace(_without_figures(target, name), failure=f"{type(error).__name__}: {error}")
         return
     for name in names:
         calls = [call for call in cut.calls if call.stage == name]
         if calls:
             with quiet(), silenced():
-                yield _of_stage(_silent(target, name), calls, [op for op in cut.loose if op.stage == name])
+                yield _of_stage(_without_figures(target, name), calls, [op for op in cut.loose if op.stage == name])
 
 
-def _silent(target: Target, stage: str) -> Testimony:
-    return Testimony(source=SOURCE, phase=target.phase, stage=stage, method=Method.ISOLATED)
+def _without_figures(target: Target, stage: str) -> SourceFigures:
+    return SourceFigures(source=SOURCE, phase=target.phase, stage=stage, method=Method.ISOLATED)
 
 
-def _of_stage(testimony: Testimony, calls: Sequence[IsolatedCall], loose: Sequence[LooseOp]) -> Testimony:
+def _of_stage(figures: SourceFigures, calls: Sequence[IsolatedCall], loose: Sequence[LooseOp]) -> SourceFigures:
     started = time.perf_counter()
     total = _Tally()
     for call in calls:
@@ -119,9 +121,9 @@ def _of_stage(testimony: Testimony, calls: Sequence[IsolatedCall], loose: Sequen
             total.add(_exported_count(call), call.calls)
         except EXPORT_ERRORS as error:
             where = failed(Check.EXPORT, error)
-            return replace(testimony, failure=f"{call.path} does not export: {where.reason}, at {where.site}")
+            return replace(figures, failure=f"{call.path} does not export: {where.reason}, at {where.site}")
     return replace(
-        testimony,
+        figures,
         flops=total.flops.total(),
         operators=tuple(
             OperatorFigure(name=name, family=family_of(name), flops=flops, calls=total.calls[name])
@@ -173,7 +175,7 @@ def _outside(loose: Sequence[LooseOp]) -> Iterator[BlindSpot]:
     """Products between the modules, which are in no graph."""
     for op in loose:
         name = str(op.func._overloadpacket)
-        if family_of(name) is not Family.OTHER:
+        if family_of(name) is not WorkFamily.OTHER:
             args, kwargs = meta_twin((op.args, op.kwargs))
             count = torch_count(partial(op.func, *args, **kwargs), ())
             yield BlindSpot(

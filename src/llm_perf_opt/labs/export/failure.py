@@ -109,9 +109,9 @@ def _is_machinery(filename: str) -> bool:
 
 def _reason(text: str, root: BaseException) -> str:
     """What went wrong in one sentence, with the first line of the first error behind it."""
-    said = next((line.strip() for line in str(root).splitlines() if line.strip()), type(root).__name__)[:300]
+    message = next((line.strip() for line in str(root).splitlines() if line.strip()), type(root).__name__)[:300]
     cause = next((words for pattern, words in _REMEDIES if re.search(pattern, text)), None)
-    return said if cause is None else f"{cause} ({said})"
+    return message if cause is None else f"{cause} ({message})"
 
 
 def _operator(text: str) -> str | None:

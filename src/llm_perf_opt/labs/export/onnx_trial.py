@@ -20,8 +20,7 @@ from torch.export import ExportedProgram
 
 from llm_perf_opt.core.export_outcome import Check, Outcome, Parity, Verdict
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
-from llm_perf_opt.labs.export.part_under_test import PartUnderTest, copied_inputs, with_random_weights
-from llm_perf_opt.labs.export.tensor_signature import TensorsOnly
+from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, with_random_weights
 
 _NEEDED = {Check.ONNX: ("onnx", "onnxscript"), Check.PARITY: ("onnx", "onnxscript", "onnxruntime")}
 
@@ -35,7 +34,7 @@ def missing_packages(check: Check) -> Outcome | None:
             return Outcome(
                 check=check,
                 verdict=Verdict.SKIPPED,
-                told=f"{name} is not installed",
+                detail=f"{name} is not installed",
                 error=type(error).__name__,
                 remedy="pip install 'llm-perf-opt[onnx]'",
             )
@@ -87,12 +86,12 @@ def write_onnx(subject: PartUnderTest, program: ExportedProgram) -> OnnxFile:
         return OnnxFile(outcome=failed(Check.ONNX, error, instead=subject.part.instead, seconds=seconds))
     graph = model.graph
     weights = len(graph.input) - len(subject.names)
-    told = (
+    detail = (
         f"{len(graph.node)} nodes, opset {_opset(model)}, {len(inferred.graph.value_info)} shapes inferred, "
         f"{weights} weights as inputs"
     )
     return OnnxFile(
-        outcome=Outcome(check=Check.ONNX, verdict=Verdict.OK, told=told, seconds=time.perf_counter() - started),
+        outcome=Outcome(check=Check.ONNX, verdict=Verdict.OK, detail=detail, seconds=time.perf_counter() - started),
         content=content,
     )
 
@@ -120,12 +119,12 @@ def compare_runtimes(subject: PartUnderTest) -> tuple[Outcome, Parity | None]:
     except (*EXPORT_ERRORS, *runtime_errors) as error:
         return failed(Check.PARITY, error, instead=subject.part.instead, seconds=time.perf_counter() - started), None
     is_close = parity.max_rel_error <= TOLERANCE
-    told = f"largest difference {parity.max_abs_error:.1e} among values up to {parity.largest_value:.3g}"
+    detail = f"largest difference {parity.max_abs_error:.1e} among values up to {parity.largest_value:.3g}"
     return (
         Outcome(
             check=Check.PARITY,
             verdict=Verdict.OK if is_close else Verdict.FAILED,
-            told=told,
+            detail=detail,
             reason=None if is_close else f"more than {TOLERANCE:g} of the largest value apart",
             seconds=time.perf_counter() - started,
         ),

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch.export import ExportedProgram
 
-from llm_perf_opt.core.export_outcome import AxisOutcome, Check, ExportWishes, Outcome, PartOutcome, Verdict
-from llm_perf_opt.core.protocols import Part, Target
+from llm_perf_opt.core.export_outcome import AxisOutcome, Check, ExportOptions, Outcome, PartOutcome, Verdict
+from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.twins import meta_twin
@@ -20,8 +20,13 @@ from llm_perf_opt.labs.export.export_source import torch_count
 from llm_perf_opt.labs.export.exported_graph import PartFiles, graph_ops
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed, quiet
 from llm_perf_opt.labs.export.onnx_trial import compare_runtimes, write_onnx
-from llm_perf_opt.labs.export.part_under_test import PartUnderTest, prepare, without_idle_cache
-from llm_perf_opt.labs.export.tensor_signature import TensorsOnly, autocast_knows_meta
+from llm_perf_opt.labs.export.part_under_test import (
+    PartUnderTest,
+    TensorsOnly,
+    autocast_knows_meta,
+    prepare,
+    without_idle_cache,
+)
 from llm_perf_opt.weightless import Engine
 from llm_perf_opt.weightless.spec import dtype_name
 
@@ -34,25 +39,25 @@ class TorchLab:
     def __init__(self) -> None:
         self._engine = Engine(device="cpu")
 
-    def examine(self, target: Target, part: Part, wishes: ExportWishes) -> PartOutcome:
+    def examine(self, target: Target, part: Part, options: ExportOptions) -> PartOutcome:
         """Try everything asked for; weights are made only where numbers are compared or timed."""
         subject = prepare(target, part, self._engine)
         with quiet(), silenced():
-            return _examined(without_idle_cache(subject), target, wishes)
+            return _examined(without_idle_cache(subject), target, options)
 
 
-def _examined(subject: PartUnderTest, target: Target, wishes: ExportWishes) -> PartOutcome:
+def _examined(subject: PartUnderTest, target: Target, options: ExportOptions) -> PartOutcome:
     on_meta = meta_twin(subject.call)
-    files = PartFiles(subject.part.name, wishes.out)
+    files = PartFiles(subject.part.name, options.out)
     outcome, program = export_part(subject, on_meta)
     found = _with_eager_count(replace(_described(subject, target), outcomes=(outcome,)), on_meta)
     if program is not None:
         files.save_program(program)
         found = replace(found, ops=graph_ops(program))
-    found = _with_axes(found, subject, on_meta, wishes)
-    found = _with_onnx(found, subject, program, wishes, files)
-    found = _with_parity(found, subject, wishes)
-    found = _with_compile(found, subject, wishes)
+    found = _with_axes(found, subject, on_meta, options)
+    found = _with_onnx(found, subject, program, options, files)
+    found = _with_parity(found, subject, options)
+    found = _with_compile(found, subject, options)
     return replace(found, files=files.written)
 
 
@@ -60,8 +65,8 @@ def _and(found: PartOutcome, outcome: Outcome) -> PartOutcome:
     return replace(found, outcomes=(*found.outcomes, outcome))
 
 
-def _with_axes(found: PartOutcome, subject: PartUnderTest, call: TensorsOnly, wishes: ExportWishes) -> PartOutcome:
-    if (skipped := _not_tried(Check.DYNAMIC, wishes, has_graph=found.ops is not None)) is not None:
+def _with_axes(found: PartOutcome, subject: PartUnderTest, call: TensorsOnly, options: ExportOptions) -> PartOutcome:
+    if (skipped := _not_tried(Check.DYNAMIC, options, has_graph=found.ops is not None)) is not None:
         return _and(found, skipped)
     axes = tuple(try_axis(subject, call, axis) for axis in axes_of(subject))
     return _and(replace(found, axes=axes), _dynamic_outcome(axes))
@@ -71,10 +76,10 @@ def _with_onnx(
     found: PartOutcome,
     subject: PartUnderTest,
     program: ExportedProgram | None,
-    wishes: ExportWishes,
+    options: ExportOptions,
     files: PartFiles,
 ) -> PartOutcome:
-    skipped = _not_tried(Check.ONNX, wishes, has_graph=program is not None)
+    skipped = _not_tried(Check.ONNX, options, has_graph=program is not None)
     if skipped is not None or program is None:
         return found if skipped is None else _and(found, skipped)
     onnx_file = write_onnx(subject, program)
@@ -82,20 +87,20 @@ def _with_onnx(
     return _and(found, onnx_file.outcome)
 
 
-def _with_parity(found: PartOutcome, subject: PartUnderTest, wishes: ExportWishes) -> PartOutcome:
+def _with_parity(found: PartOutcome, subject: PartUnderTest, options: ExportOptions) -> PartOutcome:
     has_graph = found.ops is not None
-    skipped = _not_tried(Check.PARITY, wishes, has_graph=has_graph) or _too_large(Check.PARITY, subject, wishes)
+    skipped = _not_tried(Check.PARITY, options, has_graph=has_graph) or _too_large(Check.PARITY, subject, options)
     if skipped is not None:
         return _and(found, skipped)
     outcome, parity = compare_runtimes(subject)
     return _and(replace(found, parity=parity), outcome)
 
 
-def _with_compile(found: PartOutcome, subject: PartUnderTest, wishes: ExportWishes) -> PartOutcome:
-    skipped = _not_tried(Check.COMPILE, wishes, has_graph=True) or _too_large(Check.COMPILE, subject, wishes)
+def _with_compile(found: PartOutcome, subject: PartUnderTest, options: ExportOptions) -> PartOutcome:
+    skipped = _not_tried(Check.COMPILE, options, has_graph=True) or _too_large(Check.COMPILE, subject, options)
     if skipped is not None:
         return _and(found, skipped)
-    outcome, figures = compile_part(subject, wishes.compile_runs)
+    outcome, figures = compile_part(subject, options.compile_runs)
     return _and(replace(found, compiled=figures), outcome)
 
 
@@ -109,8 +114,8 @@ def export_part(subject: PartUnderTest, call: TensorsOnly) -> tuple[Outcome, Exp
         seconds = time.perf_counter() - started
         return failed(Check.EXPORT, error, instead=subject.part.instead, seconds=seconds), None
     seconds = time.perf_counter() - started
-    told = f"{len(program.graph.nodes)} nodes"
-    return Outcome(check=Check.EXPORT, verdict=Verdict.OK, told=told, seconds=seconds), program
+    detail = f"{len(program.graph.nodes)} nodes"
+    return Outcome(check=Check.EXPORT, verdict=Verdict.OK, detail=detail, seconds=seconds), program
 
 
 def _described(subject: PartUnderTest, target: Target) -> PartOutcome:
@@ -154,21 +159,21 @@ def _dynamic_outcome(axes: tuple[AxisOutcome, ...]) -> Outcome:
     return Outcome(
         check=Check.DYNAMIC,
         verdict=Verdict.OK if free else Verdict.FAILED,
-        told=f"may vary: {', '.join(free) or 'nothing'}",
+        detail=f"may vary: {', '.join(free) or 'nothing'}",
         reason="; ".join(f"{axis.axis} is fixed by {axis.guard}" for axis in fixed) or None,
         site=fixed[0].site if fixed and not free else None,
     )
 
 
-def _not_tried(check: Check, wishes: ExportWishes, *, has_graph: bool) -> Outcome | None:
-    if check not in wishes.checks:
-        return Outcome(check=check, verdict=Verdict.SKIPPED, told="not asked for")
-    return None if has_graph else Outcome(check=check, verdict=Verdict.SKIPPED, told="there is no exported graph")
+def _not_tried(check: Check, options: ExportOptions, *, has_graph: bool) -> Outcome | None:
+    if check not in options.checks:
+        return Outcome(check=check, verdict=Verdict.SKIPPED, detail="not asked for")
+    return None if has_graph else Outcome(check=check, verdict=Verdict.SKIPPED, detail="there is no exported graph")
 
 
-def _too_large(check: Check, subject: PartUnderTest, wishes: ExportWishes) -> Outcome | None:
-    if subject.weight_bytes <= wishes.max_weight_bytes:
+def _too_large(check: Check, subject: PartUnderTest, options: ExportOptions) -> Outcome | None:
+    if subject.weight_bytes <= options.max_weight_bytes:
         return None
-    needed, limit = format_bytes(subject.weight_bytes), format_bytes(wishes.max_weight_bytes)
-    told = f"its weights take {needed}, over the limit of {limit}"
-    return Outcome(check=check, verdict=Verdict.SKIPPED, told=told, remedy="raise --max-weights")
+    needed, limit = format_bytes(subject.weight_bytes), format_bytes(options.max_weight_bytes)
+    detail = f"its weights take {needed}, over the limit of {limit}"
+    return Outcome(check=check, verdict=Verdict.SKIPPED, detail=detail, remedy="raise --max-weights")

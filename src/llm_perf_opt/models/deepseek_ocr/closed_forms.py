@@ -1,17 +1,17 @@
-"""The closed forms of one workload as testimonies, stage by stage; nothing runs and no torch is loaded."""
+"""The closed forms of one workload as figures of a source, stage by stage; nothing runs and no torch is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from llm_perf_opt.core.protocols import Workload
-from llm_perf_opt.core.source_figures import Family, Method, OperatorFigure, Testimony
+from llm_perf_opt.core.source_figures import Method, OperatorFigure, SourceFigures, WorkFamily
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.formulas import (
-    KvCache,
+    CacheFormula,
+    MatrixWork,
     Views,
-    Work,
     active_weights,
     clip_work,
     counted_activations,
@@ -30,8 +30,8 @@ from llm_perf_opt.models.deepseek_ocr.plan import BYTES_PER_VALUE, Plan, make_pl
 SOURCE = "closed-form"
 
 
-def closed_forms(config: DeepSeekOcrConfig, workload: Workload) -> tuple[Testimony, ...]:
-    """One testimony for each vision stage and for prefill; and, if any steps are asked for, one for decode."""
+def closed_forms(config: DeepSeekOcrConfig, workload: Workload) -> tuple[SourceFigures, ...]:
+    """The figures of each vision stage and of prefill; and, if any steps are asked for, of decode."""
     plan = make_plan(config, workload)
     told = [*_vision(config, plan), _prefill(config, plan)]
     if plan.decode_steps:
@@ -39,34 +39,34 @@ def closed_forms(config: DeepSeekOcrConfig, workload: Workload) -> tuple[Testimo
     return tuple(told)
 
 
-def _vision(config: DeepSeekOcrConfig, plan: Plan) -> Iterator[Testimony]:
+def _vision(config: DeepSeekOcrConfig, plan: Plan) -> Iterator[SourceFigures]:
     views, owned = views_of(plan), parameters_by_stage(config)
-    yield _testimony("sam", [piece for view in views for piece in sam_work(config.sam, view)], owned["sam"])
-    yield _testimony("clip", [piece for view in views for piece in clip_work(config, view)], owned["clip"])
+    yield _figures_of_stage("sam", [piece for view in views for piece in sam_work(config.sam, view)], owned["sam"])
+    yield _figures_of_stage("clip", [piece for view in views for piece in clip_work(config, view)], owned["clip"])
     features = [piece for view in views for piece in projector_work(config, view)]
-    yield _testimony("projector", features, owned["projector"])
+    yield _figures_of_stage("projector", features, owned["projector"])
 
 
-def _prefill(config: DeepSeekOcrConfig, plan: Plan) -> Testimony:
+def _prefill(config: DeepSeekOcrConfig, plan: Plan) -> SourceFigures:
     passes = prefill_pass(plan.context_tokens, batch=plan.batch)
     work = decoder_work(config.decoder, passes, plan.attention)
-    told = _testimony("prefill", work, parameters_by_stage(config)["decoder"])
+    told = _figures_of_stage("prefill", work, parameters_by_stage(config)["decoder"])
     return _with_memory(told, config, plan, held_tokens=plan.context_tokens)
 
 
-def _decode(config: DeepSeekOcrConfig, plan: Plan) -> Testimony:
+def _decode(config: DeepSeekOcrConfig, plan: Plan) -> SourceFigures:
     passes = decode_passes(plan.context_tokens, steps=plan.decode_steps, batch=plan.batch)
     work = decoder_work(config.decoder, passes, plan.attention)
-    told = replace(_testimony("decode", work, parameters_by_stage(config)["decoder"]), phase="decode")
+    told = replace(_figures_of_stage("decode", work, parameters_by_stage(config)["decoder"]), phase="decode")
     read = weight_bytes_read_per_step(config.decoder, BYTES_PER_VALUE[plan.dtype], batch=plan.batch)
     note = f"one decoding step reads at most {read:,} bytes of weights, each once"
     told = _with_memory(told, config, plan, held_tokens=plan.context_tokens + plan.decode_steps)
     return replace(told, notes=(note,))
 
 
-def _with_memory(told: Testimony, config: DeepSeekOcrConfig, plan: Plan, *, held_tokens: int) -> Testimony:
+def _with_memory(told: SourceFigures, config: DeepSeekOcrConfig, plan: Plan, *, held_tokens: int) -> SourceFigures:
     bytes_per_value = BYTES_PER_VALUE[plan.dtype]
-    cache = KvCache.of(config.decoder, bytes_per_value)
+    cache = CacheFormula.of(config.decoder, bytes_per_value)
     return replace(
         told,
         weight_bytes=weight_bytes(config, bytes_per_value),
@@ -83,8 +83,8 @@ def views_of(plan: Plan) -> tuple[Views, ...]:
     return Views(pixels=plan.mode.crop_size, views=plan.batch * plan.tiles, calls=plan.batch), page
 
 
-def _testimony(stage: str, work: Sequence[Work], parameters: int) -> Testimony:
-    return Testimony(
+def _figures_of_stage(stage: str, work: Sequence[MatrixWork], parameters: int) -> SourceFigures:
+    return SourceFigures(
         source=SOURCE,
         phase="prefill",
         stage=stage,
@@ -97,17 +97,17 @@ def _testimony(stage: str, work: Sequence[Work], parameters: int) -> Testimony:
     )
 
 
-def _operators(work: Sequence[Work]) -> tuple[OperatorFigure, ...]:
+def _operators(work: Sequence[MatrixWork]) -> tuple[OperatorFigure, ...]:
     """The same product of every layer and view as one operator, in the order in which they first run."""
-    by_name: dict[str, list[Work]] = {}
+    by_name: dict[str, list[MatrixWork]] = {}
     for piece in work:
         by_name.setdefault(piece.operator, []).append(piece)
     return tuple(_operator(name, pieces) for name, pieces in by_name.items())
 
 
-def _operator(name: str, pieces: list[Work]) -> OperatorFigure:
+def _operator(name: str, pieces: list[MatrixWork]) -> OperatorFigure:
     calls = [piece.calls for piece in pieces if piece.calls is not None]
-    is_seen = pieces[0].family is not Family.ATTENTION
+    is_seen = pieces[0].family is not WorkFamily.ATTENTION
     return OperatorFigure(
         name=name,
         family=pieces[0].family,

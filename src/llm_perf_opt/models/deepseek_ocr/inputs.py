@@ -92,7 +92,7 @@ class OcrInputs:
         """Positions per page that vision fills."""
         return int(self.images_seq_mask[0].sum())
 
-    def to(self, device: str) -> OcrInputs:
+    def to(self, device: torch.device | str) -> OcrInputs:
         """The same inputs in the memory of a device."""
         return OcrInputs(
             input_ids=self.input_ids.to(device),

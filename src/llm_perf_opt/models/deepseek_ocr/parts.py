@@ -1,4 +1,7 @@
-"""The parts of DeepSeek-OCR to export, and the mixture of experts written so that every shape is static."""
+"""The parts of DeepSeek-OCR to export, and the mixture of experts written so that every shape is static.
+
+Both take over the weights of a layer, of ours or of the released code, and give the same values as it does.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.core.protocols import Part
+from llm_perf_opt.core.target import Part
 
 
 class _StackedExperts(nn.Module):

@@ -1,4 +1,4 @@
-"""The two phases as plain torch code: it runs the same on real tensors and on ghosts."""
+"""The two phases as plain torch code, run the same on real tensors and on ghosts, alone and one after the other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llm_perf_opt.core.target import Choose, PhaseBefore
 from llm_perf_opt.models.deepseek_ocr.attention import PastKeyValues
 from llm_perf_opt.models.deepseek_ocr.blueprint import CausalLmOutput, DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
@@ -32,38 +33,70 @@ class DecodeStart:
     token: Tensor
     positions: list[Tensor]  # one per step
     past: PastKeyValues | None
+    choose: Choose
+    inputs: OcrInputs | None = None  # those of the prefill before it
 
 
 def prepare_decode(_: DeepseekOCRForCausalLM, inputs: OcrInputs, config: DecoderConfig, steps: int) -> DecodeStart:
-    """A cache of zeros as long as the sequence of the prefill, the token, and its position in each step."""
+    """A decode that stands alone: a cache of zeros as long as the sequence of the prefill.
+
+    The token is always the same: which one comes out changes no shape.
+    """
     batch = inputs.input_ids.shape[0]
+    token = torch.full((batch, 1), FIRST_TEXT_ID)
     return DecodeStart(
-        token=torch.full((batch, 1), FIRST_TEXT_ID),
-        positions=[torch.full((batch, 1), inputs.num_tokens + step) for step in range(steps)],
+        token=token,
+        positions=_positions(token, inputs.num_tokens, steps),
         past=empty_past(config, batch, inputs.num_tokens, inputs.images[0][1].dtype),
+        choose=lambda _: token,
     )
 
 
-def decode(model: DeepseekOCRForCausalLM, start: DecodeStart, inputs: OcrInputs) -> PastKeyValues:
-    """One forward of one token for every position that was prepared.
+def follow_prefill(_: DeepseekOCRForCausalLM, before: PhaseBefore, steps: int) -> DecodeStart:
+    """A decode that continues a prefill: its cache, the token chosen from its logits, then those that are chosen."""
+    inputs: OcrInputs = before.start
+    return DecodeStart(
+        token=before.token,
+        positions=_positions(before.token, inputs.num_tokens, steps),
+        past=before.output.past_key_values,
+        choose=before.choose,
+        inputs=inputs,
+    )
 
-    The token is always the same: which one comes out changes no shape. The images travel along unread, as they do in
-    the released generation loop.
+
+def _positions(token: Tensor, context_tokens: int, steps: int) -> list[Tensor]:
+    return [torch.full(token.shape, context_tokens + step, device=token.device) for step in range(steps)]
+
+
+def decode(model: DeepseekOCRForCausalLM, start: DecodeStart, inputs: OcrInputs | None = None) -> PastKeyValues:
+    """One forward of one token for every position, until `choose` gives none.
+
+    The inputs of the prefill travel along unread, as in the released generation loop; default: those of `start`.
     """
+    page = inputs or start.inputs
     past, start.past = start.past, None
-    assert past is not None, "a cache is used up by the decode that it was made for"
+    assert past is not None and page is not None, "a cache is used up by the decode that it was made for"
+    token = start.token
     with torch.no_grad():
         for position in start.positions:
             output: CausalLmOutput = model(
-                input_ids=start.token,
+                input_ids=token,
                 past_key_values=past,
                 position_ids=position,
-                images=inputs.images,
-                images_seq_mask=inputs.images_seq_mask,
-                images_spatial_crop=inputs.images_spatial_crop,
+                images=page.images,
+                images_seq_mask=page.images_seq_mask,
+                images_spatial_crop=page.images_spatial_crop,
             )
             past = output.past_key_values
+            token = start.choose(output.logits)
+            if token is None:
+                break
     return past
+
+
+def cache_tokens(past: PastKeyValues) -> int:
+    """How many tokens a cache holds."""
+    return past[0][0].shape[-2]
 
 
 def empty_past(config: DecoderConfig, batch: int, tokens: int, dtype: torch.dtype) -> PastKeyValues:

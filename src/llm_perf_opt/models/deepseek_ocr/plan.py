@@ -1,20 +1,20 @@
-"""A workload with every wish checked and every default filled in, in plain numbers: what targets and formulas share."""
+"""A workload with every option checked and default filled in, in plain numbers: what targets and formulas share."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Json, Workload
+from llm_perf_opt.core.target import Json
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, ImageMode
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens, count_tiles, view_grid, written_size
 
 DEFAULT_IMAGE = "1240x1754"  # A4 at 150 dots per inch
-DEFAULT_MODE = "gundam"  # what the released inference does when told nothing
+DEFAULT_MODE = "gundam"  # the default of the released inference
 DEFAULT_PROMPT_TOKENS = 20
 DEFAULT_ATTENTION = "eager"
-ATTENTIONS = ("eager", "sdpa", "flash")
 BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -22,6 +22,7 @@ BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4}
 class Plan:
     """What one workload means for one configuration. `grid` is (columns, rows) of the tiles."""
 
+    asked: DeepSeekOcrWorkload
     image: str
     mode_name: str
     mode: ImageMode
@@ -45,28 +46,32 @@ class Plan:
 
     def described(self) -> dict[str, Json]:
         """The workload as a trace keeps it."""
-        return {
-            "image": self.image,
-            "mode": self.mode_name,
-            "crops": list(self.grid),
-            "prompt_tokens": self.prompt_tokens,
-            "image_tokens": self.image_tokens,
-            "context_tokens": self.context_tokens,
-            "decode_steps": self.decode_steps,
-            "batch": self.batch,
-            "dtype": self.dtype,
-            "attention": self.attention,
-        }
+        return self.asked.header(
+            {
+                "image": self.image,
+                "mode": self.mode_name,
+                "crops": list(self.grid),
+                "prompt_tokens": self.prompt_tokens,
+                "image_tokens": self.image_tokens,
+                "context_tokens": self.context_tokens,
+                "decode_steps": self.decode_steps,
+                "batch": self.batch,
+                "dtype": self.dtype,
+                "attention": self.attention,
+            }
+        )
 
 
-def make_plan(config: DeepSeekOcrConfig, workload: Workload) -> Plan:
-    """Check and resolve `workload`; of an image file only the size is read."""
+def make_plan(config: DeepSeekOcrConfig, asked: Workload) -> Plan:
+    """Check and resolve a workload; of an image file only the size is read."""
+    workload = DeepSeekOcrWorkload.of(asked)
     _refuse_nonsense(workload, config)
     image = workload.image or DEFAULT_IMAGE
     mode_name = workload.mode or DEFAULT_MODE
     mode = config.modes[mode_name]
     grid = view_grid(*page_size(image), mode, workload.crops)
     return Plan(
+        asked=workload,
         image=image,
         mode_name=mode_name,
         mode=mode,
@@ -89,32 +94,18 @@ def page_size(image: str) -> tuple[int, int]:
     return stored_size(image)
 
 
-def _refuse_nonsense(workload: Workload, config: DeepSeekOcrConfig) -> None:
+def _refuse_nonsense(workload: DeepSeekOcrWorkload, config: DeepSeekOcrConfig) -> None:
+    """What depends on the configuration: its image modes, and which of them cut a page."""
     mode = workload.mode or DEFAULT_MODE
-    _require_known("mode", mode, config.modes)
-    _require_known("attention", workload.attention or DEFAULT_ATTENTION, ATTENTIONS)
-    _require_known("dtype", workload.dtype, BYTES_PER_VALUE)
-    _require_at_least("batch", workload.batch, 1)
-    _require_at_least("decode_steps", workload.decode_steps, 0)
-    _require_at_least("prompt_tokens", workload.prompt_tokens or 0, 0)
-    if workload.crops is None:
-        return
-    _require_at_least("crops", min(workload.crops), 1)
-    if config.modes[mode].crop_size is None:
+    if mode not in config.modes:
+        raise UsageError(
+            f"DeepSeek-OCR has no mode named {mode!r}.",
+            why=f"known: {', '.join(config.modes)}",
+            fix="pick one of these",
+        )
+    if workload.crops is not None and config.modes[mode].crop_size is None:
         raise UsageError(
             f"Mode {mode!r} has no crops.",
             why="it shows the model one view of the whole page",
             fix=f"leave out the crops, or use mode {DEFAULT_MODE!r}",
         )
-
-
-def _require_known(what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise UsageError(
-            f"DeepSeek-OCR has no {what} named {name!r}.", why=f"known: {', '.join(known)}", fix="pick one of these"
-        )
-
-
-def _require_at_least(what: str, value: int, least: int) -> None:
-    if value < least:
-        raise UsageError(f"{what} cannot be {value}.", why=f"it must be at least {least}", fix="give a larger number")

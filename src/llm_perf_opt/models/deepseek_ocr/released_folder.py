@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 from llm_perf_opt.models.deepseek_ocr.configuration import ClipConfig, DecoderConfig, DeepSeekOcrConfig, SamConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -49,12 +49,7 @@ class ReleasedFolder:
 def read_released_folder(folder: Path) -> ReleasedFolder:
     """The sizes in `config.json`; those it does not name are the released ones."""
     file = folder / "config.json"
-    try:
-        stored = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{file} cannot be read as a configuration.", why=str(error)[:200], fix="point at the released folder"
-        ) from error
+    stored = read_foreign_json(file, MODEL_FILE)
     if not isinstance(stored, dict) or stored.get("model_type") != MODEL_TYPE:
         raise UsageError(
             f"{folder} does not hold DeepSeek-OCR.",

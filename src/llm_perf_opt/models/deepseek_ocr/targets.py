@@ -1,4 +1,4 @@
-"""A workload becomes the prefill and the decode of DeepSeek-OCR, ready for any tracer."""
+"""A workload becomes the prefill and the decode of DeepSeek-OCR, for any tracer or for a real run."""
 
 from __future__ import annotations
 
@@ -9,39 +9,77 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from PIL import Image
 
-from llm_perf_opt.core.protocols import Json, Target, Workload
+from llm_perf_opt.core.protocols import RealRun
+from llm_perf_opt.core.target import Chain, Json, Stage, Target
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, PromptIds, make_inputs, placeholder_ids
+from llm_perf_opt.models.deepseek_ocr.inputs import (
+    OcrInputs,
+    Prompt,
+    PromptIds,
+    make_inputs,
+    placeholder_ids,
+    prompt_ids,
+)
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
 from llm_perf_opt.models.deepseek_ocr.patches import patched
-from llm_perf_opt.models.deepseek_ocr.phases import decode, prefill, prepare_decode
-from llm_perf_opt.models.deepseek_ocr.plan import BYTES_PER_VALUE, Plan, make_plan
-from llm_perf_opt.models.deepseek_ocr.stages import STAGES
+from llm_perf_opt.models.deepseek_ocr.phases import (
+    cache_tokens,
+    decode,
+    follow_prefill,
+    prefill,
+    prepare_decode,
+)
+from llm_perf_opt.models.deepseek_ocr.plan import (
+    BYTES_PER_VALUE,
+    DEFAULT_IMAGE,
+    DEFAULT_PROMPT_TOKENS,
+    Plan,
+    make_plan,
+    page_size,
+)
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in BYTES_PER_VALUE}
+STAGES = (
+    Stage(name="sam", paths=("model.sam_model",)),
+    Stage(name="clip", paths=("model.vision_model",)),
+    Stage(name="projector", paths=("model.projector",)),
+)  # everything else belongs to the phase, prefill or decode
 
 
 def make_targets(
-    config: DeepSeekOcrConfig, workload: Workload, *, name: str = "deepseek-ocr", build: Callable[[], Any] | None = None
+    config: DeepSeekOcrConfig,
+    workload: Workload,
+    *,
+    name: str = "deepseek-ocr",
+    build: Callable[[], Any] | None = None,
+    preprocess: Callable[[Any], OcrInputs] | None = None,
 ) -> tuple[Target, ...]:
     """Prefill of page and prompt; then, if any steps are asked for, decode on a cache of that length.
 
-    Both share one build: the blueprint's, unless another is given that takes the same arguments in its forward. The
-    decode target stands alone: its cache holds zeros, so it needs no prefill before it.
+    Both share one build: default, the blueprint's; another must take the same arguments in its forward. A real run
+    gives `preprocess`, which makes the inputs anew in every pass; default: placeholders for text, made once.
     """
     plan = make_plan(config, workload)
-    inputs = _inputs(plan, config)
+    inputs = None if preprocess is not None else _inputs(plan, config)
     first = Target(
         model=name,
         phase="prefill",
         workload=plan.described(),
         build=cache(build or partial(build_blueprint, config, plan.attention, DTYPES[plan.dtype])),
-        invoke=partial(prefill, inputs=inputs),
+        prepare=preprocess,
+        invoke=prefill if inputs is None else partial(prefill, inputs=inputs),
         stages=STAGES,
         runtime=_runtime(config, crops_per_image=[plan.tiles] * plan.batch, decode_steps=0),
         observe=patched,
+        chain=Chain(
+            logits=lambda output: output.logits, cache_tokens=lambda output: cache_tokens(output.past_key_values)
+        ),
     )
     steps = plan.decode_steps
     if steps == 0:
@@ -49,11 +87,54 @@ def make_targets(
     second = replace(
         first,
         phase="decode",
-        prepare=partial(prepare_decode, inputs=inputs, config=config.decoder, steps=steps),
-        invoke=partial(decode, inputs=inputs),
+        prepare=None if inputs is None else partial(prepare_decode, inputs=inputs, config=config.decoder, steps=steps),
+        invoke=decode if inputs is None else partial(decode, inputs=inputs),
         runtime=_runtime(config, crops_per_image=[], decode_steps=steps),
+        chain=Chain(
+            follow=partial(follow_prefill, steps=steps),
+            cache_tokens=cache_tokens,
+            cached_stages=tuple(stage.name for stage in STAGES),
+        ),
     )
     return first, second
+
+
+def released_targets(name: str, build: Callable[[], Any], workload: Workload) -> tuple[Target, ...]:
+    """Prefill and decode of the released code, which `build` makes; its forward takes the same arguments."""
+    return make_targets(DeepSeekOcrConfig(), workload, name=name, build=build)
+
+
+def real_run(
+    config: DeepSeekOcrConfig,
+    workload: Workload,
+    prompt: Prompt | None,
+    *,
+    tokenizer: Any | None = None,
+    name: str = "deepseek-ocr",
+    build: Callable[[], Any] | None = None,
+    page: Image.Image | None = None,
+) -> RealRun:
+    """The same phases for a real page and prompt, which every pass preprocesses anew; `page` replaces a file.
+
+    The workload of the run has the size of the page, the number of its text tokens, and its tiles.
+    """
+    asked = DeepSeekOcrWorkload.of(workload)
+    count = DEFAULT_PROMPT_TOKENS if asked.prompt_tokens is None else asked.prompt_tokens
+    text = prompt_ids(count if prompt is None else prompt, tokenizer)
+    image = asked.image or DEFAULT_IMAGE
+    width, height = page_size(image) if page is None else page.size
+    wanted = replace(asked, image=f"{width}x{height}", prompt_tokens=text.num_tokens)
+    plan = make_plan(config, wanted)
+
+    def preprocess(model: torch.nn.Module) -> OcrInputs:
+        views = cut_views(open_page(image) if page is None else page, plan.mode, plan.grid)
+        made = make_inputs(config, plan.mode, views, prompt=text, batch=plan.batch, dtype=DTYPES[plan.dtype])
+        return made.to(next(model.parameters()).device)
+
+    grid = None if plan.grid == NO_TILES else plan.grid
+    decided = replace(wanted, mode=plan.mode_name, crops=asked.crops or grid, attention=plan.attention)
+    targets = make_targets(config, wanted, name=name, build=build, preprocess=preprocess)
+    return RealRun(targets=targets, workload=decided)
 
 
 def build_blueprint(config: DeepSeekOcrConfig, attention: str, dtype: torch.dtype) -> DeepseekOCRForCausalLM:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.protocols import Stage, Target, Workload
+from llm_perf_opt.core.target import Chain, PhaseBefore, Stage, Target
+from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
 
 STAGES = (
     Stage(name="vision", paths=("model.vision_tower",)),
@@ -61,8 +63,9 @@ ATTENTIONS = ("eager", "sdpa")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def make_targets(config: Any, workload: Workload) -> tuple[Target, ...]:
+def make_targets(config: Any, asked: Workload) -> tuple[Target, ...]:
     """Prefill of page and prompt; then, if any steps are asked for, decode on a cache of zeros of that length."""
+    workload = GotOcr2Workload.of(asked)
     _refuse_nonsense(workload)
     config = config or _transformers().GotOcr2Config()
     attention = workload.attention or "eager"
@@ -72,17 +75,19 @@ def make_targets(config: Any, workload: Workload) -> tuple[Target, ...]:
     first = Target(
         model="got-ocr2",
         phase="prefill",
-        workload={
-            "crops": list(workload.crops or (1, 1)),
-            "prompt_tokens": prompt_tokens,
-            "image_tokens": context - prompt_tokens,
-            "context_tokens": context,
-            "decode_steps": workload.decode_steps,
-            "batch": batch,
-            "dtype": workload.dtype,
-            "attention": attention,
-            "logits": "last position",
-        },
+        workload=workload.header(
+            {
+                "crops": list(workload.crops or (1, 1)),
+                "prompt_tokens": prompt_tokens,
+                "image_tokens": context - prompt_tokens,
+                "context_tokens": context,
+                "decode_steps": workload.decode_steps,
+                "batch": batch,
+                "dtype": workload.dtype,
+                "attention": attention,
+                "logits": "last position",
+            }
+        ),
         build=cache(partial(_build, config, attention, DTYPES[workload.dtype])),
         prepare=lambda _: prefill_inputs(
             config, views=views, prompt_tokens=prompt_tokens, batch=batch, dtype=DTYPES[workload.dtype]
@@ -90,6 +95,10 @@ def make_targets(config: Any, workload: Workload) -> tuple[Target, ...]:
         invoke=_prefill,
         stages=STAGES,
         runtime={"images": batch, "crops_per_image": [views - 1] * batch, "decode_steps": 0},
+        chain=Chain(
+            logits=lambda output: output.logits,
+            cache_tokens=lambda output: int(output.past_key_values.get_seq_length()),
+        ),
     )
     steps = workload.decode_steps
     if steps == 0:
@@ -100,6 +109,11 @@ def make_targets(config: Any, workload: Workload) -> tuple[Target, ...]:
         prepare=partial(_prepare_decode, context=context, batch=batch, steps=steps),
         invoke=_decode,
         runtime={"images": 0, "crops_per_image": [], "decode_steps": steps},
+        chain=Chain(
+            follow=partial(_follow_prefill, context=context, batch=batch, steps=steps),
+            cache_tokens=lambda past: int(past.get_seq_length()),
+            cached_stages=tuple(stage.name for stage in STAGES),
+        ),
     )
 
 
@@ -124,7 +138,7 @@ def _prefill(model: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _prepare_decode(model: Any, *, context: int, batch: int, steps: int) -> dict[str, Any]:
-    """A cache of zeros, so that the phase stands alone, and what each step is given."""
+    """A cache of zeros, so that the phase stands alone, and what each step is given; the token is always the same."""
     text = model.config.text_config
     shape = (batch, text.num_key_value_heads, context, text.hidden_size // text.num_attention_heads)
     past = _transformers().DynamicCache(config=text)
@@ -133,12 +147,24 @@ def _prepare_decode(model: Any, *, context: int, batch: int, steps: int) -> dict
     return {"past": past, "steps": [decode_inputs(context + step, batch) for step in range(steps)]}
 
 
+def _follow_prefill(_: Any, before: PhaseBefore, *, context: int, batch: int, steps: int) -> dict[str, Any]:
+    """The cache of the prefill, and the token chosen from it in the place of the first."""
+    given = [decode_inputs(context + step, batch) for step in range(steps)]
+    given[0]["input_ids"] = before.token
+    return {"past": before.output.past_key_values, "steps": given, "choose": before.choose}
+
+
 def _decode(model: Any, start: dict[str, Any]) -> Any:
-    """One forward of one token for every step that was prepared."""
-    past = start.pop("past")
+    """One forward of one token for every step that was prepared, until there is no further token."""
+    past, choose, token = start.pop("past"), start.get("choose"), None
     with torch.no_grad():
         for inputs in start["steps"]:
-            past = model(**inputs, past_key_values=past, use_cache=True).past_key_values
+            given = inputs if token is None else {**inputs, "input_ids": token}
+            output = model(**given, past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            if choose is not None and (token := choose(output.logits)) is None:
+                break
+            del output  # its logits, before the next step
     return past
 
 
@@ -161,14 +187,6 @@ def _transformers() -> Any:
 
 
 def _refuse_nonsense(workload: Workload) -> None:
-    if workload.mode is not None:
-        raise UsageError("GOT-OCR 2.0 has no modes.", why="every view is 1024 x 1024 pixels", fix="leave --mode out")
-    if workload.image is not None:
-        raise UsageError(
-            "GOT-OCR 2.0 takes no --image.",
-            why="every page is stretched to 1024 x 1024",
-            fix="leave it out, or give --crops",
-        )
     if workload.attention not in (None, *ATTENTIONS):
         raise UsageError(
             f"GOT-OCR 2.0 has no attention named {workload.attention!r}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, StoredFormats
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.protocols import FOLDER_INPUTS, FOLDER_PARTS, Part, Target, Workload
+from llm_perf_opt.core.plugins import FOLDER_INPUTS, FOLDER_PARTS, workload_type
+from llm_perf_opt.core.target import Part, Target
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.huggingface.folder import import_transformers, load_config, load_model_class, read_folder
 from llm_perf_opt.models.huggingface.inputs import (
     Fed,
@@ -27,10 +30,11 @@ from llm_perf_opt.models.huggingface.inputs import (
     fed_by,
     make_inputs,
 )
-from llm_perf_opt.models.huggingface.inputs.leaves import Whole
+from llm_perf_opt.models.huggingface.inputs.plan import Whole
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
 from llm_perf_opt.models.huggingface.parts import guess_parts, guess_stages
-from llm_perf_opt.models.huggingface.phases import DecodeState, decode, prefill, prepare_decode
+from llm_perf_opt.models.huggingface.phases import DecodeState, decode, follow_prefill, prefill, prepare_decode
 from llm_perf_opt.models.huggingface.probe import Probe
 from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.models.huggingface.resolved import (
@@ -46,6 +50,7 @@ from llm_perf_opt.models.huggingface.resolved import (
 DECODER_PROMPT_TOKENS = 4  # of Whisper: start, language, task, no timestamps
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ATTENTIONS = ("eager", "sdpa")
+ENCODER_STAGES = ("vision", "audio")  # whose work the cache of a prefill holds
 TRANSFORMERS_NAMES = {"flash": "flash_attention_2"}
 # What a constructor raises when sizes do not fit, a field is missing, or an optional package is not there.
 BUILD_ERRORS = (
@@ -71,6 +76,11 @@ class HuggingFaceAdapter:
         self._model_class = load_model_class(self._folder, self._config, trust_remote_code)
         self.title = f"{self._model_class.__name__} in {folder}"
 
+    @property
+    def workload_type(self) -> type[Workload]:
+        """Of a model type with inputs of its own, what that model's folder declares."""
+        return workload_type(str(self._folder.path))
+
     def targets(self, workload: Workload) -> tuple[Target, ...]:
         """Prefill, then decode on a cache of that length if the model keeps one and steps are asked for.
 
@@ -81,8 +91,20 @@ class HuggingFaceAdapter:
         if self._folder.model_type in FOLDER_INPUTS.names():
             build = partial(build_model, self._model_class, self._config, workload.attention or "eager", workload.dtype)
             return FOLDER_INPUTS.get(self._folder.model_type)(name, build, workload)
-        _refuse_nonsense(workload)
-        return self._probed_targets(name, workload)
+        own = HuggingFaceWorkload.of(workload)
+        _refuse_nonsense(own)
+        return self._probed_targets(name, own)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, the first where the configuration names several."""
+        found = getattr(self._config.get_text_config(decoder=True), "eos_token_id", None)
+        first = found[0] if isinstance(found, list) and found else found
+        return first if isinstance(first, int) else None
+
+    def text_of(self, token_ids: Sequence[int]) -> str | None:
+        """None: the folder's tokenizer is not read."""
+        return None
 
     def stored_formats(self, graph: CallGraph) -> StoredFormats:
         """What the folder's `quantization_config` says of the weights in the trace."""
@@ -95,14 +117,14 @@ class HuggingFaceAdapter:
         with torch.device("meta"):
             return guess_parts(build_model(self._model_class, self._config, None, "float32"))
 
-    def _probed_targets(self, name: str, workload: Workload) -> tuple[Target, ...]:
+    def _probed_targets(self, name: str, workload: HuggingFaceWorkload) -> tuple[Target, ...]:
         build = partial(build_model, self._model_class, self._config, workload.attention, workload.dtype)
         probe = Probe(build, DTYPES[workload.dtype])
         subject = Subject.of(self._model_class, probe.model.config, _sizes(workload, self._model_class))
         found = _accepted_inputs(subject, probe, workload)
         fed = fed_by(subject, found.plan, found.modalities)
         refuse_what_did_not_run(workload, subject, found, fed)
-        encoder_tokens = probe.encoder_tokens
+        encoder_tokens, chain = probe.encoder_tokens, probe.chain(found.plan, found.entry, generates=subject.generates)
         state = probe.decode_state(found.plan, found.entry) if workload.decode_steps else None
         steps = _steps_that_run(subject, probe, found, state, workload.decode_steps)
         notes = (
@@ -125,31 +147,34 @@ class HuggingFaceAdapter:
                 "decode_steps": 0,
             },
             notes=notes,
+            chain=chain,
         )
         return (first,) if state is None else (first, _decode_target(first, probe, state, found.plan, steps))
 
 
-def _accepted_inputs(subject: Subject, probe: Probe, workload: Workload) -> Found:
-    """What the model runs with: an image if one was asked for, and beside text nothing that it can do without."""
-    wanted = frozenset({"image"} if workload.image is not None else ())
+def _accepted_inputs(subject: Subject, probe: Probe, workload: HuggingFaceWorkload) -> Found:
+    """What the model runs with: image and sound if asked for, and beside text nothing that it can do without."""
+    sizes = {"image": workload.image, "audio": workload.audio_seconds}
+    wanted = frozenset(kind for kind, size in sizes.items() if size is not None)
     special = RECIPES.get(subject.model_type)
     takes = accepted_modalities(subject) if special is None else special.modalities
-    if wanted and "image" not in takes:
-        raise _no_image(subject, workload, "its forward takes no pixels")
+    for kind in sorted(wanted.difference(takes)):
+        raise _not_fed(subject, workload, kind, f"its forward takes no {'pixels' if kind == 'image' else 'sound'}")
     try:
         return find_at_full_length(subject, probe.prefill, wanted)
     except NoInputs as error:
         if not wanted:
             raise
-        raise _no_image(subject, workload, error.why) from error
+        raise _not_fed(subject, workload, min(wanted, key=list(sizes).index), error.why) from error
 
 
-def _no_image(subject: Subject, workload: Workload, why: str | None) -> UsageError:
-    return UsageError(
-        f"{subject.class_name} does not run with an image of {workload.image}.",
-        why=why or "it refuses it",
-        fix="leave the image out, or give a size that the model's processor would make",
+def _not_fed(subject: Subject, workload: HuggingFaceWorkload, kind: str, why: str | None) -> UsageError:
+    asked, fix = (
+        (f"an image of {workload.image}", "leave the image out, or give a size that the model's processor would make")
+        if kind == "image"
+        else (f"sound of {workload.audio_seconds} s", "leave audio_seconds out")
     )
+    return UsageError(f"{subject.class_name} does not run with {asked}.", why=why or "it refuses it", fix=fix)
 
 
 def _steps_that_run(subject: Subject, probe: Probe, found: Found, state: DecodeState | None, steps: int) -> int:
@@ -182,11 +207,11 @@ def _decode_notes(subject: Subject, probe: Probe, asked: int, steps: int) -> tup
 def build_model(model_class: Any, config: Any, attention: str | None, dtype: str) -> Any:
     """The model as `from_pretrained` would make it in `dtype`, without its weights, in evaluation mode."""
     version: str = import_transformers().__version__
-    wishes: dict[str, Any] = {"dtype" if int(version.split(".")[0]) >= 5 else "torch_dtype": DTYPES[dtype]}
+    options: dict[str, Any] = {"dtype" if int(version.split(".")[0]) >= 5 else "torch_dtype": DTYPES[dtype]}
     if attention is not None:
-        wishes["attn_implementation"] = TRANSFORMERS_NAMES.get(attention, attention)
+        options["attn_implementation"] = TRANSFORMERS_NAMES.get(attention, attention)
     try:
-        return model_class._from_config(copy.deepcopy(config), **wishes).eval()
+        return model_class._from_config(copy.deepcopy(config), **options).eval()
     except BUILD_ERRORS as error:
         raise PerfOptError(
             f"{model_class.__name__} cannot be built from its configuration.",
@@ -203,17 +228,24 @@ def _decode_target(first: Target, probe: Probe, state: DecodeState, plan: Plan, 
         prepare=lambda _: prepare_decode(state, plan, steps),
         invoke=decode,
         runtime={**first.runtime, "images": 0, "decode_steps": steps},
+        chain=replace(
+            first.chain,
+            follow=partial(follow_prefill, state=state, plan=plan, steps=steps),
+            logits=None,
+            cached_stages=tuple(stage.name for stage in first.stages if stage.name in ENCODER_STAGES),
+        ),
     )
 
 
-def _sizes(workload: Workload, model_class: Any) -> Sizes:
+def _sizes(workload: HuggingFaceWorkload, model_class: Any) -> Sizes:
     """A decoder beside an encoder of text begins with its start token, any other with a short prompt of its own."""
     encodes_text = "input_ids" in inspect.signature(model_class.forward).parameters
     return Sizes(
         batch=workload.batch,
         prompt_tokens=workload.prompt_tokens,
         image=_image_sides(workload.image),
-        decoder_tokens=1 if encodes_text else DECODER_PROMPT_TOKENS,
+        decoder_tokens=workload.decoder_tokens or (1 if encodes_text else DECODER_PROMPT_TOKENS),
+        audio_samples=audio_samples(1.0 if workload.audio_seconds is None else workload.audio_seconds),
     )
 
 
@@ -231,15 +263,8 @@ def _image_sides(image: str | None) -> tuple[int, int] | None:
 
 
 def _refuse_nonsense(workload: Workload) -> None:
-    for name in ("mode", "crops"):
-        if getattr(workload, name) is not None:
-            raise UsageError(
-                f"A Hugging Face folder has no {name}.",
-                why="modes and crop grids belong to a model's processor, which is not run",
-                fix=f"leave {name} out; give --image WIDTHxHEIGHT for the size the processor would make",
-            )
-    if workload.dtype not in DTYPES:
-        raise UsageError(f"No dtype {workload.dtype!r}.", why=f"known: {', '.join(DTYPES)}", fix="pick one of these")
+    if workload.prompt_tokens == 0:
+        raise UsageError("A text has at least one token.", why="prompt_tokens is 0", fix="leave it out, or give more")
     if workload.attention not in (None, *ATTENTIONS):
         raise UsageError(
             f"Attention {workload.attention!r} cannot be run for a Hugging Face folder.",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 
 # Heads in the order of preference: what the model is published for, before what can be put on top of it.
 HEADS = (
@@ -94,10 +94,7 @@ def read_folder(path: Path) -> ModelFolder:
             why="a Hugging Face model folder is recognised by it",
             fix="point at the folder that holds config.json; weights are not needed",
         )
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file} is not JSON.", why=str(error)[:200], fix="fetch the file again") from error
+    fields = read_foreign_json(file, MODEL_FILE)
     folder = ModelFolder(path=path, fields=fields if isinstance(fields, dict) else {})
     if not folder.model_type and not folder.code_map:
         raise UsageError(
@@ -169,7 +166,7 @@ def _refuse_untrusted(folder: ModelFolder, trust_remote_code: bool) -> None:
     raise UsageError(
         f"{folder.path} brings its own Python code ({', '.join(sorted(set(folder.code_map.values())))}).",
         why=f"transformers itself has no model type {folder.model_type!r}, so that code would have to run here",
-        fix="read the code, then add --trust-remote-code",
+        fix="read the code, then add --trust-remote-code (profile: model.trust_remote_code=true)",
     )
 
 

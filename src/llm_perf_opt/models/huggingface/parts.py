@@ -1,4 +1,9 @@
-"""The structure of a composite model: its stages, and the parts to export, one of each kind of repeated block."""
+"""The structure of a composite model: its stages, and the parts to export, one of each kind of repeated block.
+
+A composite configuration holds one nested configuration per tower, and each tower is a module that carries it. So the
+towers are found by their configurations, not by a list of module names. Connectors have no configuration of
+their own; they are recognised by name, at most two levels down and outside every tower.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.core.protocols import Part, Stage
+from llm_perf_opt.core.target import Part, Stage
 
 _TEXT = re.compile(r"text|language|llm|decoder|thinker|generator|talker")
 _KINDS = (("vision", re.compile(r"vision|image|visual|vit|video")), ("audio", re.compile(r"audio|speech|sound")))

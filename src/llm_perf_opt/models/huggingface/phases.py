@@ -1,6 +1,9 @@
 """Prefill and decode of any transformers model, as plain torch code that runs on real tensors and on ghosts alike.
 
 What a prefill leaves in the cache is kept without its tensors, so that a decode phase stands alone.
+
+Each phase is prepared before it runs: its inputs, and for a decode the cache that a prefill would have left, are there
+when it begins.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.core.target import Choose, PhaseBefore
 from llm_perf_opt.models.huggingface.inputs import Plan, make_inputs
-from llm_perf_opt.models.huggingface.inputs.leaves import Whole
+from llm_perf_opt.models.huggingface.inputs.plan import Whole
 
 
 class ZerosLike:
@@ -107,7 +111,9 @@ class DecodeStart:
     entry: str
     cache_name: str
     cache: Any
-    steps: list[dict[str, Any]]  # the other arguments of each step
+    token_name: str
+    steps: list[dict[str, Any]]  # the other arguments of each step, and the token of the first in each
+    choose: Choose
 
 
 def prefill(model: Any, inputs: dict[str, Any], entry: str = "forward") -> Any:
@@ -139,33 +145,62 @@ def decode_state(output: Any, plan: Plan, entry: str, *, with_mask: bool) -> Dec
 
 
 def prepare_decode(state: DecodeState, plan: Plan, steps: int) -> DecodeStart:
-    """A cache of zeros as long as the prefill left it, and the arguments of `steps` forwards of one token each.
+    """A decode that stands alone: a cache of zeros as long as the prefill left it, and `steps` forwards of one token.
 
     The token is always the same: which one comes out changes no shape.
     """
+    cache = with_zeros(state.cache)
+    token = torch.full((state.batch, 1), state.token)
+    given = _steps(state, plan, steps, token, with_zeros(state.encoder_states))
+    return _decode_start(state, cache, given, lambda _: token)
+
+
+def follow_prefill(_: Any, before: PhaseBefore, state: DecodeState, plan: Plan, steps: int) -> DecodeStart:
+    """A decode that continues a prefill: its cache, and the tokens that are chosen, where the model gives logits."""
+    is_chosen = before.token is not None
+    token = before.token if is_chosen else torch.full((state.batch, 1), state.token)
+    encoded = None if state.encoder_states is None else before.output.encoder_last_hidden_state
+    given = _steps(state, plan, steps, token, encoded)
+    return _decode_start(
+        state, getattr(before.output, state.cache_name), given, before.choose if is_chosen else lambda _: token
+    )
+
+
+def _decode_start(state: DecodeState, cache: Any, steps: list[dict[str, Any]], choose: Choose) -> DecodeStart:
     return DecodeStart(
         entry=state.entry,
         cache_name=state.cache_name,
-        cache=with_zeros(state.cache),
-        steps=_steps(state, plan, steps),
+        cache=cache,
+        token_name="input_ids" if state.encoder_states is None else "decoder_input_ids",
+        steps=steps,
+        choose=choose,
     )
 
 
 def decode(model: Any, start: DecodeStart) -> Any:
-    """One forward for each step that was prepared."""
+    """One forward for each step that was prepared, until there is no further token."""
     cache, start.cache = start.cache, None
-    call, output = _entered(model, start.entry), None
+    call, output, token = _entered(model, start.entry), None, start.steps[0][start.token_name]
     with torch.no_grad():
         for arguments in start.steps:
-            output = call(**arguments, **{start.cache_name: cache}, use_cache=True)
+            output = call(**{**arguments, start.token_name: token, start.cache_name: cache}, use_cache=True)
             cache = getattr(output, start.cache_name)
+            token = start.choose(getattr(output, "logits", None))
+            if token is None:
+                break
     return output
+
+
+def cache_tokens(cache_name: str, output: Any) -> int:
+    """How many tokens the cache of an output holds, as the cache says it."""
+    return int(getattr(output, cache_name).get_seq_length())
 
 
 def generate_passes_mask(model: Any, state: DecodeState) -> bool:
     """Whether the model's own `generate` hands a step the mask that `state` asks for, or drops it after the prefill."""
     cache = {state.cache_name: with_zeros(state.cache)}
-    (asked,) = _steps(state, {}, 1)
+    token = torch.full((state.batch, 1), state.token)
+    (asked,) = _steps(state, {}, 1, token, with_zeros(state.encoder_states))
     generator = _entered(model, state.entry)
     given = generator.prepare_inputs_for_generation(**asked, **cache, use_cache=True, is_first_iteration=False)
     return given.get("attention_mask") is not None
@@ -177,13 +212,13 @@ def _encoder_output(states: Any) -> Any:
     return outputs.BaseModelOutput(last_hidden_state=states)
 
 
-def _steps(state: DecodeState, plan: Plan, steps: int) -> list[dict[str, Any]]:
+def _steps(
+    state: DecodeState, plan: Plan, steps: int, token: torch.Tensor, encoder_states: Any
+) -> list[dict[str, Any]]:
     """What each step takes beside the cache; masks are views of the last one, so that many steps take no more room."""
-    token = torch.full((state.batch, 1), state.token)
-    if state.encoder_states is not None:
+    if encoder_states is not None:
         given = {"attention_mask": plan["attention_mask"]} if "attention_mask" in plan else {}
-        states = {"encoder_outputs": _encoder_output(with_zeros(state.encoder_states))}
-        encoded = {**states, **make_inputs(given)}
+        encoded = {"encoder_outputs": _encoder_output(encoder_states), **make_inputs(given)}
         return [{"decoder_input_ids": token, **encoded} for _ in range(steps)]
     if not state.with_mask:
         return [{"input_ids": token} for _ in range(steps)]

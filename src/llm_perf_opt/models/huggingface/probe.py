@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from llm_perf_opt.harness.tensors import tensors_in
+from llm_perf_opt.core.target import Chain
+from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.models.huggingface.inputs import Plan, make_inputs
 from llm_perf_opt.models.huggingface.inputs.search import REJECTIONS
 from llm_perf_opt.models.huggingface.phases import (
     DecodeState,
+    cache_tokens,
     decode,
     decode_state,
     generate_passes_mask,
@@ -54,6 +58,26 @@ class Probe:
             else:
                 return state
         return None
+
+    def chain(self, plan: Plan, entry: str, *, generates: bool) -> Chain:
+        """What a real run may read of the last prefill: logits to choose a token from, and the length of the cache."""
+        logits = getattr(self.output, "logits", None)
+        is_choice = generates and isinstance(logits, torch.Tensor) and logits.ndim == 3
+        state = decode_state(self.output, plan, entry, with_mask=True)
+        return Chain(
+            entry=entry,
+            logits=attrgetter("logits") if is_choice else None,
+            cache_tokens=None
+            if state is None or not self._tells_length(state)
+            else partial(cache_tokens, state.cache_name),
+        )
+
+    def _tells_length(self, state: DecodeState) -> bool:
+        """Whether the cache says that it holds the tokens that were fed; some are no caches of tokens."""
+        try:
+            return cache_tokens(state.cache_name, self.output) == state.context_tokens
+        except REJECTIONS:
+            return False
 
     def step_shapes(self, state: DecodeState, plan: Plan) -> dict[str, list[int]]:
         """Argument -> shape of the first step, the cache apart."""

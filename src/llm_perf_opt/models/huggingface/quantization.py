@@ -1,8 +1,15 @@
-"""How a published checkpoint stores its weights: the `quantization_config` of its folder as formats by parameter."""
+"""How a published checkpoint stores its weights: the `quantization_config` of its folder as formats by parameter.
+
+Patterns are written in the names of the checkpoint. A model in transformers may spell a module otherwise: the experts
+of a layer are one stack, and a language model inside a larger one has another prefix.
+
+Each method says in its own words which modules it converted. Here that becomes rules, tried in order on every matrix
+of the traced model: a format, the modules it is for, and those it leaves out. Routers always keep their type, and so
+does the output head unless a method lists what it leaves out and the head is not in the list.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.tensor_formats import FP8, StoredFormats, weight_format
 from llm_perf_opt.core.callgraph.weight_matrices import Role, module_of, weight_matrices
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
+from llm_perf_opt.core.tensor_formats import FP8, StoredFormats, weight_format
 
 _WRAPPERS = ("model", "language_model")
 # Stack -> what its experts call the matrices in it, in the checkpoints there are.
@@ -139,15 +147,15 @@ def _block(folder: Path, fields: Block) -> Block | None:
     file = folder / MODELOPT_FILE
     if not file.is_file():
         return None
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))["quantization"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    document = read_foreign_json(file, MODEL_FILE)
+    stored = document.get("quantization") if isinstance(document, dict) else None
+    if not isinstance(stored, dict):
         raise UsageError(
             f"{file} does not say how weights are quantised.",
-            why=f"{type(error).__name__}: {str(error)[:200]}",
+            why='it has no object "quantization"',
             fix="fetch the file again, or remove it",
-        ) from error
-    return {**found, "quant_method": _PRODUCER}
+        )
+    return {**stored, "quant_method": _PRODUCER}
 
 
 def _assigned(rules: Sequence[Rule], graph: CallGraph) -> dict[str, str]:

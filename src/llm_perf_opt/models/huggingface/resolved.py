@@ -1,6 +1,9 @@
 """The workload as it runs, for the header of a trace, and how long a text the model takes.
 
 A text beyond learnt positions is refused; one beyond the trained length runs and is noted.
+
+Whether the positions that a configuration names are the end of a table or only the length of training, no field tells;
+the model itself does, by refusing or not.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Json, Workload
+from llm_perf_opt.core.target import Json
 from llm_perf_opt.models.huggingface.inputs import (
     Fed,
     Found,
@@ -21,13 +24,20 @@ from llm_perf_opt.models.huggingface.inputs import (
     described,
     find_inputs,
 )
+from llm_perf_opt.models.huggingface.inputs.media import merge_unit
 from llm_perf_opt.models.huggingface.inputs.search import REJECTIONS
 from llm_perf_opt.models.huggingface.inputs.text import SPARE_POSITIONS, named_positions, prompt_length
-from llm_perf_opt.models.huggingface.inputs.vision import merge_unit
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
 
 
 def resolved_workload(
-    workload: Workload, subject: Subject, found: Found, fed: Fed, *, encoder_tokens: int | None, decode_steps: int
+    workload: HuggingFaceWorkload,
+    subject: Subject,
+    found: Found,
+    fed: Fed,
+    *,
+    encoder_tokens: int | None,
+    decode_steps: int,
 ) -> dict[str, Json]:
     """Everything that ran, read off the inputs; what the model has no place for is left out."""
     is_prompted = fed.text_tokens is not None or fed.decoder_tokens is not None
@@ -45,16 +55,18 @@ def resolved_workload(
     }
     if not is_prompted and _reads_prompt(subject, found):
         lengths["prompt_tokens"] = prompt_length(subject)
-    return {
-        **{name: value for name, value in lengths.items() if value is not None},
-        "modalities": " + ".join(found.modalities),
-        "inputs": {name: described(leaf) for name, leaf in found.plan.items()},
-        "decode_steps": decode_steps,
-        "batch": workload.batch,
-        "dtype": workload.dtype,
-        "attention": workload.attention or getattr(subject.config, "_attn_implementation", None) or "model default",
-        **_logits(subject, found),
-    }
+    return workload.header(
+        {
+            **{name: value for name, value in lengths.items() if value is not None},
+            "modalities": " + ".join(found.modalities),
+            "inputs": {name: described(leaf) for name, leaf in found.plan.items()},
+            "decode_steps": decode_steps,
+            "batch": workload.batch,
+            "dtype": workload.dtype,
+            "attention": workload.attention or getattr(subject.config, "_attn_implementation", None) or "model default",
+            **_logits(subject, found),
+        }
+    )
 
 
 def _logits(subject: Subject, found: Found) -> dict[str, Json]:
@@ -75,7 +87,7 @@ def _reads_prompt(subject: Subject, found: Found) -> bool:
     return found.plan_of(longer) != found.plan
 
 
-def refuse_what_did_not_run(workload: Workload, subject: Subject, found: Found, fed: Fed) -> None:
+def refuse_what_did_not_run(workload: HuggingFaceWorkload, subject: Subject, found: Found, fed: Fed) -> None:
     """A prompt for a model that reads no text, an image that was not fed or had to be made another size."""
     if workload.prompt_tokens is not None and not _reads_prompt(subject, found):
         raise UsageError(
@@ -83,6 +95,7 @@ def refuse_what_did_not_run(workload: Workload, subject: Subject, found: Found, 
             why=f"its forward reads {' and '.join(found.modalities) or 'no text'}",
             fix="leave --prompt-tokens out",
         )
+    _refuse_other_lengths(workload, subject, fed)
     if subject.sizes.image is None:
         return
     height, width = subject.sizes.image
@@ -94,14 +107,34 @@ def refuse_what_did_not_run(workload: Workload, subject: Subject, found: Found, 
         )
 
 
+def _refuse_other_lengths(workload: HuggingFaceWorkload, subject: Subject, fed: Fed) -> None:
+    """Sound or tokens of a decoder that were not fed as asked for."""
+    if workload.decoder_tokens not in (None, fed.decoder_tokens):
+        raise UsageError(
+            f"{subject.class_name} does not run with decoder_tokens {workload.decoder_tokens}.",
+            why="it has no decoder behind an encoder"
+            if fed.decoder_tokens is None
+            else "its prompt is that of the decoder",
+            fix="leave decoder_tokens out, or give prompt_tokens alone",
+        )
+    if workload.audio_seconds is not None and fed.audio_samples != audio_samples(workload.audio_seconds):
+        frames = "no sound" if fed.audio_frames is None else f"{fed.audio_frames:,} frames of features"
+        raise UsageError(
+            f"{subject.class_name} does not run with audio_seconds {workload.audio_seconds}.",
+            why=f"it reads {frames}, not a waveform",
+            fix="leave audio_seconds out",
+        )
+
+
 def _is_cut_to(fed: tuple[int, int], asked: tuple[int, int], unit: int) -> bool:
     """Whether each side is as asked for, or short of it by less than one patch."""
     return all(0 <= wish - side < unit for side, wish in zip(fed, asked, strict=True))
 
 
-def modality_notes(workload: Workload, subject: Subject, found: Found, fed: Fed) -> Iterator[str]:
+def modality_notes(workload: HuggingFaceWorkload, subject: Subject, found: Found, fed: Fed) -> Iterator[str]:
     """What was fed that nobody asked for, and why; what could be fed and was not; an image that was cut."""
-    unasked = [kind for kind in found.modalities if kind not in ("text", *(["image"] if workload.image else []))]
+    asked = {"text": True, "image": workload.image is not None, "audio": workload.audio_seconds is not None}
+    unasked = [kind for kind in found.modalities if not asked.get(kind, False)]
     if unasked:
         yield _unasked_note(subject, found, fed, unasked)
     missing = [kind for kind in accepted_modalities(subject) if kind not in found.modalities]

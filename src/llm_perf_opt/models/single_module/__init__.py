@@ -1,1 +1,1 @@
-"""Any module a person has at hand, with the arguments of one call."""
+"""Any module that a script passes in, with the arguments of one call."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.protocols import Target, Workload
-from llm_perf_opt.harness.tensors import tensors_in
-from llm_perf_opt.harness.twins import ghost_twin
+from llm_perf_opt.core.protocols import RealRun
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.harness.twins import ghost_twin, tensors_in
 
 
 class SingleModuleAdapter:
-    """Calls `module(*args, **kwargs)` on ghosts of its weights: real ones are neither read nor copied."""
+    """Calls `module(*args, **kwargs)`: a trace on ghosts of its weights, a real run with the module itself."""
 
     def __init__(
         self, module: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -26,7 +28,7 @@ class SingleModuleAdapter:
 
     def targets(self, workload: Workload) -> tuple[Target, ...]:
         """One phase, `forward`. The arguments are the whole workload, so none of its fields may be set."""
-        _refuse_wishes(workload)
+        _refuse_options(workload)
         return (
             Target(
                 model=self.title,
@@ -37,6 +39,25 @@ class SingleModuleAdapter:
             ),
         )
 
+    def real_run(self, workload: Workload, prompt: str | None) -> RealRun:
+        """The module itself, with its own weights, called with its arguments moved to where the weights are."""
+        if prompt is not None:
+            raise UsageError("A module takes no prompt.", why="it has no tokenizer", fix="put token ids into args")
+        (target,) = self.targets(workload)
+        real = replace(
+            target,
+            build=lambda: self._module,
+            prepare=None,
+            invoke=self._call_for_real,
+            has_weights=True,
+        )
+        return RealRun(targets=(real,), workload=workload)
+
+    def _call_for_real(self, module: torch.nn.Module) -> object:
+        where = next((weight.device for weight in module.parameters()), None)
+        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(where), (self._args, self._kwargs))
+        return module(*args, **kwargs)
+
     def _call(self, module: torch.nn.Module) -> object:
         args, kwargs = ghost_twin((self._args, self._kwargs))
         return module(*args, **kwargs)
@@ -46,11 +67,10 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _refuse_wishes(workload: Workload) -> None:
-    for field in fields(Workload):
-        if getattr(workload, field.name) != field.default:
-            raise UsageError(
-                f"A module at hand has no use for {field.name}.",
-                why="its arguments say all there is to say about the workload",
-                fix=f"leave {field.name} out, and put what you mean into args or kwargs",
-            )
+def _refuse_options(workload: Workload) -> None:
+    for name in workload.changed():
+        raise UsageError(
+            f"A module takes no {name}.",
+            why="its arguments say all there is to say about the workload",
+            fix=f"leave {name} out, and put what you mean into args or kwargs",
+        )

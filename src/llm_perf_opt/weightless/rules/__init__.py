@@ -1,17 +1,12 @@
 """Rules for the ops that need values, or whose meta kernel is wrong, missing or slow: one file per family."""
 
-from llm_perf_opt.weightless.rules import attention, casts, factories, indexing, layers, scalars, selection
+import llm_perf_opt.weightless.rules.attention
+import llm_perf_opt.weightless.rules.casts
+import llm_perf_opt.weightless.rules.factories
+import llm_perf_opt.weightless.rules.indexing
+import llm_perf_opt.weightless.rules.layers
+import llm_perf_opt.weightless.rules.scalars
+import llm_perf_opt.weightless.rules.selection  # noqa: F401  each registers its rules
 from llm_perf_opt.weightless.rules.registry import REAL_RULES, SHAPE_RULES, VALUE_RULES
 
-__all__ = [
-    "REAL_RULES",
-    "SHAPE_RULES",
-    "VALUE_RULES",
-    "attention",
-    "casts",
-    "factories",
-    "indexing",
-    "layers",
-    "scalars",
-    "selection",
-]
+__all__ = ["REAL_RULES", "SHAPE_RULES", "VALUE_RULES"]

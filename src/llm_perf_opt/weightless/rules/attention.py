@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.fallbacks import Done
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.recipes import Constant, Fresh
@@ -24,13 +25,13 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 @shape_rule("_fused_sdp_choice")
-def fused_choice(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def fused_choice(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """For code that asks which kernel would run: the memory-efficient one, unless dropout rules it out."""
     return Constant(_MATH if kwargs.get("dropout_p") else _MEMORY_EFFICIENT)
 
 
 @shape_rule("scaled_dot_product_attention")
-def scaled_dot_product_attention(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def scaled_dot_product_attention(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     query, key, value = args[:3]
     if query.ndim < 3:
         return NotImplemented
@@ -79,7 +80,7 @@ def attention_kernel(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_cuda:
 
 
 @value_rule("_grouped_mm")
-def grouped_mm(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def grouped_mm(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """[tokens, k] x [experts, k, n] -> [tokens, n]: each token meets the matrix of its own expert.
 
     Which experts have tokens is in the offsets, which are integers and hence real; how many have any is recorded.
@@ -102,7 +103,7 @@ def _groups_used(offsets: Any) -> dict[str, int]:
 
 
 @shape_rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
-def grid_sampler(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def grid_sampler(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     source, grid = args[0], args[1]
     if source.shape[0] != grid.shape[0]:
         raise RuntimeError(f"grid_sampler: {source.shape[0]} images and {grid.shape[0]} grids do not match")

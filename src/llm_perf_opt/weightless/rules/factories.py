@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost, uniform_ghost
 from llm_perf_opt.weightless.rules.registry import argument, real_rule, value_rule
 from llm_perf_opt.weightless.spec import FLOAT_DTYPES, contiguous_spec, preserved_layout, spec_of_tensor
@@ -16,12 +17,12 @@ from llm_perf_opt.weightless.spec import FLOAT_DTYPES, contiguous_spec, preserve
 _SMALL = 16
 
 
-def _is_large(engine: Any, count: int, dtype: torch.dtype) -> bool:
+def _is_large(engine: Dispatcher, count: int, dtype: torch.dtype) -> bool:
     return bool(count > (engine.limits.real_float if dtype in FLOAT_DTYPES else engine.limits.real_integer))
 
 
 @real_rule("empty.memory_format", "empty_strided", "empty_permuted")
-def empty(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def empty(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Uninitialised floats are what weights are made of: ghosts. Integers are zeros, not whatever memory held."""
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     size = tuple(argument(args, kwargs, 0, "size", ()))
@@ -31,14 +32,14 @@ def empty(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 @real_rule("rand.default", "randn.default")
-def random(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def random(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     size = tuple(argument(args, kwargs, 0, "size", ()))
     return new_ghost(contiguous_spec(size, dtype)) if _is_large(engine, math.prod(size), dtype) else NotImplemented
 
 
 @real_rule("zeros.default", "ones.default", "full.default")
-def constant(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def constant(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     name = func._overloadpacket.__name__
     value = argument(args, kwargs, 1, "fill_value", 0) if name == "full" else int(name == "ones")
     dtype = kwargs.get("dtype") or (_dtype_of(value) if name == "full" else torch.get_default_dtype())
@@ -63,7 +64,7 @@ def _cast_value(value: Any, dtype: torch.dtype) -> bool | int | float | None:
 
 
 @value_rule("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")
-def constant_like(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def constant_like(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """A constant with a ghost as template: integers are real, and so are floats that code may compute with."""
     name = func._overloadpacket.__name__
     template, dtype = args[0], kwargs.get("dtype") or args[0].dtype
@@ -81,7 +82,7 @@ def constant_like(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) 
     return torch.full(size, value, dtype=dtype)
 
 
-def _fill_value(engine: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def _fill_value(engine: Dispatcher, name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """The constant, or `None` where every element is its own (random)."""
     if "rand" in name:
         return None
@@ -92,7 +93,7 @@ def _fill_value(engine: Any, name: str, args: Any, kwargs: Mapping[str, Any]) ->
 
 
 @value_rule("new_empty", "new_empty_strided", "empty_like")
-def empty_like(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def empty_like(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     name = func._overloadpacket.__name__
     template, dtype = args[0], kwargs.get("dtype") or args[0].dtype
     size: Sequence[int] = tuple(args[1]) if name.startswith("new_") else tuple(template.shape)

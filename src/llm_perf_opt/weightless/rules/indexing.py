@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.recipes import Fresh, SameAs
 from llm_perf_opt.weightless.rules.registry import argument, shape_rule, value_rule
@@ -25,7 +26,7 @@ def check_range(index: torch.Tensor, size: int, *, may_be_negative: bool) -> Non
         raise IndexError(f"index {high if high >= size else low} is out of bounds for dimension with size {size}")
 
 
-def resolve_masks(engine: Any, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def resolve_masks(engine: Dispatcher, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Indices with every mask replaced by meta integers of the right count, one per dimension of the mask."""
     resolved: list[torch.Tensor | None] = []
     for index in indices:
@@ -50,7 +51,7 @@ _WRITES = (
 
 
 @value_rule(*_WRITES)
-def write_integers(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def write_integers(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A real integer or boolean target gets the oracle's values for every ghost among the sources."""
     if type(args[0]) is Ghost or args[0].dtype in FLOAT_DTYPES:
         return NotImplemented
@@ -59,7 +60,7 @@ def write_integers(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[
     return args[0]
 
 
-def _real(engine: Any, value: Any) -> Any:
+def _real(engine: Dispatcher, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return engine.materialise(value, "write")
     if isinstance(value, (list, tuple)):
@@ -68,13 +69,13 @@ def _real(engine: Any, value: Any) -> Any:
 
 
 @shape_rule(*_WRITES)
-def write_floats(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def write_floats(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The target itself. The engine marks a real float target as holding stale values."""
     return SameAs((0,))
 
 
 @shape_rule("index_put", "_unsafe_index_put", "index_add", "index_copy", "index_fill")
-def write_copy(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def write_copy(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     spec = args[0].spec if type(args[0]) is Ghost else spec_of_tensor(args[0])
     if not spec.is_float:
         return NotImplemented
@@ -82,19 +83,19 @@ def write_copy(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 
 @shape_rule("masked_scatter")
-def masked_scatter(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def masked_scatter(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return Fresh(contiguous_spec(torch.broadcast_shapes(args[0].shape, args[1].shape), args[0].dtype))
 
 
 @value_rule("embedding.default")
-def embedding(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def embedding(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if type(args[0]) is Ghost:
         check_range(args[1], args[0].shape[0], may_be_negative=False)
     return NotImplemented
 
 
 @value_rule("index_select.default", "gather.default")
-def index_select(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def index_select(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     source = args[0]
     if type(source) is Ghost and source.ndim:
         dim, index = argument(args, kwargs, 1, "dim", 0), argument(args, kwargs, 2, "index", None)
@@ -103,7 +104,7 @@ def index_select(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -
 
 
 @value_rule("index.Tensor", "_unsafe_index.Tensor")
-def index(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def index(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     source, indices = args[0], args[1]
     if type(source) is not Ghost:
         if any(type(i) is Ghost and i.numel() > engine.limits.real_integer for i in indices if i is not None):
@@ -131,7 +132,7 @@ def _indexed_shape(shape: torch.Size, indices: Sequence[torch.Tensor | None]) ->
 
 
 @value_rule("masked_select.default")
-def masked_select(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def masked_select(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     source, mask = args[0], engine.materialise(args[1], "masked_select")
     if type(source) is not Ghost:
         return func(source, mask)

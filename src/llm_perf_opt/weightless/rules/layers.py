@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.recipes import Fresh, Several
 from llm_perf_opt.weightless.rules.registry import shape_rule
 from llm_perf_opt.weightless.spec import contiguous_spec
 
 
 @shape_rule("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
-def recurrent(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def recurrent(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Output [tokens, batch, directions * hidden], and the last states; `batch_first` swaps the first two."""
     sequence, states, _, _, _, _, _, bidirectional, batch_first = args
     is_lstm = func._overloadpacket.__name__ == "lstm"
@@ -32,7 +33,7 @@ def _is_projected(states: Sequence[Any]) -> bool:
 
 
 @shape_rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def transposed_convolution(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def transposed_convolution(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Refuse what every real kernel refuses; the shapes themselves are left to torch."""
     source, weight = args[0], args[1]
     channels = source.shape[1 - weight.ndim]

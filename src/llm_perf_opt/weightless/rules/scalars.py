@@ -7,31 +7,32 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.ghost import Ghost
 from llm_perf_opt.weightless.rules.registry import value_rule
 from llm_perf_opt.weightless.spec import FLOAT_DTYPES
 
 
 @value_rule("_local_scalar_dense", "item")
-def item(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def item(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     ghost = args[0]
     uniform = ghost.memory.uniform
     return uniform if uniform is not None else engine.oracle.item(ghost.spec)
 
 
 @value_rule("is_nonzero")
-def is_nonzero(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def is_nonzero(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return bool(item(engine, func, args, kwargs))
 
 
 @value_rule("equal")
-def equal(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def equal(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     engine.oracle.note("equal", "identity")
     return args[0] is args[1]
 
 
 @value_rule("_assert_async", "_assert_tensor_metadata", "_assert_scalar")
-def assertion(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def assertion(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Assertions on values hold: the model is assumed to be used as it should be."""
     return None
 
@@ -39,7 +40,7 @@ def assertion(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
 @value_rule(
     "sum.default", "mean.default", "max.default", "min.default", "any.default", "all.default", "count_nonzero.default"
 )
-def reduce_all(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def reduce_all(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Reductions to one element: exact when every element is known; a mixed mask has `any` but not `all`."""
     ghost = args[0]
     if type(ghost) is not Ghost or not ghost.spec.numel:
@@ -59,7 +60,7 @@ def reduce_all(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 
 @value_rule("bitwise_not.default", "logical_not.default")
-def invert(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def invert(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     output = engine.propagate_unrecorded(func, args, kwargs)
     uniform = args[0].memory.uniform
     if uniform is not None and output.dtype is torch.bool:
@@ -75,7 +76,7 @@ def invert(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     "logical_and.default",
     "__and__.Tensor",
 )
-def combine(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def combine(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The uniform verdict of two large masks, where one of them already decides it."""
     if not all(type(mask) is Ghost and mask.dtype is torch.bool for mask in args[:2]):
         return NotImplemented

@@ -1,4 +1,7 @@
-"""Which one, in which order, how many: indices and sizes chosen from values that are not there, by the oracle."""
+"""Which one, in which order, how many: indices and sizes chosen from values that are not there, by the oracle.
+
+Masks and counts are usually real; a ghost's values are invented by the oracle first.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.fallbacks import Done, ghosts_for_floats
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.rules.registry import argument, value_rule
@@ -15,17 +19,17 @@ from llm_perf_opt.weightless.spec import Spec, contiguous_spec
 
 
 @value_rule("nonzero.default")
-def nonzero(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def nonzero(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return engine.materialise(args[0], "nonzero").nonzero()
 
 
 @value_rule("nonzero_numpy.default", "where.default")
-def nonzero_per_dimension(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def nonzero_per_dimension(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return list(engine.materialise(args[0], "nonzero").nonzero().unbind(1))
 
 
 @value_rule("count_nonzero.dim_IntList")
-def count_nonzero(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def count_nonzero(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return func(engine.materialise(args[0], "count_nonzero"), *args[1:], **kwargs)
 
 
@@ -33,7 +37,7 @@ def count_nonzero(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[s
     "unique_dim", "_unique2", "_unique", "unique_consecutive", "unique_dim_consecutive", "bincount",
     "_pack_padded_sequence", "_pad_packed_sequence",
 )  # fmt: skip
-def on_invented_values(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def on_invented_values(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the CPU kernel on oracle values; float results are ghosts again."""
     name = func._overloadpacket.__name__
     real = [engine.materialise(value, name) if isinstance(value, torch.Tensor) else value for value in args]
@@ -41,12 +45,12 @@ def on_invented_values(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapp
 
 
 @value_rule("repeat_interleave.Tensor")
-def repeat_interleave_counts(engine: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def repeat_interleave_counts(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return func(engine.materialise(args[0], "repeat_interleave"), **kwargs)
 
 
 @value_rule("repeat_interleave.self_Tensor")
-def repeat_interleave(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def repeat_interleave(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     source, repeats = args[0], engine.materialise(args[1], "repeat_interleave")
     if type(source) is not Ghost:
         return func(source, repeats, *args[2:], **kwargs)
@@ -59,7 +63,7 @@ def repeat_interleave(engine: Any, func: Any, args: Any, kwargs: Mapping[str, An
 
 
 @value_rule("one_hot.default")
-def one_hot(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def one_hot(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     classes = argument(args, kwargs, 1, "num_classes", -1)
     if classes > 0:
         return new_ghost(contiguous_spec((*args[0].shape, classes), torch.long))
@@ -67,7 +71,7 @@ def one_hot(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any
 
 
 @value_rule("tensor_split.tensor_indices_or_sections")
-def tensor_split(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def tensor_split(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     places = engine.materialise(args[1], "tensor_split").tolist()
     with engine:
         return Done(list(torch.tensor_split(args[0], places, argument(args, kwargs, 2, "dim", 0))))
@@ -78,7 +82,7 @@ def _index_ghost(shape: Sequence[int]) -> Ghost:
 
 
 @value_rule("topk.default")
-def topk(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def topk(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if type(args[0]) is not Ghost:
         return NotImplemented
     spec, k, dim = args[0].spec, args[1], argument(args, kwargs, 2, "dim", -1)
@@ -94,7 +98,7 @@ def topk(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 @value_rule("sort.default", "sort.stable", "argsort.default", "argsort.stable")
-def sort(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def sort(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if type(args[0]) is not Ghost:
         return NotImplemented
     spec = args[0].spec
@@ -110,7 +114,7 @@ def sort(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 @value_rule("argmax.default", "argmin.default")
-def argmax(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def argmax(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     spec, dim = args[0].spec, argument(args, kwargs, 1, "dim", None)
     keep = argument(args, kwargs, 2, "keepdim", False)
     shape = _reduced(spec, dim, keep)
@@ -120,7 +124,7 @@ def argmax(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 @value_rule("max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode.default", "kthvalue.default")
-def best_along(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def best_along(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     name = func._overloadpacket.__name__
     first = 2 if name == "kthvalue" else 1
     spec, dim = args[0].spec, argument(args, kwargs, first, "dim", -1)
@@ -135,12 +139,12 @@ def best_along(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> 
     return getattr(torch.return_types, name)((values, indices))
 
 
-def _may_route(engine: Any, spec: Spec, shape: tuple[int, ...]) -> bool:
+def _may_route(engine: Dispatcher, spec: Spec, shape: tuple[int, ...]) -> bool:
     """The best of floats along a dimension may be a router that takes one expert: then the routing policy answers."""
     return bool(spec.is_float and spec.ndim and math.prod(shape) <= engine.limits.routing)
 
 
-def _winners(engine: Any, func: Any, shape: tuple[int, ...], candidates: int) -> torch.Tensor:
+def _winners(engine: Dispatcher, func: Any, shape: tuple[int, ...], candidates: int) -> torch.Tensor:
     if math.prod(shape) > engine.limits.real_integer:
         return _index_ghost(shape)
     winners: torch.Tensor = engine.oracle.one_of(func._overloadpacket.__name__, shape, candidates)
@@ -148,28 +152,28 @@ def _winners(engine: Any, func: Any, shape: tuple[int, ...], candidates: int) ->
 
 
 @value_rule("cummax.default", "cummin.default")
-def running_best(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def running_best(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     spec, name = args[0].spec, func._overloadpacket.__name__
     order = engine.oracle.identity_order(name, spec.shape, argument(args, kwargs, 1, "dim", -1))
     return getattr(torch.return_types, name)((new_ghost(spec), order))
 
 
 @value_rule("multinomial.default")
-def multinomial(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def multinomial(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     shape = args[0].spec.shape
     count = argument(args, kwargs, 1, "num_samples", 1)
     return engine.oracle.one_of("multinomial", (*shape[:-1], count), shape[-1])
 
 
 @value_rule("bucketize.Tensor", "searchsorted.Tensor")
-def bucketize(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def bucketize(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     name = func._overloadpacket.__name__
     values, boundaries = (args[0], args[1]) if name == "bucketize" else (args[1], args[0])
     return engine.oracle.one_of(name, tuple(values.shape), max(boundaries.shape[-1], 1))
 
 
 @value_rule("bucketize.Scalar", "searchsorted.Scalar")
-def bucketize_scalar(engine: Any, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def bucketize_scalar(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     return engine.oracle.one_of(func._overloadpacket.__name__, (), 1)
 
 

@@ -2,7 +2,7 @@
 
 from llm_perf_opt.models.deepseek_ocr.formulas.decoder import Passes, decode_passes, decoder_work, prefill_pass
 from llm_perf_opt.models.deepseek_ocr.formulas.memory import (
-    KvCache,
+    CacheFormula,
     active_parameters,
     parameters_by_part,
     parameters_by_stage,
@@ -11,7 +11,7 @@ from llm_perf_opt.models.deepseek_ocr.formulas.memory import (
 )
 from llm_perf_opt.models.deepseek_ocr.formulas.vision import Views, clip_work, projector_work, sam_work, vision_work
 from llm_perf_opt.models.deepseek_ocr.formulas.work import (
-    Work,
+    MatrixWork,
     active_weights,
     counted_activations,
     module_flops,
@@ -19,7 +19,7 @@ from llm_perf_opt.models.deepseek_ocr.formulas.work import (
 )
 
 __all__ = [
-    "Work",
+    "MatrixWork",
     "total_flops",
     "module_flops",
     "active_weights",
@@ -35,7 +35,7 @@ __all__ = [
     "decoder_work",
     "parameters_by_part",
     "parameters_by_stage",
-    "KvCache",
+    "CacheFormula",
     "weight_bytes",
     "active_parameters",
     "weight_bytes_read_per_step",

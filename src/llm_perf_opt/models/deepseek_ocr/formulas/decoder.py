@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.core.callgraph.expected_experts import expected_distinct
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
-from llm_perf_opt.models.deepseek_ocr.formulas.work import Work, eager_attention, fused_attention, linear, product
+from llm_perf_opt.models.deepseek_ocr.formulas.work import MatrixWork, eager_attention, fused_attention, linear, product
+from llm_perf_opt.ops.grouped_experts import expected_distinct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ def decode_passes(context: int, *, steps: int = 1, batch: int = 1) -> Passes:
     return Passes(tokens=batch * steps, pairs=batch * pairs, positions=batch * steps, forwards=steps)
 
 
-def decoder_work(config: DecoderConfig, passes: Passes, attention: str = "eager") -> tuple[Work, ...]:
+def decoder_work(config: DecoderConfig, passes: Passes, attention: str = "eager") -> tuple[MatrixWork, ...]:
     """Every layer, and the head on every position. The kind of attention changes ops and memory, not FLOPs."""
     layers = (_layer(config, index, passes, attention) for index in range(config.num_hidden_layers))
     head = linear("lm_head", passes.tokens, config.hidden_size, config.vocab_size, passes.forwards)
     return (*(piece for layer in layers for piece in layer), head)
 
 
-def _layer(config: DecoderConfig, index: int, passes: Passes, attention: str) -> Iterator[Work]:
+def _layer(config: DecoderConfig, index: int, passes: Passes, attention: str) -> Iterator[MatrixWork]:
     path = f"model.layers.{index}"
     yield from _attention(config, f"{path}.self_attn", passes, attention)
     if index < config.first_k_dense_replace:
@@ -51,7 +51,7 @@ def _layer(config: DecoderConfig, index: int, passes: Passes, attention: str) ->
         yield from _mixture(config, f"{path}.mlp", passes)
 
 
-def _attention(config: DecoderConfig, path: str, passes: Passes, attention: str) -> Iterator[Work]:
+def _attention(config: DecoderConfig, path: str, passes: Passes, attention: str) -> Iterator[MatrixWork]:
     width, forwards = config.hidden_size, passes.forwards
     for name in ("q_proj", "k_proj", "v_proj"):
         yield linear(f"{path}.{name}", passes.tokens, width, width, forwards)
@@ -78,7 +78,7 @@ def _attention(config: DecoderConfig, path: str, passes: Passes, attention: str)
     yield linear(f"{path}.o_proj", passes.tokens, width, width, forwards)
 
 
-def _mixture(config: DecoderConfig, path: str, passes: Passes) -> Iterator[Work]:
+def _mixture(config: DecoderConfig, path: str, passes: Passes) -> Iterator[MatrixWork]:
     """Router, routed experts, shared experts.
 
     Each token goes to `num_experts_per_tok` experts, whichever they are: routing decides how many experts are called,
@@ -98,7 +98,7 @@ def experts_in_use(config: DecoderConfig, passes: Passes) -> int:
     return max(chosen, round(expected_distinct(config.n_routed_experts, chosen, tokens)))
 
 
-def _mlp(path: str, rows: int, width: int, inner: int, calls: int | None) -> Iterator[Work]:
+def _mlp(path: str, rows: int, width: int, inner: int, calls: int | None) -> Iterator[MatrixWork]:
     yield linear(f"{path}.gate_proj", rows, width, inner, calls)
     yield linear(f"{path}.up_proj", rows, width, inner, calls)
     yield linear(f"{path}.down_proj", rows, inner, width, calls)

@@ -79,7 +79,7 @@ def _decoder_layer(config: DecoderConfig, index: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvCache:
+class CacheFormula:
     """Keys and values of every layer; all heads have their own."""
 
     layers: int
@@ -88,7 +88,7 @@ class KvCache:
     bytes_per_value: int
 
     @classmethod
-    def of(cls, config: DecoderConfig, bytes_per_value: int) -> KvCache:
+    def of(cls, config: DecoderConfig, bytes_per_value: int) -> CacheFormula:
         """The cache of a decoder that stores values of that many bytes."""
         return cls(
             layers=config.num_hidden_layers,

@@ -1,9 +1,8 @@
 """Plausible inputs for any transformers model: guessed from its signature and configuration, corrected by probing."""
 
 from llm_perf_opt.models.huggingface.inputs.fed import Fed, described, fed_by
-from llm_perf_opt.models.huggingface.inputs.leaves import Plan, make_inputs
+from llm_perf_opt.models.huggingface.inputs.plan import Plan, Sizes, Subject, make_inputs
 from llm_perf_opt.models.huggingface.inputs.search import Found, NoInputs, accepted_modalities, find_inputs
-from llm_perf_opt.models.huggingface.inputs.subject import Sizes, Subject
 
 __all__ = [
     "Fed",

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.models.huggingface.inputs.leaves import Filled, Leaf, Noise, Plan, Whole, ones
-from llm_perf_opt.models.huggingface.inputs.subject import Subject
+from llm_perf_opt.models.huggingface.inputs.plan import Filled, Leaf, Noise, Plan, Subject, Whole, ones
 from llm_perf_opt.models.huggingface.inputs.text import token_ids
 
 Companion = Callable[[Subject, Plan], Leaf | None]
@@ -41,19 +40,11 @@ def _image_mask_per_token(subject: Subject, plan: Plan) -> Leaf | None:
     return _per_token(subject, plan, pixels.shape[1])
 
 
-def _query_prompt(subject: Subject, plan: Plan) -> Leaf:
-    return token_ids(subject, 16)
-
-
-def _query_mask(subject: Subject, plan: Plan) -> Leaf:
-    return ones(subject.sizes.batch, 16)
-
-
 COMPANIONS: Mapping[str, Companion] = {
     "bbox": _boxes,
     "image_attention_mask": _image_mask_per_token,
-    "qformer_input_ids": _query_prompt,
-    "qformer_attention_mask": _query_mask,
+    "qformer_input_ids": lambda subject, plan: token_ids(subject, 16),
+    "qformer_attention_mask": lambda subject, plan: ones(subject.sizes.batch, 16),
 }
 
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llm_perf_opt.models.huggingface.inputs.audio import FEATURES, MEL_FIELDS
-from llm_perf_opt.models.huggingface.inputs.leaves import Built, Filled, Leaf, Noise, Plan, Whole
-from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
+from llm_perf_opt.models.huggingface.inputs.media import FEATURES, MEL_FIELDS, PIXELS, picture
+from llm_perf_opt.models.huggingface.inputs.plan import Built, Filled, Leaf, Noise, Plan, Subject, Whole, number
 from llm_perf_opt.models.huggingface.inputs.text import framed_run, prompt_length
-from llm_perf_opt.models.huggingface.inputs.vision import PIXELS, picture
 
 GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hw", "spatial_shapes", "target_sizes")
 PLACES = ("image_position_ids", "pixel_position_ids")

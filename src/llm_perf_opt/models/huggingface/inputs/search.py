@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, product
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.models.huggingface.inputs.audio import FEATURES, audio_candidates
 from llm_perf_opt.models.huggingface.inputs.companions import (
     CountLesson,
     ShapeLesson,
@@ -18,11 +17,10 @@ from llm_perf_opt.models.huggingface.inputs.companions import (
     count_lesson,
     shape_lesson,
 )
-from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Plan
+from llm_perf_opt.models.huggingface.inputs.media import FEATURES, PIXELS, audio_candidates, image_candidates
+from llm_perf_opt.models.huggingface.inputs.plan import Leaf, Plan, Subject, number
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES, ModelRecipe
-from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
 from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, runs_for, text_inputs
-from llm_perf_opt.models.huggingface.inputs.vision import PIXELS, image_candidates
 
 # Model code raises anything when an input has the wrong shape; these are the errors that say "not this input".
 REJECTIONS = (
@@ -190,7 +188,7 @@ def candidates(subject: Subject, wanted: frozenset[str] | None = None) -> Iterat
 
     Some configurations leave a model unable to make its own cache; a forward without one is the same forward. With
     `wanted` the fewest modalities beside it come first and what leaves one of it out is not tried; a combination
-    without a cache comes before one with a modality that nobody asked for.
+    without a cache comes before one with a modality that was not asked for.
     """
     found = list(_layouts(subject))
     if wanted is None:

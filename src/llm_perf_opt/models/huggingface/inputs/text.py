@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Run, Whole, ones
-from llm_perf_opt.models.huggingface.inputs.subject import Subject, nested_configs, number
+from llm_perf_opt.models.huggingface.inputs.plan import Leaf, Run, Subject, Whole, nested_configs, number, ones
 
 POSITION_LIMITS = (
     "max_position_embeddings",

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from llm_perf_opt.models.huggingface.inputs.recipes.multimodal import MULTIMODAL
 from llm_perf_opt.models.huggingface.inputs.recipes.pictures import PICTURES, TOWERS
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import SESSIONS, ModelRecipe
-from llm_perf_opt.models.huggingface.inputs.recipes.series import DECISIONS, FORECASTERS
-from llm_perf_opt.models.huggingface.inputs.recipes.speech import SPEECH
+from llm_perf_opt.models.huggingface.inputs.recipes.series import DECISIONS, FORECASTERS, SPEECH
 
 RECIPES: Mapping[str, ModelRecipe] = {
     **DECISIONS,

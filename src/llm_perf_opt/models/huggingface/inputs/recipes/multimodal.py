@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from llm_perf_opt.models.huggingface.inputs.leaves import Leaf, Noise, Whole, ones, whole
-from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
-from llm_perf_opt.models.huggingface.inputs.subject import Subject, number
-from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, prompt_length, runs_for, text_inputs, token_ids
-from llm_perf_opt.models.huggingface.inputs.vision import (
+from llm_perf_opt.models.huggingface.inputs.media import (
     merged_grid,
     packed_patches,
     picture,
     plain_image,
     square_patches,
 )
+from llm_perf_opt.models.huggingface.inputs.plan import Leaf, Noise, Subject, Whole, number, ones, whole
+from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
+from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, prompt_length, runs_for, text_inputs, token_ids
 
 
 def kosmos_2(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:

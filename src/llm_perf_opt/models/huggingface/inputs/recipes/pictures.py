@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llm_perf_opt.models.huggingface.inputs.leaves import Filled, Leaf, Noise, whole
+from llm_perf_opt.models.huggingface.inputs.media import asked_sides, packed_patches
+from llm_perf_opt.models.huggingface.inputs.plan import Filled, Leaf, Noise, Subject, whole
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
-from llm_perf_opt.models.huggingface.inputs.subject import Subject
 from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, prompt_length, text_inputs
-from llm_perf_opt.models.huggingface.inputs.vision import asked_sides, packed_patches
 
 
 def image_pair(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.models.huggingface.inputs.leaves import Built, Filled, Leaf, Noise
-from llm_perf_opt.models.huggingface.inputs.subject import Subject
+from llm_perf_opt.models.huggingface.inputs.media import picture
+from llm_perf_opt.models.huggingface.inputs.plan import Built, Filled, Leaf, Noise, Subject
 from llm_perf_opt.models.huggingface.inputs.text import prompt_length, token_ids
-from llm_perf_opt.models.huggingface.inputs.vision import picture
 
 Recipe = Callable[[Subject, Mapping[str, int]], Mapping[str, Leaf]]
 

@@ -1,0 +1,246 @@
+"""`static_compute.json`, object by object. `static_compute.schema.json` is generated from these records.
+
+Integers in base units; null is unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from llm_perf_opt.analyses.reconcile import FIGURES
+
+STATIC_VERSION: Literal[2] = 2
+
+Count = Annotated[int, Meta(ge=0)]
+Texts = tuple[str, ...]
+MethodName = Literal["isolated", "extracted", "closed form"]
+FamilyName = Literal["matrix product", "convolution", "fused attention", "grouped product", "other"]
+FlopsAtLeast = Annotated[
+    Count | None,
+    Meta(description="Equal to flops where that is known; otherwise what sources that left something out counted."),
+]
+IsComplete = Annotated[
+    bool, Meta(description="Whether flops holds all matrix work; false where every source left something out.")
+]
+FirstOfItsKind = Annotated[Count | None, Meta(description="Of the first source of this kind that left nothing out.")]
+
+
+class _Object(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class MetadataRow(_Object, frozen=True, kw_only=True):
+    """What was analysed, and by what."""
+
+    tool_version: str
+    library_versions: dict[str, str]
+    model: str
+    workload: dict[str, Any]
+    deployment: dict[str, Any] = field(default_factory=dict)
+    flop_convention: str
+
+
+class TotalRow(_Object, frozen=True, kw_only=True):
+    """The whole model."""
+
+    parameters: Count | None
+    active_parameters: Count | None
+    flops: Count | None
+    flops_at_least: FlopsAtLeast
+    is_complete: IsComplete
+    macs: Count | None
+    bytes_moved: Count | None
+    weight_bytes: Count | None
+    kv_cache_bytes: Count | None
+    kv_bytes_per_token: Count | None
+
+
+class OperatorRow(_Object, frozen=True, kw_only=True):
+    """One operator of a stage as the source names it."""
+
+    name: str
+    family: FamilyName
+    flops: Count | None
+    calls: Count | None
+    activations: Count | None
+
+
+class StageRow(_Object, frozen=True, kw_only=True):
+    """One stage, with the preferred figure of each kind."""
+
+    phase: str
+    name: str
+    parameters: Count | None
+    active_parameters: Count | None
+    flops: Annotated[
+        Count | None, Meta(description="The preferred figure: isolated, then extracted, then closed form.")
+    ]
+    flops_at_least: FlopsAtLeast
+    is_complete: IsComplete
+    macs: Count | None
+    flops_source: str | None
+    flops_method: MethodName | None
+    isolated_flops: FirstOfItsKind
+    extracted_flops: FirstOfItsKind
+    analytic_flops: FirstOfItsKind
+    activations: Annotated[Count | None, Meta(description="Elements put out by the counted operators.")]
+    bytes_moved: Count | None
+    activation_bytes: Count | None
+    peak_live_bytes: Count | None
+    calls: Count | None
+    operators: tuple[OperatorRow, ...]
+    notes: Texts
+
+
+class BlindSpotRow(_Object, frozen=True, kw_only=True):
+    """Work that the source saw and left out of its figure, or added to it."""
+
+    cause: str
+    operator: str
+    calls: Count | None
+    flops: Count | None
+    is_bound: Annotated[bool, Meta(description="Whether flops is the most that it may have left out.")] = False
+
+
+class SourceRow(_Object, frozen=True, kw_only=True):
+    """What one source says of one stage."""
+
+    phase: str
+    stage: str
+    method: MethodName
+    unit: Annotated[
+        str,
+        Meta(description="What the source counts before conversion.", extra_json_schema={"enum": ["flop", "mac"]}),
+    ]
+    routing: Annotated[
+        str | None,
+        Meta(description="Which policy routed the tokens to experts; null: none had to, or it is not known."),
+    ] = None
+    flops: Count | None
+    is_complete: Annotated[
+        bool, Meta(description="False where blind_spots name work that is missing from flops or added to it.")
+    ]
+    parameters: Count | None
+    active_parameters: Count | None = None
+    activations: Count | None
+    bytes_moved: Count | None = None
+    weight_bytes: Count | None = None
+    kv_cache_bytes: Count | None = None
+    kv_bytes_per_token: Count | None = None
+    failure: str | None
+    seconds: float | None
+    operators: tuple[OperatorRow, ...]
+    blind_spots: tuple[BlindSpotRow, ...]
+
+
+class ExplanationRow(_Object, frozen=True, kw_only=True):
+    """One cause of a difference."""
+
+    cause: str
+    flops: Annotated[int, Meta(description="Negative where the cause makes the difference smaller.")]
+    detail: str
+
+
+class EntryRow(_Object, frozen=True, kw_only=True):
+    """The FLOPs of two sources for one stage or one family of its operators."""
+
+    phase: str
+    stage: str
+    family: Annotated[str | None, Meta(description="Null: the stage as a whole.")]
+    left: str
+    right: str
+    left_flops: Count | None
+    right_flops: Count | None
+    difference_flops: int
+    unexplained_flops: int
+    one_source: Annotated[
+        str | None,
+        Meta(
+            description="The only source that has a figure for these operators: the explanations say what the other "
+            "leaves out, and nothing confirms the figure."
+        ),
+    ]
+    explanations: tuple[ExplanationRow, ...]
+
+
+class FigureRow(_Object, frozen=True, kw_only=True):
+    """A figure other than FLOPs that two sources give of one stage."""
+
+    phase: str
+    stage: str
+    figure: Annotated[str, Meta(extra_json_schema={"enum": list(FIGURES)})]
+    left: str
+    right: str
+    left_value: Count
+    right_value: Count
+    difference: int
+    cause: Annotated[str | None, Meta(description="Null: they agree, or nothing is known.")]
+    detail: str
+
+
+class MissingRow(_Object, frozen=True, kw_only=True):
+    """A stage that a source has no figure for."""
+
+    source: str
+    phase: str
+    stage: str
+    reason: str
+
+
+class SingleRow(_Object, frozen=True, kw_only=True):
+    """A figure that one source alone gives: nothing was compared."""
+
+    phase: str
+    stage: str
+    figure: str
+    family: Annotated[str | None, Meta(description="Which operators, where the figure is flops.")]
+    source: str
+    value: Count
+
+
+class LedgerRow(_Object, frozen=True, kw_only=True):
+    """Every pair of sources, and what explains each difference."""
+
+    entries: tuple[EntryRow, ...]
+    figures: tuple[FigureRow, ...] = ()
+    missing: tuple[MissingRow, ...]
+    unexplained: Annotated[Count, Meta(description="Entries and figures that differ without a known cause.")]
+    one_source_only: tuple[SingleRow, ...]
+
+
+class UnpricedRow(_Object, frozen=True, kw_only=True):
+    """An op without a price."""
+
+    name: str
+    count: Count | None
+    flops_bound: Count | None
+
+
+class CoverageRow(_Object, frozen=True, kw_only=True):
+    """How many ops have a price."""
+
+    ops: Count | None
+    priced_ops: Count | None
+    flops_bound: Annotated[
+        Count | None, Meta(description="The most that the totals may lack; null where one op has no bound.")
+    ]
+    unpriced: tuple[UnpricedRow, ...]
+
+
+class StaticFile(_Object, frozen=True, kw_only=True):
+    """What a model costs, stage by stage and source by source. Integers in base units; null is unknown, never zero."""
+
+    schema_version: Literal[2]
+    metadata: MetadataRow
+    total: TotalRow
+    stages: tuple[StageRow, ...]
+    sources: Annotated[dict[str, tuple[SourceRow, ...]], Meta(description="Source name -> what it says of each stage.")]
+    ledger: LedgerRow
+    coverage: CoverageRow | None
+    memory: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Weights, KV cache and live activations, from tensor lifetimes in the trace."),
+    ]
+    notes: Texts

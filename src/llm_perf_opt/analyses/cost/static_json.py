@@ -1,0 +1,181 @@
+"""`static_compute.json`: the whole answer as data, raw integers in base units, null for what is not known.
+
+The schema is published beside this file as `static_compute.schema.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from llm_perf_opt.analyses.cost.coverage import PriceCoverage, known_sum
+from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
+from llm_perf_opt.analyses.cost.static_file import (
+    STATIC_VERSION,
+    BlindSpotRow,
+    CoverageRow,
+    EntryRow,
+    ExplanationRow,
+    FigureRow,
+    LedgerRow,
+    MetadataRow,
+    MissingRow,
+    OperatorRow,
+    SingleRow,
+    SourceRow,
+    StageRow,
+    StaticFile,
+    TotalRow,
+    UnpricedRow,
+)
+from llm_perf_opt.analyses.reconcile import FIGURES, FigureDifference, FlopsDifference
+from llm_perf_opt.core.output_files import plain_values
+from llm_perf_opt.core.source_figures import Method, SourceFigures
+
+
+def static_compute_json(
+    static: StaticCompute, *, tool_version: str, memory: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The document that the schema describes; `memory` is the memory analysis of the same run, if there was one."""
+    ledger = static.ledger
+    file = StaticFile(
+        schema_version=STATIC_VERSION,
+        metadata=MetadataRow(
+            tool_version=tool_version,
+            library_versions=dict(static.library_versions),
+            model=static.model,
+            workload=dict(static.workload),
+            deployment=dict(static.deployment),
+            flop_convention="one multiply-add is two FLOPs; causal attention is not halved",
+        ),
+        total=_total(static),
+        stages=tuple(map(_stage, static.stages)),
+        sources=_sources(static),
+        ledger=LedgerRow(
+            entries=tuple(map(_entry, ledger.entries)),
+            figures=tuple(map(_figure, ledger.figures)),
+            missing=tuple(
+                MissingRow(source=source, phase=phase, stage=stage, reason=reason)
+                for source, phase, stage, reason in ledger.missing
+            ),
+            unexplained=len(ledger.unexplained),
+            one_source_only=tuple(SingleRow(**asdict(single)) for single in ledger.single),
+        ),
+        coverage=_coverage(static.coverage),
+        memory=None if memory is None else dict(memory),
+        notes=tuple(static.notes),
+    )
+    return plain_values(file)
+
+
+def _total(static: StaticCompute) -> TotalRow:
+    return TotalRow(
+        parameters=static.parameters,
+        active_parameters=static.active_parameters,
+        flops=static.flops,
+        flops_at_least=static.flops_at_least,
+        is_complete=static.flops is not None,
+        macs=_halved(static.flops),
+        bytes_moved=known_sum(stage.first("bytes_moved") for stage in static.stages),
+        weight_bytes=static.last("weight_bytes"),
+        kv_cache_bytes=static.last("kv_cache_bytes"),
+        kv_bytes_per_token=static.last("kv_bytes_per_token"),
+    )
+
+
+def _stage(stage: StageCompute) -> StageRow:
+    preferred, cost = stage.preferred, stage.cost
+    return StageRow(
+        phase=stage.phase,
+        name=stage.name,
+        parameters=stage.first("parameters"),
+        active_parameters=stage.first("active_parameters"),
+        flops=stage.flops,
+        flops_at_least=stage.flops_at_least,
+        is_complete=preferred is not None,
+        macs=_halved(stage.flops),
+        flops_source=None if preferred is None else preferred.source,
+        flops_method=None if preferred is None else preferred.method.value,
+        isolated_flops=stage.by_method(Method.ISOLATED),
+        extracted_flops=stage.by_method(Method.EXTRACTED),
+        analytic_flops=stage.by_method(Method.CLOSED_FORM),
+        activations=stage.first("activations"),
+        bytes_moved=stage.first("bytes_moved"),
+        activation_bytes=None if cost is None else cost.activation_bytes,
+        peak_live_bytes=None if cost is None else cost.peak_live_bytes,
+        calls=None if cost is None else cost.calls,
+        operators=tuple(OperatorRow(**asdict(operator)) for operator in stage.operators),
+        notes=tuple(f"{source.source}: {note}" for source in stage.sources for note in source.notes),
+    )
+
+
+def _sources(static: StaticCompute) -> dict[str, tuple[SourceRow, ...]]:
+    sources: dict[str, tuple[SourceRow, ...]] = {}
+    for stage in static.stages:
+        for figures in stage.sources:
+            sources[figures.source] = (*sources.get(figures.source, ()), _figures_of_stage(figures))
+    return sources
+
+
+def _figures_of_stage(figures: SourceFigures) -> SourceRow:
+    return SourceRow(
+        phase=figures.phase,
+        stage=figures.stage,
+        method=figures.method.value,
+        unit=figures.unit,
+        routing=figures.routing,
+        flops=figures.flops,
+        is_complete=figures.is_complete,
+        **{figure: getattr(figures, figure) for figure in FIGURES},
+        failure=figures.failure,
+        seconds=figures.seconds,
+        operators=tuple(OperatorRow(**asdict(operator)) for operator in figures.operators),
+        blind_spots=tuple(BlindSpotRow(**asdict(spot)) for spot in figures.blind_spots),
+    )
+
+
+def _entry(entry: FlopsDifference) -> EntryRow:
+    return EntryRow(
+        phase=entry.phase,
+        stage=entry.stage,
+        family=None if entry.family is None else entry.family.value,
+        left=entry.left,
+        right=entry.right,
+        left_flops=entry.left_flops,
+        right_flops=entry.right_flops,
+        difference_flops=entry.flops,
+        unexplained_flops=entry.unexplained_flops,
+        one_source=entry.one_source,
+        explanations=tuple(ExplanationRow(**asdict(one)) for one in entry.explanations),
+    )
+
+
+def _figure(entry: FigureDifference) -> FigureRow:
+    return FigureRow(
+        phase=entry.phase,
+        stage=entry.stage,
+        figure=entry.figure,
+        left=entry.left,
+        right=entry.right,
+        left_value=entry.left_value,
+        right_value=entry.right_value,
+        difference=entry.difference,
+        cause=entry.cause,
+        detail=entry.detail,
+    )
+
+
+def _coverage(coverage: PriceCoverage | None) -> CoverageRow | None:
+    if coverage is None:
+        return None
+    return CoverageRow(
+        ops=coverage.ops,
+        priced_ops=coverage.priced_ops,
+        flops_bound=coverage.flops_bound,
+        unpriced=tuple(UnpricedRow(**asdict(op)) for op in coverage.unpriced),
+    )
+
+
+def _halved(flops: int | None) -> int | None:
+    return None if flops is None else flops // 2

@@ -1,1 +1,0 @@
-"""The results of the export lab as tables, with the FLOPs of each part from three sources."""

@@ -1,0 +1,130 @@
+"""How long each stage of a trace takes: its lower bound, a band, and where every time comes from.
+
+Nothing beats the bound of a data sheet's figures; one of measured rates is as good as the measurement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.time.lower_bound import BoundBy, LowerBound, bounds_of
+from llm_perf_opt.analyses.time.rates import Band, OpRun, Overhead, Pieces, RateSource, TimedPiece, total
+from llm_perf_opt.analyses.time.stage_work import StageWork, stage_works
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.ops.op import Kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """One stage by one source of rates.
+
+    `lower_bound` is necessary work at the device's full rates, with as many experts as the routing policy touches;
+    `fewest_experts_bound` the same with the fewest that any routing can touch. None: what is necessary is not known, or
+    the source has no data sheet. `device_time` is the sum of all pieces, `host_time` how long the host takes to launch
+    them, `wall` the slower of the two. No time lies below the lower bound. `untimed` ops are in no sum.
+    """
+
+    work: StageWork
+    lower_bound: LowerBound | None
+    fewest_experts_bound: LowerBound | None
+    pieces: tuple[TimedPiece, ...]
+    device_time: Band
+    host_time: Band
+    bound_by: BoundBy | None  # None: the source does not say
+    untimed: Mapping[str, int]  # op name -> how often it ran
+
+    @property
+    def name(self) -> str:
+        """The stage."""
+        return self.work.name
+
+    @property
+    def lower_bound_s(self) -> float | None:
+        """The lower bound in seconds; None: not known."""
+        return None if self.lower_bound is None else self.lower_bound.seconds
+
+    @property
+    def wall(self) -> Band:
+        """From the first launch to the last result."""
+        return self.device_time.slower(self.host_time)
+
+    @property
+    def launches(self) -> int | None:
+        """Kernels, after fusion where the execution fuses; None: the source times ops."""
+        counts = [piece.count for piece in self.pieces if isinstance(piece.what, Kernel)]
+        return sum(counts) if counts else None
+
+    @property
+    def fresh_bytes(self) -> int:
+        """What the system hands out while the stage runs, where the source times that."""
+        return sum(piece.count for piece in self.pieces if piece.what is Overhead.FRESH_BYTE)
+
+    @property
+    def by_rate(self) -> dict[tuple[str, str], Band]:
+        """Source and rate -> the time that they gave, the longest first."""
+        found: dict[tuple[str, str], Band] = {}
+        for piece in self.pieces:
+            for time in piece.times:
+                band, origin = time.band.times(piece.count), (time.source, time.rate)
+                found[origin] = found[origin] + band if origin in found else band
+        return dict(sorted(found.items(), key=lambda item: -(item[1].expected or item[1].high)))
+
+
+def predict(graph: CallGraph, rates: RateSource) -> tuple[StageTime, ...]:
+    """Every stage of one phase in which something runs that takes time, in order."""
+    works = stage_works(graph, with_necessary=rates.device is not None)
+    pieces = rates.pieces(graph, works)
+    return tuple(stage_time(work, pieces[work.name], rates) for work in works if pieces[work.name])
+
+
+def stage_time(work: StageWork, pieces: Pieces, rates: RateSource) -> StageTime:
+    """One piece of work, done in these pieces."""
+    timed, untimed = _timed(pieces, rates)
+    busy = total(piece.each.times(piece.count) for piece in timed)
+    bound, fewest = bounds_of(work.necessary, rates.device)
+    if bound is not None:
+        busy = busy.at_least(rates.least_s(bound))
+    host = rates.launch_time().times(sum(count for _, count in pieces))
+    return StageTime(
+        work=work,
+        lower_bound=bound,
+        fewest_experts_bound=fewest,
+        pieces=timed,
+        device_time=busy,
+        host_time=host,
+        bound_by=_bound_by(timed, busy, host),
+        untimed=untimed,
+    )
+
+
+def _timed(pieces: Pieces, rates: RateSource) -> tuple[tuple[TimedPiece, ...], dict[str, int]]:
+    timed: list[TimedPiece] = []
+    untimed: Counter[str] = Counter()
+    for piece, count in pieces:
+        times = rates.duration(piece)
+        if times is not None:
+            timed.append(TimedPiece(what=piece, count=count, times=times))
+        elif isinstance(piece, OpRun):
+            untimed[piece.kind.name] += count
+        else:
+            untimed[str(piece.kind if isinstance(piece, Kernel) else piece)] += count
+    return tuple(timed), dict(untimed)
+
+
+def _bound_by(timed: Sequence[TimedPiece], busy: Band, host: Band) -> BoundBy | None:
+    """What takes most of the high edge; launches where the host takes longer than the device."""
+    if host.middle > busy.middle:
+        return BoundBy.LAUNCHES
+    shares: dict[BoundBy, float] = {}
+    for piece in timed:
+        for time in piece.times:
+            if time.bound_by is not None:
+                shares[time.bound_by] = shares.get(time.bound_by, 0.0) + time.band.high * piece.count
+    return max(BoundBy, key=lambda bound: shares.get(bound, 0.0)) if shares else None
+
+
+def total_wall(stages: Sequence[StageTime]) -> Band:
+    """The stages one after the other."""
+    return total(stage.wall for stage in stages)

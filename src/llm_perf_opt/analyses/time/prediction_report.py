@@ -1,0 +1,191 @@
+"""The predicted times of a run as tables and charts, for any source of rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
+from llm_perf_opt.analyses.time.lower_bound import is_known
+from llm_perf_opt.analyses.time.predict import StageTime, predict, total_wall
+from llm_perf_opt.analyses.time.prediction_notes import bound_claim, has_experts, prediction_notes
+from llm_perf_opt.analyses.time.rates import RateSource
+from llm_perf_opt.analyses.time.roofline import op_rooflines, roofline_of_bands, roofline_table
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.report import BarChart, Cell, Chart, Column, Kind, Report, Series, Table
+
+_SHOWN_OPS = 12
+_SHOWN_RATES = 8
+
+
+def prediction_report(graphs: Sequence[CallGraph], rates: RateSource) -> Report:
+    """Every stage of every phase by one source of rates, and what takes the time.
+
+    A source with a data sheet shows the lower bound, where bound and band come from, and the ops that take longest at
+    the roof. One that measured shows what it expects, and which of its rates take the time.
+    """
+    phases = [(graph, predict(graph, rates)) for graph in graphs]
+    stages = [stage for _, found in phases for stage in found]
+    model = graphs[0].model if graphs else "Nothing"
+    notes = tuple(prediction_notes(phases, rates))
+    if rates.device is None:
+        tables = (table for graph, found in phases for table in _measured_tables(graph.phase, found))
+        return Report(title=f"{model} on {rates.title}", tables=tuple(tables), notes=notes)
+    return Report(
+        title=f"{model} on {rates.title}: how fast could it be",
+        tables=(
+            _stage_table("Predicted time by stage", stages, _BOUNDED_COLUMNS),
+            _detail_table(stages),
+            roofline_table(op_rooflines(graphs, rates.device)[:_SHOWN_OPS]),
+        ),
+        notes=notes,
+        charts=_charts(stages, rates.device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _StageColumn:
+    """A column of the table of stages: its cell for one stage, and how the cells of all stages add up."""
+
+    column: Column
+    cell: Callable[[StageTime], Cell]
+    total: Callable[[Sequence[StageTime]], Cell]
+
+
+def _summed(column: Column, cell: Callable[[StageTime], int | float | None]) -> _StageColumn:
+    """A column whose total is the sum of its known cells."""
+    return _StageColumn(column, cell, lambda stages: sum(cell(stage) or 0 for stage in stages))
+
+
+def _counted(column: Column, figure: Callable[[StageTime], int]) -> _StageColumn:
+    """A column of what a stage costs, which is unknown where an op without a price ran."""
+
+    def cell(stage: StageTime) -> int | None:
+        return counted_or_unknown(figure(stage), stage.work.unpriced_ops)
+
+    return _StageColumn(column, cell, lambda stages: priced_sum(cell(stage) for stage in stages))
+
+
+_STAGE = _StageColumn(Column("stage"), lambda stage: stage.name, lambda _: "total")
+_LOW = _StageColumn(Column("low", Kind.SECONDS), lambda stage: stage.wall.low, lambda stages: total_wall(stages).low)
+_HIGH = _StageColumn(
+    Column("high", Kind.SECONDS), lambda stage: stage.wall.high, lambda stages: total_wall(stages).high
+)
+_BOUNDED_COLUMNS = (
+    _STAGE,
+    _counted(Column("FLOPs", Kind.FLOPS), lambda stage: stage.work.flops),
+    _counted(Column("bytes moved", Kind.BYTES), lambda stage: stage.work.bytes_moved),
+    _summed(Column("launches", Kind.COUNT), lambda stage: stage.launches),
+    _StageColumn(
+        Column("lower bound", Kind.SECONDS),
+        lambda stage: stage.lower_bound_s,
+        lambda stages: known_sum(stage.lower_bound_s for stage in stages),
+    ),
+    _LOW,
+    _HIGH,
+    _StageColumn(Column("bound by"), lambda stage: str(stage.bound_by), lambda _: ""),
+)
+_MEASURED_COLUMNS = (
+    _STAGE,
+    _summed(Column("predicted", Kind.SECONDS), lambda stage: stage.wall.expected),
+    _LOW,
+    _HIGH,
+    _summed(Column("fresh memory", Kind.BYTES), lambda stage: stage.fresh_bytes),
+    _summed(Column("ops without a prediction", Kind.COUNT), lambda stage: sum(stage.untimed.values())),
+)
+
+
+def _stage_table(title: str, stages: Sequence[StageTime], columns: Iterable[_StageColumn]) -> Table:
+    shown = tuple(columns)
+    return Table(
+        title=title,
+        columns=tuple(column.column for column in shown),
+        rows=tuple(tuple(column.cell(stage) for column in shown) for stage in stages),
+        footer=tuple(column.total(stages) for column in shown) if stages else (),
+    )
+
+
+def _measured_tables(phase: str, stages: Sequence[StageTime]) -> tuple[Table, Table]:
+    columns = (Column("stage"), Column("work"), Column("time", Kind.SECONDS), Column("share", Kind.RATIO))
+    rows = [row for stage in stages for row in _rate_rows(stage)]
+    return (
+        _stage_table(f"Predicted time, {phase}", stages, _MEASURED_COLUMNS),
+        Table(title=f"Work with the most time, {phase}", columns=columns, rows=tuple(rows)),
+    )
+
+
+def _rate_rows(stage: StageTime) -> list[tuple[Cell, ...]]:
+    expected = {rate: band.expected for (_, rate), band in stage.by_rate.items() if band.expected}
+    return [
+        (stage.name, rate.replace("_", " "), seconds, seconds / (stage.wall.expected or seconds))
+        for rate, seconds in list(expected.items())[:_SHOWN_RATES]
+    ]
+
+
+def _detail_table(stages: Sequence[StageTime]) -> Table:
+    with_experts = has_experts(stages)
+    names = (
+        ("necessary FLOPs", Kind.FLOPS),
+        ("at the peak", Kind.SECONDS),
+        ("bytes read once", Kind.BYTES),
+        ("at full bandwidth", Kind.SECONDS),
+        *((("bound with the fewest experts", Kind.SECONDS),) if with_experts else ()),
+        ("device low", Kind.SECONDS),
+        ("device high", Kind.SECONDS),
+        ("host low", Kind.SECONDS),
+        ("host high", Kind.SECONDS),
+    )
+    rows = tuple(
+        (
+            stage.name,
+            None if stage.work.necessary is None else stage.work.necessary.flops,
+            None if stage.lower_bound is None else stage.lower_bound.compute_s,
+            stage.work.must_read_bytes,
+            None if stage.lower_bound is None else stage.lower_bound.bandwidth_s,
+            *([None if (fewest := stage.fewest_experts_bound) is None else fewest.seconds] if with_experts else []),
+            stage.device_time.low,
+            stage.device_time.high,
+            stage.host_time.low,
+            stage.host_time.high,
+        )
+        for stage in stages
+    )
+    columns = (Column("stage"), *(Column(*name) for name in names))
+    return Table(title="Where the bound and the band come from", columns=columns, rows=rows)
+
+
+def _charts(stages: Sequence[StageTime], device: Device) -> tuple[Chart, ...]:
+    bars = BarChart(
+        title="Predicted time by stage",
+        categories=tuple(stage.name for stage in stages),
+        series=(
+            Series("lower bound", tuple(stage.lower_bound_s for stage in stages)),
+            Series("low", tuple(stage.wall.low for stage in stages)),
+            Series("high", tuple(stage.wall.high for stage in stages)),
+        ),
+        kind=Kind.SECONDS,
+        caption=f"{bound_claim(device)}; a run is expected between low and high.",
+    )
+    dtype = main_dtype(stages)
+    if dtype is None or not is_known(dtype, device):
+        return (bars,)
+    rates = {
+        stage.name: (
+            stage.work.flops / stage.work.bytes_moved,
+            stage.work.flops / stage.wall.high,
+            stage.work.flops / stage.wall.low,
+        )
+        for stage in stages
+        if stage.work.flops and stage.work.bytes_moved
+    }
+    return bars, roofline_of_bands(rates, device, dtype)
+
+
+def main_dtype(stages: Sequence[StageTime]) -> str | None:
+    """The dtype in which most FLOPs run; None where none run."""
+    flops: dict[str, int] = {}
+    for stage in stages:
+        for dtype, count in stage.work.flops_by_dtype.items():
+            flops[dtype] = flops.get(dtype, 0) + count
+    return max(flops, key=lambda dtype: flops[dtype], default=None)

@@ -1,0 +1,143 @@
+"""What is there: the models known by name, and what is installed of all that a run may need."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from llm_perf_opt import __version__
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.core.plugins import MODELS
+from llm_perf_opt.core.report import Column, Level, Note, Report, Table
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ModelsAnswer(Answer):
+    """Models known by name, and what each is."""
+
+    models: Mapping[str, str]  # name -> title
+
+    def report(self) -> Report:
+        """One row per model, with the command that traces it."""
+        rows = tuple((name, title, f"llm-perf-opt trace {name}") for name, title in self.models.items())
+        table = Table(title="", columns=(Column("model"), Column("what it is"), Column("command")), rows=rows)
+        folder = Note(
+            "Any other Hugging Face model: llm-perf-opt trace DIR, with config.json in DIR and no weights; "
+            "add --trust-remote-code if DIR brings its own Python code."
+        )
+        return Report(title="Models known by name", tables=(table,), notes=(folder,))
+
+
+def known_models() -> ModelsAnswer:
+    """The models that can be traced by name; any Hugging Face folder can be, too."""
+    return ModelsAnswer(models={name: MODELS.get(name).title for name in MODELS.names()})
+
+
+TESTED_TORCH = "2.13"  # docs/decisions/torch-pin.md; the same bound stands in pyproject.toml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A distribution, what it is needed for, and the command that brings it; `extra` is None where all need it."""
+
+    distribution: str
+    purpose: str
+    extra: str | None = None
+
+    @property
+    def pip_command(self) -> str:
+        """How to install it."""
+        wanted = f"torch=={TESTED_TORCH}.*" if self.distribution == "torch" else self.distribution
+        return f"pip install '{wanted if self.extra is None else f'llm-perf-opt[{self.extra}]'}'"
+
+
+NEEDS = (
+    Need(distribution="torch", purpose="running models"),
+    Need(distribution="numpy", purpose="models that call .numpy()"),
+    Need(distribution="jinja2", purpose="the graph page"),
+    Need(distribution="msgspec", purpose="reading files back"),
+    Need(distribution="pillow", purpose="--image FILE"),
+    Need(distribution="typer", purpose="this command"),
+    Need(distribution="fvcore", purpose="cost --sources fvcore", extra="fvcore"),
+    Need(distribution="transformers", purpose="tracing a Hugging Face folder", extra="hf"),
+    Need(distribution="onnx", purpose="export --check onnx", extra="onnx"),
+    Need(distribution="onnxscript", purpose="export --check onnx", extra="onnx"),
+    Need(distribution="onnxruntime", purpose="export --check onnxruntime", extra="onnx"),
+    Need(distribution="resvg-py", purpose="graph --format png", extra="png"),
+    Need(distribution="hydra-core", purpose="profile configurations", extra="profile"),
+    Need(distribution="hydra-joblib-launcher", purpose="profile --multirun on several cores", extra="profile"),
+    Need(distribution="torchlens", purpose="trace --tracer torchlens", extra="torchlens"),
+    Need(distribution="safetensors", purpose="trace --load-weights DIR", extra="weights"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """One need and the version that is there, or None."""
+
+    need: Need
+    version: str | None
+
+    @property
+    def verdict(self) -> str:
+        """`ok`, or what is wrong with it."""
+        if self.version is None:
+            return "missing" if self.need.extra is None else "optional, not installed"
+        if self.need.distribution == "torch" and self.version.split(".")[:2] != TESTED_TORCH.split("."):
+            return f"not tested; tested with {TESTED_TORCH}"
+        return "ok"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class InstallationAnswer(Answer):
+    """Every distribution that a run may need."""
+
+    version: str
+    python: str
+    distributions: tuple[Installed, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is there that a trace needs."""
+        return all(found.version is not None for found in self.distributions if found.need.extra is None)
+
+    def report(self) -> Report:
+        """One row per distribution, and the command that brings what is missing."""
+        rows = [
+            ("llm-perf-opt", self.version, "", "ok"),
+            ("python", self.python, "", "ok"),
+            *(
+                (found.need.distribution, found.version or "-", found.need.purpose, found.verdict)
+                for found in self.distributions
+            ),
+        ]
+        columns = (Column("part"), Column("version"), Column("needed for"), Column("verdict"))
+        missing = [
+            Note(
+                f"{found.need.distribution}: {found.verdict}. {found.need.pip_command}",
+                Level.WARNING if found.need.extra is None else Level.INFO,
+            )
+            for found in self.distributions
+            if found.verdict != "ok"
+        ]
+        return Report(
+            title="What is installed here",
+            tables=(Table(title="", columns=columns, rows=tuple(rows)),),
+            notes=tuple(missing or [Note("Everything a trace needs is here. No GPU is needed.")]),
+        )
+
+
+def doctor() -> InstallationAnswer:
+    """What is installed and what is missing."""
+    found = tuple(Installed(need=need, version=_version(need.distribution)) for need in NEEDS)
+    return InstallationAnswer(version=__version__, python=platform.python_version(), distributions=found)
+
+
+def _version(distribution: str) -> str | None:
+    """From the package's metadata: importing torch to ask would take seconds."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

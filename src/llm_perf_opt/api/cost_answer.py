@@ -1,0 +1,201 @@
+"""The answer to what a model costs: figures of every source side by side, why they differ, and the files of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt import __version__
+from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
+from llm_perf_opt.analyses.cost.coverage import known_sum
+from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
+from llm_perf_opt.analyses.cost.static_json import static_compute_json
+from llm_perf_opt.analyses.cost.static_report import static_report
+from llm_perf_opt.analyses.reconcile import FigureDifference, FlopsDifference, Ledger
+from llm_perf_opt.analyses.run_description import deployment_notes, run_notes
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.output_files import make_folder, require_free, write_result
+from llm_perf_opt.core.plugins import REPORTERS
+from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.target import Json
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analyses.memory.attention_cases import AttentionCase
+    from llm_perf_opt.analyses.memory.need import RunMemory
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CostAnswer(Answer):
+    """What every source says of each stage. A source that fails is a reason in `ledger.missing`, not the end.
+
+    `memory` is None where nothing was traced. `attention_cases` compare the memory of eager and of fused attention, if
+    both were traced. `stopped` holds the phases in which the model raised.
+    """
+
+    model: str
+    workload: Mapping[str, Json]
+    deployment: Mapping[str, Json]
+    stages: tuple[StageCompute, ...]
+    ledger: Ledger  # pairs of sources: differences, their causes, and what is unexplained
+    parameters: int | None
+    stopped: Mapping[str, str]  # phase -> reason
+    memory: RunMemory | None
+    attention_cases: tuple[AttentionCase, ...]
+    _static: StaticCompute
+    _graphs: tuple[CallGraph, ...]
+
+    @property
+    def flops(self) -> int | None:
+        """All stages together; one unknown stage makes the sum unknown."""
+        return self._static.flops
+
+    @property
+    def flops_at_least(self) -> int | None:
+        """The same, where a stage is unknown with the most that one source counted of it."""
+        return self._static.flops_at_least
+
+    @property
+    def active_parameters(self) -> int | None:
+        """Elements of weights that one decode step multiplies with; None without a decode."""
+        return self._static.active_parameters
+
+    @property
+    def bytes_moved(self) -> int | None:
+        """By the ops of the trace; None where nothing was traced."""
+        return known_sum(None if stage.cost is None else stage.cost.bytes_moved for stage in self.stages)
+
+    @property
+    def necessary_flops(self) -> int | None:
+        """What any implementation must compute; None where the trace does not tell."""
+        from llm_perf_opt.analyses.necessary.necessary_table import stage_needs
+
+        needs = stage_needs(self._graphs)
+        return known_sum(None if stage.necessary is None else stage.necessary.flops for stage in needs)
+
+    @property
+    def unpriced_ops(self) -> int | None:
+        """Ops that are in no total; None where nothing was traced."""
+        return self._static.unpriced_ops
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that gave a figure or a reason, in the order in which they were asked."""
+        named = [source.source for stage in self.stages for source in stage.sources]
+        return tuple(dict.fromkeys((*named, *(source for source, *_ in self.missing))))
+
+    @property
+    def differences(self) -> tuple[FlopsDifference, ...]:
+        """Stages of which two sources count other FLOPs, with the causes."""
+        return self.ledger.differences
+
+    @property
+    def unexplained(self) -> tuple[FlopsDifference | FigureDifference, ...]:
+        """Whatever two sources differ in without a known cause."""
+        return self.ledger.unexplained
+
+    @property
+    def missing(self) -> tuple[tuple[str, str, str, str], ...]:
+        """Source, phase, stage and reason, where a source says nothing."""
+        return self.ledger.missing
+
+    @property
+    def static(self) -> StaticCompute:
+        """The record that `static_compute.json` is written from."""
+        return self._static
+
+    @property
+    def graphs(self) -> tuple[CallGraph, ...]:
+        """The phases that were counted, those apart in which the model raised."""
+        return self._graphs
+
+    def report(self) -> Report:
+        """Totals and stages side by side, a chapter per stage, and memory."""
+        summary = self.summary()
+        memory: tuple[Report, ...] = ()
+        if self.memory is not None:
+            from llm_perf_opt.analyses.memory.memory_report import memory_report
+
+            memory = (memory_report(self.memory, self.attention_cases),)
+        notes = (*run_notes(self._graphs), *summary.notes)
+        return replace(summary, notes=notes, chapters=(*summary.chapters, *memory))
+
+    def summary(self) -> Report:
+        """The same without memory."""
+        report = static_report(self._static)
+        if not self._graphs:
+            return report
+        from llm_perf_opt.analyses.necessary.necessary_table import with_necessary
+
+        notes = (*deployment_notes(self._graphs), *report.notes)
+        return with_necessary(replace(report, notes=notes), self._graphs)
+
+    def to_json(self) -> str:
+        """The document that `static_compute.schema.json` describes."""
+        memory: dict[str, Any] | None = None
+        if self.memory is not None:
+            from llm_perf_opt.analyses.memory.memory_report import memory_json
+
+            memory = memory_json(self.memory, self.attention_cases)
+        document = static_compute_json(self._static, tool_version=__version__, memory=memory)
+        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def fvcore_table(self) -> str:
+        """The tables that fvcore itself prints, stage after stage; empty where it was not asked or had none."""
+        said = [source for stage in self.stages for source in stage.sources if source.own_table]
+        return "\n\n".join(
+            f"{source.stage} ({source.phase})\n{source.own_table}" for source in said if source.source == "fvcore"
+        )
+
+    def save_files(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
+        """`static_compute.json` after its schema, the report in every format, and fvcore's table if it was asked."""
+        folder = Path(folder)
+        reserve_cost_files(folder, force=force)
+        report = self.report()
+        texts = {JSON_FILE: self.to_json()}
+        texts |= {STEM + suffix: REPORTERS.get(name)().render(report) for name, suffix in _FORMATS.items()}
+        if table := self.fvcore_table():
+            texts[FVCORE_FILE] = table
+        for name, text in texts.items():
+            write_result(folder / name, text)
+        return tuple(folder / name for name in texts)
+
+
+STEM = "static_compute"
+JSON_FILE = f"{STEM}.json"
+FVCORE_FILE = "fvcore_table.txt"
+_FORMATS = {"markdown": ".md", "csv": ".csv", "html": ".html"}
+
+
+def reserve_cost_files(folder: Path, *, force: bool) -> None:
+    """Refuse, before the work begins, to overwrite a file of `save_files`; make the folder."""
+    names = (JSON_FILE, FVCORE_FILE, *(STEM + suffix for suffix in _FORMATS.values()))
+    require_free((folder / name for name in names), force=force)
+    make_folder(folder)
+
+
+def cost_answer(
+    static: StaticCompute,
+    graphs: tuple[CallGraph, ...] = (),
+    memory: RunMemory | None = None,
+    cases: tuple[AttentionCase, ...] = (),
+) -> CostAnswer:
+    """The answer that these figures give."""
+    traced = {graph.phase for graph in graphs}
+    silent = [entry for entry in static.ledger.missing if entry[0] == COUNTED]
+    return CostAnswer(
+        model=static.model,
+        workload=static.workload,
+        deployment=static.deployment,
+        stages=static.stages,
+        ledger=static.ledger,
+        parameters=static.parameters,
+        stopped={phase: reason for _, phase, _, reason in silent if phase not in traced},
+        memory=memory,
+        attention_cases=cases,
+        _static=static,
+        _graphs=graphs,
+    )

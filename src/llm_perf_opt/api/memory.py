@@ -1,0 +1,109 @@
+"""Does it fit: what a device must hold, part by part, and whether a given one does, alone and as a server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llm_perf_opt.analyses.memory.attention_cases import AttentionCase, attention_cases
+from llm_perf_opt.analyses.memory.kv_cache import TracedKvCache
+from llm_perf_opt.analyses.memory.memory_report import memory_report
+from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, run_memory
+from llm_perf_opt.analyses.run_description import deployment_notes
+from llm_perf_opt.analyses.serving.fit import ServingFit, traced_fit, with_serving_fit
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.report import Report
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MemoryAnswer(Answer):
+    """What each phase needs at its peak. `serving` is the fit of a serving engine with the traced batch and context."""
+
+    model: str
+    phases: tuple[PhaseMemory, ...]
+    cache: TracedKvCache | None  # None: no phase decodes
+    attention_cases: tuple[AttentionCase, ...]
+    device: Device | None
+    serving: ServingFit | None  # None: no device, or no decode step
+    _graphs: tuple[CallGraph, ...]
+
+    @property
+    def total_bytes(self) -> int | None:
+        """What the most demanding phase needs; None while one phase is unknown."""
+        return self._memory.total_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has as much; None where one of the two is not known."""
+        if self.device is None or self.total_bytes is None:
+            return None
+        return self.total_bytes <= self.device.memory_bytes
+
+    @property
+    def _memory(self) -> RunMemory:
+        return RunMemory(phases=self.phases, cache=self.cache)
+
+    def report(self) -> Report:
+        """Memory by phase and stage, what is alive at the peak, curves, and the fit of the device."""
+        report = memory_report(self._memory, self.attention_cases, self.device)
+        if self.device is not None:
+            report = with_serving_fit(report, self._graphs, self.device)
+        return replace(report, notes=(*deployment_notes(self._graphs), *report.notes))
+
+
+def memory_answer(
+    graphs: tuple[CallGraph, ...],
+    device: str | Device | None = None,
+    *,
+    devices_file: Path | None = None,
+    other_attention: Sequence[CallGraph] = (),
+) -> MemoryAnswer:
+    """The memory of a run, and of `device` by its id or reported name."""
+    found = find_device(device, devices_file) if isinstance(device, str) else device
+    memory = run_memory(graphs)
+    fit = None if found is None else traced_fit(graphs, found)
+    return MemoryAnswer(
+        model=graphs[0].model,
+        phases=memory.phases,
+        cache=memory.cache,
+        attention_cases=tuple(attention_cases(*eager_and_fused(graphs, other_attention))),
+        device=found,
+        serving=None if fit is None else fit[1],
+        _graphs=graphs,
+    )
+
+
+def eager_and_fused(
+    graphs: Sequence[CallGraph], other: Sequence[CallGraph]
+) -> tuple[Sequence[CallGraph], Sequence[CallGraph]]:
+    """The runs of the two kinds of attention, of which `graphs` are one and `other` the other."""
+    return (graphs, other) if _is_eager(graphs) else (other, graphs)
+
+
+def _is_eager(graphs: Sequence[CallGraph]) -> bool:
+    return bool(graphs[0].workload.get("attention", "eager") == "eager")
+
+
+def trace_other_attention(origin: Origin, graphs: Sequence[CallGraph]) -> tuple[CallGraph, ...]:
+    """The same workload with the other kind of attention; nothing where the model has but one."""
+    finished = [graph for graph in graphs if graph.stopped_in is None]
+    if not finished:
+        return ()
+    other = "sdpa" if _is_eager(finished) else "eager"
+    try:
+        tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
+        targets = origin.adapter.targets(replace(origin.workload, attention=other))
+        traced = trace_targets(tracer, origin.adapter, targets, origin.deployment, keep_partial=True)
+    except PerfOptError as error:
+        log.info("No figures for %s attention: %s", other, error.what)
+        return ()
+    return tuple(graph for graph in traced.graphs if graph.stopped_in is None)

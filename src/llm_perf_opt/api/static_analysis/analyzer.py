@@ -1,0 +1,283 @@
+"""The static compute report for scripts: a session goes in, figures per stage come out, and files of them.
+
+The analyzer looks at the session's adapter and changes nothing in it; no weights are needed or touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
+from llm_perf_opt.analyses.cost.coverage import known_sum
+from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
+from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of
+from llm_perf_opt.api.cost_answer import CostAnswer, cost_answer
+from llm_perf_opt.api.static_analysis.inputs import (
+    AnalysisConfig,
+    AnalysisInputs,
+    adapter_with_sizes,
+    prepared,
+    released_mode,
+)
+from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.plugins import REPORTERS
+from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.source_figures import Method, OperatorFigure, SourceFigures
+from llm_perf_opt.core.units import format_flops
+
+TOTAL = "total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAnalysisResult:
+    """One stage, or the whole run as `total`. None is unknown, never zero.
+
+    `flops` is the first figure that left nothing out: of the stage run by itself, then of its share in a whole run,
+    then a closed form. Where every source left something out it is None, and `flops_at_least` is the most that one of
+    them counted; otherwise the two are equal. `isolated_flops`, `extracted_flops` and `analytic_flops` are the first
+    complete figure of each kind, None where every source of that kind left something out; `notes` say what.
+    `activations` are elements put out by the counted operators. `operators` belong to `flops`, or else to
+    `flops_at_least`. Every source's own words are in `sources`.
+    """
+
+    stage: str
+    phase: str
+    params: int | None
+    flops: int | None
+    flops_at_least: int | None
+    activations: int | None
+    operators: tuple[OperatorFigure, ...]
+    isolated_flops: int | None
+    extracted_flops: int | None
+    analytic_flops: int | None
+    notes: tuple[str, ...]
+    sources: tuple[SourceFigures, ...]
+
+    @property
+    def macs(self) -> int | None:
+        """Multiply-adds, each of which is two FLOPs."""
+        return None if self.flops is None else self.flops // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticComputeReport:
+    """Every stage by name, the run as a whole, and what the writers need."""
+
+    inputs: AnalysisInputs
+    total: StageAnalysisResult
+    stages: Mapping[str, StageAnalysisResult]
+    notes: tuple[str, ...]
+    run: CostAnswer
+
+
+def report_of_run(inputs: AnalysisInputs, run: CostAnswer) -> StaticComputeReport:
+    """The report on a finished run."""
+    return StaticComputeReport(
+        inputs=inputs, total=total_of(run.static), stages=stages_of(run.static), notes=run.static.notes, run=run
+    )
+
+
+def stages_of(static: StaticCompute) -> dict[str, StageAnalysisResult]:
+    """Every stage by its name, in the order in which they run."""
+    return {stage.name: _stage_result(stage) for stage in static.stages}
+
+
+def _stage_result(stage: StageCompute) -> StageAnalysisResult:
+    return StageAnalysisResult(
+        stage=stage.name,
+        phase=stage.phase,
+        params=stage.first("parameters"),
+        flops=stage.flops,
+        flops_at_least=stage.flops_at_least,
+        activations=stage.first("activations"),
+        operators=stage.operators,
+        isolated_flops=stage.by_method(Method.ISOLATED),
+        extracted_flops=stage.by_method(Method.EXTRACTED),
+        analytic_flops=stage.by_method(Method.CLOSED_FORM),
+        notes=tuple(_notes(stage)),
+        sources=stage.sources,
+    )
+
+
+def isolated_only(stage: StageCompute) -> StageAnalysisResult:
+    """The stage as those see it that ran it by itself."""
+    seen = tuple(source for source in stage.sources if source.method is Method.ISOLATED)
+    return _stage_result(replace(stage, sources=seen))
+
+
+def _notes(stage: StageCompute) -> Iterator[str]:
+    if stage.preferred is not None:
+        yield f"FLOPs as {stage.preferred.source} has them ({stage.preferred.method.value})"
+    elif stage.incomplete is not None:
+        yield f"FLOPs unknown: {stage.incomplete.source} counted most and left something out"
+    for source in stage.sources:
+        if source.failure is not None:
+            yield f"{source.source} failed: {source.failure}"
+        yield from (f"{source.source}: {note}" for note in source.notes)
+        for spot in source.blind_spots:
+            work = "work" if spot.flops is None else format_flops(spot.flops)
+            yield f"{source.source} {'adds' if spot.adds else 'leaves out'} {work} of {spot.operator} ({spot.cause})"
+
+
+def total_of(static: StaticCompute) -> StageAnalysisResult:
+    """All stages of all phases together; one unknown stage makes a sum unknown. Weights of two phases count once."""
+    stages = tuple(stages_of(static).values())
+    return StageAnalysisResult(
+        stage=TOTAL,
+        phase=TOTAL,
+        params=static.parameters,
+        flops=static.flops,
+        flops_at_least=static.flops_at_least,
+        activations=known_sum(stage.activations for stage in stages),
+        operators=_merged(operator for stage in stages for operator in stage.operators),
+        isolated_flops=known_sum(stage.isolated_flops for stage in stages),
+        extracted_flops=known_sum(stage.extracted_flops for stage in stages),
+        analytic_flops=known_sum(stage.analytic_flops for stage in stages),
+        notes=static.notes,
+        sources=tuple(source for stage in stages for source in stage.sources),
+    )
+
+
+def _merged(operators: Iterable[OperatorFigure]) -> tuple[OperatorFigure, ...]:
+    """Operators of one name as one, the most expensive first."""
+    by_name: dict[str, OperatorFigure] = {}
+    for new in operators:
+        if (known := by_name.get(new.name)) is None:
+            by_name[new.name] = new
+            continue
+        by_name[new.name] = replace(
+            known,
+            flops=known_sum((known.flops, new.flops)),
+            calls=known_sum((known.calls, new.calls)),
+            activations=known_sum((known.activations, new.activations)),
+        )
+    return tuple(sorted(by_name.values(), key=lambda operator: -(operator.flops or 0)))
+
+
+def without_fallback(run: CostAnswer) -> CostAnswer:
+    """The run with no closed form as the figure of a stage; where it was, the stage has no figure and a note."""
+    bare = [stage for stage in run.static.stages if stage.preferred and stage.preferred.method is Method.CLOSED_FORM]
+    if not bare:
+        return run
+    stages = tuple(_without_closed_form(stage) if stage in bare else stage for stage in run.static.stages)
+    notes = tuple(f"{stage.name}: only a closed form is known, and the fallback to it is off" for stage in bare)
+    static = replace(run.static, stages=stages, notes=(*run.static.notes, *notes))
+    return cost_answer(static, run.graphs, run.memory, run.attention_cases)
+
+
+def _without_closed_form(stage: StageCompute) -> StageCompute:
+    return replace(stage, sources=tuple(source for source in stage.sources if source.method is not Method.CLOSED_FORM))
+
+
+def write_static_compute_json(report: StaticComputeReport, path: Path | str) -> Path:
+    """The document after `static_compute.schema.json`; a file that is there is replaced."""
+    return _written(path, report.run.to_json())
+
+
+def write_static_compute_markdown(report: StaticComputeReport, path: Path | str) -> Path:
+    """Configuration, totals, the table of stages and a section for each."""
+    return _written(path, REPORTERS.get("markdown")().render(report.run.report()))
+
+
+def write_static_compute_fvcore_table(report: StaticComputeReport, path: Path | str) -> Path:
+    """The tables that fvcore itself prints, stage after stage."""
+    table = report.run.fvcore_table()
+    if not table:
+        raise PerfOptError(
+            "There is no table of fvcore.",
+            why="it was not asked, or could count no stage",
+            fix="see the report's notes",
+        )
+    return _written(path, table)
+
+
+def _written(path: Path | str, text: str) -> Path:
+    file = Path(path)
+    write_whole(file, [text.encode()])
+    return file
+
+
+ISOLATED_SOURCES = ("torch-counter", "fvcore")
+
+
+class HasAdapter(Protocol):
+    """A session, as far as it must be one; its `dtype` and `attention` are taken over where it has any."""
+
+    @property
+    def adapter(self) -> ModelAdapter:
+        """What gives the targets of the session's model, without weights."""
+        ...
+
+
+class StaticAnalyzer:
+    """Asks every source but the export about the model of a session; what was asked once is not asked again.
+
+    Prepare inputs first, or give each method a configuration.
+    """
+
+    def __init__(self, session: HasAdapter) -> None:
+        self.session = session
+        self._inputs: AnalysisInputs | None = None
+        self._runs: dict[tuple[str, ...], CostAnswer] = {}
+
+    def prepare_inputs(self, config: AnalysisConfig) -> AnalysisInputs:
+        """The targets that the other methods then look at; what the model cannot mean is refused here."""
+        adapter, mode = self._adapter_and_mode(config)
+        self._inputs = prepared(config, adapter, mode, self.session)
+        self._runs.clear()
+        return self._inputs
+
+    def analyze_full_model(self, config: AnalysisConfig | None = None) -> StageAnalysisResult:
+        """The whole run as one, counted from a weightless trace of it."""
+        return total_of(self._run((COUNTED,), config).static)
+
+    def analyze_stage_isolated(self, stage: str, config: AnalysisConfig | None = None) -> StageAnalysisResult:
+        """One stage by itself, with the shapes of the whole run, under torch's counter and fvcore."""
+        if config is not None:
+            self.prepare_inputs(config)
+        run = self._runs.get(QUICK_SOURCES) or self._run(ISOLATED_SOURCES, None)
+        stages = {figures.name: figures for figures in run.static.stages}
+        if stage not in stages:
+            raise UsageError(f"No stage {stage!r} ran.", why=f"stages: {', '.join(stages)}", fix="choose one of these")
+        return isolated_only(stages[stage])
+
+    def analyze_all_stages(self, config: AnalysisConfig | None = None) -> dict[str, StageAnalysisResult]:
+        """Every stage by name, from every source but the export."""
+        return stages_of(self._run(QUICK_SOURCES, config).static)
+
+    def generate_report(self, config: AnalysisConfig | None = None) -> StaticComputeReport:
+        """Everything that is known, ready to be written."""
+        run = self._run(QUICK_SOURCES, config)
+        return report_of_run(self._prepared(), run)
+
+    def _adapter_and_mode(self, config: AnalysisConfig) -> tuple[ModelAdapter, str | None]:
+        return adapter_with_sizes(config, self.session.adapter)
+
+    def _prepared(self) -> AnalysisInputs:
+        if self._inputs is None:
+            raise UsageError(
+                "Nothing is prepared.",
+                why="the analyzer has no configuration to run",
+                fix="call prepare_inputs(AnalysisConfig(...)) first, or give a configuration",
+            )
+        return self._inputs
+
+    def _run(self, sources: tuple[str, ...], config: AnalysisConfig | None) -> CostAnswer:
+        inputs = self._prepared() if config is None else self.prepare_inputs(config)
+        if sources not in self._runs:
+            origin = Origin(name=inputs.targets[0].model, adapter=inputs.adapter, workload=inputs.workload)
+            run = cost_of(origin, sources)
+            self._runs[sources] = run if inputs.config.use_analytic_fallback else without_fallback(run)
+        return self._runs[sources]
+
+
+class DeepseekOCRStaticAnalyzer(StaticAnalyzer):
+    """The same for DeepSeek-OCR; a folder that runs its own code has the image modes of the released inference."""
+
+    def _adapter_and_mode(self, config: AnalysisConfig) -> tuple[ModelAdapter, str | None]:
+        return released_mode(config, self.session.adapter, "deepseek-ocr")

@@ -1,0 +1,201 @@
+"""A trace: what a model ran, one call graph per phase, and every question that can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from llm_perf_opt.api.answer import report_suffixes
+from llm_perf_opt.api.deployed_traces import deployed_device
+from llm_perf_opt.api.traced_phases import reserve_folder, write_graphs
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.workload import Deployment, Workload
+
+if TYPE_CHECKING:
+    import pandas
+
+    from llm_perf_opt.api.comparison import ComparisonAnswer
+    from llm_perf_opt.api.cost_answer import CostAnswer
+    from llm_perf_opt.api.export import ExportAnswer
+    from llm_perf_opt.api.graph import GraphAnswer
+    from llm_perf_opt.api.memory import MemoryAnswer
+    from llm_perf_opt.api.prediction import PredictionAnswer
+    from llm_perf_opt.api.stages import StagesAnswer
+    from llm_perf_opt.api.whole_report import WholeReport
+    from llm_perf_opt.core.hardware import Device
+    from llm_perf_opt.core.hardware.calibration import Calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a trace was made from, so that other sources can run the same model with the same workload."""
+
+    name: str  # of the model, as it was given
+    adapter: ModelAdapter
+    workload: Workload
+    deployment: Deployment = field(default_factory=Deployment)
+    routing: str | None = None  # of this and the next, None is the tracer's own default
+    torch_device: str | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Trace:
+    """What ran, one call graph per phase. It prints as the table of stages and shows as HTML in a notebook.
+
+    `origin` is the model that was traced; a trace that was read from files has none, and is asked from what it holds.
+    """
+
+    name: str  # the model, or the path it was read from
+    graphs: tuple[CallGraph, ...]
+    origin: Origin | None = None
+    failures: Mapping[str, str] = field(default_factory=dict)  # phase in which the model raised -> reason
+    files: tuple[Path, ...] = ()  # in which it was saved, or from which it was read
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The names of the phases, in the order in which they ran."""
+        return tuple(graph.phase for graph in self.graphs)
+
+    def stages(self, times: Trace | None = None) -> StagesAnswer:
+        """What each stage runs and costs; with `times`, a trace that measured, how long it took."""
+        from llm_perf_opt.api.stages import stages_answer
+
+        return stages_answer(self.graphs, None if times is None else times.graphs)
+
+    def cost(
+        self, sources: Sequence[str] | Literal["all"] | None = None, *, other_attention: bool = False
+    ) -> CostAnswer:
+        """What each stage costs from several sources, and why they differ.
+
+        Default sources: the count of the trace and, where the model has one, the closed form. The others run the model
+        again. `other_attention` traces the other attention code too, for the memory that it takes.
+        """
+        from llm_perf_opt.api.cost import ask_sources
+
+        other = self._other_attention if other_attention and self.graphs else ()
+        return ask_sources(self.graphs, self.origin, sources, failures=self.failures, other_attention=other)
+
+    def memory(
+        self, device: str | Device | None = None, *, devices_file: Path | None = None, other_attention: bool = False
+    ) -> MemoryAnswer:
+        """What a device must hold, and whether `device` does."""
+        from llm_perf_opt.api.memory import memory_answer
+
+        other = self._other_attention if other_attention else ()
+        return memory_answer(self._finished(), device, devices_file=devices_file, other_attention=other)
+
+    def predict(
+        self,
+        device: str | Device | None = None,
+        *,
+        calibration: str | Path | Calibration | None = None,
+        devices_file: Path | None = None,
+        execution: str = "eager",
+    ) -> PredictionAnswer:
+        """How long each stage takes, from the figures of a device or from a calibration of one machine.
+
+        Default device: the one that the trace was made for.
+        """
+        from llm_perf_opt.api.prediction import find_rates, prediction_answer
+
+        graphs = self._finished()
+        if device is None and calibration is None:
+            device = deployed_device(graphs)
+        rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
+        return prediction_answer(graphs, rates, execution)
+
+    def graph(
+        self,
+        phase: str | None = None,
+        *,
+        depth: int | None = None,
+        focus: str | None = None,
+        max_boxes: int | None = None,
+        metric: str = "flops",
+    ) -> GraphAnswer:
+        """One phase folded into families of modules. Default: the first phase."""
+        from llm_perf_opt.api.graph import graph_answer
+
+        phase = phase or self.phases[0]
+        if phase not in self.phases:
+            raise UsageError(
+                f"There is no phase {phase!r}.", why=f"there are: {', '.join(self.phases)}", fix="choose one"
+            )
+        chosen = self.graphs[self.phases.index(phase)]
+        return graph_answer(chosen, depth=depth, focus=focus, max_boxes=max_boxes, metric=metric)
+
+    def export(self, *parts: str, **options: Any) -> ExportAnswer:
+        """Which parts become static graphs, and why others do not; `options` are those of `lpo.export`."""
+        from llm_perf_opt.api.export import export_parts
+
+        return export_parts(self._origin(), parts, **options)
+
+    def compare(
+        self, other: Trace, *, phases: Sequence[str] = (), budgets: Sequence[str] = (), rows: int | None = None
+    ) -> ComparisonAnswer:
+        """What differs in `other`, why, and whether it stays within the budgets."""
+        from llm_perf_opt.api.comparison import comparison_answer
+
+        return comparison_answer(self, other, phases=phases, budgets=budgets, rows=rows)
+
+    def report(
+        self, *, device: str | Device | None = None, devices_file: Path | None = None, exports: bool = False
+    ) -> WholeReport:
+        """All of it on one page: what runs, what it costs, does it fit and, with `device`, how fast it could be."""
+        from llm_perf_opt.api.whole_report import whole_report
+
+        return whole_report(self, device=device, devices_file=devices_file, exports=exports)
+
+    def save(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
+        """Keep the call graphs, one file per phase; `load` reads them again."""
+        folder = Path(folder)
+        if folder.suffix in report_suffixes():
+            raise UsageError(
+                f"{folder} is not a folder.",
+                why="a trace is saved as a folder of call graphs",
+                fix="name a folder, or save what the trace answers: trace.report().save(...)",
+            )
+        reserve_folder(folder, self.phases, force=force)
+        return write_graphs(self.graphs, folder, force=force)
+
+    def to_pandas(self, table: str | None = None) -> pandas.DataFrame:
+        """The table of stages as a data frame, or another one of `stages().tables`."""
+        return self.stages().to_pandas(table)
+
+    def __repr__(self) -> str:
+        return repr(self.stages())
+
+    def _repr_html_(self) -> str:
+        return self.stages()._repr_html_()
+
+    def _origin(self) -> Origin:
+        if self.origin is None:
+            raise UsageError(
+                "A saved trace holds no model to run.",
+                why="exporting runs parts of the model again",
+                fix="trace the model, or call lpo.export",
+            )
+        return self.origin
+
+    def _finished(self) -> tuple[CallGraph, ...]:
+        """The graphs of a run that came to its end."""
+        for graph in self.graphs:
+            if graph.stopped_in is not None:
+                raise PerfOptError(
+                    f"The {graph.phase} of this trace stopped half-way, in {graph.stopped_in or '(root)'}.",
+                    why="what follows is missing, so every figure would be too small",
+                    fix="trace it again; until then llm-perf-opt report shows what ran",
+                )
+        return self.graphs
+
+    @cached_property
+    def _other_attention(self) -> tuple[CallGraph, ...]:
+        """The same workload with the other kind of attention; nothing where the model has but one."""
+        from llm_perf_opt.api.memory import trace_other_attention
+
+        return () if self.origin is None else trace_other_attention(self.origin, self.graphs)

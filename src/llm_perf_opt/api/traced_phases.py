@@ -1,0 +1,150 @@
+"""Running the phases of a model under a tracer: one call graph per phase, and the files of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from llm_perf_opt.api.deployed_traces import as_checkpoint, deployed, formats_of
+from llm_perf_opt.api.trace_files import PARTIAL, TRACE_SUFFIX
+from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.output_files import make_folder, require_free
+from llm_perf_opt.core.plugins import TRACERS
+from llm_perf_opt.core.protocols import DrawingTracer, ModelAdapter, PartialTrace, Tracer
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.units import format_count, format_seconds
+from llm_perf_opt.core.workload import Deployment
+
+log = logging.getLogger(__name__)
+
+WEIGHTLESS = "weightless"
+_OPTIONS = {"routing": "--routing", "device": "--torch-device", "weights": "--load-weights"}  # setting -> its option
+
+
+def make_tracer(
+    name: str = WEIGHTLESS,
+    *,
+    routing: str | None = None,
+    torch_device: str | None = None,
+    load_weights: str | None = None,
+    keep_in: Path | None = None,
+) -> Tracer:
+    """The tracer with its settings; a setting that it does not take is refused, not ignored.
+
+    `keep_in` is where a tracer that writes files of its own may leave them.
+    """
+    kind = TRACERS.get(name)
+    given = {"routing": routing, "device": torch_device, "weights": load_weights}
+    if "weights" not in kind.takes and load_weights == "none":
+        del given["weights"]
+    chosen = {setting: value for setting, value in given.items() if value is not None}
+    for setting in chosen.keys() - kind.takes:
+        option = _OPTIONS[setting]
+        raise UsageError(
+            f"The tracer {name!r} has no use for {option}.",
+            why="it runs without weights" if setting == "weights" else "it runs the model for real",
+            fix=f"leave {option} out, or choose another --tracer",
+        )
+    make = cast("Callable[..., Tracer]", kind)
+    return make(**chosen, **({"keep_in": keep_in} if "keep_in" in kind.takes else {}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedPhases:
+    """One graph per phase, those in which the model raised last, and for each of these what it raised."""
+
+    graphs: tuple[CallGraph, ...]
+    failures: Mapping[str, str]  # phase -> reason
+
+
+def trace_targets(
+    tracer: Tracer,
+    adapter: ModelAdapter,
+    targets: Iterable[Target],
+    deployment: Deployment,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    keep_partial: bool = False,
+) -> TracedPhases:
+    """Trace phase after phase. One in which the model raises is kept as far as it ran, or ends the whole.
+
+    Of a phase that raises a file is written to `out` at once, named as partial.
+    """
+    traced: list[CallGraph] = []
+    stopped: list[PartialTrace] = []
+    for target in targets:
+        try:
+            traced.append(_trace(tracer, target))
+        except PartialTrace as stop:
+            stop.graph = as_checkpoint(stop.graph, formats_of(adapter, stop.graph))
+            if out is not None:
+                file = graph_file(out, stop.graph)
+                write_callgraph(stop.graph, file, overwrite=force)
+                log.info("Wrote %s: what ran until the model stopped in %s", file, stop.graph.stopped_in or "(root)")
+            if not keep_partial:
+                raise
+            stopped.append(stop)
+    graphs = (*deployed(adapter, traced, deployment), *(stop.graph for stop in stopped))
+    failures = {stop.graph.phase: f"{stop.what} {stop.why or ''}".strip() for stop in stopped}
+    return TracedPhases(graphs=graphs, failures=failures)
+
+
+def _trace(tracer: Tracer, target: Target) -> CallGraph:
+    log.info("Tracing %s, %s ...", target.model, target.phase)
+    started = time.perf_counter()
+    graph = tracer.trace(target)
+    seconds = time.perf_counter() - started
+    log.info("  %s module calls in %s", format_count(sum(graph.call_counts.values())), format_seconds(seconds))
+    return graph
+
+
+def drawing_tracer(tracer: Tracer) -> DrawingTracer:
+    """The tracer, if its library draws pictures."""
+    if isinstance(tracer, DrawingTracer):
+        return tracer
+    raise UsageError("This tracer draws no picture.", why="TorchLens does", fix="add --tracer torchlens")
+
+
+def draw_module(
+    tracer: DrawingTracer, targets: Sequence[Target], graphs: Sequence[CallGraph], path: str, file: Path
+) -> None:
+    """The module's picture, from the first phase that calls it."""
+    for target, graph in zip(targets, graphs, strict=True):
+        if path in graph.call_counts:
+            tracer.picture(target, path, file)
+            log.info("Wrote %s", file)
+            return
+    raise UsageError(f"No phase calls the module {path!r}.", why="the trace has no call of it", fix="check the path")
+
+
+def graph_file(folder: Path, graph: CallGraph) -> Path:
+    """Where the graph of a phase lies in the folder of a trace."""
+    return _phase_file(folder, graph.phase, is_partial=graph.stopped_in is not None)
+
+
+def _phase_file(folder: Path, phase: str, *, is_partial: bool = False) -> Path:
+    return folder / f"{phase}{PARTIAL if is_partial else ''}{TRACE_SUFFIX}"
+
+
+def reserve_folder(folder: Path, phases: Sequence[str], beside: Sequence[Path] = (), *, force: bool) -> None:
+    """Refuse, before the work begins, to overwrite a file of these phases or one of `beside`; make the folder."""
+    files = [_phase_file(folder, phase) for phase in phases]
+    partial = [_phase_file(folder, phase, is_partial=True) for phase in phases]
+    require_free((*files, *beside, *partial), force=force)
+    make_folder(folder)
+
+
+def write_graphs(graphs: Sequence[CallGraph], folder: Path, *, force: bool) -> tuple[Path, ...]:
+    """One file per phase; the partial file of an earlier try of the same phase goes."""
+    files = tuple(graph_file(folder, graph) for graph in graphs)
+    for graph, file in zip(graphs, files, strict=True):
+        write_callgraph(graph, file, overwrite=force)
+        if graph.stopped_in is None:
+            _phase_file(folder, graph.phase, is_partial=True).unlink(missing_ok=True)
+    return files

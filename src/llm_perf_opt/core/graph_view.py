@@ -1,0 +1,128 @@
+"""A grouped picture of a run, ready for any drawing: a tree of boxes with loops, and arrows between siblings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class LoopKind(StrEnum):
+    """How a box repeats: `for`, one instance feeding the next; `parfor`, uses that do not depend on each other."""
+
+    FOR = "for"
+    PARFOR = "parfor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """`for 12`, `parfor 2`, `parfor 60 of 64`, `parfor 57-62 of 64`: what repeats within one call of the caller.
+
+    `over` tells instances of a family from uses of one instance.
+    """
+
+    kind: LoopKind
+    count: int
+    least: int | None = None  # the smallest count, where the calls of the caller differ; `count` is then the largest
+    of: int | None = None  # how many there are, where the run did not touch all of them
+    over: str = "instances"  # or "calls"
+
+    @property
+    def text(self) -> str:
+        """As it is drawn."""
+        counts = f"{self.count}" if self.least is None else f"{self.least}-{self.count}"
+        return f"{self.kind} {counts}" + (f" of {self.of}" if self.of is not None else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a box costs, with everything inside it. `None` is unknown, never zero.
+
+    With `unpriced_ops` above zero the FLOPs, MACs and bytes moved are lower bounds: those of the ops that have a price.
+    Where no op with a price adds anything, they are unknown.
+    """
+
+    flops: int | None
+    macs: int | None
+    bytes_moved: int | None
+    parameters: int | None
+    activation_bytes: int | None
+    unpriced_ops: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorGroup:
+    """One distinct set of tensors that went in or came out, and in how many calls."""
+
+    tensors: tuple[str, ...]  # "bfloat16[1, 924, 1280]"
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A module instance or a family of instances, with the boxes it calls inside."""
+
+    id: str  # unique in the view, the same every time the same trace is grouped
+    class_name: str
+    path: str  # "model.layers.[1-11]"
+    stage: str
+    instances: int
+    calls: int  # over all instances
+    calls_per_instance: tuple[int, ...]  # the distinct values, ascending: (2,) or (0, 1)
+    loops: tuple[Loop, ...]
+    figures: Figures  # inclusive
+    own: Figures  # of the ops that run directly in it
+    constructor_params: Mapping[str, Any] = field(default_factory=dict)  # those that all instances share
+    inputs: tuple[TensorGroup, ...] = ()
+    outputs: tuple[TensorGroup, ...] = ()
+    members: tuple[str, ...] = ()  # paths of every instance, those that the run did not touch among them
+    member_calls: tuple[int, ...] = ()  # calls of each member in this box: a shared module also stands in others
+    children: tuple[Box, ...] = ()
+    arrows: tuple[Arrow, ...] = ()  # between the children
+    is_open: bool = True  # whether the default picture shows what is inside
+    is_split: bool = False  # its children are its own members again, told apart by cost; they add no calls
+
+    @property
+    def label(self) -> str:
+        """`Class @ path`."""
+        return f"{self.class_name} @ {self.path or '(root)'}"
+
+    def walk(self) -> Iterator[Box]:
+        """The box and everything inside it, outer before inner."""
+        waiting = [self]
+        while waiting:
+            box = waiting.pop()
+            yield box
+            waiting.extend(reversed(box.children))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrow:
+    """A tensor made in one box and used in its sibling, with the number of calls that did so."""
+
+    source: str
+    target: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphView:
+    """The whole picture. The boxes shown by default are the roots and, below open boxes, their children."""
+
+    title: str
+    caption: tuple[str, ...]
+    roots: tuple[Box, ...]
+    totals: Figures
+    stages: tuple[str, ...]
+
+    def visible(self) -> list[Box]:
+        """The boxes of the default picture, outer before inner."""
+        shown: list[Box] = []
+        waiting = list(reversed(self.roots))
+        while waiting:
+            box = waiting.pop()
+            shown.append(box)
+            if box.is_open:
+                waiting.extend(reversed(box.children))
+        return shown

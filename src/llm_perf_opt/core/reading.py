@@ -1,0 +1,236 @@
+"""Files that are read back: bounded, strict, and decoded straight into typed records.
+
+Every file passes the same steps: at most so many bytes, strict JSON or TOML, at most so many values and levels, a
+schema version that this program reads, then the record. A file that fails one of them raises a `PerfOptError` that
+names the file, the place in it, what was expected there, and what to do. Rules between fields stay in the record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.read_faults import Hook, described, find_fault, near, unknown_key
+
+# msgspec takes 40 ms to import, so it is loaded by the functions that decode: `--help` does without it.
+
+T = TypeVar("T")
+
+_NUMBER_LIST = re.compile(rb"\[[-0-9,\s]{64,}\]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKind:
+    """One kind of file: its name in messages, what to do about a bad one, and its bounds.
+
+    `error` is `UsageError` for a file that a person writes and names on the command line.
+    """
+
+    name: str  # "call-graph file"
+    fix: str
+    schema_version: int | None = None  # the one that is read; None: the file has no version
+    has_every_key: bool = False  # no key may be left out, not even one whose field has a default
+    max_bytes: int = 2**26
+    max_elements: int = 2**23  # values in lists and objects, all levels together
+    max_levels: int = 64
+    error: type[PerfOptError] = PerfOptError
+
+    def refusal(self, problem: str, why: str) -> PerfOptError:
+        """The error for a bad file of this kind."""
+        return self.error(f"The {self.name} {problem}.", why=why, fix=self.fix)
+
+    def malformed(self, where: str, expected: str, found: object) -> PerfOptError:
+        """The error for a value that is not what belongs there."""
+        return self.refusal(f"is malformed at {where[:200]}", f"expected {expected}, found {described(found)}")
+
+
+MODEL_FILE = FileKind(name="file of the model", fix="fetch the file again", error=UsageError)
+"""A JSON file that is published with a model: its configuration, how it is quantised, the index of its weights."""
+
+
+def read_json(path: Path, record: type[T], kind: FileKind, *, hook: Hook | None = None) -> T:
+    """The record in a JSON file."""
+    raw = read_bytes(path, kind)
+    with naming_file(path):
+        return decode_json(raw, record, kind, hook=hook)
+
+
+def read_foreign_json(path: Path, kind: FileKind) -> Any:
+    """The plain values in a JSON file of another program, which may hold NaN and Infinity as Python writes them."""
+    raw = read_bytes(path, kind)
+    with naming_file(path):
+        try:
+            document = json.loads(raw.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise _not_valid("JSON", str(error), kind) from None
+        _require_acceptable(document, kind)
+        return document
+
+
+def read_bytes(path: Path, kind: FileKind) -> bytes:
+    """The content of a regular file, as far as it is within the bounds of its kind."""
+    try:
+        if not path.is_file():
+            raise kind.error(f"There is no {kind.name} at {path}.", why="nothing is there, or not a file", fix=kind.fix)
+        with path.open("rb") as file:
+            raw = file.read(kind.max_bytes + 1)
+    except OSError as error:
+        raise kind.error(f"{path} could not be read.", why=str(error), fix="check the permissions") from error
+    except ValueError as error:  # a name that no file can have
+        raise kind.error(f"There is no {kind.name} at {str(path)!r}.", why=str(error), fix=kind.fix) from error
+    if len(raw) > kind.max_bytes:
+        raise kind.error(
+            f"{path} is larger than {kind.max_bytes:,} bytes.",
+            why=f"no {kind.name} needs as much, and a file beyond it could exhaust the memory",
+            fix=f"check that it is a {kind.name}",
+        )
+    return raw
+
+
+@contextmanager
+def naming_file(path: Path | str) -> Iterator[None]:
+    """An error from inside names the file that it is about."""
+    try:
+        yield
+    except PerfOptError as error:
+        kind = UsageError if isinstance(error, UsageError) else PerfOptError
+        raise kind(f"{path}: {error.what}", why=error.why, fix=error.fix) from error
+
+
+def decode_json(raw: bytes, record: type[T], kind: FileKind, *, hook: Hook | None = None) -> T:
+    """The record in a JSON text.
+
+    Duplicate keys, depth and version are found in a copy without the long lists of numbers, which are most of a trace.
+    """
+    import msgspec
+
+    if raw.count(b",") >= kind.max_elements:
+        raise kind.refusal("is too large", f"it holds more than {kind.max_elements:,} values")
+    _require_acceptable(_outline(raw, kind), kind)
+    try:
+        found = msgspec.json.decode(raw, type=record, dec_hook=hook)
+    except msgspec.ValidationError as error:
+        raise _malformed(error, _strict_json(raw, kind), record, kind, hook) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        why = "a text holds half of a surrogate pair" if _SURROGATE.search(raw) else str(error)
+        raise _not_valid("JSON", why, kind) from None
+    if not isinstance(found, msgspec.Struct):  # a Struct says by itself which keys it takes
+        _require_same_keys(json.loads(raw), found, record, kind)
+    return found
+
+
+def parse_toml(raw: bytes, kind: FileKind) -> dict[str, Any]:
+    """The tables of a TOML text. Numbers with a point are `Decimal`, exactly as the file has them."""
+    import tomllib
+    from decimal import Decimal
+
+    try:
+        return tomllib.loads(raw.decode("utf-8"), parse_float=Decimal)
+    except (ValueError, ArithmeticError, RecursionError) as error:  # syntax, UTF-8, or a number of thousands of digits
+        raise _not_valid("TOML", str(error), kind) from None
+
+
+def as_record(document: Any, record: type[T], kind: FileKind, *, hook: Hook | None = None) -> T:
+    """The record in a document of plain values. Looking for a fault takes the document apart."""
+    import msgspec
+
+    _require_acceptable(document, kind)
+    try:
+        found = msgspec.convert(document, type=record, dec_hook=hook)
+    except msgspec.ValidationError as error:
+        raise _malformed(error, document, record, kind, hook) from None
+    _require_same_keys(document, found, record, kind)
+    return found
+
+
+def _outline(raw: bytes, kind: FileKind) -> Any:
+    """The document without its long lists of numbers. An error has its position in the text as it is."""
+    try:
+        return _strict_json(_NUMBER_LIST.sub(b"[]", raw), kind)
+    except PerfOptError:
+        return _strict_json(raw, kind)
+
+
+def _strict_json(raw: bytes, kind: FileKind) -> Any:
+    """What the standard parser would let pass is refused: duplicate keys, NaN, numbers that overflow."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise _not_valid("JSON", f"the key {twice[:80]!r} occurs twice in one object", kind)
+        return found
+
+    def refuse_constant(name: str) -> NoReturn:
+        raise _not_valid("JSON", f"{name} is not a JSON number", kind)
+
+    def finite(text: str) -> float:
+        if math.isinf(value := float(text)):
+            raise _not_valid("JSON", f"the number {text[:40]} is too large", kind)
+        return value
+
+    try:
+        return json.loads(
+            raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant, parse_float=finite
+        )
+    except RecursionError:
+        raise _not_valid("JSON", "it is nested too deeply", kind) from None
+    except ValueError as error:  # bad syntax, bad UTF-8, or an integer of thousands of digits
+        raise _not_valid("JSON", str(error), kind) from None
+
+
+def _not_valid(language: str, why: str, kind: FileKind) -> PerfOptError:
+    return kind.refusal(f"is not valid {language}", why[:300])
+
+
+def _require_acceptable(document: Any, kind: FileKind) -> None:
+    """Not nested too deeply, and of the version that is read."""
+    level: list[Any] = [[document]]
+    for _ in range(kind.max_levels + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+    if level:
+        raise kind.refusal("is nested too deeply", f"it has more than {kind.max_levels} levels")
+    if kind.schema_version is None:
+        return
+    if not isinstance(document, dict):
+        raise kind.malformed("the top level", "an object", document)
+    version = document.get("schema_version")
+    if type(version) is not int:
+        raise kind.malformed("schema_version", "a whole number", version)
+    if version != kind.schema_version:
+        shown = version if abs(version) < 10**9 else "out of range"
+        raise kind.refusal(
+            f"has schema version {shown}, this program reads version {kind.schema_version}",
+            "a key may mean something else in another version",
+        )
+
+
+def _malformed(error: Exception, document: Any, record: type[T], kind: FileKind, hook: Hook | None) -> PerfOptError:
+    fault = find_fault(error, document, record, hook)
+    return kind.malformed(fault.where, fault.expected, fault.found)
+
+
+def _require_same_keys(document: Any, found: T, record: type[T], kind: FileKind) -> None:
+    """No key that the record has no field for: a misspelt key would otherwise read as a missing one."""
+    import msgspec
+
+    written = msgspec.to_builtins(found, enc_hook=str)
+    if (unknown := unknown_key(document, written)) is not None:
+        where, key = unknown
+        raise kind.malformed(where, f"a known key{near(key, record)}", key)
+    if kind.has_every_key and (missing := unknown_key(written, document)) is not None:
+        raise kind.malformed(missing[0], f"the key {missing[1]!r}", document)

@@ -1,0 +1,227 @@
+"""What an analysis hands to a format: tables of raw numbers, charts as data, notes, a picture, chapters.
+
+Cells and axes hold base units (FLOPs, bytes, seconds): a format decides how a number is printed, and JSON loses
+nothing. A row of the wrong length, a value that is not finite or a line that runs backwards is refused on creation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import TypeVar
+
+from llm_perf_opt.core.graph_view import GraphView
+
+Cell = str | int | float | None  # None: not known, which is never the same as 0
+Item = TypeVar("Item")
+
+
+class Kind(StrEnum):
+    """What the cells of a column are, hence how they are printed and in which unit JSON holds them."""
+
+    TEXT = "text"
+    COUNT = "count"
+    FLOPS = "flops"
+    MACS = "macs"
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    FLOPS_PER_S = "flops_per_s"
+    BYTES_PER_S = "bytes_per_s"
+    FLOPS_PER_BYTE = "flops_per_byte"
+    RATIO = "ratio"  # 1 is the whole; printed as per cent
+
+
+LINE_STYLES = ("line", "step", "scatter", "dashed")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What runs along one side, in base units."""
+
+    name: str
+    kind: Kind
+    is_log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One value per category of a bar chart; None draws nothing and is shown as unknown."""
+
+    name: str
+    values: tuple[int | float | None, ...]
+
+    def __post_init__(self) -> None:
+        _need_finite(self.name, (value for value in self.values if value is not None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarChart:
+    """Horizontal bars, one group per category; stacked where the series are parts of one whole."""
+
+    title: str
+    categories: tuple[str, ...]
+    series: tuple[Series, ...]
+    kind: Kind
+    is_stacked: bool = False
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for series in self.series:
+            if len(series.values) != len(self.categories):
+                raise ValueError(
+                    f"chart {self.title!r} has {len(self.categories)} categories, "
+                    f"series {series.name!r} has {len(series.values)} values"
+                )
+            if self.is_stacked and any(value is not None and value < 0 for value in series.values):
+                raise ValueError(f"chart {self.title!r} stacks {series.name!r}, which has a part below zero")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points in order of x. A step line holds its value until the next point; a scatter joins nothing, in any order."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    style: str = "line"  # one of LINE_STYLES
+
+    def __post_init__(self) -> None:
+        if self.style not in LINE_STYLES:
+            raise ValueError(f"line {self.name!r} has style {self.style!r}, known are {', '.join(LINE_STYLES)}")
+        _need_finite(self.name, (value for point in self.points for value in point))
+        if self.style != "scatter" and any(after[0] < before[0] for before, after in pairwise(self.points)):
+            raise ValueError(f"line {self.name!r} runs backwards: its points must be in order of x")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point worth naming."""
+
+    x: float
+    y: float
+    text: str
+
+    def __post_init__(self) -> None:
+        _need_finite(self.text, (self.x, self.y))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineChart:
+    """Curves over one axis: a memory timeline, a roofline, a distribution."""
+
+    title: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+    marks: tuple[Mark, ...] = ()
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the axis in one lane."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+
+    def __post_init__(self) -> None:
+        _need_finite(self.name, (self.start, self.end))
+        if self.end < self.start:
+            raise ValueError(f"span {self.name!r} ends at {self.end}, before it starts at {self.start}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanChart:
+    """What lasted from where to where: a waterfall of stages."""
+
+    title: str
+    axis: Axis
+    spans: tuple[Span, ...]
+    caption: str = ""
+
+
+Chart = BarChart | LineChart | SpanChart
+
+
+def _need_finite(name: str, values: Iterable[float]) -> None:
+    for value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"{name!r} has the value {value}, which no axis can hold")
+
+
+class Level(StrEnum):
+    """How a note is meant: as an explanation, or as a hole in the result."""
+
+    INFO = "info"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's heading and what its cells are."""
+
+    name: str
+    kind: Kind = Kind.TEXT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of cells under typed columns; `footer` is the row of totals, or empty.
+
+    Two columns of one name, a row of the wrong length, or a word among numbers is refused where it is born.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    footer: tuple[Cell, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({column.name for column in self.columns}) < len(self.columns):
+            raise ValueError(f"table {self.title!r} has two columns of one name")
+        for row in (*self.rows, *((self.footer,) if self.footer else ())):
+            if len(row) != len(self.columns):
+                raise ValueError(f"table {self.title!r} has {len(self.columns)} columns, a row has {len(row)} cells")
+            for column, cell in zip(self.columns, row, strict=True):
+                if cell is not None and isinstance(cell, str) != (column.kind is Kind.TEXT):
+                    raise ValueError(f"table {self.title!r}, column {column.name!r} ({column.kind}) got {cell!r}")
+
+
+def table_of(
+    title: str,
+    items: Iterable[Item],
+    cells: Mapping[Column, Callable[[Item], Cell]],
+    *,
+    total: Item | None = None,
+) -> Table:
+    """A row for each item: every column says how its cell is read from one. `total` is the item of the last row."""
+    return Table(
+        title=title,
+        columns=tuple(cells),
+        rows=tuple(tuple(cell(item) for cell in cells.values()) for item in items),
+        footer=() if total is None else tuple(cell(total) for cell in cells.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One sentence under the tables."""
+
+    text: str
+    level: Level = Level.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything one command has to say, ready for any format; `chapters` are reports of their own inside it."""
+
+    title: str
+    tables: tuple[Table, ...] = ()
+    notes: tuple[Note, ...] = ()
+    graph: GraphView | None = None
+    charts: tuple[Chart, ...] = ()
+    chapters: tuple[Report, ...] = ()

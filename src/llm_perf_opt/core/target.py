@@ -1,0 +1,104 @@
+"""What runs: one phase of a model under one workload, its stages, and the parts worth a static graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = Any  # JSON-safe value: None, bool, int, float, str, list, dict with string keys
+Emit = Callable[[str, Json], None]  # the name of a runtime fact and its value so far
+Observe = Callable[[Any, Emit], AbstractContextManager[object]]  # (the built model, emit) -> entered around `invoke`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A named part of the run: every call below one of `paths`, unless a deeper stage claims it."""
+
+    name: str
+    paths: tuple[str, ...]
+
+
+Choose = Callable[[Any], Any]  # (logits) -> the next token; None ends the phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBefore:
+    """What a real run hands from one phase to the next: how the earlier one began, what it returned, the new token."""
+
+    start: Any
+    output: Any
+    token: Any  # chosen from its logits; None where it has none
+    choose: Choose  # gives each further token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The place of a phase in a real run of all phases. A trace uses none of it: there each phase runs alone.
+
+    `follow` takes the place of `prepare` in every phase but the first: (the model, the phase before) -> what this phase
+    begins with. `logits` and `cache_tokens` read what the phase returned: the logits that the first token after it is
+    chosen from, and how many tokens its cache holds. `cached_stages` must not run: the cache holds their work.
+    """
+
+    entry: str = "forward"  # the method of the model that one step of the phase calls
+    follow: Callable[[Any, PhaseBefore], object] | None = None
+    logits: Callable[[Any], Any] | None = None
+    cache_tokens: Callable[[Any], int] | None = None
+    cached_stages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One phase of one model under one workload, ready for any tracer.
+
+    `build` and `invoke` are plain torch code that runs the same with real tensors and with ghosts. The targets of one
+    workload share one `build`, which builds once. Calls that no stage claims belong to a stage named after the phase.
+    `runtime` is what the adapter claims of the model's loops; `observe` sees them happen, and what it emits wins. Every
+    tracer enters it around `invoke`, before it wraps anything itself (`harness.trace_header.observing`).
+
+    `prepare` makes what the phase begins with: pixels and token ids, the cache that an earlier phase left. It runs
+    before anything is recorded, so its ops are no work of the phase and its tensors are the phase's inputs. What it
+    returns belongs to `invoke`, which may empty it as it goes, so that nothing is held longer than the model holds it.
+    `notes` are sentences about the workload that every report of the trace repeats. `chain` is for real runs.
+    """
+
+    model: str
+    phase: str
+    workload: Mapping[str, Json]
+    build: Callable[[], Any]
+    invoke: Callable[..., object]  # (the built model), and what the phase begins with where there is any
+    stages: tuple[Stage, ...] = ()
+    runtime: Mapping[str, Json] = field(default_factory=dict)
+    observe: Observe | None = None
+    prepare: Callable[[Any], object] | None = None
+    notes: tuple[str, ...] = ()
+    chain: Chain = Chain()
+    has_weights: bool = False  # `build` gives the weights that are to run: real runs neither fill nor load any
+
+    def start(self, model: Any) -> object:
+        """What the phase begins with, made anew; None where it needs nothing."""
+        return None if self.prepare is None else self.prepare(model)
+
+    def run(self, model: Any, given: object = None) -> object:
+        """Run the phase once on what `start` or the phase before made; by default `start` makes it now."""
+        if given is None:
+            given = self.start(model)
+        return self.invoke(model) if given is None else self.invoke(model, given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of a model that is worth a static graph: one module, or several wrapped as one."""
+
+    name: str  # "sam-block-windowed"
+    path: str  # of the module in the run; its last distinct call gives the arguments
+    title: str = ""
+    phase: str = "prefill"
+    axes: tuple[str, ...] = ()  # names of the dimensions of its first tensor; an empty name: not tried, and listed so
+    wrap: Callable[[Any], Any] | None = None  # (the built model) -> the module to export in place of the one at `path`
+    wraps: tuple[str, ...] = ()  # the modules that do the work of the wrapper, where that is not `path` alone
+    adaptation: str = ""  # what the wrapper changes
+    does_other_work: bool = False  # than the modules it stands for: its FLOPs need not be theirs
+    instead: tuple[str, ...] = ()  # names of the parts to export where this one cannot be

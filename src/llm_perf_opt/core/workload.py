@@ -1,0 +1,92 @@
+"""What a model is run with: the workload, and the deployment it is analysed for.
+
+A field declared here is an option of every verb, of `profile` (`workload.NAME=...`) and of `trace()` in Python, and is
+read back from saved traces. What only one model understands is declared in that model's folder. The guide to both is
+`docs/add-an-option.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from llm_perf_opt.core.options import OptionRecord, option
+from llm_perf_opt.core.tensor_formats import CACHE_NAMES, WHAT_IF_NAMES, cache_dtype, stored_dtype
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload(OptionRecord):
+    """The fields that every model understands; `None` means the model's own default.
+
+    A model that takes more declares a record that inherits from this one.
+    """
+
+    taken_by: ClassVar[str] = "The model"
+
+    prompt_tokens: int | None = option(None, at_least=0, help="Text tokens in the prompt; image tokens come on top.")
+    decode_steps: int = option(1, at_least=0, help="Tokens to decode after the prefill.")
+    batch: int = option(1, at_least=1, help="Sequences run together.")
+    dtype: str = option("bfloat16", choices=DTYPES, help="Type of weights and activations.")
+    attention: str | None = option(
+        None,
+        choices=("eager", "sdpa", "flash"),
+        header_none=("model default",),
+        help="Attention code. Default: the model's own.",
+    )
+
+    @classmethod
+    def of(cls, workload: Workload) -> Self:
+        """The same workload as this record; a field that is set and not declared here is refused."""
+        return workload if isinstance(workload, cls) else cls.make(**workload.changed())
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> Self:
+        """The workload that a trace was made with, with the defaults that were filled in then."""
+        found = {name: header[name] for name in cls.options() if name in header}
+        return cls.make(
+            **{name: None if value in cls.options()[name].header_none else value for name, value in found.items()}
+        )
+
+    def header(self, ran: Mapping[str, Any]) -> dict[str, Any]:
+        """The workload for the header of a trace: `ran`, with the model's defaults filled in, and what else is set."""
+        rest = {name: value for name, value in self.changed().items() if name not in ran}
+        return {**ran, **{name: list(value) if isinstance(value, tuple) else value for name, value in rest.items()}}
+
+
+def _weight_format(given: object) -> str:
+    """The name of a stored format, as it was given."""
+    stored_dtype(str(given))
+    return str(given)
+
+
+def _cache_format(given: object) -> str:
+    cache_dtype(str(given))
+    return str(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment(OptionRecord):
+    """How a model is served, beside what it is asked to do; `None` means as the checkpoint says.
+
+    `device` is the hardware, by its id in the table of devices. The torch device that code sees is another thing:
+    `cuda` or `cpu`.
+    """
+
+    taken_by: ClassVar[str] = "A deployment"
+
+    device: str | None = option(None, metavar="ID", help="Hardware it runs on: llm-perf-opt devices list.")
+    weights: str | None = option(
+        None,
+        metavar="FORMAT",
+        read=_weight_format,
+        help=f"Stored format of the weights: {', '.join(WHAT_IF_NAMES)}, ... Default: as the checkpoint says.",
+    )
+    cache: str | None = option(
+        None,
+        metavar="FORMAT",
+        read=_cache_format,
+        help=f"Type of the cached keys and values: {', '.join(CACHE_NAMES)}. Default: as traced.",
+    )

@@ -1,0 +1,245 @@
+"""One web page that needs nothing else, for a report or a picture: it opens from a disk, without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Hashable, Iterator
+from dataclasses import fields
+from functools import cache
+from graphlib import TopologicalSorter
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+import jinja2
+from markupsafe import Markup
+
+from llm_perf_opt.core.graph_view import Box, Figures, GraphView, TensorGroup
+from llm_perf_opt.core.report import Report
+from llm_perf_opt.formats.box_figures import Metric, metric_named
+from llm_perf_opt.formats.report_sections import contents, sections_of
+from llm_perf_opt.formats.svg_style import palette, scoped_style_sheet, stage_colours
+from llm_perf_opt.formats.visible_text import visible
+
+
+def hash_source(text: str) -> str:
+    """How a content security policy names the one text that it allows."""
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(?P<module>[\w-]+\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:const|function|class) )", re.MULTILINE)
+
+
+def page_file(name: str) -> str:
+    """The text of a file in `formats/graph_page/`."""
+    return files("llm_perf_opt.formats").joinpath("graph_page", name).read_text(encoding="utf-8")
+
+
+def page_modules() -> dict[str, str]:
+    """Name -> text of every module, each after those that it imports."""
+    folder = files("llm_perf_opt.formats").joinpath("graph_page")
+    texts = {entry.name: page_file(entry.name) for entry in folder.iterdir() if entry.name.endswith(".js")}
+    needs = {name: sorted(_IMPORT.findall(text)) for name, text in sorted(texts.items())}
+    return {name: texts[name] for name in TopologicalSorter(needs).static_order()}
+
+
+def page_script() -> str:
+    """All modules as one strict script in a scope of its own."""
+    bodies = [_EXPORT.sub("", _IMPORT.sub("", text)) for text in page_modules().values()]
+    return "\n".join(['"use strict";', "{", *bodies, "}"])
+
+
+H = TypeVar("H", bound=Hashable)
+
+_EXACT_IN_JAVASCRIPT = 2**53 - 1
+_UNSAFE_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+FIGURE_NAMES = tuple(field.name for field in fields(Figures))
+
+
+def page_json(view: GraphView, metric: str = "flops") -> str:
+    """The view as ASCII that may stand inside a `<script>` element: no `<`, `>` or `&`, whatever the names are.
+
+    `metric` is what the page measures by at first: the name of a figure, or calls.
+    """
+    data = {"metric": metric, **_PageTables().columns(view)}
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.translate(_UNSAFE_IN_HTML)
+
+
+class _Table(Generic[H]):
+    """Distinct values in the order of their first use; a row refers to one by its number."""
+
+    def __init__(self) -> None:
+        self.number_of: dict[H, int] = {}
+
+    def number(self, value: H) -> int:
+        return self.number_of.setdefault(value, len(self.number_of))
+
+
+class _PageTables:
+    """Fills the tables while the boxes are written down, outer before inner."""
+
+    def __init__(self) -> None:
+        self.strings: _Table[str] = _Table()
+        self.params: _Table[tuple[tuple[int, int], ...]] = _Table()
+        self.tensors: _Table[tuple[tuple[tuple[int, ...], int], ...]] = _Table()
+
+    def columns(self, view: GraphView) -> dict[str, object]:
+        numbered = list(_numbered(view))
+        number_of = {box.id: number for number, (_, box) in enumerate(numbered)}
+        return {
+            "title": view.title,
+            "caption": view.caption,
+            "stages": view.stages,
+            "figures": FIGURE_NAMES,
+            "totals": _figure_row(view.totals),
+            "boxes": [self._box_row(parent, box) for parent, box in numbered],
+            "arrows": [
+                [number_of[arrow.source], number_of[arrow.target], _whole(arrow.calls)]
+                for _, box in numbered
+                for arrow in box.arrows
+            ],
+            "params": list(self.params.number_of),
+            "tensors": list(self.tensors.number_of),
+            "strings": list(self.strings.number_of),
+        }
+
+    def _box_row(self, parent: int, box: Box) -> list[object]:
+        """In the order in which `graph_page/data.js` reads it."""
+        word = self.strings.number
+        return [
+            parent,
+            word(box.id),
+            word(box.class_name),
+            word(box.path),
+            word(box.stage),
+            _whole(box.instances),
+            _whole(box.calls),
+            [_whole(calls) for calls in box.calls_per_instance],
+            [[loop.kind.value, loop.text, loop.over] for loop in box.loops],
+            _figure_row(box.figures),
+            _figure_row(box.own),
+            self.params.number(
+                tuple(
+                    (word(key), word(json.dumps(value, ensure_ascii=False)))
+                    for key, value in box.constructor_params.items()
+                )
+            ),
+            self._tensor_number(box.inputs),
+            self._tensor_number(box.outputs),
+            [word(member) for member in box.members],
+            int(box.is_open),
+        ]
+
+    def _tensor_number(self, groups: tuple[TensorGroup, ...]) -> int:
+        rows = (((tuple(self.strings.number(tensor) for tensor in group.tensors)), group.calls) for group in groups)
+        return self.tensors.number(tuple(rows))
+
+
+def _numbered(view: GraphView) -> Iterator[tuple[int, Box]]:
+    """Every box with the number of its parent (-1 for a root), in the order in which boxes are numbered."""
+    waiting = [(-1, root) for root in reversed(view.roots)]
+    number = 0
+    while waiting:
+        parent, box = waiting.pop()
+        yield parent, box
+        waiting.extend((number, child) for child in reversed(box.children))
+        number += 1
+
+
+def _figure_row(figures: Figures) -> list[object]:
+    return [_whole(getattr(figures, name)) for name in FIGURE_NAMES]
+
+
+def _whole(number: int | None) -> int | str | None:
+    """A number that JavaScript cannot hold exactly travels as text."""
+    return number if number is None or abs(number) <= _EXACT_IN_JAVASCRIPT else str(number)
+
+
+_FIRST_METRIC = {Metric.BYTES: "bytes_moved"}  # the others are called the same in the page
+
+
+class HtmlDrawing:
+    """Boxes that open and close, search, a cost chart beside them, every figure of a box on a click."""
+
+    suffix = ".html"
+
+    def __init__(self, metric: str = "flops") -> None:
+        self._metric = metric_named(metric)
+
+    def render(self, view: GraphView) -> str:
+        """The page. Its policy lets only its own script and style act, and no request leave."""
+        libraries, script, style = _parts()
+        return _template().render(
+            title=view.title.encode("utf-8", "replace").decode("utf-8"),
+            data=page_json(view, _FIRST_METRIC.get(self._metric, self._metric)),
+            libraries=libraries,
+            script=script,
+            style=style,
+            script_hashes=" ".join(map(hash_source, (libraries, script))),
+            style_hash=hash_source(style),
+        )
+
+
+@cache
+def _parts() -> tuple[str, str, str]:
+    return page_file("vendor/libraries.js"), page_script(), page_file("theme.css") + page_file("page.css")
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(page_file("page.html.jinja"))
+
+
+class HtmlReport:
+    """Contents, charts, sortable tables and pictures; readable without its script, on a phone and on paper."""
+
+    suffix = ".html"
+
+    def render(self, report: Report) -> str:
+        """The page. Its policy lets only its own script and style act, and no request leave."""
+        section = sections_of(report)
+        script, style = _file("report.js"), _style(_stages(report))
+        page = _report_template().render(
+            section=section,
+            contents=contents(section),
+            script=Markup(script),  # a file of this package
+            style=Markup(style),  # likewise
+            script_hash=hash_source(script),
+            style_hash=hash_source(style),
+        )
+        return page.strip() + "\n"
+
+
+def _stages(report: Report) -> int:
+    """The most that any picture of the report tells apart."""
+    own = 0 if report.graph is None else len(stage_colours(report.graph))
+    return max([own, *map(_stages, report.chapters)])
+
+
+def _style(stages: int) -> str:
+    drawing = scoped_style_sheet(palette(stages), ".drawing") if stages else ""
+    return page_file("theme.css") + _file("report.css") + _file("charts.css") + drawing
+
+
+@cache
+def _file(name: str) -> str:
+    return files("llm_perf_opt.formats").joinpath("report_page", name).read_text(encoding="utf-8")
+
+
+@cache
+def _report_template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_file("report.html.jinja"))
+
+
+def _finalized(value: Any) -> Any:
+    """Names from a model with every character visible; markup that is ours as it is."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

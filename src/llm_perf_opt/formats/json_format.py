@@ -1,0 +1,147 @@
+"""JSON for programs: raw numbers in base units, the unit in the key, `null` for what is not known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.output_files import plain_values
+from llm_perf_opt.core.report import Axis, BarChart, Cell, Chart, LineChart, Report, SpanChart, Table
+from llm_perf_opt.formats.box_figures import metric_named
+from llm_perf_opt.formats.view_file import VIEW_VERSION, ArrowRow, BoxRow, FiguresRow, LoopRow, TensorsRow, ViewFile
+from llm_perf_opt.formats.visible_text import UNIT_OF, column_keys
+
+
+class JsonDrawing:
+    """Holds every figure, so the metric changes nothing in it."""
+
+    suffix = ".view.json"
+
+    def __init__(self, metric: str = "flops") -> None:
+        metric_named(metric)
+
+    def render(self, view: GraphView) -> str:
+        """ASCII, so that no name can upset a reader; one box or arrow per line."""
+        pairs = [pair for root in view.roots for pair in _with_parents(root, None)]
+        file = ViewFile(
+            schema_version=VIEW_VERSION,
+            title=view.title,
+            caption=view.caption,
+            stages=view.stages,
+            totals=FiguresRow(**asdict(view.totals)),
+            boxes=tuple(_box_row(box, parent) for box, parent in pairs),
+            arrows=tuple(ArrowRow(inside=box.id, **asdict(arrow)) for box, _ in pairs for arrow in box.arrows),
+        )
+        lines = [
+            _list(key, value) if key in ("boxes", "arrows") else f"{_text(key)}: {_text(value)}"
+            for key, value in plain_values(file).items()
+        ]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _with_parents(box: Box, parent: str | None) -> Iterator[tuple[Box, str | None]]:
+    yield box, parent
+    for child in box.children:
+        yield from _with_parents(child, box.id)
+
+
+def _box_row(box: Box, parent: str | None) -> BoxRow:
+    return BoxRow(
+        id=box.id,
+        parent=parent,
+        label=box.label,
+        class_name=box.class_name,
+        path=box.path,
+        stage=box.stage,
+        is_open=box.is_open,
+        is_split=box.is_split,
+        instances=box.instances,
+        calls=box.calls,
+        calls_per_instance=box.calls_per_instance,
+        loops=tuple(LoopRow(**asdict(loop), text=loop.text) for loop in box.loops),
+        figures=FiguresRow(**asdict(box.figures)),
+        own=FiguresRow(**asdict(box.own)),
+        constructor_params=dict(box.constructor_params),
+        inputs=tuple(TensorsRow(**asdict(group)) for group in box.inputs),
+        outputs=tuple(TensorsRow(**asdict(group)) for group in box.outputs),
+        members=box.members,
+        member_calls=box.member_calls,
+    )
+
+
+def _list(key: str, items: Sequence[object]) -> str:
+    return f"{_text(key)}: [\n" + ",\n".join(map(_text, items)) + "\n]"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+class JsonReport:
+    """One object; each row is an object too, so that `jq '.tables[0].rows[].flops'` works."""
+
+    suffix = ".json"
+
+    def render(self, report: Report) -> str:
+        """The report as indented ASCII, ending with a newline."""
+        return json.dumps(_report_object(report), indent=2, allow_nan=False) + "\n"
+
+
+def _report_object(report: Report) -> dict[str, object]:
+    return {
+        "title": report.title,
+        "tables": [_table_object(table) for table in report.tables],
+        "charts": [_chart_object(chart) for chart in report.charts],
+        "graph": None if report.graph is None else json.loads(JsonDrawing().render(report.graph)),
+        "notes": [{"level": note.level.value, "text": note.text} for note in report.notes],
+        "chapters": [_report_object(chapter) for chapter in report.chapters],
+    }
+
+
+def _table_object(table: Table) -> dict[str, object]:
+    keys = column_keys(table.columns)
+    rows = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    footer: dict[str, Cell] | None = dict(zip(keys, table.footer, strict=True)) if table.footer else None
+    return {"title": table.title, "rows": rows, "total": footer}
+
+
+def _chart_object(chart: Chart) -> dict[str, object]:
+    match chart:
+        case BarChart():
+            return {
+                "type": "bar",
+                "title": chart.title,
+                "caption": chart.caption,
+                "unit": UNIT_OF.get(chart.kind),
+                "is_stacked": chart.is_stacked,
+                "categories": list(chart.categories),
+                "series": [{"name": series.name, "values": list(series.values)} for series in chart.series],
+            }
+        case LineChart():
+            lines = [{"name": line.name, "style": line.style, "points": line.points} for line in chart.lines]
+            return {
+                "type": "line",
+                "title": chart.title,
+                "caption": chart.caption,
+                "x": _axis_object(chart.x),
+                "y": _axis_object(chart.y),
+                "lines": lines,
+                "marks": [{"x": mark.x, "y": mark.y, "text": mark.text} for mark in chart.marks],
+            }
+        case SpanChart():
+            spans = [
+                {"lane": span.lane, "name": span.name, "start": span.start, "end": span.end} for span in chart.spans
+            ]
+            return {
+                "type": "span",
+                "title": chart.title,
+                "caption": chart.caption,
+                "axis": _axis_object(chart.axis),
+                "spans": spans,
+            }
+
+
+def _axis_object(axis: Axis) -> dict[str, object]:
+    return {"name": axis.name, "unit": UNIT_OF.get(axis.kind), "is_log": axis.is_log}

@@ -1,0 +1,134 @@
+"""Markdown for a page, a pull request or a mail; the picture as a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.report import Chart, Kind, Level, LineChart, Note, Report, Table
+from llm_perf_opt.formats.box_figures import figure_texts, hidden_text, loops_text, metric_named, total
+from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
+from llm_perf_opt.formats.visible_text import row_texts, shortened, visible
+
+_LONGEST_LABEL = 160
+_INDENT = "&emsp;"
+_MARKUP = str.maketrans({char: f"&#{ord(char)};" for char in "\\`*_{}[]()#+!|~<>&"})
+
+
+class MarkdownDrawing:
+    """A GitHub table, one row per box of the default picture. `metric` decides what the last column is a share of."""
+
+    suffix = ".md"
+
+    def __init__(self, metric: str = "flops") -> None:
+        self._metric = metric_named(metric)
+
+    def render(self, view: GraphView) -> str:
+        """A heading, the caption as a list, the table."""
+        whole = total(view, self._metric)
+        lines = [
+            f"| box | loops | stage | instances | calls | FLOPs | bytes moved | params | share of {self._metric} |",
+            "| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: |",
+        ]
+        lines += [self._row(box, depth, whole) for root in view.roots for box, depth in _depths(root, 0)]
+        parts = [f"# {_words(view.title)}"]
+        if view.caption:
+            parts.append("\n".join(f"- {_words(line)}" for line in view.caption))
+        return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
+
+    def _row(self, box: Box, depth: int, whole: int | None) -> str:
+        hidden = hidden_text(box)
+        cells = [
+            _INDENT * depth + _code(box.label) + (f" ({hidden})" if hidden else ""),
+            loops_text(box),
+            _words(box.stage),
+            *figure_texts(box, self._metric, whole),
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+def _depths(box: Box, depth: int) -> list[tuple[Box, int]]:
+    rows = [(box, depth)]
+    for child in box.children if box.is_open else ():
+        rows += _depths(child, depth + 1)
+    return rows
+
+
+def _code(label: str) -> str:
+    """A code span, in which nothing acts but a backtick and a bar; those two are written as escapes."""
+    text = shortened(visible(label), _LONGEST_LABEL)
+    return f"`{text.replace('`', chr(92) + 'x60').replace('|', chr(92) + 'x7c')}`"
+
+
+def _words(text: str) -> str:
+    """Prose that cannot turn into markup."""
+    return visible(text).translate(_MARKUP)
+
+
+_DEEPEST = 6
+_LABELS = {Level.INFO: "", Level.WARNING: "**Warning:** "}
+# What would act in a table or a sentence; an underscore inside a word and a lone bracket do not.
+_ACTS = re.compile(r"[\\|<*]|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
+
+
+class MarkdownReport:
+    """GitHub tables, numbers to the right, totals in bold; charts as the tables of their numbers."""
+
+    suffix = ".md"
+
+    def render(self, report: Report) -> str:
+        """A heading, tables, charts and picture under theirs, the notes as a list; chapters one heading lower."""
+        return "\n\n".join(_parts(report, 1)) + "\n"
+
+
+def _parts(report: Report, level: int) -> Iterator[str]:
+    yield _heading(report.title, level)
+    for table in report.tables:
+        yield from _titled(table, level + 1)
+    for chart in report.charts:
+        yield from _chart_parts(chart, level + 1)
+    if report.graph is not None:
+        drawing = MarkdownDrawing().render(report.graph).rstrip("\n")
+        yield "#" * (min(level + 1, _DEEPEST) - 1) + drawing
+    if report.notes:
+        yield "\n".join(map(_note_text, report.notes))
+    for chapter in report.chapters:
+        yield from _parts(chapter, level + 1)
+
+
+def _chart_parts(chart: Chart, level: int) -> Iterator[str]:
+    for table in short_tables(chart):
+        yield from _titled(table, level)
+    if chart.caption:
+        yield _escaped(chart.caption)
+    if isinstance(chart, LineChart) and not has_few_points(chart):
+        yield "Drawn in the format `html`; every point is in `json` and `csv`."
+
+
+def _titled(table: Table, level: int) -> Iterator[str]:
+    if table.title:
+        yield _heading(table.title, level)
+    marks = [":--" if column.kind is Kind.TEXT else "--:" for column in table.columns]
+    lines = [_line([_escaped(column.name) for column in table.columns]), _line(marks)]
+    lines += [_line(list(map(_escaped, row_texts(table, row)))) for row in table.rows]
+    if table.footer:
+        lines.append(_line([f"**{_escaped(text)}**" if text else "" for text in row_texts(table, table.footer)]))
+    yield "\n".join(lines)
+
+
+def _note_text(note: Note) -> str:
+    return f"- {_LABELS[note.level]}{_escaped(note.text)}"
+
+
+def _heading(title: str, level: int) -> str:
+    return f"{'#' * min(level, _DEEPEST)} {_escaped(title)}"
+
+
+def _escaped(text: str) -> str:
+    """One line on which no name turns into markup."""
+    return _ACTS.sub(lambda found: "\\" + found[0], visible(text))
+
+
+def _line(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"

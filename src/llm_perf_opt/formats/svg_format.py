@@ -1,0 +1,211 @@
+"""The picture as SVG: boxes in boxes, arrows between siblings, costs, a legend above; and the same as PNG.
+
+The layout is our own, so no other program is needed, and the same view gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.graph_view import Box, GraphView, Loop, LoopKind
+from llm_perf_opt.formats.box_figures import Metric, at_least, metric_named, metric_text, own, share, share_text, total
+from llm_perf_opt.formats.box_layout import BoxLayout, Placed
+from llm_perf_opt.formats.svg_box import BoxPainter
+from llm_perf_opt.formats.svg_style import (
+    TEXT_SIZE,
+    TITLE_SIZE,
+    badge,
+    badge_width,
+    escaped,
+    number,
+    rectangle,
+    stage_colours,
+    style_sheet,
+    text,
+    wire,
+)
+from llm_perf_opt.formats.visible_text import fitted, text_width, visible, wrapped
+
+_LINE = 17.0
+_ITEM_GAP = 22.0
+_WIDEST_STAGE = 180.0
+_METRIC_WORDS = {
+    Metric.FLOPS: "FLOPs",
+    Metric.BYTES: "bytes moved",
+    Metric.PARAMETERS: "parameters",
+    Metric.CALLS: "calls",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """Elements, and the height they take."""
+
+    elements: str
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A sign with its explanation; `sign` is drawn with its left middle at the origin."""
+
+    sign: str
+    sign_width: float
+    words: str
+
+    @property
+    def width(self) -> float:
+        return self.sign_width + 7 + text_width(self.words, TEXT_SIZE)
+
+
+def heading(view: GraphView, metric: Metric, x: float, width: float) -> Heading:
+    """Title, caption and legend, wrapped to `width`."""
+    y = 34.0
+    parts = [text(x, y, fitted(visible(view.title), TITLE_SIZE, width, bold=True, keep=0), TITLE_SIZE, bold=True)]
+    for line in (piece for caption in view.caption for piece in wrapped(visible(caption), TEXT_SIZE, width)):
+        y += _LINE
+        parts.append(text(x, y, line, TEXT_SIZE, classes="soft"))
+    y += 8
+    for items in (_stage_items(view, metric), _sign_items(metric)):
+        lines, y = _item_lines(items, x, y, width)
+        parts += lines
+    return Heading("".join(parts), y + 14)
+
+
+def _item_lines(items: list[_Item], left: float, y: float, width: float) -> tuple[list[str], float]:
+    """Items one after the other, on the next line where they do not fit; and the last baseline."""
+    parts: list[str] = []
+    x = left + width
+    for item in items:
+        if x + item.width > left + width:
+            x, y = left, y + _LINE
+        parts.append(f'<g transform="translate({x:.2f} {y - 4:.2f})">{item.sign}</g>')
+        parts.append(text(x + item.sign_width + 7, y, item.words, TEXT_SIZE))
+        x += item.width + _ITEM_GAP
+    return parts, y
+
+
+def _stage_items(view: GraphView, metric: Metric) -> list[_Item]:
+    """A stage costs what its boxes cost by themselves, so that the stages add up to the total."""
+    boxes: dict[str, list[Box]] = {}
+    for box in (inner for root in view.roots for inner in root.walk()):
+        boxes.setdefault(box.stage, []).append(box)
+    whole = total(view, metric)
+    items = []
+    for colour, stage in enumerate(stage_colours(view)):
+        if stage not in boxes:  # of another phase: it keeps its colour there
+            continue
+        cost, sign = _own_together(boxes[stage], metric)
+        name = fitted(visible(stage), TEXT_SIZE, _WIDEST_STAGE, keep=0) or "(no stage)"
+        words = f"{name}: {sign}{metric_text(cost, metric)}, {share_text(share(cost, whole))}"
+        items.append(_Item(rectangle(0, -5.5, 11, 11, f"fill-{colour}", radius=2), 11, words))
+    return items
+
+
+def _own_together(boxes: list[Box], metric: Metric) -> tuple[int | None, str]:
+    """The sum, and the sign of a lower bound; unknown where a part is and the others add nothing."""
+    costs = [own(box, metric) for box in boxes]
+    known = sum(cost for cost in costs if cost is not None)
+    cost = None if None in costs and not known else known
+    return cost, next((sign for box in boxes if (sign := at_least(cost, metric, box.own))), "")
+
+
+def _sign_items(metric: Metric) -> list[_Item]:
+    chain = Loop(kind=LoopKind.FOR, count=12)
+    free = Loop(kind=LoopKind.PARFOR, count=2)
+    bar = rectangle(0, -1.5, 24, 3, "track", radius=1.5) + rectangle(0, -1.5, 9, 3, "head", radius=1.5)
+    return [
+        _Item(badge(0, -7.5, chain), badge_width(chain), "one feeds the next"),
+        _Item(badge(0, -7.5, free), badge_width(free), "independent uses"),
+        _Item(wire([(0, 0), (24, 0)]), 24, "a tensor of one is used in the other"),
+        _Item(bar, 24, f"share of all {_METRIC_WORDS[metric]}"),
+        _Item(
+            text(0, 4, "@ .a", TEXT_SIZE, classes="soft"),
+            text_width("@ .a", TEXT_SIZE),
+            "goes on from the path of the box around",
+        ),
+    ]
+
+
+PAGE_WIDTH = 1260.0  # fits a window of 1280 pixels that has a scroll bar
+_MARGIN = 20.0
+_NARROWEST = 640.0
+_ROOT_GAP = 24.0
+
+
+class SvgDrawing:
+    """At most 1260 pixels wide where the boxes allow it; `metric` is the figure that is printed and shared out."""
+
+    suffix = ".svg"
+
+    def __init__(self, metric: str = "flops") -> None:
+        self._metric = metric_named(metric)
+
+    def render(self, view: GraphView) -> str:
+        """One SVG document without scripts and without references to anything outside it."""
+        return self._svg(view, f"<style>{style_sheet(stage_colours(view).values())}</style>")
+
+    def embedded(self, view: GraphView, page_width: float) -> str:
+        """The same without a style, for a column of a page that has one (`svg_style.scoped_style_sheet`)."""
+        return self._svg(view, "", page_width)
+
+    def _svg(self, view: GraphView, style: str, widest: float = PAGE_WIDTH) -> str:
+        painter = BoxPainter(view, self._metric)
+        layout = BoxLayout(painter.measure)
+        roots = [layout.place(root, widest - 2 * _MARGIN) for root in view.roots]
+        width = max([_NARROWEST, *(placed.width for placed in roots)])
+        top = heading(view, self._metric, _MARGIN, width)
+        y, parts = top.height, []
+        for placed in roots:
+            parts.append(f'<g transform="translate({number(_MARGIN)} {number(y)})">{_drawn(placed, painter, 0)}</g>')
+            y += placed.height + _ROOT_GAP
+        page_width, page_height = number(width + 2 * _MARGIN), number(y - _ROOT_GAP + _MARGIN + 6)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{page_width}" height="{page_height}" '
+            f'viewBox="0 0 {page_width} {page_height}" role="img">'
+            f"<title>{escaped(view.title)}</title><desc>{escaped(' '.join(view.caption))}</desc>"
+            f'{style}<rect class="page" width="100%" height="100%"/>{top.elements}{"".join(parts)}</svg>\n'
+        )
+
+
+def _drawn(placed: Placed, painter: BoxPainter, depth: int) -> str:
+    """The box, the boxes inside it, and over them the arrows between those."""
+    parts = [painter.draw(placed, depth)]
+    for child in placed.children:
+        inner = _drawn(child, painter, depth + 1)
+        parts.append(f'<g transform="translate({number(child.x)} {number(child.y)})">{inner}</g>')
+    parts += [wire(route) for route in placed.routes]
+    return "".join(parts)
+
+
+SCALE = 1.5  # pixels per unit of the SVG: sharp when zoomed; twice as many would take twice as long
+
+_PROBE = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20"><text y="15">{}</text></svg>'
+
+
+class PngDrawing:
+    """Needs the extra `png` and one font on the system."""
+
+    suffix = ".png"
+
+    def __init__(self, metric: str = "flops") -> None:
+        self._svg = SvgDrawing(metric)
+
+    def render(self, view: GraphView) -> bytes:
+        """The light picture on white."""
+        try:
+            from resvg_py import svg_to_bytes
+        except ImportError as error:
+            raise PerfOptError(
+                "Cannot draw a PNG.",
+                why="the package resvg_py is not installed",
+                fix='pip install "llm-perf-opt[png]", or ask for svg, which needs nothing',
+            ) from error
+        if svg_to_bytes(svg_string=_PROBE.format("M")) == svg_to_bytes(svg_string=_PROBE.format("")):
+            raise PerfOptError(
+                "Cannot draw a PNG.",
+                why="the system has no font, so every label would be missing",
+                fix="install one (apt-get install fonts-dejavu-core), or ask for svg",
+            )
+        return svg_to_bytes(svg_string=self._svg.render(view), background="white", zoom=SCALE)

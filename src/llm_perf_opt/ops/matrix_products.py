@@ -1,0 +1,170 @@
+"""Matrix products: one multiply-add per output value and summed index, two FLOPs each.
+
+Every product here follows one rule: `2 * output values * summed length`. It covers batches, broadcasting and vectors:
+`matmul` and `linear` cost the same as the `mm` and `bmm` they turn into. An `einsum` is priced step by step, in
+`contractions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.source_figures import WorkFamily
+from llm_perf_opt.ops.contractions import einsum
+from llm_perf_opt.ops.cost import Formula, OpCost, bytes_in_and_out, elements, elements_of, operand
+from llm_perf_opt.ops.op import CalibratedWork, Op, registered, sized_work
+
+_EUCLIDEAN_BY_PRODUCT_ABOVE_ROWS = 25  # torch's own threshold between its two ways to compute `cdist`
+_NARROWEST_WEIGHT = 256  # columns; below, a weight is small and stays in a cache
+_WIDEST_WEIGHT = 5120  # columns; above, the result no longer fits one either
+
+
+def product(position: int, *names: str) -> Formula:
+    """The formula of a product whose left operand, found by name or position, ends in the summed dimension."""
+
+    def price(kind: OpKind) -> OpCost:
+        left = operand(kind, position, *names)
+        return contraction(kind, left.shape[-1] if left.shape else 1)
+
+    return price
+
+
+def product_plus_addend(position: int, *names: str) -> Formula:
+    """A product onto which its first operand is added: `addmm` and its kin."""
+
+    def price(kind: OpKind) -> OpCost:
+        cost = contraction(kind, operand(kind, position, *names).shape[-1])
+        return cost + OpCost(vector_flops=elements(kind.outputs[0]))
+
+    return price
+
+
+def contraction(kind: OpKind, summed_length: int) -> OpCost:
+    """The rule of every product: each output value sums over so many products."""
+    output = elements(kind.outputs[0])
+    return OpCost(
+        flops=2 * output * summed_length,
+        vector_flops=output if "bias" in kind.input_names else 0,
+        bytes_moved=bytes_in_and_out(kind),
+    )
+
+
+def batch_summed_product(kind: OpKind) -> OpCost:
+    """`addbmm` adds up the products of the whole batch: batch and inner dimension are both summed."""
+    left = operand(kind, 1, "batch1")
+    return contraction(kind, left.shape[0] * left.shape[-1]) + OpCost(vector_flops=elements(kind.outputs[0]))
+
+
+def product_list(kind: OpKind) -> OpCost:
+    """Several products in one op: the left operands come first."""
+    lefts = kind.inputs[: len(kind.outputs)]
+    macs = sum(elements(out) * left.shape[-1] for left, out in zip(lefts, kind.outputs, strict=True))
+    return OpCost(flops=2 * macs, bytes_moved=bytes_in_and_out(kind))
+
+
+def vector_product_along(kind: OpKind) -> OpCost:
+    """`linalg_vecdot` sums along `dim` of its first operand."""
+    return contraction(kind, operand(kind, 0, "x").shape[kind.arguments.get("dim", -1)])
+
+
+def tensordot(kind: OpKind) -> OpCost:
+    """Sums over the paired dimensions; a pair of sizes 1 and n is summed before the product, not in it."""
+    left, right = operand(kind, 0, "self"), operand(kind, 1, "other")
+    pairs = zip(kind.arguments["dims_self"], kind.arguments["dims_other"], strict=True)
+    return contraction(kind, math.prod(min(left.shape[i], right.shape[j]) for i, j in pairs))
+
+
+def bilinear(kind: OpKind) -> OpCost:
+    """`x1 . W[o] . x2` for each of the outputs o: first x1 times the weight, then the result times x2."""
+    weight = operand(kind, 2, "weight")
+    left_length, right_length = weight.shape[1:]
+    cost = contraction(kind, right_length)
+    return cost + OpCost(flops=2 * elements(kind.outputs[0]) * left_length * right_length)
+
+
+def affine_grid(kind: OpKind) -> OpCost:
+    """Each grid point, in homogeneous coordinates, times the transform of its sample."""
+    return contraction(kind, operand(kind, 0, "theta").shape[-1])
+
+
+def distance_matrix(kind: OpKind) -> OpCost:
+    """Euclidean distances of many points are computed as one matrix product, all others pair by pair."""
+    left, right = operand(kind, 0, "x1"), operand(kind, 1, "x2")
+    rows = max(left.shape[-2], right.shape[-2])
+    steps = elements(kind.outputs[0]) * left.shape[-1]
+    if kind.arguments.get("p", 2.0) == 2.0 and rows > _EUCLIDEAN_BY_PRODUCT_ABOVE_ROWS:
+        vector = 2 * elements_of(kind.inputs) + 3 * elements(kind.outputs[0])  # both norms; add, clamp, root
+        return OpCost(flops=2 * steps, vector_flops=vector, bytes_moved=bytes_in_and_out(kind))
+    return OpCost(vector_flops=3 * steps, bytes_moved=bytes_in_and_out(kind))  # subtract, power, add
+
+
+def weight_product_work(dtype: str, rows: float, columns: int, depth: int) -> CalibratedWork:
+    """A product with one weight of `columns` x `depth`, whose width decides which table measured it."""
+    sizes = {"rows": rows, "columns": columns, "depth": depth}
+    if columns <= _NARROWEST_WEIGHT:
+        return CalibratedWork(family="narrow_product", dtype=dtype, sizes=sizes)
+    family = "product" if columns <= _WIDEST_WEIGHT else "wide_product"
+    return CalibratedWork(family=family, dtype=dtype, sizes=sizes)
+
+
+def linear_work(kind: OpKind) -> Iterator[CalibratedWork]:
+    """A product, and for a bias one write of the result."""
+    inputs, weight = operand(kind, 0, "input", "self"), operand(kind, 1, "weight")
+    columns, depth = weight.shape
+    yield weight_product_work(inputs.dtype, elements(inputs) / depth, columns, depth)
+    if len(kind.inputs) > 2:
+        yield sized_work("fill", kind.outputs[0])
+
+
+def addmm_work(kind: OpKind) -> Iterator[CalibratedWork]:
+    """A product onto which something is added."""
+    left, right = kind.inputs[1], kind.inputs[2]
+    yield weight_product_work(left.dtype, left.shape[0], right.shape[1], left.shape[1])
+    yield sized_work("fill", kind.outputs[0])
+
+
+def matmul_work(kind: OpKind) -> Iterator[CalibratedWork]:
+    """A product with one matrix, or a batch of products."""
+    left, right, result = kind.inputs[0], kind.inputs[1], kind.outputs[0]
+    depth = left.shape[-1]
+    if len(right.shape) < 3:
+        columns = right.shape[-1] if len(right.shape) == 2 else 1
+        yield weight_product_work(left.dtype, elements(left) / depth, columns, depth)
+        return
+    rows, columns = (result.shape[-2], result.shape[-1]) if len(left.shape) > 1 else (1, result.shape[-1])
+    batch = elements(result) / max(1, rows * columns)
+    sizes = {"batch": batch, "rows": rows, "columns": columns, "depth": depth}
+    yield CalibratedWork(family="batched_product", dtype=left.dtype, sizes=sizes)
+
+
+_product = partial(Op, family=WorkFamily.PRODUCT)
+_left_first = product(0, "self", "input", "inp", "mat1")
+
+OPS = registered(
+    {
+        "linear": _product(
+            price=_left_first, calibrated=linear_work, copies_scattered_input=True, is_recorded_whole=True
+        ),
+        "matmul": _product(price=_left_first, calibrated=matmul_work, turned_weight=1, is_recorded_whole=True),
+        "mm bmm": _product(price=_left_first, calibrated=matmul_work, turned_weight=1),
+        "linalg_matmul mv dot vdot inner mkldnn_linear _mixed_dtypes_linear": _product(price=_left_first),
+        "_int_mm _scaled_mm _scaled_mm_v2 _weight_int8pack_mm": _product(price=_left_first),
+        "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _dyn_quant_matmul_4bit": _product(price=_left_first),
+        "_weight_int4pack_mm_with_scales_and_zeros": _product(price=_left_first),
+        "addmm": _product(price=product_plus_addend(1, "mat1"), calibrated=addmm_work, turned_weight=2),
+        "_addmm_activation": _product(price=product_plus_addend(1, "mat1")),
+        "addmv": _product(price=product_plus_addend(1, "mat")),
+        "baddbmm": _product(price=product_plus_addend(1, "batch1"), turned_weight=2),
+        "addbmm": _product(price=batch_summed_product),
+        "_foreach_mm": _product(price=product_list),
+        "linalg_vecdot": _product(price=vector_product_along),
+        "tensordot": _product(price=tensordot),
+        "bilinear": _product(price=bilinear),
+        "einsum": _product(price=einsum),
+        "affine_grid_generator": Op(price=affine_grid),
+        "cdist _cdist_forward _euclidean_dist": Op(price=distance_matrix),
+    }
+)

@@ -1,0 +1,87 @@
+"""Whatever the command line offers, Python does: every option of every verb is a parameter, or is about showing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from inspect import Parameter, signature
+from typing import Any
+
+import pytest
+import typer
+
+import llm_perf_opt as lpo
+from llm_perf_opt.api.tracing import load_phase
+from llm_perf_opt.cli.app import app
+from llm_perf_opt.core.plugins import workload_options
+
+SHOWING = {  # option -> what Python does instead
+    "format_name": "an answer is saved in the format of the suffix",
+    "json_wanted": "to_dict()",
+    "strict": "the figures that it looks at: unpriced_ops, unexplained, missing",
+    "verbose": "logging",
+    "open_page": "save() returns the path",
+    "operators": "report() holds the chapters of operators",
+    "help": "help(...)",
+}
+NAMES = {  # option -> parameter of another name
+    "torchlens_picture": "picture",
+    "devices": "devices_file",
+    "max_weights": "max_weight_bytes",
+    "check": "checks",
+    "part": "parts",
+    "budget": "budgets",
+    "left": "self",
+    "right": "other",
+    "source": "path",
+}
+Trace, Answer = lpo.Trace, lpo.Answer
+IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
+    "trace": (lpo.trace,),
+    "graph": (lpo.load, load_phase, Trace.graph, lpo.GraphAnswer.save),
+    "cost": (lpo.cost, lpo.load, Trace.cost, lpo.CostAnswer.save_files),
+    "report": (lpo.trace, lpo.load, Trace.stages, Trace.report, Answer.save),
+    "predict": (lpo.trace, lpo.load, Trace.predict),
+    "export": (lpo.export,),
+    "compare": (lpo.load, Trace.compare),
+    "models": (lpo.known_models,),
+    "doctor": (lpo.doctor,),
+    "devices list": (lpo.devices,),
+    "devices show": (lpo.device,),
+    "devices calibrate": (lpo.calibrate,),
+    "devices template": (lpo.device_template,),
+}
+ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command line is another one in Python
+    ("compare", "phase"): "phases",
+    ("cost", "model"): "model",
+    ("cost", "out"): "folder",
+    ("graph", "out"): "path",
+    ("report", "sources"): "path",
+    ("report", "out"): "path",
+    ("devices show", "device"): "name",
+    ("devices template", "device"): "identifier",
+}
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    root: Any = typer.main.get_command(app)
+    for name, command in root.commands.items():
+        inner: dict[str, Any] = getattr(command, "commands", {})
+        if inner:
+            yield from ((f"{name} {verb}", found) for verb, found in inner.items())
+        elif name != "profile":  # its options are the keys of a configuration
+            yield name, command
+
+
+@pytest.mark.parametrize(("verb", "command"), list(verbs()), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_option_has_a_parameter(verb: str, command: Any) -> None:
+    callables = IN_PYTHON[verb]
+    taken = {name for one in callables for name in signature(one).parameters}
+    kinds = {one.kind for each in callables for one in signature(each).parameters.values()}
+    workload = set(workload_options()) if Parameter.VAR_KEYWORD in kinds else set()
+    options = [str(option.name) for option in command.params if option.name not in SHOWING]
+    wanted = {name: ONE_FOR_ANOTHER.get((verb, name), NAMES.get(name, name)) for name in options}
+    assert {name: word for name, word in wanted.items() if word not in taken | workload} == {}
+
+
+def test_profile_is_in_python_too() -> None:
+    assert callable(lpo.profile)
