@@ -33,7 +33,7 @@ class Spread:
 
     @property
     def quartile_range_ns(self) -> float:
-        """The width of the middle half: the spread that one disturbed pass does not move."""
+        """The interquartile range: the spread that one disturbed pass does not move."""
         return self.third_quartile_ns - self.first_quartile_ns
 
 

@@ -116,7 +116,7 @@ _OPERATORS_SHOWN = 25
 _KERNELS_SHOWN = 40
 _SPREAD_COLUMNS = (
     Column("median", Kind.SECONDS),
-    Column("middle half", Kind.SECONDS),
+    Column("IQR", Kind.SECONDS),
     Column("least", Kind.SECONDS),
     Column("most", Kind.SECONDS),
 )
@@ -286,8 +286,8 @@ def _run_notes(figures: RunFigures, pages: Sequence[PageMeasurement]) -> Iterato
         )
     if figures.wall.quartile_range_ns > 0.1 * figures.wall.median_ns:
         yield Note(
-            f"The middle half of the passes spans {format_seconds(figures.wall.quartile_range_ns * _SECONDS)}: pages "
-            "differ, or the machine was not quiet.",
+            f"The interquartile range of the passes is {format_seconds(figures.wall.quartile_range_ns * _SECONDS)}: "
+            "pages differ, or the machine was not quiet.",
             Level.WARNING,
         )
 
