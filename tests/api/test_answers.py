@@ -96,6 +96,22 @@ def test_reading_figures_renders_nothing(name: str, monkeypatch: pytest.MonkeyPa
     assert answer.to_dict()
 
 
+WORKED_OUT = {  # what an answer knows before it is shown, by where its report would work it out
+    "stages": ["cost.stage_costs.stage_costs", "necessary.necessary_table.necessary_by_stage"],
+    "memory": ["serving.fit.serving_needs"],
+    "predict": ["time.prediction_report.predict", "serving.fit.serving_needs", "memory.need._phase"],
+    "compare": ["compare.side.stage_costs"],
+}
+
+
+@pytest.mark.parametrize("name", WORKED_OUT)
+def test_showing_an_answer_works_nothing_out_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = made(name)
+    for function in WORKED_OUT[name]:
+        monkeypatch.setattr(f"llm_perf_opt.analyses.{function}", lambda *args: pytest.fail("worked out again"))
+    assert answer.report().tables
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_shows_itself(name: str) -> None:
     answer = made(name)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.analyses.serving.fit import traced_fit
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
 from llm_perf_opt.analyses.time.predict import predict, total_wall
 from llm_perf_opt.api.cost import ask_sources
 from llm_perf_opt.api.whole_report import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
@@ -70,26 +70,28 @@ def test_a_phase_that_is_not_known_may_need_more() -> None:
     told = does_it_fit(memory, replace(H100, memory_bytes=needed), ["decode"])
     assert told.startswith("not known: ") and told.endswith(", decode not known")
     assert does_it_fit(memory, replace(H100, memory_bytes=needed - 1), ["decode"]).startswith("no: ")
-    assert how_fast((small_run(),), H100, Execution.EAGER, ["decode"]).endswith(", decode not known")
+    times = predict(small_run(), DataSheetRates(H100))
+    assert how_fast((small_run(),), [times], ["decode"]).endswith(", decode not known")
 
 
 def test_a_decode_is_told_by_the_token() -> None:
     graph = replace(made_decode(steps=4), runtime={"decode_steps": 4})
-    wall = total_wall(predict(graph, DataSheetRates(H100)))
+    times = predict(graph, DataSheetRates(H100))
+    wall = total_wall(times)
     low, high = format_seconds(wall.low / 4), format_seconds(wall.high / 4)
-    assert how_fast((graph,), H100, Execution.EAGER) == f"decode of one token {low} to {high}"
+    assert how_fast((graph,), [times]) == f"decode of one token {low} to {high}"
 
 
 def test_the_answer_about_a_server_names_what_was_asked_and_the_most_that_fits() -> None:
     targets = MODELS.get("deepseek-ocr")().targets(DeepSeekOcrWorkload(mode="tiny"))
     graphs = tuple(TRACERS.get("weightless")().trace(target) for target in targets)
-    told = does_it_serve(graphs, H100)
+    told = does_it_serve(traced_fit(graphs, H100))
     assert told is not None
     (context,) = {graph.workload["context_tokens"] for graph in graphs}
     found = traced_fit(graphs, H100)
     assert found is not None
     assert told == f"a server with 1 x {context + 1:,} tokens: yes, at most {found[1].largest_batch:,} at once"
-    assert does_it_serve(graphs, replace(H100, memory_bytes=10**9)) == (
+    assert does_it_serve(traced_fit(graphs, replace(H100, memory_bytes=10**9))) == (
         f"a server with 1 x {context + 1:,} tokens: no, at most 0 at once"
     )
-    assert does_it_serve(graphs[:1], H100) is None, "nothing was decoded"
+    assert does_it_serve(traced_fit(graphs[:1], H100)) is None, "nothing was decoded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from llm_perf_opt.core.target import Json
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.memory.attention_cases import AttentionCase
     from llm_perf_opt.analyses.memory.need import RunMemory
+    from llm_perf_opt.analyses.necessary.necessary_table import StageNeeds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -71,10 +73,7 @@ class CostAnswer(Answer):
     @property
     def necessary_flops(self) -> int | None:
         """What any implementation must compute; None where the trace does not tell."""
-        from llm_perf_opt.analyses.necessary.necessary_table import stage_needs
-
-        needs = stage_needs(self._graphs)
-        return known_sum(None if stage.necessary is None else stage.necessary.flops for stage in needs)
+        return known_sum(None if stage.necessary is None else stage.necessary.flops for stage in self._needs)
 
     @property
     def unpriced_ops(self) -> int | None:
@@ -131,7 +130,13 @@ class CostAnswer(Answer):
         from llm_perf_opt.analyses.necessary.necessary_table import with_necessary
 
         notes = (*deployment_notes(self._graphs), *report.notes)
-        return with_necessary(replace(report, notes=notes), self._graphs)
+        return with_necessary(replace(report, notes=notes), self._needs)
+
+    @cached_property
+    def _needs(self) -> tuple[StageNeeds, ...]:
+        from llm_perf_opt.analyses.necessary.necessary_table import stage_needs
+
+        return stage_needs(self._graphs)
 
     def to_json(self) -> str:
         """The document that `static_compute.schema.json` describes."""

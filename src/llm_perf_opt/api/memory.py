@@ -12,7 +12,7 @@ from llm_perf_opt.analyses.memory.kv_cache import TracedKvCache
 from llm_perf_opt.analyses.memory.memory_report import memory_report
 from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, run_memory
 from llm_perf_opt.analyses.run_description import deployment_notes
-from llm_perf_opt.analyses.serving.fit import ServingFit, traced_fit, with_serving_fit
+from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
@@ -35,6 +35,7 @@ class MemoryAnswer(Answer):
     device: Device | None
     serving: ServingFit | None  # None: no device, or no decode step
     _graphs: tuple[CallGraph, ...]
+    _fit: TracedFit | None  # what `serving` rests on
 
     @property
     def total_bytes(self) -> int | None:
@@ -54,9 +55,7 @@ class MemoryAnswer(Answer):
 
     def report(self) -> Report:
         """Memory by phase and stage, what is alive at the peak, curves, and the fit of the device."""
-        report = memory_report(self._memory, self.attention_cases, self.device)
-        if self.device is not None:
-            report = with_serving_fit(report, self._graphs, self.device)
+        report = with_serving_fit(memory_report(self._memory, self.attention_cases, self.device), self._fit)
         return replace(report, notes=(*deployment_notes(self._graphs), *report.notes))
 
 
@@ -79,6 +78,7 @@ def memory_answer(
         device=found,
         serving=None if fit is None else fit[1],
         _graphs=graphs,
+        _fit=fit,
     )
 
 

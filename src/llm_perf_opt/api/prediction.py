@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.memory.need import need_table, run_memory
+from llm_perf_opt.analyses.memory.need import RunMemory, need_table, run_memory
 from llm_perf_opt.analyses.run_description import deployment_notes
-from llm_perf_opt.analyses.serving.fit import ServingFit, traced_fit, with_serving_fit
+from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.analyses.time.predict import predict
+from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.prediction_report import prediction_report
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
@@ -64,6 +63,9 @@ class PredictionAnswer(Answer):
     serving: ServingFit | None
     _graphs: tuple[CallGraph, ...]
     _rates: Rates
+    _times: tuple[tuple[StageTime, ...], ...]  # of each graph
+    _memory: RunMemory
+    _fit: TracedFit | None  # what `serving` rests on
 
     @property
     def lower_bound_s(self) -> float | None:
@@ -91,11 +93,11 @@ class PredictionAnswer(Answer):
     def report(self) -> Report:
         """Stages with bound and band, where they come from, the slowest ops, and the memory that is needed."""
         notes = tuple(deployment_notes(self._graphs))
-        report = prediction_report(self._graphs, _source_of(self._rates, self.execution))
+        report = prediction_report(self._graphs, _source_of(self._rates, self.execution), self._times)
         if isinstance(self._rates, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
-        memory = need_table(run_memory(self._graphs), self._rates)
-        report = with_serving_fit(replace(report, tables=(*report.tables, memory)), self._graphs, self._rates)
+        report = replace(report, tables=(*report.tables, need_table(self._memory, self._rates)))
+        report = with_serving_fit(report, self._fit)
         return replace(report, notes=(*notes, *report.notes))
 
 
@@ -147,31 +149,35 @@ def prediction_answer(
     """The prediction of every stage of every phase."""
     device = rates if isinstance(rates, Device) else None
     fit = None if device is None else traced_fit(graphs, device)
+    source, memory = _source_of(rates, execution), run_memory(graphs)
+    times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
         machine=rates.name if isinstance(rates, Device) else rates.title,
         device=device,
         execution=execution,
-        stages=tuple(stage for graph in graphs for stage in _stages(graph, rates, execution)),
-        needed_bytes=run_memory(graphs).total_bytes,
+        stages=tuple(_stage(graph.phase, stage) for graph, found in zip(graphs, times, strict=True) for stage in found),
+        needed_bytes=memory.total_bytes,
         serving=None if fit is None else fit[1],
         _graphs=graphs,
         _rates=rates,
+        _times=times,
+        _memory=memory,
+        _fit=fit,
     )
 
 
-def _stages(graph: CallGraph, rates: Rates, execution: str) -> Iterator[PredictedStage]:
-    for stage in predict(graph, _source_of(rates, execution)):
-        yield PredictedStage(
-            phase=graph.phase,
-            name=stage.name,
-            lower_bound_s=stage.lower_bound_s,
-            low_s=stage.wall.low,
-            high_s=stage.wall.high,
-            expected_s=stage.wall.expected,
-            launches=stage.launches,
-            bound_by=None if stage.bound_by is None else str(stage.bound_by),
-        )
+def _stage(phase: str, stage: StageTime) -> PredictedStage:
+    return PredictedStage(
+        phase=phase,
+        name=stage.name,
+        lower_bound_s=stage.lower_bound_s,
+        low_s=stage.wall.low,
+        high_s=stage.wall.high,
+        expected_s=stage.wall.expected,
+        launches=stage.launches,
+        bound_by=None if stage.bound_by is None else str(stage.bound_by),
+    )
 
 
 def _source_of(rates: Rates, execution: str) -> RateSource:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.cost.coverage import UnpricedOp, known_sum, price_coverage
-from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
-from llm_perf_opt.analyses.cost.stage_costs import StageCost, stage_costs, stage_report, sum_of_stages
+from llm_perf_opt.analyses.cost.stage_costs import StageCost, StageCosts, run_costs, stage_costs, stage_report
 from llm_perf_opt.analyses.measured_time import time_report
-from llm_perf_opt.analyses.necessary.necessary_table import stage_needs, with_necessary
-from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork
+from llm_perf_opt.analyses.necessary.necessary_table import StageNeeds, with_necessary
+from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, necessary_by_stage
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.report import Report
@@ -77,38 +76,44 @@ class StagesAnswer(Answer):
 
     def report(self) -> Report:
         """The table of stages, what is necessary, and the times."""
+        costs = StageCosts(stages=tuple(stage.cost for stage in self.stages), total=self.total)
+        report = stage_report(self._graphs, costs)
         if self._measured is not None:
-            return _joined(stage_report(self._graphs), time_report(self._measured, self._graphs))
-        report = with_necessary(stage_report(self._graphs), self._graphs)
+            return _joined(report, time_report(self._measured, self._graphs))
+        report = with_necessary(report, tuple(self._needs()))
         timed = [graph for graph in self._graphs if graph.calls is not None and graph.calls.started_ns]
         return _joined(report, time_report(timed)) if timed else report
+
+    def _needs(self) -> Iterator[StageNeeds]:
+        """The stages of phases whose ops were seen."""
+        seen = {graph.phase for graph in self._graphs if graph.ops is not None}
+        for stage in self.stages:
+            if stage.phase in seen:
+                yield StageNeeds(
+                    name=stage.name,
+                    flops=stage.cost.flops,
+                    bytes_moved=stage.cost.bytes_moved,
+                    necessary=stage.necessary,
+                )
 
 
 def stages_answer(graphs: tuple[CallGraph, ...], measured: tuple[CallGraph, ...] | None = None) -> StagesAnswer:
     """The stages of all phases of one run; `measured` are traces of the same run that hold times."""
     stages = tuple(stage for graph in graphs for stage in _stages(graph))
-    total = sum_of_stages(
-        "total",
-        [stage.cost for stage in stages],
-        modules=len({path for graph in graphs for path in graph.call_counts}),
-        parameters=count_distinct_parameters(graphs),
-    )
     return StagesAnswer(
         model=graphs[0].model,
         workload=graphs[0].workload,
         stages=stages,
-        total=total,
+        total=run_costs(graphs, [stage.cost for stage in stages]).total,
         _graphs=graphs,
         _measured=measured,
     )
 
 
-def _stages(graph: CallGraph) -> Sequence[TracedStage]:
-    necessary = {stage.name: stage.necessary for stage in stage_needs([graph])}
-    ran = (cost for cost in stage_costs(graph).stages if cost.calls or cost.ops)
-    return [
-        TracedStage(phase=graph.phase, name=cost.name, cost=cost, necessary=necessary.get(cost.name)) for cost in ran
-    ]
+def _stages(graph: CallGraph) -> Iterator[TracedStage]:
+    necessary = {} if graph.ops is None else necessary_by_stage(graph)
+    for cost in stage_costs(graph).ran:
+        yield TracedStage(phase=graph.phase, name=cost.name, cost=cost, necessary=necessary.get(cost.name))
 
 
 def _joined(first: Report, second: Report) -> Report:

@@ -153,7 +153,7 @@ def find_origin(
     **workload: Any,
 ) -> Origin:
     """The model and its workload, checked before anything runs; the parameters are those of `trace`."""
-    adapter = _adapter(model, args, kwargs, trust_remote_code)
+    adapter = module_adapter(model, args, kwargs) or find_adapter(str(model), trust_remote_code)
     return Origin(
         name=str(model) if isinstance(model, (str, Path)) else adapter.title,
         adapter=adapter,
@@ -180,9 +180,10 @@ def find_adapter(model: str, trust_remote_code: bool = False) -> ModelAdapter:
     return MODELS.get(model)()
 
 
-def _adapter(
-    model: str | Path | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, trust_remote_code: bool
-) -> ModelAdapter:
+def module_adapter(
+    model: str | Path | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> ModelAdapter | None:
+    """The adapter of a module that is called with these arguments; None for a name or a folder, which takes none."""
     if not isinstance(model, (str, Path)):
         from llm_perf_opt.models.single_module.adapter import SingleModuleAdapter
 
@@ -193,4 +194,4 @@ def _adapter(
             why=f"{str(model)!r} makes its own inputs from the workload",
             fix="leave them out, and give image=, prompt_tokens= or batch= instead",
         )
-    return find_adapter(str(model), trust_remote_code)
+    return None

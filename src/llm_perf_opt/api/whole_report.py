@@ -13,9 +13,9 @@ from llm_perf_opt.analyses.cost.static_figures import StageCompute
 from llm_perf_opt.analyses.memory.memory_report import memory_report
 from llm_perf_opt.analyses.memory.need import RunMemory
 from llm_perf_opt.analyses.run_description import run_notes, workload_note
-from llm_perf_opt.analyses.serving.fit import traced_fit, with_serving_fit
+from llm_perf_opt.analyses.serving.fit import TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.analyses.time.predict import predict, total_wall
+from llm_perf_opt.analyses.time.predict import StageTime, predict, total_wall
 from llm_perf_opt.analyses.time.prediction_report import prediction_report
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.cost import QUICK_SOURCES
@@ -99,9 +99,8 @@ def does_it_fit(memory: RunMemory, device: Device | None, unknown_phases: Collec
     return _with_unknown(answer, unknown_phases)
 
 
-def does_it_serve(graphs: Sequence[CallGraph], device: Device) -> str | None:
-    """Whether a server on `device` holds the traced batch and context, and the most that it could; None: not known."""
-    found = traced_fit(graphs, device)
+def does_it_serve(found: TracedFit | None) -> str | None:
+    """Whether a server holds the traced batch and context, and the most that it could; None: not known."""
     if found is None or found[1].fits is None:
         return None
     fit = found[1]
@@ -111,15 +110,16 @@ def does_it_serve(graphs: Sequence[CallGraph], device: Device) -> str | None:
 
 
 def how_fast(
-    graphs: Sequence[CallGraph], device: Device, execution: Execution, unknown_phases: Iterable[str] = ()
+    graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]], unknown_phases: Iterable[str] = ()
 ) -> str:
-    """The band of every phase; of a decode that of one step."""
-    return _with_unknown(", ".join(_band(graph, device, execution) for graph in graphs), unknown_phases)
+    """The band of every phase, from the times of its stages; of a decode that of one step."""
+    bands = (_band(graph, stages) for graph, stages in zip(graphs, times, strict=True))
+    return _with_unknown(", ".join(bands), unknown_phases)
 
 
-def _band(graph: CallGraph, device: Device, execution: Execution) -> str:
+def _band(graph: CallGraph, stages: Sequence[StageTime]) -> str:
     steps = graph.runtime.get("decode_steps") if graph.phase == "decode" else None
-    wall = total_wall(predict(graph, DataSheetRates(device, execution)))
+    wall = total_wall(stages)
     name = graph.phase
     if isinstance(steps, int) and steps:
         wall, name = wall.times(1 / steps), f"{graph.phase} of one token"
@@ -204,14 +204,16 @@ def _traced_chapters(run: CostAnswer, device: Device | None) -> Iterator[tuple[R
             yield _with_stopped(Report(title=title), stopped), unknown_because(reason)
         return
     yield _with_stopped(_what_runs(graphs), stopped), what_runs(run, graphs, stopped)
-    fit = memory_report(run.memory, run.attention_cases, device)
-    fit = fit if device is None else with_serving_fit(fit, graphs, device)
-    serves = None if device is None else does_it_serve(graphs, device)
+    found = None if device is None else traced_fit(graphs, device)
+    fit = with_serving_fit(memory_report(run.memory, run.attention_cases, device), found)
+    serves = does_it_serve(found)
     answer = does_it_fit(run.memory, device, stopped)
     yield _with_stopped(fit, stopped), answer if serves is None else f"{answer}; {serves}"
     if device is not None:
-        fast = replace(prediction_report(graphs, DataSheetRates(device, EXECUTION)), title=how_fast_title)
-        yield _with_stopped(fast, stopped), how_fast(graphs, device, EXECUTION, stopped)
+        rates = DataSheetRates(device, EXECUTION)
+        times = [predict(graph, rates) for graph in graphs]
+        fast = replace(prediction_report(graphs, rates, times), title=how_fast_title)
+        yield _with_stopped(fast, stopped), how_fast(graphs, times, stopped)
 
 
 def _with_stopped(chapter: Report, stopped: Mapping[str, str]) -> Report:

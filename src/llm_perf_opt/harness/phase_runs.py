@@ -14,6 +14,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import DECODE, PREPROCESS, SAMPLING
 from llm_perf_opt.core.protocols import StageWatch
 from llm_perf_opt.core.target import PhaseBefore, Stage, Target
+from llm_perf_opt.harness.attribute_patches import replaced
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.stage_ranges import ranges_named, stages_watched
 from llm_perf_opt.harness.twins import tensors_in
@@ -173,12 +174,5 @@ def _cuda_calls_stay(device: str) -> Iterator[None]:
     if torch.device(device).type == "cuda":
         yield
         return
-    own = vars(torch.Tensor).get("cuda")  # inherited, unless someone else replaced it
-    torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor  # type: ignore[method-assign]
-    try:
+    with replaced(torch.Tensor, "cuda", lambda cuda: lambda tensor, *args, **kwargs: tensor):
         yield
-    finally:
-        if own is None:
-            del torch.Tensor.cuda
-        else:
-            torch.Tensor.cuda = own  # type: ignore[method-assign]

@@ -11,9 +11,9 @@ from operator import eq, ge, gt, le, lt
 from types import MappingProxyType
 
 from llm_perf_opt.analyses.compare.explain import Comparison
-from llm_perf_opt.analyses.compare.side import knows_cost
+from llm_perf_opt.analyses.compare.side import Side, knows_cost
 from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
-from llm_perf_opt.analyses.cost.stage_costs import StageCost, stage_costs, sum_of_stages
+from llm_perf_opt.analyses.cost.stage_costs import StageCost, sum_of_stages
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 
@@ -32,7 +32,7 @@ class StagePair:
 
 def stage_pairs(comparison: Comparison) -> list[StagePair]:
     """The stages of one phase in which anything runs, then their total."""
-    left, right = (_costs(side.graph) for side in comparison.pair.sides)
+    left, right = (_costs(side) for side in comparison.pair.sides)
     phase = comparison.phase
     return [
         StagePair(phase=phase, stage=name, left=left.get(name), right=right.get(name))
@@ -43,13 +43,14 @@ def stage_pairs(comparison: Comparison) -> list[StagePair]:
 
 def total_pair(comparisons: Sequence[Comparison]) -> StagePair:
     """All phases together; weights that phases share count once."""
-    left, right = (_total([comparison.pair.sides[side].graph for comparison in comparisons]) for side in (0, 1))
+    left, right = (_total([comparison.pair.sides[place] for comparison in comparisons]) for place in (0, 1))
     return StagePair(phase="", stage=TOTAL, left=left, right=right)
 
 
-def _total(graphs: Sequence[CallGraph]) -> StageCost:
+def _total(sides: Sequence[Side]) -> StageCost:
+    graphs = [side.graph for side in sides]
     modules = len({path for graph in graphs for path in graph.call_counts})
-    totals = [_costs(graph)[TOTAL] for graph in graphs]
+    totals = [_costs(side)[TOTAL] for side in sides]
     return sum_of_stages(TOTAL, totals, modules=modules, parameters=count_distinct_parameters(graphs))
 
 
@@ -57,11 +58,12 @@ def _runs(cost: StageCost | None) -> bool:
     return cost is not None and bool(cost.calls or cost.ops)
 
 
-def _costs(graph: CallGraph) -> dict[str, StageCost]:
+def _costs(side: Side) -> dict[str, StageCost]:
     """By stage and in total. Without the order of calls stages cannot be separated, and only totals are known."""
+    graph = side.graph
     if graph.calls is None:
         return {TOTAL: _counted_only(graph)}
-    costs = stage_costs(graph)
+    costs = side.stage_costs
     by_name = {**{stage.name: stage for stage in costs.stages}, TOTAL: costs.total}
     return by_name if knows_cost(graph) else {name: _without_cost(cost) for name, cost in by_name.items()}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from llm_perf_opt.analyses.cost.stage_costs import StageCosts, stage_costs
 from llm_perf_opt.analyses.path_labels import numbered_name
 from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
@@ -41,6 +42,11 @@ class Side:
     def calls(self) -> Mapping[str, int]:
         """Module path -> calls."""
         return self.graph.call_counts
+
+    @cached_property
+    def stage_costs(self) -> StageCosts:
+        """What each stage costs; only where the order of calls is known."""
+        return stage_costs(self.graph)
 
     @cached_property
     def classes(self) -> Mapping[str, str] | None:

@@ -28,7 +28,7 @@ def counted(graph: CallGraph) -> tuple[SourceFigures, ...]:
     """The figures of each stage that ran; a trace without ops, or that stopped half-way, has figures of none."""
     if graph.stopped_in is not None:
         return (_stopped(graph),)
-    costs = [stage for stage in stage_costs(graph).stages if stage.calls or stage.ops]
+    costs = stage_costs(graph).ran
     if graph.ops is None:
         return tuple(_without_ops(graph, stage) for stage in costs)
     kinds, parameters, active = count_kinds_by_stage(graph), parameters_by_stage(graph), active_parameters(graph)

@@ -66,6 +66,11 @@ class StageCosts:
     stages: tuple[StageCost, ...]
     total: StageCost
 
+    @property
+    def ran(self) -> tuple[StageCost, ...]:
+        """The stages in which anything ran."""
+        return tuple(stage for stage in self.stages if stage.calls or stage.ops)
+
 
 def stage_costs(graph: CallGraph) -> StageCosts:
     """Calls, parameters, FLOPs, bytes and memory of each stage, and of the run."""
@@ -164,21 +169,28 @@ _CELLS: Mapping[Column, Callable[[StageCost], Cell]] = {
 _NAMED_SITES = 5
 
 
-def stage_report(graphs: Sequence[CallGraph]) -> Report:
-    """The stages of all phases of one run, in order.
+def run_costs(graphs: Sequence[CallGraph], stages: Sequence[StageCost] | None = None) -> StageCosts:
+    """The stages of all phases of one run that ran, and the run; `stages` are those, if they are known already.
 
-    In the row of totals, modules and parameters are counted once however many phases use them.
+    In the total, modules and parameters are counted once however many phases use them.
     """
-    stages = [stage for graph in graphs for stage in stage_costs(graph).stages if stage.calls or stage.ops]
+    found = [stage for graph in graphs for stage in stage_costs(graph).ran] if stages is None else stages
     total = sum_of_stages(
         "total",
-        stages,
+        found,
         modules=len({path for graph in graphs for path in graph.call_counts}),
         parameters=count_distinct_parameters(graphs),
     )
-    table = table_of("Cost by stage", stages, _CELLS, total=total)
+    return StageCosts(stages=tuple(found), total=total)
+
+
+def stage_report(graphs: Sequence[CallGraph], costs: StageCosts | None = None) -> Report:
+    """The stages of all phases of one run, in order; `costs` are those of the run, if they are known already."""
+    run = run_costs(graphs) if costs is None else costs
+    table = table_of("Cost by stage", run.stages, _CELLS, total=run.total)
     model = graphs[0].model if graphs else ""
-    return Report(title=f"{model}: what runs and what it costs", tables=(table,), notes=tuple(_notes(graphs, total)))
+    notes = tuple(_notes(graphs, run.total))
+    return Report(title=f"{model}: what runs and what it costs", tables=(table,), notes=notes)
 
 
 def _notes(graphs: Sequence[CallGraph], total: StageCost) -> Iterator[Note]:

@@ -92,11 +92,8 @@ def stage_needs(graphs: Sequence[CallGraph]) -> tuple[StageNeeds, ...]:
 
 def _of_phase(graph: CallGraph) -> Iterator[StageNeeds]:
     needs = necessary_by_stage(graph)
-    for cost in stage_costs(graph).stages:
-        if cost.calls or cost.ops:
-            yield StageNeeds(
-                name=cost.name, flops=cost.flops, bytes_moved=cost.bytes_moved, necessary=needs.get(cost.name)
-            )
+    for cost in stage_costs(graph).ran:
+        yield StageNeeds(name=cost.name, flops=cost.flops, bytes_moved=cost.bytes_moved, necessary=needs.get(cost.name))
 
 
 def necessary_table(stages: Sequence[StageNeeds]) -> Table:
@@ -118,9 +115,8 @@ def necessary_table(stages: Sequence[StageNeeds]) -> Table:
     return replace(table, footer=("total", *map(known_sum, columns[1:]))) if stages else table
 
 
-def with_necessary(report: Report, graphs: Sequence[CallGraph]) -> Report:
+def with_necessary(report: Report, stages: Sequence[StageNeeds]) -> Report:
     """The report with this table behind its first one; as it is where no phase shows what is necessary."""
-    stages = stage_needs(graphs)
     if not any(stage.necessary is not None for stage in stages):
         return report
     first, rest = report.tables[:1], report.tables[1:]

@@ -248,7 +248,10 @@ def serving_fit_table(fits: Sequence[ServingFit]) -> Table:
     )
 
 
-def traced_fit(graphs: Sequence[CallGraph], device: Device) -> tuple[ServingNeeds, ServingFit] | None:
+TracedFit = tuple[ServingNeeds, ServingFit]
+
+
+def traced_fit(graphs: Sequence[CallGraph], device: Device) -> TracedFit | None:
     """The needs of a traced run, and whether `device` serves its batch and context; None where nothing was decoded."""
     decode = next((graph for graph in graphs if graph.phase == "decode" and graph.storages is not None), None)
     context = None if decode is None else decode.workload.get("context_tokens")
@@ -259,9 +262,8 @@ def traced_fit(graphs: Sequence[CallGraph], device: Device) -> tuple[ServingNeed
     return needs, fit_of(needs, device, batch=decode.workload.get("batch", 1), context=context + steps)
 
 
-def with_serving_fit(report: Report, graphs: Sequence[CallGraph], device: Device) -> Report:
-    """The report with the answer for the traced batch and context on `device`; as it is where nothing was decoded."""
-    found = traced_fit(graphs, device)
+def with_serving_fit(report: Report, found: TracedFit | None) -> Report:
+    """The report with the answer for the traced batch and context; as it is where nothing was decoded."""
     if found is None:
         return report
     needs, fit = found

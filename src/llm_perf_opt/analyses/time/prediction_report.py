@@ -19,13 +19,17 @@ _SHOWN_OPS = 12
 _SHOWN_RATES = 8
 
 
-def prediction_report(graphs: Sequence[CallGraph], rates: RateSource) -> Report:
+def prediction_report(
+    graphs: Sequence[CallGraph], rates: RateSource, times: Sequence[Sequence[StageTime]] | None = None
+) -> Report:
     """Every stage of every phase by one source of rates, and what takes the time.
 
     A source with a data sheet shows the lower bound, where bound and band come from, and the ops that take longest at
-    the roof. One that measured shows what it expects, and which of its rates take the time.
+    the roof. One that measured shows what it expects, and which of its rates take the time. `times` are what `predict`
+    gives for each graph, if that is known already.
     """
-    phases = [(graph, predict(graph, rates)) for graph in graphs]
+    found_times = [predict(graph, rates) for graph in graphs] if times is None else times
+    phases = list(zip(graphs, found_times, strict=True))
     stages = [stage for _, found in phases for stage in found]
     model = graphs[0].model if graphs else "Nothing"
     notes = tuple(prediction_notes(phases, rates))

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.api.profile.profiled_model import ProfiledModel, open_model, open_module
+from llm_perf_opt.api.profile.profiled_model import ProfiledModel, open_model
 from llm_perf_opt.api.profile.profiling import ProfileAnswer, Progress, run_profile
 from llm_perf_opt.api.profile.request import (
     WORKLOAD_OPTIONS,
@@ -24,6 +24,7 @@ from llm_perf_opt.api.profile.request import (
     StaticSwitch,
     WorkloadChoice,
 )
+from llm_perf_opt.api.tracing import module_adapter
 from llm_perf_opt.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,21 +95,16 @@ def _opened(
     workload: Mapping[str, Any],
     trust_remote_code: bool,
 ) -> tuple[ModelChoice, ProfiledModel]:
-    if not isinstance(model, (str, Path)):
+    adapter = module_adapter(model, args, kwargs)
+    if adapter is not None and not isinstance(model, (str, Path)):
         if workload:
             raise UsageError(
                 f"A module takes no {', '.join(workload)}.",
                 why="its arguments say all there is to say about the workload",
                 fix="put what you mean into args or kwargs",
             )
-        choice = ModelChoice(name=type(model).__name__, weights="stored", dtype=_dtype_of(model))
-        return choice, open_module(model, args, kwargs)
-    if args or kwargs:
-        raise UsageError(
-            "args and kwargs are for a module.",
-            why=f"{str(model)!r} makes its own inputs from the workload",
-            fix="leave them out, and give image=, prompt_tokens= or batch= instead",
-        )
+        choice = ModelChoice(name=adapter.title, weights="stored", dtype=_dtype_of(model))
+        return choice, ProfiledModel(adapter=adapter, real=adapter, weights="random", has_workload=False)
     choice = ModelChoice(
         name=str(model),
         folder=None if checkpoint is None else str(checkpoint),

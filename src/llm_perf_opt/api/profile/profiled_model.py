@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.api.profile.request import ModelChoice, ProfileRequest
 from llm_perf_opt.api.tracing import find_adapter
@@ -15,8 +14,6 @@ from llm_perf_opt.core.protocols import ModelAdapter, OpensCheckpoint, RealRun, 
 from llm_perf_opt.core.workload import Workload
 
 if TYPE_CHECKING:
-    import torch
-
     from llm_perf_opt.harness.timing.timed_runs import PageRun
 
 
@@ -111,11 +108,3 @@ def _open_checkpoint(name: str, folder: Path, choice: ModelChoice, torch_device:
     )
     weights = str(folder) if choice.weights == "stored" else "random"
     return ProfiledModel(adapter=opened.adapter, real=opened, weights=weights, notes=opened.notes)
-
-
-def open_module(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ProfiledModel:
-    """A module with its own weights; it stays as it is."""
-    from llm_perf_opt.models.single_module.adapter import SingleModuleAdapter
-
-    adapter = SingleModuleAdapter(module, args, kwargs)
-    return ProfiledModel(adapter=adapter, real=adapter, weights="random", has_workload=False)
