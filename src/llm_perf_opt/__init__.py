@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.devices import DeviceAnswer, DevicesAnswer, device, devices
     from llm_perf_opt.api.export import ExportAnswer, export
     from llm_perf_opt.api.graph import GraphAnswer
+    from llm_perf_opt.api.join import JoinAnswer
     from llm_perf_opt.api.memory import MemoryAnswer
+    from llm_perf_opt.api.pages import PagesAnswer, pages
     from llm_perf_opt.api.prediction import PredictionAnswer
     from llm_perf_opt.api.profile.profile import profile
     from llm_perf_opt.api.profile.profiling import ProfileAnswer
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.static_analysis.inputs import AnalysisConfig
     from llm_perf_opt.api.trace import Trace
     from llm_perf_opt.api.tracing import load, trace
+    from llm_perf_opt.api.what_if import AttentionAnswer
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import device_template
     from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
@@ -45,6 +48,7 @@ __all__ = [
     "trace",
     "load",
     "cost",
+    "pages",
     "export",
     "profile",
     "devices",
@@ -57,10 +61,13 @@ __all__ = [
     "Answer",
     "StagesAnswer",
     "CostAnswer",
+    "PagesAnswer",
     "MemoryAnswer",
     "PredictionAnswer",
+    "AttentionAnswer",
     "GraphAnswer",
     "ExportAnswer",
+    "JoinAnswer",
     "ComparisonAnswer",
     "ProfileAnswer",
     "WholeReport",
@@ -87,6 +94,8 @@ _HOMES = {
     "profile": "api.profile.profile",
     "ProfileAnswer": "api.profile.profiling",
     "cost": "api.cost",
+    "pages": "api.pages",
+    "PagesAnswer": "api.pages",
     "export": "api.export",
     "devices": "api.devices",
     "device": "api.devices",
@@ -100,8 +109,10 @@ _HOMES = {
     "CostAnswer": "api.cost_answer",
     "MemoryAnswer": "api.memory",
     "PredictionAnswer": "api.prediction",
+    "AttentionAnswer": "api.what_if",
     "GraphAnswer": "api.graph",
     "ExportAnswer": "api.export",
+    "JoinAnswer": "api.join",
     "ComparisonAnswer": "api.comparison",
     "WholeReport": "api.whole_report",
     "DevicesAnswer": "api.devices",

@@ -79,7 +79,8 @@ def test_pages_with_inputs_of_equal_shapes_are_traced_once() -> None:
 
 def test_pages_with_inputs_of_other_shapes_are_traced_each() -> None:
     page, adapter = full_size_page(20), Counting()
-    other = replace(page, input_shapes=((1, 294), (1, 3, 512, 512)))
+    other_workload = {**page.workload, "image": "900x1200"}
+    other = replace(page, workload=other_workload, input_shapes=((1, 294), (1, 3, 512, 512)))
     PageTraces(adapter, "twin", "cpu").costs([page, other])
     assert len(adapter.asked) == 2
 
@@ -88,7 +89,7 @@ def test_costs_and_static_report_come_from_one_trace() -> None:
     page, adapter = full_size_page(20), Counting()
     traces = PageTraces(adapter, "twin", "cpu")
     (costs,) = traces.costs([page])
-    static = traces.static(page, {})
+    static = traces.static(page.workload, {})
     assert len(adapter.asked) == 1
     assert costs is not None
     assert static.flops == sum(work.flops for work in costs.works.values())
@@ -96,7 +97,7 @@ def test_costs_and_static_report_come_from_one_trace() -> None:
 
 def test_the_static_report_may_be_of_other_sizes() -> None:
     traces = PageTraces(DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny()), "twin", "cpu")
-    static = traces.static(full_size_page(20), StaticChoice(mode="tiny", decode_steps=1).options())
+    static = traces.static(full_size_page(20).workload, StaticChoice(mode="tiny", decode_steps=1).options())
     assert (static.workload["mode"], static.workload["image"]) == ("tiny", "1240x1754")
 
 

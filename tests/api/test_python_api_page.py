@@ -40,7 +40,9 @@ def test_every_field_of_the_configuration_is_explained(name: str) -> None:
 
 
 def test_every_method_and_figure_is_named() -> None:
-    methods = [name for name in vars(StaticAnalyzer) if not name.startswith("_")]
+    public = {name: value for name, value in vars(StaticAnalyzer).items() if not name.startswith(("_", "m_"))}
+    methods = [name for name, value in public.items() if callable(value)]
     assert [name for name in methods if f"`{name}(" not in PAGE] == []
+    assert [name for name in public if name not in methods and f"`analyzer.{name}`" not in PAGE] == []
     figures = [field.name for field in fields(StageAnalysisResult) if field.name not in ("stage", "phase")]
     assert [name for name in figures if f"`{name}`" not in PAGE] == []

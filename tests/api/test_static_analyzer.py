@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import jsonschema
@@ -67,6 +68,19 @@ def test_every_stage_has_all_its_figures(report: StaticComputeReport) -> None:
         assert stage.params
         assert stage.activations
         assert {source.source for source in stage.sources} == set(QUICK_SOURCES)
+
+
+def test_a_report_is_subscripted_like_the_dict_that_it_was(report: StaticComputeReport) -> None:
+    assert report["total"]["params"] == report.total.params
+    assert report["stages"]["sam"]["flops"] == report.stages["sam"].flops
+    assert report["stages"]["clip"]["flops_analytic"] == report.stages["clip"].analytic_flops
+    operators = report["stages"]["sam"]["operators"]
+    assert sum(operators.values()) == report["stages"]["sam"]["flops"]
+    assert (report["metadata"]["seq_len"], report["metadata"]["base_size"]) == (6, 64)
+    assert list(report["stages"]) == ["sam", "clip", "projector", "prefill", "decode"]
+    assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
+    with pytest.raises(KeyError):
+        report["nothing"]
 
 
 def test_closed_forms_and_fvcore_count_the_same_activations(report: StaticComputeReport) -> None:
@@ -131,6 +145,46 @@ def test_the_whole_model_is_counted_in_one_trace(
     assert {source.method for source in full.sources} == {Method.EXTRACTED}
 
 
+def test_the_whole_model_is_counted_by_fvcore_too(
+    analyzer: DeepseekOCRStaticAnalyzer, report: StaticComputeReport
+) -> None:
+    full = analyzer.analyze_full_model(source="fvcore")
+    prefill, decode = full.sources
+    assert {source.method for source in full.sources} == {Method.WHOLE_RUN}
+    assert (prefill.completed_flops or 0) + (decode.completed_flops or 0) == report.total.flops
+    assert full.params == report.total.params
+    assert full.flops is None  # fused attention of the encoders
+    assert 0 < (full.flops_at_least or 0) < (report.total.flops or 0)
+    assert {"", "model.sam_model", "model.layers.0.self_attn.q_proj"} <= {module.path for module in prefill.modules}
+    assert any("with formulas of ours for aten::scaled_dot_product_attention" in note for note in full.notes)
+    with pytest.raises(UsageError, match="takes no whole model"):
+        analyzer.analyze_full_model(source="exported")  # type: ignore[arg-type]
+
+
+def test_fvcore_and_its_version_are_in_every_file(report: StaticComputeReport, tmp_path: Path) -> None:
+    document = json.loads(report.run.to_json())
+    assert document["metadata"]["library_versions"]["fvcore"] == version("fvcore")
+    prefill, decode = document["whole_runs"]["fvcore"]
+    assert (prefill["flops"], decode["flops"]) == (None, report.stages["decode"].flops)
+    assert prefill["completed_flops"] == sum(stage.flops or 0 for stage in report.stages.values()) - decode["flops"]
+    modules = {row["path"]: row for row in prefill["modules"]}
+    sam = modules["model.sam_model"]
+    assert sam["counted_macs"] * 2 == sam["counted_flops"] == sum(sam["operators"].values())
+    assert set(sam["operators"]) == {"linear", "conv", "einsum", "layer_norm"}
+    text = write_static_compute_markdown(report, tmp_path / "static_compute.md").read_text()
+    fvcore = text.partition("## fvcore\n")[2]
+    for heading in ("Whole phases", "By operator", "By module", "By module and operator"):
+        assert f"### {heading}\n" in fvcore
+    fenced = fvcore.partition("```text\n")[2].partition("\n```")[0]
+    assert fenced == prefill_table(report)
+    assert f"fvcore {version('fvcore')}" in text
+    assert fenced in report.run.fvcore_table()
+
+
+def prefill_table(report: StaticComputeReport) -> str | None:
+    return next(run.own_table for run in report.run.whole_runs if run.phase == "prefill")
+
+
 def test_a_stage_by_itself_is_seen_by_torch_and_by_fvcore(session: DeepSeekOCRSession) -> None:
     config = AnalysisConfig(130, 90, base_size=32, crop_mode=False, patch_size=4, seq_len=2, decode_steps=0)
     sam = DeepseekOCRStaticAnalyzer(session).analyze_stage_isolated("sam", config)
@@ -147,7 +201,9 @@ def test_a_partial_count_is_no_figure_of_a_stage(report: StaticComputeReport) ->
     (sam,) = (stage for stage in report.run.static.stages if stage.name == "sam")
     (by_fvcore,) = (source for source in sam.sources if source.source == "fvcore")
     alone = isolated_only(replace(sam, sources=(by_fvcore,)))
-    assert (alone.flops, alone.macs, alone.isolated_flops) == (None, None, None)
+    assert (alone.flops, alone.macs) == (None, None)
+    assert alone.isolated_flops == report.stages["sam"].flops
+    assert alone.isolated_by == "fvcore with formulas of ours for aten::scaled_dot_product_attention"
     assert alone.flops_at_least == by_fvcore.at_least_flops
     assert report.stages["sam"].flops is not None
     assert 0 < (alone.flops_at_least or 0) < report.stages["sam"].flops

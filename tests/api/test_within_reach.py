@@ -24,7 +24,7 @@ SHOWING = {  # option -> what Python does instead
     "help": "help(...)",
 }
 NAMES = {  # option -> parameter of another name
-    "torchlens_picture": "picture",
+    "torchlens_picture": "pictures",
     "devices": "devices_file",
     "max_weights": "max_weight_bytes",
     "check": "checks",
@@ -40,7 +40,9 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "graph": (lpo.load, load_phase, Trace.graph, lpo.GraphAnswer.save),
     "cost": (lpo.cost, lpo.load, Trace.cost, lpo.CostAnswer.save_files),
     "report": (lpo.trace, lpo.load, Trace.stages, Trace.report, Answer.save),
-    "predict": (lpo.trace, lpo.load, Trace.predict),
+    "pages": (lpo.pages, Answer.save),
+    "predict": (lpo.trace, lpo.load, Trace.predict, Trace.what_if),
+    "join": (lpo.load, load_phase, Trace.join, Answer.save),
     "export": (lpo.export,),
     "compare": (lpo.load, Trace.compare),
     "models": (lpo.known_models,),
@@ -56,7 +58,10 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("cost", "out"): "folder",
     ("graph", "out"): "path",
     ("report", "sources"): "path",
+    ("pages", "out"): "path",
+    ("predict", "what_if"): "what",
     ("report", "out"): "path",
+    ("join", "out"): "path",
     ("devices show", "device"): "name",
     ("devices template", "device"): "identifier",
 }

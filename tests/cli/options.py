@@ -15,7 +15,7 @@ class StandInWorkload(Workload):
 
     taken_by: ClassVar[str] = "The stand-in"
 
-    mode: str | None = option(None, help="What goes wrong: odd, broken, broken-decode.")
+    mode: str | None = option(None, help="What goes wrong: odd, broken, broken-decode, miscounted.")
 
 
 WORKLOAD = StandInWorkload

@@ -6,6 +6,7 @@ from functools import partial
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder
 from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
 from llm_perf_opt.core.protocols import ModelAdapter, PartialTrace, Sight
 from llm_perf_opt.core.source_figures import BlindSpot, Method, SourceFigures
 from llm_perf_opt.core.target import Stage, Target
@@ -14,12 +15,14 @@ from tests.cli.options import StandInWorkload
 
 ROWS = 3  # the one matrix product of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
 FLOPS = 120
+THREE_HEADS = ExpectedCalls(what="heads", formula="3 heads x 1 forward", calls=3, paths="head")
 
 
 class StandInAdapter:
     """Two phases, unless no token is decoded; `mode=odd` adds an op that nobody can price.
 
-    `mode=broken` raises in every phase after the product, `mode=broken-decode` in the decode alone.
+    `mode=broken` raises in every phase after the product, `mode=broken-decode` in the decode alone. `mode=miscounted`
+    states more calls than there are.
     """
 
     title = "a stand-in"
@@ -36,6 +39,7 @@ class StandInAdapter:
                 build=lambda: None,
                 invoke=lambda built: None,
                 stages=(Stage(name="head", paths=("head",)),),
+                runtime=stated([THREE_HEADS] if workload.mode == "miscounted" else []),
             )
             for phase in phases
         )

@@ -185,7 +185,29 @@ def test_a_source_that_left_something_out_is_no_total_and_refused_by_strict(
     )
     assert "The total is not known." in err
     assert "--strict was given, and partial leaves out 20 FLOP of odd.attend in decode (decode)" in err
-    assert "--sources counted,partial" in err
+    assert "ask a source that sees everything: --sources counted\n" in err
+
+
+def test_strict_refuses_a_named_source_that_left_something_out_beside_one_that_did_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage has the figure of the count; the other one has its list."""
+    from llm_perf_opt.core.plugins import SOURCES
+
+    monkeypatch.setitem(SOURCES._entries, "partial", "tests.cli.stand_ins:PartialSource")
+    code, out, err = run("cost", "stand-in", "--sources", "counted,partial", "--strict")
+    assert code == 1
+    assert "partial left something out, or added something, in 1 of" in err
+    assert "leaves out 20 FLOP of odd.attend in decode (decode)" in err
+    assert "Sources that left something out" in out
+    code, out, _ = run("cost", "stand-in", "--sources", "counted,partial", "--json")
+    assert code == 0
+    assert totals(out)["flops"] is not None
+    tables = {table["title"]: table["rows"] for table in json.loads(out)["tables"]}
+    (decode,) = (row for row in tables["FLOPs by source"] if row["stage"] == "decode")
+    assert (decode["taken_from"], decode["partial_flops"]) == ("counted", None)
+    (row,) = tables["Sources that left something out"]
+    assert (row["flops_at_least"], row["ops_left_out"]) == (FLOPS - 20, 2)
 
 
 def test_one_source_alone_says_so(run: Run) -> None:

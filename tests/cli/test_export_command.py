@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from llm_perf_opt.api import export as export_module
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.labs.export.torch_lab import TorchLab
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 pytest.importorskip("transformers", reason="a Hugging Face folder needs transformers")
@@ -74,3 +75,62 @@ def test_strict_refuses_a_graph_that_does_other_work_than_the_trace(
     )
     with pytest.raises(PerfOptError, match=r"FLOPs of model\.layers\.0\.mlp differ between sources"):
         CliRunner().invoke(app, asked, catch_exceptions=False)
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever exports a part fails the test."""
+
+    def examine(*_: object) -> None:
+        pytest.fail("a part was exported")
+
+    monkeypatch.setattr(TorchLab, "examine", examine)
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        (["--part", "model.layers.0.mpl"], "does not call a module 'model.layers.0.mpl'", "'model.layers.0.mlp'"),
+        (["--compile", "model.layers.0.mpl"], "is not among the parts", "'model.layers.0.mlp'"),
+        (["--compile-mode", "max-autotunes"], "has no mode 'max-autotunes'", "'max-autotune'"),
+        (["--load-weights", "nowhere"], "no folder of weights 'nowhere'", "--load-weights random"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_any_part_is_exported(
+    folder: str, words: list[str], what: str, fix: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, ["export", folder, *LAYER, *words], catch_exceptions=False)
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_file_in_the_way_of_the_last_part_is_seen_before_the_first(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "model.layers.1.mlp.onnx").write_text("mine")
+    words = ["export", folder, *LAYER, "--part", "model.layers.1.mlp", "--out", str(tmp_path)]
+    with pytest.raises(PerfOptError, match=r"Would overwrite .*model\.layers\.1\.mlp\.onnx"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_weights_of_a_folder_go_into_the_file(folder: str, tmp_path: Path) -> None:
+    """A model with tied weights, as transformers saves it: the file gives what the loaded model gives."""
+    import transformers
+
+    pytest.importorskip("safetensors", reason="transformers saves with it")
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.tie_word_embeddings = True
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    out = tmp_path / "out"
+    words = ["--part", "lm_head", *LAYER, "--weights", folder, "--out", str(out), "--json"]
+    result = CliRunner().invoke(app, ["export", folder, *words], catch_exceptions=False)
+    tables = {table["title"]: table["rows"] for table in json.loads(result.stdout)["tables"]}
+    assert [row["weights"] for row in tables["What exports"]] == ["ok", "ok"]
+    for path in ("lm_head", "model.layers.0.mlp"):
+        program = torch.export.load(out / f"{path}.pt2")
+        x = torch.randn(program.example_inputs[0][0].shape)
+        with torch.no_grad():
+            torch.testing.assert_close(program.module()(x)[0], model.get_submodule(path)(x), rtol=0, atol=0)

@@ -95,3 +95,37 @@ def test_focus_and_depth_reach_the_view(run: Run, traces: Path) -> None:
 @pytest.mark.parametrize("words", [["--depth", "-1"], ["--max-boxes", "0"], ["--metric", "joules"], ["--format", "x"]])
 def test_wrong_usage_is_code_two(run: Run, traces: Path, words: list[str]) -> None:
     assert run("graph", traces, *words)[0] == 2
+
+
+def test_a_filter_says_what_it_left_out(run: Run, traces: Path) -> None:
+    code, out, _ = run("graph", traces, "--only", "encoder", "--metric", "activations")
+    assert code == 0
+    assert "Only encoder, with the boxes around. Left out: " in out
+    assert "of activation bytes; boxes named left out hold them." in out
+    assert "left out: " in out
+    assert "share of activations" in out
+
+
+def test_a_share_and_a_stage(run: Run, traces: Path) -> None:
+    assert "Only at least 0.5 % of FLOPs" in run("graph", traces, "--min-share", "0.5%")[1]
+    code, _, err = run("graph", traces, "--min-share", "0.5")
+    assert code == 2
+    assert "write --min-share 0.5%" in err
+    code, _, err = run("graph", traces, "--stage", "nowhere")
+    assert code == 2
+    assert "the stages are:" in err
+
+
+def test_ungrouped_is_every_module_and_every_call(run: Run, traces: Path) -> None:
+    graph = small_run()
+    view = json.loads(run("graph", traces, "--ungrouped", "--json")[1])
+    assert view["is_ungrouped"]
+    assert {box["path"] for box in view["boxes"]} == set(graph.call_counts)
+    assert all(box["instances"] == 1 and box["is_open"] for box in view["boxes"])
+    dot = run("graph", traces, "--ungrouped", "--format", "dot")[1]
+    assert dot.count(" -> ") == len(graph.edges)
+
+
+def test_activation_bytes_are_a_column_of_text_and_markdown(run: Run, traces: Path) -> None:
+    for name in ("text", "markdown"):
+        assert "activations" in run("graph", traces, "--format", name)[1]

@@ -29,6 +29,18 @@ def test_one_file_per_phase_holds_what_ran(run: Run, tmp_path: Path) -> None:
     assert graph.tracer == "stand-in, one"
 
 
+def test_events_are_part_of_the_file(run: Run, tmp_path: Path) -> None:
+    code, _, _ = run("trace", "stand-in", "--events", "--out", tmp_path)
+    assert code == 0
+    events = json.loads((tmp_path / "prefill.callgraph.json").read_text())["events"]
+    assert events[0] == {"event": "enter", "path": "", "parent": None, "index": 0}
+    assert {"event": "enter", "path": "head", "parent": ""}.items() <= events[1].items()
+    assert len(read_callgraph(tmp_path / "prefill.callgraph.json").events) == len(events)
+    code, out, err = run("trace", "stand-in", "--events")
+    assert (code, out) == (2, "")
+    assert "add --out DIR" in err
+
+
 def test_without_out_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = run("trace", "stand-in")
@@ -106,3 +118,13 @@ def test_a_folder_that_cannot_be_made_is_our_failure(run: Run, tmp_path: Path) -
     code, _, err = run("trace", "stand-in", "--out", tmp_path / "file")
     assert code == 1
     assert "fix: choose another --out" in err
+
+
+def test_strict_fails_on_modules_that_ran_more_or_less_often_than_expected(run: Run) -> None:
+    code, out, _ = run("trace", "stand-in", "--mode", "miscounted")
+    assert code == 0
+    assert "warning: prefill: heads: 3 expected (3 heads x 1 forward), 1 found." in out
+    assert "Calls expected and found" in out
+    code, _, err = run("trace", "stand-in", "--mode", "miscounted", "--strict")
+    assert code == 1
+    assert "Modules ran more or less often than expected: heads." in err

@@ -78,8 +78,9 @@ def test_the_options_reach_the_tracer(run: Run, tmp_path: Path) -> None:
         (["--load-weights", "random"], "no use for --load-weights"),
         (["--tracer", "hooks", "--routing", "one"], "no use for --routing"),
         (["--tracer", "hoks"], "did you mean 'hooks'?"),
-        (["--torchlens-picture", "layer.svg"], "MODULE=FILE"),
-        (["--torchlens-picture", "head=layer.txt"], "MODULE=FILE"),
+        (["--torchlens-picture", "layer"], "[MODULE=]FILE"),
+        (["--torchlens-picture", "head=layer.txt:rolled"], "cannot be written as 'layer.txt'"),
+        (["--torchlens-picture", "head=a.svg", "--torchlens-picture", "a.svg:rolled"], "2 pictures"),
         (["--torchlens-picture", "head=layer.svg"], "add --tracer torchlens"),
     ],
 )
@@ -136,3 +137,14 @@ def test_report_puts_times_on_costs(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("report", tmp_path / "priced", "--times", tmp_path / "timed")
     assert code == 0
     assert "60.0 kFLOP/s" in out  # 120 FLOPs in 2 ms
+
+
+@pytest.mark.parametrize("tracer", ["weightless", "hooks", "torchlens"])
+@pytest.mark.parametrize("option", ["--with-stack", "--with-modules", "--profile-memory"])
+def test_an_option_of_the_profiler_is_refused_by_other_tracers(run: Run, tracer: str, option: str) -> None:
+    if tracer == "torchlens":
+        pytest.importorskip("torchlens", reason="the tracer needs it")
+    code, out, err = run("trace", "stand-in", "--tracer", tracer, option)
+    assert (code, out) == (2, "")
+    assert f"The tracer {tracer!r} has no use for {option}." in err
+    assert "an option of torch.profiler" in err

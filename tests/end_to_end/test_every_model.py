@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import llm_perf_opt as lpo
@@ -22,3 +24,16 @@ def test_an_attention_that_the_library_refuses_is_told_in_words() -> None:
     pytest.importorskip("transformers", minversion="5.0", reason="the code of the model is in transformers 5")
     with pytest.raises(UsageError, match=r"cannot build GOT-OCR 2\.0 with sdpa attention"):
         lpo.trace("got-ocr2", attention="sdpa")
+
+
+@pytest.mark.slow
+def test_the_miniature_answers_what_the_full_size_answers(tmp_path: Path) -> None:
+    trace = lpo.trace("deepseek-ocr-tiny", image="200x300", out=tmp_path / "run")
+    assert trace.phases == ("prefill", "decode")
+    loops = [loop.text for root in trace.graph().view.roots for box in root.walk() for loop in box.loops]
+    assert {"for 3", "parfor 8"} <= set(loops)
+    bound_s = trace.predict("h100-sxm").lower_bound_s
+    assert bound_s is not None and bound_s > 0
+    (part,) = lpo.export("deepseek-ocr-tiny", "projector", checks=["export"]).parts
+    assert part.ops
+    assert lpo.load(tmp_path / "run").stages().total.flops == trace.stages().total.flops

@@ -98,7 +98,7 @@ def artifacts(folder: Path) -> set[str]:
 
 EVERY_ARTIFACT = {
     *("config.yaml", "request.json", "env.json", "pages", "operators.csv", "chrome-trace.json"),
-    *("static_compute.json", "metrics.json", "report.md", "report.html"),
+    *("static_compute.json", "static_compute.md", "metrics.json", "report.md", "report.html"),
 }
 
 

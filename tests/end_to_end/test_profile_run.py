@@ -56,7 +56,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
 def test_every_artifact_is_there_and_told(done: Done) -> None:
     artifacts = {
         *("config.yaml", "request.json", "env.json", "metrics.json", "report.md", "report.html"),
-        *("operators.csv", "chrome-trace.json", "static_compute.json"),
+        *("operators.csv", "chrome-trace.json", "static_compute.json", "static_compute.md"),
     }
     assert {file.name for file in done.folder.iterdir()} == {*artifacts, ".lock", "pages"}
     assert {

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.analyses.call_checks import call_checks
 from llm_perf_opt.analyses.cost.module_costs import module_costs
+from llm_perf_opt.api.cost import cost_of
+from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.plugins import FOLDERS
+from llm_perf_opt.core.source_figures import Method
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.weightless import ReplayRouting
 from tests.end_to_end.deepseek_ocr_runs import facts, workload
@@ -59,3 +63,35 @@ def test_flops_of_every_module_are_identical(run: str, phase: str) -> None:
     expected: dict[str, Any] = {path: sum(by_op.values()) for path, by_op in fact["by_module"].items()}
     assert {path: costs.by_path[path].inclusive.flops for path in expected} == expected
     assert costs.by_path[""].inclusive.flops == fact["total_flops"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_closed_forms_of_the_folder_are_the_count_of_its_own_code(run: str) -> None:
+    """FLOPs of every stage of both phases, to the last integer, and as many parameters."""
+    crops = facts(f"callgraph-{run}.json")["workload"]["crops"]
+    asked = workload("base" if run == "base" else "gundam", crops)
+    origin = Origin(name="released", adapter=FOLDERS.get("huggingface")(Path(str(FOLDER)), True), workload=asked)
+    answer = cost_of(origin, ("counted", "closed-form"))
+    by_formula = {(stage.phase, stage.name): stage.by_method(Method.CLOSED_FORM) for stage in answer.stages}
+    assert by_formula == {(stage.phase, stage.name): stage.by_method(Method.EXTRACTED) for stage in answer.stages}
+    assert [name for _, name in by_formula] == ["sam", "clip", "projector", "prefill", "decode"]
+    assert None not in by_formula.values()
+    assert (answer.missing, answer.unexplained) == ((), ())
+
+
+def test_fvcore_takes_the_released_code_as_a_whole_and_by_stage() -> None:
+    asked = workload("base", None)
+    origin = Origin(name="released", adapter=FOLDERS.get("huggingface")(Path(str(FOLDER)), True), workload=asked)
+    answer = cost_of(origin, ("counted", "fvcore"))
+    for whole in answer.whole_runs:
+        assert whole.completed_flops == answer.static.phase_flops(whole.phase)
+    assert {stage.name: stage.isolated_flops for stage in answer.stages} == {
+        stage.name: stage.flops for stage in answer.stages
+    }
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_modules_run_as_often_as_page_configuration_and_steps_imply(run: str) -> None:
+    checks = call_checks([traced(run, "prefill"), traced(run, "decode_step")])
+    assert len(checks) == 11
+    assert [check for check in checks if not check.is_as_expected] == []

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from importlib.metadata import version
-
 import pytest
 import torch
 
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
+from tests.end_to_end.released_folders import needs_released_code, small_folder
 
-FOLDER = os.environ.get("LLM_PERF_OPT_DSOCR_DIR")
-pytestmark = [
-    pytest.mark.skipif(FOLDER is None, reason="LLM_PERF_OPT_DSOCR_DIR names no folder with the released code"),
-    pytest.mark.skipif(
-        FOLDER is not None and not version("transformers").startswith(("4.46.", "4.47.")),
-        reason="the released code needs transformers 4.46 or 4.47",
-    ),
-]
-SMALL = {"num_hidden_layers": 2, "n_routed_experts": 8, "intermediate_size": 512, "moe_intermediate_size": 128}
+pytestmark = needs_released_code
 PROMPT = (7, 8, 9, 10, 11)
 NEW_TOKENS = 6
 
@@ -28,12 +16,7 @@ NEW_TOKENS = 6
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> DeepSeekOCRSession:
     """Its code and its vision encoders as released, its decoder with two small layers, float32."""
-    place = tmp_path_factory.mktemp("released") / "model"
-    shutil.copytree(str(FOLDER), place, ignore=shutil.ignore_patterns("*.safetensors*"))
-    config = json.loads((place / "config.json").read_text("utf-8"))
-    (place / "config.json").write_text(
-        json.dumps({**config, **SMALL, "language_config": {**config["language_config"], **SMALL}}), encoding="utf-8"
-    )
+    place = small_folder(tmp_path_factory.mktemp("released") / "model", layers=2)
     made = DeepSeekOCRSession.from_local(
         place, use_flash_attn=True, trust_remote_code=True, dtype="float32", weights="random"
     )

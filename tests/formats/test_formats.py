@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.report import BarChart, Column, Kind, Level, Note, Report, Series, Table
+from llm_perf_opt.core.report import BarChart, Column, Kind, Level, Listing, Note, Report, Series, Table
 from tests.formats.made_reports import full_report, hostile_report, limits_report
 
 COLUMNS = (
@@ -64,6 +64,27 @@ def test_every_format_shows_every_table_and_note_and_no_zero_for_the_unknown(nam
         assert word in text
     assert re.search(r"(?<![\d.])0(?![\d.])", read(name, text)) is None
     assert text.endswith("\n")
+
+
+LISTING = Listing("Table of another tool", "| model | #flops |\n| ```a\u202eb\x1b[2J | 1_000 |\n<b>|x|</b>\n")
+
+
+@pytest.mark.parametrize("name", REPORTERS.names())
+def test_every_format_shows_the_lines_of_another_tool_or_says_where_they_are(name: str) -> None:
+    text = REPORTERS.get(name)().render(Report(title="r", listings=(LISTING,)))
+    assert "Table of another tool" in text
+    if name == "json":
+        assert json.loads(text)["listings"] == [{"title": LISTING.title, "text": LISTING.text}]
+        return
+    assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", text) == []
+    if name == "csv":
+        assert "3 lines, which the other formats hold" in text
+    else:
+        shown = html.unescape(text).splitlines()
+        assert any(line.endswith("| model | #flops |") for line in shown)
+        assert any("| ```a\\u202eb\\x1b[2J | 1_000 |" in line for line in shown)
+    assert "<b>" not in text or name in ("text", "markdown")  # between fences of four backticks nothing acts
+    assert name != "markdown" or "\n````text\n| model | #flops |\n" in text
 
 
 def titles(report: Report) -> Iterator[str]:

@@ -23,10 +23,12 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import device_template, load_devices
 from llm_perf_opt.core.hardware.calibration import read_calibration
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
+from llm_perf_opt.core.recordings.read import read_recording
 from tests.analyses.profile.made_runs import made_page, made_pass
 from tests.analyses.profile.test_document import document as metrics
 from tests.analyses.time.made_calibrations import calibration, product_seconds, table
 from tests.core.callgraph.made_graphs import toy_graph
+from tests.core.recordings.test_chrome_trace import HOST, kernel
 
 FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -74,6 +76,7 @@ def _json(document: object) -> bytes:
     return json.dumps(document).encode()
 
 
+RECORDED_KERNEL = kernel("gemm", 200, 5.5, External_id=2, correlation=11)
 JSON_FILES = {
     "call graph": Read(_json(to_json_dict(toy_graph(), with_events=True)), read_callgraph),
     "calibration": Read(_json(asdict(_made_calibration())), read_calibration),  # type: ignore[call-overload]
@@ -81,6 +84,8 @@ JSON_FILES = {
     "page": Read(_json(made_page(made_pass(20, 10, (3, 5)), cold=made_pass(40, 20, (7, 8))).to_json()), _page),
     "request": Read(_json(asdict(ProfileRequest())), read_request),
     "expert counts": Read(_json({"prefill": [[1, 2, 3], [3, 2, 1]], "decode": [[1, 0, 0]]}), _replay),
+    "recording": Read(_json({"traceEvents": [*HOST, RECORDED_KERNEL], "deviceProperties": []}), read_recording),
+    "table of kernels": Read(_json([{"Start (ns)": 5, "Duration (ns)": "1,000", "Name": "gemm"}]), read_recording),
     "model file": Read(_json({"model_type": "x", "layers": [1, 2]}), lambda file: read_foreign_json(file, MODEL_FILE)),
 }
 FILES = JSON_FILES | {"devices": Read(device_template().encode(), load_devices)}

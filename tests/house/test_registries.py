@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from llm_perf_opt.core.plugins import (
     CALIBRATORS,
     DRAWINGS,
     EXPORT_LABS,
+    FOLDER_FORMS,
     FOLDER_INPUTS,
     FOLDER_PARTS,
     FOLDERS,
@@ -23,7 +25,7 @@ from llm_perf_opt.core.plugins import (
     TRACERS,
     Registry,
 )
-from llm_perf_opt.core.protocols import Calibrator, Sight
+from llm_perf_opt.core.protocols import Calibrator, KnowsClosedForms, Sight
 from llm_perf_opt.core.report import Report
 
 
@@ -98,7 +100,12 @@ def test_a_calibrator_takes_what_its_protocol_says_with_the_same_defaults(name: 
 
 @pytest.mark.parametrize("name", EXPORT_LABS.names())
 def test_an_export_lab_examines_a_part_of_a_target(name: str) -> None:
-    assert method_takes(EXPORT_LABS.get(name), "examine", "target", "part", "options")
+    assert method_takes(EXPORT_LABS.get(name), "examine", "target", "part", "options", "fresh")
+
+
+@pytest.mark.parametrize("name", FOLDER_FORMS.names())
+def test_folder_forms_know_closed_forms(name: str, tmp_path: Path) -> None:
+    assert isinstance(FOLDER_FORMS.get(name)(tmp_path), KnowsClosedForms)
 
 
 @pytest.mark.parametrize("name", FOLDER_PARTS.names())
@@ -112,7 +119,7 @@ def test_every_registry_is_held_to_its_protocol_here() -> None:
     registries = {name for name, value in vars(plugins).items() if isinstance(value, Registry)}
     assert registries == {
         *("MODELS", "FOLDERS", "FOLDER_INPUTS", "FOLDER_PARTS", "TRACERS", "SOURCES", "REPORTERS", "DRAWINGS"),
-        *("OUTSIDE_PROFILERS", "CALIBRATORS", "EXPORT_LABS"),
+        *("OUTSIDE_PROFILERS", "CALIBRATORS", "EXPORT_LABS", "FOLDER_FORMS"),
     }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.cost.coverage import priced_total
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
-from llm_perf_opt.core.export_outcome import Check, Outcome, PartOutcome, Verdict
-from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table, table_of
+from llm_perf_opt.core.export_outcome import Check, CompileFigures, CompileTrial, Outcome, PartOutcome, Verdict
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of
 from llm_perf_opt.ops.cost import OpCost
 from llm_perf_opt.ops.table import price
 
@@ -165,6 +165,7 @@ def export_report(model: str, parts: Sequence[PartOutcome], flops: Sequence[Part
         _axes(parts),
         _flops(flops),
         _parity(parts),
+        _weighted(parts),
         _compiled(parts),
         _breaks(parts),
         _inputs(parts),
@@ -274,8 +275,9 @@ def _agreement(part: PartFlops) -> str:
 
 
 def _parity(parts: Sequence[PartOutcome]) -> Table:
+    weights = "the weights of the files" if any(part.weighted for part in parts) else "random weights"
     return table_of(
-        "onnxruntime against eager, random weights",
+        f"onnxruntime against eager, {weights}",
         ((part.name, part.parity) for part in parts if part.parity is not None),
         {
             Column("part"): lambda row: row[0],
@@ -287,30 +289,65 @@ def _parity(parts: Sequence[PartOutcome]) -> Table:
     )
 
 
+def _trials(parts: Sequence[PartOutcome]) -> list[tuple[str, CompileTrial]]:
+    return [(part.name, trial) for part in parts for trial in part.compiled]
+
+
 def _compiled(parts: Sequence[PartOutcome]) -> Table:
-    return table_of(
-        "torch.compile against eager, medians of one process",
-        ((part.name, part.compiled) for part in parts if part.compiled is not None),
-        {
-            Column("part"): lambda row: row[0],
-            Column("graphs", Kind.COUNT): lambda row: row[1].graphs,
-            Column("breaks", Kind.COUNT): lambda row: len(row[1].breaks),
-            Column("compile", Kind.SECONDS): lambda row: row[1].compile_seconds,
-            Column("eager", Kind.SECONDS): lambda row: row[1].eager_seconds,
-            Column("compiled", Kind.SECONDS): lambda row: row[1].compiled_seconds,
-            Column("compiled of eager", Kind.RATIO): lambda row: row[1].compiled_of_eager,
-            Column("runs", Kind.COUNT): lambda row: row[1].runs,
-            Column("threads", Kind.COUNT): lambda row: row[1].threads,
-        },
-    )
+    """A row per part and mode; where only the default mode was tried, its name says nothing and is left out."""
+    trials = _trials(parts)
+    has_modes = any(trial.mode != "default" for _, trial in trials)
+    columns = {Column("part"): _of_trial(lambda name, trial: name)}
+    if has_modes:
+        columns[Column("mode")] = _of_trial(lambda name, trial: trial.mode)
+    columns |= {
+        Column("graphs", Kind.COUNT): _of_figures(lambda one: one.graphs),
+        Column("breaks", Kind.COUNT): _of_figures(lambda one: len(one.breaks)),
+        Column("compile", Kind.SECONDS): _of_figures(lambda one: one.compile_seconds),
+        Column("eager", Kind.SECONDS): _of_figures(lambda one: one.eager_seconds),
+        Column("compiled", Kind.SECONDS): _of_figures(lambda one: one.compiled_seconds),
+        Column("compiled of eager", Kind.RATIO): _of_figures(lambda one: one.compiled_of_eager),
+        Column("runs", Kind.COUNT): _of_figures(lambda one: one.runs),
+        Column("threads", Kind.COUNT): _of_figures(lambda one: one.threads),
+    }
+    if has_modes:
+        columns[Column("autotuned", Kind.COUNT)] = _of_figures(lambda one: one.autotuned)
+        columns[Column("remarks")] = _of_trial(lambda name, trial: "; ".join(trial.remarks))
+    shown = [row for row in trials if has_modes or row[1].figures is not None]
+    return table_of("torch.compile against eager, medians of one process", shown, columns)
+
+
+def _of_trial(read: Callable[[str, CompileTrial], Cell]) -> Callable[[tuple[str, CompileTrial]], Cell]:
+    return lambda row: read(*row)
+
+
+def _of_figures(read: Callable[[CompileFigures], Cell]) -> Callable[[tuple[str, CompileTrial]], Cell]:
+    return lambda row: None if row[1].figures is None else read(row[1].figures)
 
 
 def _breaks(parts: Sequence[PartOutcome]) -> Table:
-    compiled = ((part.name, part.compiled) for part in parts if part.compiled is not None)
+    """The same in every mode: dynamo decides on them before a backend sees the graph."""
+    figures = {name: trial.figures for name, trial in _trials(parts) if trial.figures is not None}
     return Table(
         title="Where the compiled graph breaks",
         columns=tuple(map(Column, ("part", "where", "reason"))),
-        rows=tuple((name, found.site, found.reason) for name, figures in compiled for found in figures.breaks),
+        rows=tuple((name, found.site, found.reason) for name, one in figures.items() for found in one.breaks),
+    )
+
+
+def _weighted(parts: Sequence[PartOutcome]) -> Table:
+    return table_of(
+        "Files with weights, loaded again and run by themselves",
+        ((part.name, check) for part in parts for check in part.weighted),
+        {
+            Column("part"): lambda row: row[0],
+            Column("file"): lambda row: row[1].file,
+            Column("size", Kind.BYTES): lambda row: row[1].file_bytes,
+            Column("runtime"): lambda row: row[1].runtime,
+            Column("outputs", Kind.COUNT): lambda row: row[1].parity.outputs,
+            Column("largest value"): lambda row: f"{row[1].parity.largest_value:.3g}",
+            Column("largest difference"): lambda row: f"{row[1].parity.max_abs_error:.1e}",
+        },
     )
 
 
@@ -329,9 +366,13 @@ def _inputs(parts: Sequence[PartOutcome]) -> Table:
 
 
 def _notes(parts: Sequence[PartOutcome], flops: Sequence[PartFlops]) -> Iterator[Note]:
-    yield Note("Each part is taken with the arguments of its last distinct call in the run; nothing is materialised.")
-    if any(part.parity is not None or part.compiled is not None for part in parts):
-        yield Note("Only where numbers are compared or timed does a part get weights, which are random.")
+    taken = "Each part is taken with the arguments of its last distinct call in the run"
+    if any(part.weighted for part in parts):
+        yield Note(f"{taken}; its files hold the weights of the part alone.")
+    else:
+        yield Note(f"{taken}; nothing is materialised.")
+        if any(part.parity is not None or part.compiled for part in parts):
+            yield Note("Only where numbers are compared or timed does a part get weights, which are random.")
     for figure in flops:
         if not figure.is_explained:
             yield Note(f"{figure.name}: the sources differ and no cause is known.", Level.WARNING)

@@ -17,7 +17,7 @@ from llm_perf_opt.api.trace_files import workload_of
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import MODELS, SOURCES
-from llm_perf_opt.core.protocols import KnowsClosedForms, Source
+from llm_perf_opt.core.protocols import CountsWholeRuns, KnowsClosedForms, Source
 from llm_perf_opt.core.source_figures import Method, SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_seconds
@@ -142,10 +142,13 @@ def _ask_model(origin: Origin, names: Sequence[str]) -> list[SourceFigures]:
         source = _source(name, origin)
         try:
             found = source.figures(origin.adapter, origin.workload)
+            if isinstance(source, CountsWholeRuns):
+                found += source.whole_runs(origin.adapter, origin.workload)
         except PerfOptError as error:
             found = (_failed(name, f"{error.what} {error.why or ''}".strip()),)
         figures += found
-        log.info("  %d stages in %s", len(found), format_seconds(time.perf_counter() - started))
+        stages = sum(figure.method is not Method.WHOLE_RUN for figure in found)
+        log.info("  %d stages in %s", stages, format_seconds(time.perf_counter() - started))
     return figures
 
 

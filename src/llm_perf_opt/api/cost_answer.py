@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt import __version__
 from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.cost.coverage import known_sum
+from llm_perf_opt.analyses.cost.source_tables import incomplete_sources
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.cost.static_json import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
@@ -22,6 +23,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.output_files import make_folder, require_free, write_result
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json
 
 if TYPE_CHECKING:
@@ -102,6 +104,16 @@ class CostAnswer(Answer):
         return self.ledger.missing
 
     @property
+    def incomplete(self) -> tuple[SourceFigures, ...]:
+        """Figures of stages that are no totals, since their source left something out or added something."""
+        return tuple(source for stage in self.stages for source in incomplete_sources(stage))
+
+    @property
+    def whole_runs(self) -> tuple[SourceFigures, ...]:
+        """What fvcore, if it was asked, says of each phase as one piece, by module and operator; part of no sum."""
+        return self._static.whole_runs
+
+    @property
     def static(self) -> StaticCompute:
         """The record that `static_compute.json` is written from."""
         return self._static
@@ -149,10 +161,16 @@ class CostAnswer(Answer):
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def fvcore_table(self) -> str:
-        """The tables that fvcore itself prints, stage after stage; empty where it was not asked or had none."""
-        said = [source for stage in self.stages for source in stage.sources if source.own_table]
+        """The tables that fvcore itself prints, of whole phases, then of stages; empty where it gave none.
+
+        Its `#flops` are multiply-adds.
+        """
+        runs = [(f"{run.phase}, the whole phase", run) for run in self.whole_runs]
+        stages = [(f"{source.stage} ({source.phase})", source) for stage in self.stages for source in stage.sources]
         return "\n\n".join(
-            f"{source.stage} ({source.phase})\n{source.own_table}" for source in said if source.source == "fvcore"
+            f"{heading}\n{source.own_table}"
+            for heading, source in (*runs, *stages)
+            if source.source == "fvcore" and source.own_table
         )
 
     def save_files(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,24 +12,32 @@ from typing import Any
 from llm_perf_opt.analyses.cost.module_costs import kinds_in_call
 from llm_perf_opt.analyses.export_matrix import PartFlops, export_report, part_flops
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.export_names import (
+    MATRIX,
+    MATRIX_FORMATS,
+    check_names,
+    chosen_parts,
+    compile_mode_names,
+    require_called,
+    require_chosen,
+    reserve_part_files,
+    target_of,
+    weight_values,
+)
 from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.traced_phases import make_tracer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, Check, ExportOptions, PartOutcome
-from llm_perf_opt.core.output_files import make_folder, require_free, write_whole
+from llm_perf_opt.core.export_outcome import Check, ExportOptions, PartOutcome
+from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.plugins import EXPORT_LABS, REPORTERS
-from llm_perf_opt.core.protocols import KnowsParts
+from llm_perf_opt.core.protocols import ExportLab, RunsForReal
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.core.units import format_seconds
 
 log = logging.getLogger(__name__)
 
-MATRIX = "matrix"
-_FORMATS = ("json", "markdown", "html")
-_PART_SUFFIXES = (".pt2", ".fx.txt", ".onnx")
 _DEFAULTS = ExportOptions()
 
 
@@ -67,6 +74,8 @@ def export(
     checks: Sequence[str] | None = None,
     compile_parts: Sequence[str] = (),
     compile_runs: int = _DEFAULTS.compile_runs,
+    compile_modes: Sequence[str] = _DEFAULTS.compile_modes,
+    load_weights: str | Path | None = None,
     max_weight_bytes: int = _DEFAULTS.max_weight_bytes,
     out: str | Path | None = None,
     force: bool = False,
@@ -86,10 +95,13 @@ def export(
         The run that a module path is taken from.
     checks
         Some of `export`, `dynamic`, `onnx`, `onnxruntime`. Default: all of them.
-    compile_parts, compile_runs
-        Parts that are also compiled, and how many timed runs of each kind.
+    compile_parts, compile_runs, compile_modes
+        Parts that are also compiled, how many timed runs of each kind, and the modes of `torch.compile` to compare.
+    load_weights
+        Values that go into the files: `random`, or a folder of safetensors. Default, and `none`: the files hold no
+        values. A module keeps its own weights, whichever of the two is given.
     max_weight_bytes
-        Random weights that one part may take, for onnxruntime and compiling.
+        Weights that one part may take, for onnxruntime, compiling and files with weights.
     out, force
         A folder for .pt2, .onnx, listings and the matrix, and whether to overwrite those in it.
     """
@@ -105,6 +117,8 @@ def export(
         checks=checks,
         compile_parts=compile_parts,
         compile_runs=compile_runs,
+        compile_modes=compile_modes,
+        load_weights=load_weights,
         max_weight_bytes=max_weight_bytes,
         out=out,
         force=force,
@@ -119,79 +133,60 @@ def export_parts(
     checks: Sequence[str] | None = None,
     compile_parts: Sequence[str] = (),
     compile_runs: int = _DEFAULTS.compile_runs,
+    compile_modes: Sequence[str] = _DEFAULTS.compile_modes,
+    load_weights: str | Path | None = None,
     max_weight_bytes: int = _DEFAULTS.max_weight_bytes,
     out: str | Path | None = None,
     force: bool = False,
 ) -> ExportAnswer:
-    """The same for a model and workload that were found before."""
+    """The same for a model and workload that were found before. Every name and file is checked before the work."""
+    weights = weight_values(load_weights)
     options = ExportOptions(
-        checks=_checks(checks),
+        checks=check_names(checks) | (frozenset() if weights is None else {Check.WEIGHTS}),
         compile_runs=compile_runs,
+        compile_modes=compile_mode_names(compile_modes),
+        load_weights=weights,
         max_weight_bytes=max_weight_bytes,
         out=None if out is None else Path(out),
     )
-    chosen = _chosen(origin, parts, phase)
-    _refuse_unknown(compile_parts, [part.name for part in chosen])
-    _reserve_folder(options.out, chosen, force=force)
+    chosen = chosen_parts(origin, parts, phase)
+    require_chosen(compile_parts, [part.name for part in chosen])
+    reserve_part_files(options.out, chosen, force=force)
     targets = {target.phase: target for target in origin.adapter.targets(origin.workload)}
-    lab = EXPORT_LABS.get("torch")()
-    outcomes = []
     for part in chosen:
-        log.info("Exporting %s ...", part.name)
-        started = time.perf_counter()
-        compiled = {Check.COMPILE} if part.name in compile_parts else frozenset()
-        outcomes.append(lab.examine(_target(targets, part), part, replace(options, checks=options.checks | compiled)))
-        log.info("  %s", format_seconds(time.perf_counter() - started))
+        target_of(targets, part)
+    require_called(origin, chosen, parts)
+    lab = EXPORT_LABS.get("torch")()  # one for all parts, which finds the next part of a model faster
+    outcomes = [_examined(lab, origin, part, targets, options, part.name in compile_parts) for part in chosen]
     files = tuple(file for outcome in outcomes for file in outcome.files)
     answer = ExportAnswer(model=origin.name, parts=tuple(outcomes), flops=_flops(outcomes, targets), files=files)
     return replace(answer, files=(*files, *_write_matrix(answer.report(), options.out)))
 
 
-def _checks(names: Sequence[str] | None) -> frozenset[Check]:
-    """Those asked for; the graph itself is always made, since all others start from it."""
-    for name in names or ():
-        if name not in CHECKS_BY_NAME:
-            raise UsageError(
-                f"There is no check {name!r}.", why=f"there are: {', '.join(CHECKS_BY_NAME)}", fix="choose one"
-            )
-    return frozenset(CHECKS_BY_NAME[name] for name in names or CHECKS_BY_NAME) | {Check.EXPORT}
+def _examined(
+    lab: ExportLab,
+    origin: Origin,
+    part: Part,
+    targets: Mapping[str, Target],
+    options: ExportOptions,
+    is_compiled: bool,
+) -> PartOutcome:
+    log.info("Exporting %s ...", part.name)
+    started = time.perf_counter()
+    checks = options.checks | ({Check.COMPILE} if is_compiled else frozenset())
+    fresh = None if options.load_weights is None else target_of(_fresh_targets(origin), part)
+    outcome = lab.examine(target_of(targets, part), part, replace(options, checks=checks), fresh)
+    log.info("  %s", format_seconds(time.perf_counter() - started))
+    return outcome
 
 
-def _chosen(origin: Origin, names: Sequence[str], phase: str) -> tuple[Part, ...]:
-    adapter = origin.adapter
-    known = {part.name: part for part in adapter.parts()} if isinstance(adapter, KnowsParts) else {}
-    if not names and not known:
-        raise UsageError(
-            f"No parts are known for {origin.name}.",
-            why="only a model folder of this package can name the pieces that are worth a graph",
-            fix="add --part with the path of a module, such as --part model.layers.0",
-        )
-    return tuple(known.get(name) or _part_at(name, phase) for name in names or known)
-
-
-def _part_at(path: str, phase: str) -> Part:
-    """The module at a path, under a name that is safe as the name of a file."""
-    return Part(name=re.sub(r"[^\w.-]", "_", path) or "model", path=path, phase=phase)
-
-
-def _refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"{name!r} is not among the parts to export.",
-                why=f"chosen: {', '.join(known)}",
-                fix="name one of these after --compile, or add --part",
-            )
-
-
-def _target(targets: Mapping[str, Target], part: Part) -> Target:
-    if part.phase not in targets:
-        raise UsageError(
-            f"The run has no phase {part.phase!r}, which the part {part.name!r} needs.",
-            why=f"its phases are: {', '.join(targets)}",
-            fix="ask for at least one decode step, or choose other parts with --part",
-        )
-    return targets[part.phase]
+def _fresh_targets(origin: Origin) -> dict[str, Target]:
+    """Targets that nothing has run yet; those of a module that has weights have them too."""
+    targets = origin.adapter.targets(origin.workload)
+    if isinstance(origin.adapter, RunsForReal):
+        real = origin.adapter.real_run(origin.workload, None).targets
+        targets = real if all(target.has_weights for target in real) else targets
+    return {target.phase: target for target in targets}
 
 
 def _flops(outcomes: Sequence[PartOutcome], targets: Mapping[str, Target]) -> tuple[PartFlops, ...]:
@@ -213,21 +208,11 @@ def _traced_kinds(graph: CallGraph, outcome: PartOutcome) -> dict[OpKind, int] |
     return total
 
 
-def _reserve_folder(folder: Path | None, parts: Sequence[Part], *, force: bool) -> None:
-    """Refuse, before the work begins, to overwrite anything; make the folder."""
-    if folder is None:
-        return
-    names = [f"{part.name}{suffix}" for part in parts for suffix in _PART_SUFFIXES]
-    names += [f"{MATRIX}{REPORTERS.get(name).suffix}" for name in _FORMATS]
-    require_free((folder / name for name in names), force=force)
-    make_folder(folder)
-
-
 def _write_matrix(report: Report, folder: Path | None) -> list[Path]:
     if folder is None:
         return []
     files = []
-    for name in _FORMATS:
+    for name in MATRIX_FORMATS:
         reporter = REPORTERS.get(name)()
         file = folder / f"{MATRIX}{reporter.suffix}"
         write_whole(file, [reporter.render(report).encode()])

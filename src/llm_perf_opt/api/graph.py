@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _COLUMNS = (
     Column("calls", Kind.COUNT),
     Column("FLOPs", Kind.FLOPS),
     Column("bytes moved", Kind.BYTES),
+    Column("activation bytes", Kind.BYTES),
     Column("parameters", Kind.COUNT),
 )
 
@@ -76,9 +78,23 @@ def grouped(
     focus: str | None = None,
     max_boxes: int | None = None,
     metric: str = "flops",
+    only: str | Iterable[str] | None = None,
+    stage: str | Iterable[str] | None = None,
+    min_share: float | str | None = None,
+    ungrouped: bool = False,
 ) -> GraphView:
     """The boxes of one phase, with the stored formats in its caption."""
-    view = group(graph, depth=depth, focus=focus, max_boxes=max_boxes or MAX_BOXES, metric=metric)
+    view = group(
+        graph,
+        depth=depth,
+        focus=focus,
+        max_boxes=max_boxes or MAX_BOXES,
+        metric=metric,
+        only=only,
+        stage=stage,
+        min_share=min_share,
+        ungrouped=ungrouped,
+    )
     return replace(view, caption=(*view.caption, *(note.text for note in deployment_notes([graph]))))
 
 
@@ -107,5 +123,6 @@ def _row(box: Box) -> tuple[str | int | None, ...]:
         box.calls,
         box.figures.flops,
         box.figures.bytes_moved,
+        box.figures.activation_bytes,
         box.figures.parameters,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from llm_perf_opt.analyses.call_checks import TITLE as CALLS_TABLE
+from llm_perf_opt.analyses.call_checks import CallCheck, call_checks, with_call_checks
 from llm_perf_opt.analyses.cost.coverage import UnpricedOp, known_sum, price_coverage
 from llm_perf_opt.analyses.cost.stage_costs import StageCost, StageCosts, run_costs, stage_costs, stage_report
 from llm_perf_opt.analyses.measured_time import time_report
@@ -34,6 +36,7 @@ class StagesAnswer(Answer):
     workload: Mapping[str, Json]
     stages: tuple[TracedStage, ...]
     total: StageCost
+    call_checks: tuple[CallCheck, ...]  # calls expected and found; empty where no rule is known
     _graphs: tuple[CallGraph, ...]
     _measured: tuple[CallGraph, ...] | None = None  # of the same run, by a tracer that measures
 
@@ -74,15 +77,27 @@ class StagesAnswer(Answer):
         """These ops by name."""
         return self.total.unpriced
 
+    @property
+    def calls_as_expected(self) -> bool | None:
+        """Whether every kind of module ran as often as the inputs and the configuration imply; None: no rule."""
+        return all(check.is_as_expected for check in self.call_checks) if self.call_checks else None
+
     def report(self) -> Report:
-        """The table of stages, what is necessary, and the times."""
+        """The table of stages, what is necessary, calls expected and found, and the times."""
         costs = StageCosts(stages=tuple(stage.cost for stage in self.stages), total=self.total)
         report = stage_report(self._graphs, costs)
         if self._measured is not None:
             return _joined(report, time_report(self._measured, self._graphs))
-        report = with_necessary(report, tuple(self._needs()))
+        report = with_call_checks(with_necessary(report, tuple(self._needs())), self.call_checks)
         timed = [graph for graph in self._graphs if graph.calls is not None and graph.calls.started_ns]
         return _joined(report, time_report(timed)) if timed else report
+
+    def summary(self) -> Report:
+        """The same for a terminal: where every check of calls holds, a note says so in place of the table."""
+        report = self.report()
+        if not self.calls_as_expected:
+            return report
+        return replace(report, tables=tuple(table for table in report.tables if table.title != CALLS_TABLE))
 
     def _needs(self) -> Iterator[StageNeeds]:
         """The stages of phases whose ops were seen."""
@@ -105,6 +120,7 @@ def stages_answer(graphs: tuple[CallGraph, ...], measured: tuple[CallGraph, ...]
         workload=graphs[0].workload,
         stages=stages,
         total=run_costs(graphs, [stage.cost for stage in stages]).total,
+        call_checks=call_checks(graphs),
         _graphs=graphs,
         _measured=measured,
     )

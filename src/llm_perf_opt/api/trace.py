@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.cost_answer import CostAnswer
     from llm_perf_opt.api.export import ExportAnswer
     from llm_perf_opt.api.graph import GraphAnswer
+    from llm_perf_opt.api.join import JoinAnswer
     from llm_perf_opt.api.memory import MemoryAnswer
     from llm_perf_opt.api.prediction import PredictionAnswer
     from llm_perf_opt.api.stages import StagesAnswer
+    from llm_perf_opt.api.what_if import AttentionAnswer
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import Device
     from llm_perf_opt.core.hardware.calibration import Calibration
@@ -109,6 +111,21 @@ class Trace:
         rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
         return prediction_answer(graphs, rates, execution)
 
+    def what_if(
+        self, what: str = "attention", device: str | Device | None = None, *, devices_file: Path | None = None
+    ) -> AttentionAnswer:
+        """The same workload with eager, fused and flash attention: FLOPs, bytes, peak memory and, on a device, time.
+
+        The other kind is traced where the model can be run; flash is a formula. Default device: the one that the trace
+        was made for.
+        """
+        from llm_perf_opt.api.what_if import attention_answer, check_question
+
+        check_question(what)
+        graphs = self._finished()
+        wanted = deployed_device(graphs) if device is None else device
+        return attention_answer(graphs, self._other_attention, wanted, devices_file=devices_file)
+
     def graph(
         self,
         phase: str | None = None,
@@ -117,17 +134,49 @@ class Trace:
         focus: str | None = None,
         max_boxes: int | None = None,
         metric: str = "flops",
+        only: str | Sequence[str] | None = None,
+        stage: str | Sequence[str] | None = None,
+        min_share: float | str | None = None,
+        ungrouped: bool = False,
     ) -> GraphAnswer:
-        """One phase folded into families of modules. Default: the first phase."""
+        """One phase folded into families of modules. Default: the first phase.
+
+        `only` (families such as `linear`, class names, path patterns), `stage` and `min_share` of the metric (0.005 or
+        `0.5%`) leave modules out; what they cost stands in boxes named `left out`. `ungrouped` folds nothing: each
+        module is a box, and the format `dot` draws the call graph with counts.
+        """
         from llm_perf_opt.api.graph import graph_answer
 
-        phase = phase or self.phases[0]
-        if phase not in self.phases:
-            raise UsageError(
-                f"There is no phase {phase!r}.", why=f"there are: {', '.join(self.phases)}", fix="choose one"
-            )
-        chosen = self.graphs[self.phases.index(phase)]
-        return graph_answer(chosen, depth=depth, focus=focus, max_boxes=max_boxes, metric=metric)
+        return graph_answer(
+            self._phase(phase),
+            depth=depth,
+            focus=focus,
+            max_boxes=max_boxes,
+            metric=metric,
+            only=only,
+            stage=stage,
+            min_share=min_share,
+            ungrouped=ungrouped,
+        )
+
+    def join(
+        self,
+        recording: str | Path,
+        phase: str | None = None,
+        *,
+        step: str | int | None = None,
+        device: str | Device | None = None,
+        devices_file: Path | None = None,
+    ) -> JoinAnswer:
+        """Lay the kernels of a GPU recording on the ops of one phase: time, FLOP/s, MFU and MBU by stage and module.
+
+        `recording` is a Chrome trace of torch.profiler or an export of Nsight Systems. `step` is the `ProfilerStep` to
+        take, or a range such as `6-8`. Default: the last one, and all kernels where none is marked. Default phase: the
+        first; default device: the one that the recording names.
+        """
+        from llm_perf_opt.api.join import join_answer
+
+        return join_answer(self._phase(phase), recording, step=step, device=device, devices_file=devices_file)
 
     def export(self, *parts: str, **options: Any) -> ExportAnswer:
         """Which parts become static graphs, and why others do not; `options` are those of `lpo.export`."""
@@ -181,6 +230,15 @@ class Trace:
                 fix="trace the model, or call lpo.export",
             )
         return self.origin
+
+    def _phase(self, phase: str | None) -> CallGraph:
+        """The graph of that phase, by default the first."""
+        phase = phase or self.phases[0]
+        if phase not in self.phases:
+            raise UsageError(
+                f"There is no phase {phase!r}.", why=f"there are: {', '.join(self.phases)}", fix="choose one"
+            )
+        return self.graphs[self.phases.index(phase)]
 
     def _finished(self) -> tuple[CallGraph, ...]:
         """The graphs of a run that came to its end."""

@@ -19,6 +19,8 @@ def workload_of(graph: CallGraph) -> Workload:
 
 TRACE_SUFFIX = ".callgraph.json"
 PARTIAL = ".partial"  # before the suffix: the model raised in this phase
+OLDER_NAMES = ("*call-graph*.json", "*callgraph*.json")  # files from before there was a suffix of their own
+_BESIDE = ("grouped", "runtime")  # in the names of what older scripts wrote beside them
 PHASE_ORDER = ("vision", "prefill", "decode")  # the order in which phases run; a phase of another name comes last
 
 
@@ -28,7 +30,7 @@ def trace_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise _not_there(path)
-        found = sorted(path.glob(f"*{TRACE_SUFFIX}"), key=_phase_rank) if path.is_dir() else [path]
+        found = _in_folder(path) if path.is_dir() else [path]
         if not found:
             raise UsageError(
                 f"There is no trace in {path}.",
@@ -37,6 +39,15 @@ def trace_files(paths: Sequence[Path]) -> list[Path]:
             )
         files += found
     return files
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """The call graphs of a folder: those of this version, or else those of older scripts."""
+    found = sorted(folder.glob(f"*{TRACE_SUFFIX}"), key=_phase_rank)
+    if found:
+        return found
+    older = {file for pattern in OLDER_NAMES for file in folder.glob(pattern)}
+    return sorted(file for file in older if not any(word in file.name for word in _BESIDE))
 
 
 def read_traces(paths: Sequence[Path]) -> tuple[CallGraph, ...]:
@@ -72,11 +83,13 @@ def _not_there(path: Path) -> UsageError:
 
 
 def is_trace(model: str) -> bool:
-    """Whether what was named is a trace made earlier: a file of that kind, or a folder that holds one."""
+    """Whether what was named is a trace made earlier: a file of that kind or any JSON file, or a folder of traces."""
     path = Path(model)
     if model in MODELS.names():
         return False
-    return path.name.endswith(TRACE_SUFFIX) or (path.is_dir() and any(path.glob(f"*{TRACE_SUFFIX}")))
+    if path.is_dir():
+        return any(path.glob(f"*{TRACE_SUFFIX}")) or (not (path / "config.json").exists() and bool(_in_folder(path)))
+    return path.name.endswith(TRACE_SUFFIX) or (path.suffix == ".json" and path.is_file())
 
 
 def are_traces(names: Sequence[str]) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from llm_perf_opt.api.deployed_traces import as_checkpoint, deployed, formats_of
 from llm_perf_opt.api.trace_files import PARTIAL, TRACE_SUFFIX
 from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
+from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.module_pictures import ModulePicture
 from llm_perf_opt.core.output_files import make_folder, require_free
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.protocols import DrawingTracer, ModelAdapter, PartialTrace, Tracer
@@ -23,7 +25,19 @@ from llm_perf_opt.core.workload import Deployment
 log = logging.getLogger(__name__)
 
 WEIGHTLESS = "weightless"
-_OPTIONS = {"routing": "--routing", "device": "--torch-device", "weights": "--load-weights"}  # setting -> its option
+_RUNS_FOR_REAL = "it runs the model for real"
+_OF_THE_PROFILER = "it is an option of torch.profiler, under which only the tracer 'profiler' runs"
+_SEES_ALL = "it records every module; filter the picture: llm-perf-opt graph RUN --only ..."
+_OPTIONS = {  # setting -> its option, and why a tracer does not take it
+    "routing": ("--routing", _RUNS_FOR_REAL),
+    "device": ("--torch-device", _RUNS_FOR_REAL),
+    "weights": ("--load-weights", "it runs without weights"),
+    "only": ("--only", _SEES_ALL),
+    "stage": ("--stage", _SEES_ALL),
+    "with_stack": ("--with-stack", _OF_THE_PROFILER),
+    "with_modules": ("--with-modules", _OF_THE_PROFILER),
+    "profile_memory": ("--profile-memory", _OF_THE_PROFILER),
+}
 
 
 def make_tracer(
@@ -32,6 +46,11 @@ def make_tracer(
     routing: str | None = None,
     torch_device: str | None = None,
     load_weights: str | None = None,
+    only: str | Sequence[str] | None = None,
+    stage: str | Sequence[str] | None = None,
+    with_stack: bool = False,
+    with_modules: bool = False,
+    profile_memory: bool = False,
     keep_in: Path | None = None,
 ) -> Tracer:
     """The tracer with its settings; a setting that it does not take is refused, not ignored.
@@ -39,15 +58,17 @@ def make_tracer(
     `keep_in` is where a tracer that writes files of its own may leave them.
     """
     kind = TRACERS.get(name)
-    given = {"routing": routing, "device": torch_device, "weights": load_weights}
+    given = {"routing": routing, "device": torch_device, "weights": load_weights, "only": only, "stage": stage}
     if "weights" not in kind.takes and load_weights == "none":
         del given["weights"]
-    chosen = {setting: value for setting, value in given.items() if value is not None}
+    switches = {"with_stack": with_stack, "with_modules": with_modules, "profile_memory": profile_memory}
+    chosen: dict[str, object] = {setting: value for setting, value in given.items() if value is not None}
+    chosen |= {setting: True for setting, is_on in switches.items() if is_on}
     for setting in chosen.keys() - kind.takes:
-        option = _OPTIONS[setting]
+        option, why = _OPTIONS[setting]
         raise UsageError(
             f"The tracer {name!r} has no use for {option}.",
-            why="it runs without weights" if setting == "weights" else "it runs the model for real",
+            why=why,
             fix=f"leave {option} out, or choose another --tracer",
         )
     make = cast("Callable[..., Tracer]", kind)
@@ -71,18 +92,22 @@ def trace_targets(
     out: Path | None = None,
     force: bool = False,
     keep_partial: bool = False,
+    events: bool = False,
 ) -> TracedPhases:
     """Trace phase after phase. One in which the model raises is kept as far as it ran, or ends the whole.
 
-    Of a phase that raises a file is written to `out` at once, named as partial.
+    Of a phase that raises a file is written to `out` at once, named as partial. With `events` each graph lists the
+    enter and exit of every call.
     """
     traced: list[CallGraph] = []
     stopped: list[PartialTrace] = []
     for target in targets:
         try:
-            traced.append(_trace(tracer, target))
+            graph = _trace(tracer, target)
+            traced.append(_with_events(graph) if events else graph)
         except PartialTrace as stop:
-            stop.graph = as_checkpoint(stop.graph, formats_of(adapter, stop.graph))
+            stopped_graph = _with_events(stop.graph) if events else stop.graph
+            stop.graph = as_checkpoint(stopped_graph, formats_of(adapter, stop.graph))
             if out is not None:
                 file = graph_file(out, stop.graph)
                 write_callgraph(stop.graph, file, overwrite=force)
@@ -93,6 +118,10 @@ def trace_targets(
     graphs = (*deployed(adapter, traced, deployment), *(stop.graph for stop in stopped))
     failures = {stop.graph.phase: f"{stop.what} {stop.why or ''}".strip() for stop in stopped}
     return TracedPhases(graphs=graphs, failures=failures)
+
+
+def _with_events(graph: CallGraph) -> CallGraph:
+    return replace(graph, events=events_of(graph))
 
 
 def _trace(tracer: Tracer, target: Target) -> CallGraph:
@@ -111,16 +140,21 @@ def drawing_tracer(tracer: Tracer) -> DrawingTracer:
     raise UsageError("This tracer draws no picture.", why="TorchLens does", fix="add --tracer torchlens")
 
 
-def draw_module(
-    tracer: DrawingTracer, targets: Sequence[Target], graphs: Sequence[CallGraph], path: str, file: Path
+def draw_modules(
+    tracer: DrawingTracer, targets: Sequence[Target], graphs: Sequence[CallGraph], pictures: Sequence[ModulePicture]
 ) -> None:
-    """The module's picture, from the first phase that calls it."""
-    for target, graph in zip(targets, graphs, strict=True):
-        if path in graph.call_counts:
-            tracer.picture(target, path, file)
-            log.info("Wrote %s", file)
-            return
-    raise UsageError(f"No phase calls the module {path!r}.", why="the trace has no call of it", fix="check the path")
+    """A picture of each module, from the first phase that calls it."""
+    graph_of = {graph.phase: graph for graph in graphs}
+    for picture in pictures:
+        called = [target for target in targets if picture.module in graph_of[target.phase].call_counts]
+        if not called:
+            raise UsageError(
+                f"No phase calls the module {picture.module!r}.",
+                why="the model has it, and the trace has no call of it",
+                fix="choose a module that runs: the trace lists them under call_counts",
+            )
+        tracer.draw(called[0], picture)
+        log.info("Wrote %s", picture.file)
 
 
 def graph_file(folder: Path, graph: CallGraph) -> Path:

@@ -11,7 +11,7 @@ from llm_perf_opt.api.trace import Origin, Trace
 from llm_perf_opt.api.trace_files import read_phase, read_traces, trace_files
 from llm_perf_opt.api.traced_phases import (
     WEIGHTLESS,
-    draw_module,
+    draw_modules,
     drawing_tracer,
     make_tracer,
     reserve_folder,
@@ -20,6 +20,9 @@ from llm_perf_opt.api.traced_phases import (
 )
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
+from llm_perf_opt.core.module_selection import chosen_stages
+from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter, Tracer
 from llm_perf_opt.core.workload import Deployment
@@ -41,7 +44,13 @@ def trace(
     cache: str | None = None,
     routing: str | None = None,
     torch_device: str | None = None,
-    picture: tuple[str, Path] | None = None,
+    only: str | Sequence[str] | None = None,
+    stage: str | Sequence[str] | None = None,
+    pictures: Sequence[ModulePicture | str] = (),
+    with_stack: bool = False,
+    with_modules: bool = False,
+    profile_memory: bool = False,
+    events: bool = False,
     out: str | Path | None = None,
     force: bool = False,
     keep_partial: bool = False,
@@ -55,44 +64,52 @@ def trace(
     - `weights`, `cache`: stored formats, such as `int4-g128` and `fp8`. Default: as the checkpoint says.
     - `routing`, of tokens to experts: `uniform` (default), `balanced`, `one`, `random:SEED`, `replay:FILE`.
     - `device`: the hardware to analyse for. `torch_device`: what the code sees, `cuda` or, on a processor, `cpu`.
-    - `out`: a folder for the call graphs. `picture`: a module and a file for TorchLens's picture of it.
+    - `only`, `stage`, of `hooks` and `profiler`: the modules to record, as families, classes or paths.
+    - `pictures`, of `torchlens`: its own drawings, each `[MODULE=]FILE[:rolled|:unrolled]`.
+    - `with_stack`, `with_modules`, `profile_memory`, of `profiler`: the options of torch.profiler.
+    - `out`: a folder for the call graphs. `events`: with the enter and exit of every call, in order.
     - `keep_partial`: keep a phase in which the model raises as far as it ran. Default: the error is raised.
     - `workload`: `prompt_tokens`, `decode_steps`, `batch`, `dtype`, `attention`, and the options of the model.
     """
-    folder = None if out is None else Path(out)
     hardware = find_device(device, devices_file) if isinstance(device, str) else device
     if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
         torch_device = hardware.torch_device
-    running = make_tracer(tracer, routing=routing, torch_device=torch_device, load_weights=load_weights, keep_in=folder)
-    if picture is not None:
+    folder, wanted = None if out is None else Path(out), as_pictures(pictures)
+    seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
+    chosen: dict[str, Any] = {"load_weights": load_weights, "only": only, "stage": stage}
+    profiled: dict[str, Any] = {
+        "with_stack": with_stack,
+        "with_modules": with_modules,
+        "profile_memory": profile_memory,
+    }
+    running = make_tracer(tracer, **seen, **chosen, **profiled, keep_in=folder)
+    if wanted:
         drawing_tracer(running)  # refused before any work
-    origin = find_origin(
-        model,
-        args,
-        kwargs,
-        device=None if hardware is None else hardware.id,
-        weights=weights,
-        cache=cache,
-        routing=routing,
-        torch_device=torch_device,
-        trust_remote_code=trust_remote_code,
-        **workload,
-    )
+    stored = {"device": None if hardware is None else hardware.id, "weights": weights, "cache": cache}
+    origin = find_origin(model, args, kwargs, **stored, **seen, trust_remote_code=trust_remote_code, **workload)
+    _require_stages(origin, stage)
     beside = (".chrome-trace.json",) if tracer == "profiler" else ()
-    return trace_origin(
-        origin, running, picture=picture, beside=beside, out=folder, force=force, keep_partial=keep_partial
-    )
+    kept: dict[str, Any] = {"out": folder, "force": force, "keep_partial": keep_partial, "events": events}
+    return trace_origin(origin, running, pictures=wanted, beside=beside, **kept)
+
+
+def _require_stages(origin: Origin, stage: str | Sequence[str] | None) -> None:
+    """Refuse the name of a stage that no phase has."""
+    if stage is not None:
+        targets = origin.adapter.targets(origin.workload)
+        chosen_stages(stage, (name for one in targets for name in (*(part.name for part in one.stages), one.phase)))
 
 
 def trace_origin(
     origin: Origin,
     tracer: Tracer | None = None,
     *,
-    picture: tuple[str, Path] | None = None,
+    pictures: Sequence[ModulePicture] = (),
     beside: Sequence[str] = (),
     out: Path | None = None,
     force: bool = False,
     keep_partial: bool = False,
+    events: bool = False,
 ) -> Trace:
     """Trace a model and workload that were found before. Default: without weights, and nothing is written.
 
@@ -101,15 +118,25 @@ def trace_origin(
     running = tracer or make_tracer(routing=origin.routing, torch_device=origin.torch_device)
     targets = origin.adapter.targets(origin.workload)
     phases = [target.phase for target in targets]
+    if pictures:
+        for picture in pictures:
+            free_file(picture.file, force=force)
+        drawing_tracer(running).require_drawable(origin.adapter.targets(origin.workload)[0], pictures)
     if out is not None:
-        others = [out / f"{phase}{suffix}" for phase in phases for suffix in beside]
-        reserve_folder(out, phases, [*others, *([picture[1]] if picture else [])], force=force)
+        reserve_folder(out, phases, [out / f"{phase}{suffix}" for phase in phases for suffix in beside], force=force)
     traced = trace_targets(
-        running, origin.adapter, targets, origin.deployment, out=out, force=force, keep_partial=keep_partial
+        running,
+        origin.adapter,
+        targets,
+        origin.deployment,
+        out=out,
+        force=force,
+        keep_partial=keep_partial,
+        events=events,
     )
-    if picture is not None:
-        draw_module(drawing_tracer(running), targets, traced.graphs, *picture)
     files = () if out is None else write_graphs(traced.graphs, out, force=force)
+    if pictures:
+        draw_modules(drawing_tracer(running), targets, traced.graphs, pictures)
     return Trace(name=origin.name, graphs=traced.graphs, origin=origin, failures=traced.failures, files=files)
 
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.analyses.call_checks import call_checks, with_call_checks
 from llm_perf_opt.analyses.cost.stage_costs import stage_report
 from llm_perf_opt.analyses.cost.static_figures import StageCompute
 from llm_perf_opt.analyses.memory.memory_report import memory_report
 from llm_perf_opt.analyses.memory.need import RunMemory
 from llm_perf_opt.analyses.run_description import run_notes, workload_note
 from llm_perf_opt.analyses.serving.fit import TracedFit, traced_fit, with_serving_fit
+from llm_perf_opt.analyses.time.attention_what_if import ALL as ALL_STAGES
+from llm_perf_opt.analyses.time.attention_what_if import AttentionWhatIf
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.predict import StageTime, predict, total_wall
 from llm_perf_opt.analyses.time.prediction_report import prediction_report
@@ -22,6 +25,7 @@ from llm_perf_opt.api.cost import QUICK_SOURCES
 from llm_perf_opt.api.cost_answer import CostAnswer
 from llm_perf_opt.api.export import ExportAnswer
 from llm_perf_opt.api.graph import grouped
+from llm_perf_opt.api.what_if import AttentionAnswer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
@@ -132,6 +136,17 @@ def what_exports(parts: Sequence[PartOutcome]) -> str:
     return f"{verdicts[Verdict.OK]} of {len(parts)} parts with {Check.EXPORT}"
 
 
+def other_attention(cases: Sequence[AttentionWhatIf]) -> str:
+    """What attention by itself moves in the first phase, kind by kind."""
+    first = [case for case in cases if case.phase == cases[0].phase]
+    moved: dict[str, int] = {}
+    for case in first:
+        if case.stage != ALL_STAGES:
+            moved[case.attention] = moved.get(case.attention, 0) + case.alone.bytes_moved
+    listed = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in moved.items())
+    return f"bytes that attention moves in {first[0].phase}: {listed}"
+
+
 EXECUTION = Execution.EAGER  # of the prediction: what the trace shows
 
 
@@ -143,6 +158,7 @@ class WholeReport(Answer):
     cost: CostAnswer
     device: Device | None
     exports: ExportAnswer | None
+    attention: AttentionAnswer | None = None  # None: a phase stopped half-way, or there is no attention
 
     def report(self) -> Report:
         """The answers at a glance, then the chapters."""
@@ -163,8 +179,16 @@ class WholeReport(Answer):
         yield runs
         yield replace(self.cost.summary(), title="What does it cost?"), what_it_costs(self.cost.stages)
         yield from others
+        if self.attention is not None:
+            yield self._attention(self.attention), other_attention(self.attention.cases)
         if self.exports is not None:
             yield replace(self.exports.report(), title="What exports?"), what_exports(self.exports.parts)
+
+    def _attention(self, answer: AttentionAnswer) -> Report:
+        """The chapter; what ran stands on top of the page."""
+        chapter, on_top = answer.report(), workload_note(self.cost.graphs)
+        notes = tuple(note for note in chapter.notes if note != on_top)
+        return replace(chapter, title="What if the attention ran another way?", notes=notes)
 
 
 def whole_report(
@@ -178,7 +202,20 @@ def whole_report(
     found = find_report_device(device, devices_file)
     sources = None if trace.origin is None else QUICK_SOURCES  # exporting is asked for by its own word
     cost = trace.cost(sources, other_attention=True)
-    return WholeReport(model=cost.model, cost=cost, device=found, exports=trace.export() if exports else None)
+    return WholeReport(
+        model=cost.model,
+        cost=cost,
+        device=found,
+        exports=trace.export() if exports else None,
+        attention=_attention(trace, found),
+    )
+
+
+def _attention(trace: Trace, device: Device | None) -> AttentionAnswer | None:
+    if not trace.graphs or any(graph.stopped_in is not None or graph.ops is None for graph in trace.graphs):
+        return None
+    answer = trace.what_if(device=device)
+    return answer if answer.cases else None
 
 
 def find_report_device(device: str | Device | None, devices_file: Path | None) -> Device | None:
@@ -223,7 +260,8 @@ def _with_stopped(chapter: Report, stopped: Mapping[str, str]) -> Report:
 
 def _what_runs(graphs: Sequence[CallGraph]) -> Report:
     phases = tuple(Report(title=graph.phase, graph=grouped(graph)) for graph in graphs if graph.calls is not None)
-    stages, on_top = stage_report(graphs), (workload_note(graphs), *run_notes(graphs))
+    stages = with_call_checks(stage_report(graphs), call_checks(graphs))
+    on_top = (workload_note(graphs), *run_notes(graphs))
     notes = (*(note for note in stages.notes if note not in on_top), *_rest_note(graphs))
     return replace(stages, title="What runs?", notes=notes, chapters=phases)
 

@@ -14,6 +14,8 @@ from llm_perf_opt.cli.cost_command import cost
 from llm_perf_opt.cli.devices_command import devices_app
 from llm_perf_opt.cli.export_command import export
 from llm_perf_opt.cli.graph_command import graph
+from llm_perf_opt.cli.join_command import join
+from llm_perf_opt.cli.pages_command import pages
 from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
 from llm_perf_opt.cli.progress import log_to_stderr, say
@@ -36,9 +38,11 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (trace, "Run a model without weights; what each stage costs."),
     (graph, "Fold a trace into a picture that a person can read."),
     (cost, "What each stage costs, from several sources."),
+    (pages, "What pages of several sizes cost; one more crop."),
     (report, "Everything that needs no weights, on one page."),
     (predict, "How fast it could be on a device you need not have."),
     (profile, "Run it for real, and say what holds it back."),
+    (join, "A GPU recording on the traced ops: time, MFU, MBU."),
     (export, "Which parts become static graphs, and why others not."),
     (compare, "Two traces side by side, every difference explained."),
     (models, "The models known by name."),

@@ -42,8 +42,7 @@ StrictOption = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Exit 1 if an op has no price, a difference no cause, a named source no figure, or if every source left "
-        "something out of the total.",
+        help="Exit 1 if an op has no price, a difference no cause, a named source no figure, or if it left work out.",
     ),
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.json, .md, .csv, .html.")]
@@ -129,6 +128,14 @@ def _holes(answer: CostAnswer, must_speak: Sequence[str]) -> Iterator[tuple[str,
             )
     if answer.flops is None:
         yield ("The total is not known.", _why_unknown(answer), _source_to_add(answer))
+    for name in must_speak:
+        gaps = [f"{left_out(told)} in {told.stage} ({told.phase})" for told in answer.incomplete if told.source == name]
+        if gaps:
+            yield (
+                f"{name} left something out, or added something, in {len(gaps)} of {len(answer.stages)} stages.",
+                "; ".join(gaps),
+                f"leave {name} out of --sources; without --strict the report shows a lower bound",
+            )
     if answer.ledger.unexplained:
         yield (
             f"{len(answer.ledger.unexplained)} differences between sources have no known cause.",
@@ -151,4 +158,5 @@ def _source_to_add(answer: CostAnswer) -> str:
     asked = {source.source for stage in answer.stages for source in stage.sources}
     if "counted" in asked:
         return "see the warnings above for the stages that no source could count"
-    return f"ask a source that sees everything too: --sources {','.join(('counted', *sorted(asked)))}"
+    partial = {source.source for source in answer.incomplete}
+    return f"ask a source that sees everything: --sources {','.join(('counted', *sorted(asked - partial)))}"

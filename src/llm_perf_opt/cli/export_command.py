@@ -22,7 +22,7 @@ from llm_perf_opt.cli.output import (
 )
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, ExportOptions
+from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, COMPILE_MODES, ExportOptions
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.workload import Workload
 
@@ -41,7 +41,22 @@ CheckOption = Annotated[
     list[str] | None,
     typer.Option("--check", help=f"Try only: {', '.join(CHECKS_BY_NAME)}; may be repeated. All of them if absent."),
 ]
-WeightsOption = Annotated[int, typer.Option(min=0, help="MiB of random weights that one part may take.")]
+ModeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--compile-mode", help=f"Mode for --compile: {', '.join(COMPILE_MODES)}; may be repeated. Default: default."
+    ),
+]
+LoadWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--load-weights",
+        "--weights",
+        metavar="random|none|DIR",
+        help="Put weights into .pt2 and .onnx: random, or of a folder.",
+    ),
+]
+WeightsOption = Annotated[int, typer.Option(min=0, help="MiB of weights that one part may take.")]
 RunsOption = Annotated[int, typer.Option(min=1, help="Timed runs of each kind for --compile.")]
 OperatorsOption = Annotated[bool, typer.Option("--operators", help="Print the operators of each graph as well.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for .pt2, .onnx, listings and the matrix.")]
@@ -55,7 +70,9 @@ def export(
     phase: PhaseOption = "prefill",
     check: CheckOption = None,
     compile_parts: CompileOption = None,
+    compile_modes: ModeOption = None,
     compile_runs: RunsOption = _DEFAULTS.compile_runs,
+    load_weights: LoadWeightsOption = None,
     max_weights: WeightsOption = _DEFAULTS.max_weight_bytes >> 20,
     operators: OperatorsOption = False,
     out: OutOption = None,
@@ -65,7 +82,7 @@ def export(
     strict: StrictOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Export parts of MODEL_OR_DIR as static graphs, without weights, and say why where it is refused."""
+    """Export parts of MODEL_OR_DIR as static graphs, by default without weights; a refusal gets its reason."""
     from llm_perf_opt.api.export import export as run_export
 
     reporter = choose_reporter(format_name, json_wanted)
@@ -76,7 +93,9 @@ def export(
             phase=phase,
             checks=check,
             compile_parts=compile_parts or (),
+            compile_modes=compile_modes or _DEFAULTS.compile_modes,
             compile_runs=compile_runs,
+            load_weights=load_weights,
             max_weight_bytes=max_weights << 20,
             out=out,
             force=force,

@@ -29,7 +29,20 @@ DepthOption = Annotated[int | None, typer.Option(min=0, help="Open exactly so ma
 FocusOption = Annotated[str | None, typer.Option(help="Module path or label of a family to show alone.")]
 MaxBoxesOption = Annotated[int, typer.Option(min=1, help="Open boxes while no more than this many show.")]
 MetricOption = Annotated[
-    Literal["flops", "bytes", "parameters", "calls"], typer.Option(help="What boxes are weighed by.")
+    Literal["flops", "bytes", "parameters", "activations", "calls"], typer.Option(help="What boxes are weighed by.")
+]
+OnlyOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TERM,...", help="Show these modules: families (linear, conv, attention, ...), classes, path patterns."
+    ),
+]
+StageOption = Annotated[str | None, typer.Option(metavar="NAME,...", help="Show the modules of these stages.")]
+MinShareOption = Annotated[
+    str | None, typer.Option(metavar="PERCENT", help="Leave out what has less of the metric, such as 0.5%.")
+]
+UngroupedOption = Annotated[
+    bool, typer.Option("--ungrouped", help="Fold nothing: every module a box, all open; dot draws the call graph.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 
@@ -43,6 +56,10 @@ def graph(
     focus: FocusOption = None,
     max_boxes: MaxBoxesOption = 40,
     metric: MetricOption = "flops",
+    only: OnlyOption = None,
+    stage: StageOption = None,
+    min_share: MinShareOption = None,
+    ungrouped: UngroupedOption = False,
     weights: WeightsOption = None,
     cache: CacheOption = None,
     force: ForceOption = False,
@@ -56,7 +73,17 @@ def graph(
     if out is not None:
         free_file(out, force=force)
     traced = load_phase(source, phase, weights=weights, cache=cache)
-    picture = traced.graph(depth=depth, focus=focus, max_boxes=max_boxes, metric=metric).draw(name, metric)
+    answer = traced.graph(
+        depth=depth,
+        focus=focus,
+        max_boxes=max_boxes,
+        metric=metric,
+        only=only,
+        stage=stage,
+        min_share=min_share,
+        ungrouped=ungrouped,
+    )
+    picture = answer.draw(name, metric)
     if out is not None:
         write_result(out, picture)
         _close(source, phase, out, name)

@@ -20,7 +20,8 @@ from llm_perf_opt.cli.model_options import (
     takes_workload,
     trace_or_load,
 )
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.workload import Deployment
 
 CalibrationOption = Annotated[
@@ -30,6 +31,10 @@ CalibrationOption = Annotated[
 ExecutionOption = Annotated[
     Literal["eager", "fused"],
     typer.Option(help="Who launches kernels: PyTorch op by op, or an engine that fuses and captures them."),
+]
+WhatIfOption = Annotated[
+    Literal["attention"] | None,
+    typer.Option(help="In place of the prediction: eager, fused and flash attention side by side."),
 ]
 
 
@@ -43,6 +48,7 @@ def predict(
     devices: DevicesOption = None,
     calibration: CalibrationOption = None,
     execution: ExecutionOption = "eager",
+    what_if: WhatIfOption = None,
     routing: RoutingOption = None,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
@@ -53,6 +59,12 @@ def predict(
     from llm_perf_opt.api.trace_files import is_trace
 
     reporter = choose_reporter(format_name, json_wanted)
+    if what_if is not None and (calibration is not None or execution != "eager"):
+        raise UsageError(
+            "--what-if takes a device and eager execution.",
+            why="a calibration has not measured every kind of attention, and an engine chooses its own",
+            fix="leave --calibration and --execution out",
+        )
     Deployment.make(weights=weights, cache=cache)  # a word that is no format is refused first
     torch_device = None
     if device or calibration or not is_trace(model):  # a saved trace may name its device
@@ -69,6 +81,11 @@ def predict(
         torch_device=torch_device,
         trust_remote_code=trust_remote_code,
     )
+    if what_if is not None:
+        with model_prints_apart():
+            compared = traced.what_if(what_if, device, devices_file=devices)
+        show(compared.report(), reporter)
+        return
     answer = traced.predict(device, calibration=calibration, devices_file=devices, execution=execution)
     report = answer.report()
     is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables

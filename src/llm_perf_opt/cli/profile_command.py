@@ -77,6 +77,12 @@ def _close(run: ProfileAnswer) -> None:
         say(f"Wrote {file}")
     page = next(file for file in run.files if file.suffix == ".html")
     say(f"Next: open {shlex.quote(str(page))}")
+    if run.failures:
+        raise PerfOptError(
+            f"{' and '.join(run.failures)} failed; the times stand.",
+            why="; ".join(run.failures.values()),
+            fix="mend the cause and give the same command again: finished pages are not measured again",
+        )
 
 
 def _close_sweep(folder: Path, sweep: Sweep) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +23,11 @@ from llm_perf_opt.cli.model_options import (
 from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.progress import log_debug_too, say
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.module_pictures import FORM
 from llm_perf_opt.core.plugins import TRACERS
+
+if TYPE_CHECKING:
+    from llm_perf_opt.api.stages import StagesAnswer
 
 TracerOption = Annotated[str, typer.Option(help=f"How to look: {', '.join(TRACERS.names())}.")]
 LoadWeightsOption = Annotated[
@@ -31,11 +35,40 @@ LoadWeightsOption = Annotated[
     typer.Option(metavar="random|none|DIR", help="Weights for a real run. Default: random; weightless has none."),
 ]
 PictureOption = Annotated[
-    str | None, typer.Option(metavar="MODULE=FILE", help="TorchLens's own picture of a module: svg, pdf or png.")
+    list[str] | None,
+    typer.Option(metavar=FORM, help="With --tracer torchlens: its own picture of a module. Repeatable."),
+]
+OnlyOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TERM,...",
+        help="With --tracer hooks or profiler: record these modules; families (linear, ...), classes, paths.",
+    ),
+]
+StageOption = Annotated[
+    str | None, typer.Option(metavar="NAME,...", help="With --tracer hooks or profiler: record these stages.")
+]
+StackOption = Annotated[
+    bool, typer.Option("--with-stack", help="With --tracer profiler: stacks, and the source line of each op.")
+]
+ModulesOption = Annotated[
+    bool, typer.Option("--with-modules", help="With --tracer profiler: the module of each op in the Chrome trace.")
+]
+MemoryOption = Annotated[
+    bool, typer.Option("--profile-memory", help="With --tracer profiler: the bytes that each op allocates.")
+]
+EventsOption = Annotated[
+    bool, typer.Option("--events", help="Also list enter and exit of every call, in order; with --out.")
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the trace, one file per phase.")]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 if any op has no price.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say more, also what the model's own code prints.")]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit 1 if any op has no price, or modules ran more or less often than expected."),
+]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("--verbose", help="Say more: calls expected and found, also what the model's own code prints."),
+]
 
 
 @takes_workload()
@@ -48,7 +81,13 @@ def trace(
     devices: DevicesOption = None,
     weights: WeightsOption = None,
     cache: CacheOption = None,
+    only: OnlyOption = None,
+    stage: StageOption = None,
     torchlens_picture: PictureOption = None,
+    with_stack: StackOption = False,
+    with_modules: ModulesOption = False,
+    profile_memory: MemoryOption = False,
+    events: EventsOption = False,
     routing: RoutingOption = None,
     torch_device: TorchDeviceOption = None,
     out: OutOption = None,
@@ -62,10 +101,8 @@ def trace(
     """Run MODEL_OR_DIR, by default without weights, and print what each stage costs."""
     from llm_perf_opt.api.tracing import trace as run_trace
 
-    if verbose:
-        log_debug_too()
+    _begin(is_verbose=verbose, has_place_for_events=not events or out is not None)
     reporter = choose_reporter(format_name, json_wanted)
-    picture = _picture(torchlens_picture)
     with model_prints_apart():
         traced = run_trace(
             model,
@@ -75,7 +112,13 @@ def trace(
             devices_file=devices,
             weights=weights,
             cache=cache,
-            picture=picture,
+            only=only,
+            stage=stage,
+            pictures=torchlens_picture or (),
+            with_stack=with_stack,
+            with_modules=with_modules,
+            profile_memory=profile_memory,
+            events=events,
             routing=routing,
             torch_device=torch_device,
             out=out,
@@ -84,29 +127,33 @@ def trace(
             **workload,
         )
     stages = traced.stages()
-    show(stages.report(), reporter)
-    _close(traced.files, out)
-    if strict and stages.unpriced_ops != 0:
+    is_short = not verbose and not json_wanted and format_name in (None, "text")
+    show(stages.summary() if is_short else stages.report(), reporter)
+    _close(traced.files, out, has_pictures=bool(torchlens_picture))
+    if strict:
+        _require_known(stages)
+
+
+def _begin(*, is_verbose: bool, has_place_for_events: bool) -> None:
+    if is_verbose:
+        log_debug_too()
+    if not has_place_for_events:
+        raise typer.BadParameter("the events are part of the trace file: add --out DIR", param_hint="--events")
+
+
+def _require_known(stages: StagesAnswer) -> None:
+    if stages.unpriced_ops != 0:
         raise _unpriced_error(stages.unpriced_ops)
+    if stages.calls_as_expected is False:
+        raise _calls_error([check.what for check in stages.call_checks if not check.is_as_expected])
 
 
-def _picture(text: str | None) -> tuple[str, Path] | None:
-    if text is None:
-        return None
-    module, _, file = text.rpartition("=")
-    if Path(file).suffix not in (".svg", ".pdf", ".png") or not module:
-        raise typer.BadParameter(
-            f"{text!r} is not MODULE=FILE, like model.layers.0=layer.svg", param_hint="--torchlens-picture"
-        )
-    return module, Path(file)
-
-
-def _close(files: tuple[Path, ...], out: Path | None) -> None:
+def _close(files: tuple[Path, ...], out: Path | None, *, has_pictures: bool) -> None:
     """Say what was written and the next command."""
     for file in files:
         say(f"Wrote {file}")
     if out is None:
-        say("Nothing written: add --out DIR to keep the trace.")
+        say(f"{'The trace is not kept' if has_pictures else 'Nothing written'}: add --out DIR to keep the trace.")
     else:
         say(f"Next: llm-perf-opt graph {shlex.quote(str(out))} --out graph.html")
 
@@ -122,4 +169,12 @@ def _unpriced_error(unpriced_ops: int | None) -> PerfOptError:
         f"{unpriced_ops:,} ops have no price and are not in the totals.",
         why="--strict was given",
         fix="see the warnings above for their names; without --strict the table stands with its holes listed",
+    )
+
+
+def _calls_error(wrong: Sequence[str]) -> PerfOptError:
+    return PerfOptError(
+        f"Modules ran more or less often than expected: {', '.join(dict.fromkeys(wrong))}.",
+        why="--strict was given",
+        fix="see the table of calls above; without --strict it is a warning",
     )

@@ -1,6 +1,6 @@
 """What becomes of a part in an export lab: what was tried, what came out, and the ops of the static graph.
 
-These nouns cross from `exports`, which knows torch, to `analyses`, which prices the ops and writes the tables.
+These nouns cross from `labs/export`, which knows torch, to `analyses`, which prices the ops and writes the tables.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Check(StrEnum):
     DYNAMIC = "dynamic shapes"
     ONNX = "onnx"
     PARITY = "onnxruntime"
+    WEIGHTS = "weights"
     COMPILE = "torch.compile"
 
 
@@ -29,7 +30,9 @@ CHECKS_BY_NAME = {
     "dynamic": Check.DYNAMIC,
     "onnx": Check.ONNX,
     "onnxruntime": Check.PARITY,
-}  # those that are asked for by name; compiling is asked for part by part
+}  # those that are asked for by name; weights and compiling have options of their own
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 class Verdict(StrEnum):
@@ -81,7 +84,7 @@ class GraphOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """The same random weights and inputs in eager torch and in onnxruntime, default: float32."""
+    """The same weights and inputs in eager torch and in another runtime, default: float32."""
 
     max_abs_error: float
     max_rel_error: float  # against the largest value of that output
@@ -109,6 +112,26 @@ class CompileFigures:
     compiled_of_eager: float  # median over the pairs
     runs: int
     threads: int
+    autotuned: int  # kernels that Inductor chose by timing them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileTrial:
+    """One mode of torch.compile. `figures` are None where it failed; `remarks` say what of the mode had no effect."""
+
+    mode: str
+    figures: CompileFigures | None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileCheck:
+    """A file with weights, loaded again and run by itself, against the module with the same weights and inputs."""
+
+    file: str  # "projector.onnx"
+    runtime: str  # "onnxruntime"
+    file_bytes: int  # with external data
+    parity: Parity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +155,8 @@ class PartOutcome:
     eager_flops: int | None = None  # by torch's own counter, from a run of the same module on the meta device
     eager_unknown: str | None = None  # why that figure is missing or incomplete
     parity: Parity | None = None
-    compiled: CompileFigures | None = None
+    compiled: tuple[CompileTrial, ...] = ()
+    weighted: tuple[FileCheck, ...] = ()
     files: tuple[Path, ...] = ()
 
     def outcome(self, check: Check) -> Outcome:
@@ -142,9 +166,14 @@ class PartOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """What to try. Weights are made only for parity and compile, and only up to `max_weight_bytes` for one part."""
+    """What to try. Weights are made only where they are needed, and only up to `max_weight_bytes` for one part.
 
-    checks: frozenset[Check] = frozenset(Check) - {Check.COMPILE}
+    `load_weights` are the values that go into the files: "random", or a folder of safetensors; None: no values.
+    """
+
+    checks: frozenset[Check] = frozenset(Check) - {Check.COMPILE, Check.WEIGHTS}
     max_weight_bytes: int = 1 << 30
     compile_runs: int = 9
+    compile_modes: tuple[str, ...] = ("default",)
+    load_weights: str | None = None
     out: Path | None = None  # folder for .pt2, .onnx and listings; None: nothing is written

@@ -39,6 +39,8 @@ class Loop:
 class Figures:
     """What a box costs, with everything inside it. `None` is unknown, never zero.
 
+    `activation_bytes` is all memory that its ops brought to life, whether or not it lived at the same time.
+
     With `unpriced_ops` above zero the FLOPs, MACs and bytes moved are lower bounds: those of the ops that have a price.
     Where no op with a price adds anything, they are unknown.
     """
@@ -74,6 +76,7 @@ class Box:
     figures: Figures  # inclusive
     own: Figures  # of the ops that run directly in it
     constructor_params: Mapping[str, Any] = field(default_factory=dict)  # those that all instances share
+    layer_context: Mapping[str, Any] = field(default_factory=dict)  # of an expert: what its layer says of all experts
     inputs: tuple[TensorGroup, ...] = ()
     outputs: tuple[TensorGroup, ...] = ()
     members: tuple[str, ...] = ()  # paths of every instance, those that the run did not touch among them
@@ -82,10 +85,14 @@ class Box:
     arrows: tuple[Arrow, ...] = ()  # between the children
     is_open: bool = True  # whether the default picture shows what is inside
     is_split: bool = False  # its children are its own members again, told apart by cost; they add no calls
+    is_left_out: bool = False  # stands for all modules that a filter took out of the box around it; has no path
 
     @property
     def label(self) -> str:
-        """`Class @ path`."""
+        """`Class @ path`, or `left out: 12 modules of prefill`."""
+        if self.is_left_out:
+            modules = f"{self.instances:,} module{'' if self.instances == 1 else 's'}"
+            return f"{self.class_name}: {modules} of {self.stage}"
         return f"{self.class_name} @ {self.path or '(root)'}"
 
     def walk(self) -> Iterator[Box]:
@@ -115,6 +122,7 @@ class GraphView:
     roots: tuple[Box, ...]
     totals: Figures
     stages: tuple[str, ...]
+    is_ungrouped: bool = False  # each module is a box of its own; a shared one stands under each of its callers
 
     def visible(self) -> list[Box]:
         """The boxes of the default picture, outer before inner."""

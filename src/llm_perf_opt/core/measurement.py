@@ -63,7 +63,10 @@ class PageMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTime:
-    """All calls of one operator in one stage, from a profiler's pass. `self_ns` leaves out the operators it calls."""
+    """All calls of one operator in one stage, from a profiler's pass. `self_ns` leaves out the operators it calls.
+
+    Where the profiler was asked for modules or stacks, the calls in one module or from one source line are a row each.
+    """
 
     stage: str
     operator: str
@@ -71,6 +74,9 @@ class OperatorTime:
     self_ns: int
     total_ns: int
     device_ns: int | None  # None: no device took part
+    module: str | None = None  # path of the innermost module; None: not recorded, or outside every module
+    source: str | None = None  # "sam.py:86 in forward"; None: not recorded
+    self_allocated_bytes: int | None = None  # by all calls, without the operators they call; None: not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from llm_perf_opt.core.protocols import (
     Drawing,
     ExportLab,
     FolderAdapter,
+    KnowsClosedForms,
     ModelAdapter,
     Reporter,
     Source,
@@ -113,6 +114,10 @@ SOURCES: Registry[type[Source]] = Registry(
         "closed-form": "llm_perf_opt.sources.closed_form:ClosedForm",
         "exported": "llm_perf_opt.labs.export.export_source:ExportSource",
     },
+)
+# The same for closed forms: (the folder) -> what they are for its configuration.
+FOLDER_FORMS: Registry[Callable[[Path], KnowsClosedForms]] = Registry(
+    "model type with closed forms", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.closed_forms:ReleasedForms"}
 )
 CALIBRATORS: Registry[Calibrator] = Registry("calibrator", {"torch": "llm_perf_opt.labs.calibrate.calibrate:calibrate"})
 # The same for the pieces of such a model that are worth a static graph.

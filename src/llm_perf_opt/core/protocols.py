@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.missing_packages import import_failure
 from llm_perf_opt.core.target import Json, Part, Target
 from llm_perf_opt.core.workload import Workload
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.export_outcome import ExportOptions, PartOutcome
     from llm_perf_opt.core.graph_view import GraphView
     from llm_perf_opt.core.hardware.calibration import Calibration
+    from llm_perf_opt.core.module_pictures import ModulePicture
     from llm_perf_opt.core.report import Report
     from llm_perf_opt.core.source_figures import SourceFigures
 
@@ -64,7 +66,7 @@ class Tracer(Protocol):
     """Runs a target and records what happened.
 
     `takes` names the settings of its constructor: `routing` of tokens to experts, the torch `device`, the `weights` of
-    a real run, and `keep_in`, a folder for files of its own.
+    a real run, `only` and `stage` for the modules to record, and `keep_in`, a folder for files of its own.
     """
 
     sees: frozenset[Sight]
@@ -79,8 +81,15 @@ class Tracer(Protocol):
 class DrawingTracer(Tracer, Protocol):
     """A tracer whose library draws pictures of its own."""
 
-    def picture(self, target: Target, path: str, file: Path) -> None:
-        """Draw one module into `file`, whose suffix is the format."""
+    def require_drawable(self, target: Target, pictures: Sequence[ModulePicture]) -> None:
+        """Refuse, before any run, a picture of a module that the model lacks, or that no program here can draw.
+
+        `target` is of no further use: its model may be built without weights.
+        """
+        ...
+
+    def draw(self, target: Target, picture: ModulePicture) -> None:
+        """Draw what runs in the first call of a module."""
         ...
 
 
@@ -92,10 +101,13 @@ class PartialTrace(PerfOptError):
             super().__init__(error.what, why=error.why, fix=error.fix, exit_code=error.exit_code)
         else:
             notes = getattr(error, "__notes__", ())
+            missing = import_failure(error) if isinstance(error, ImportError) else None
             super().__init__(
                 f"The model raised {type(error).__name__} in module {graph.stopped_in or '(root)'}.",
                 why="; ".join((str(error).strip().partition("\n")[0][:500], *notes)),
-                fix="correct the input, the weights or the model; the trace up to there is marked as partial",
+                fix="correct the input, the weights or the model; the trace up to there is marked as partial"
+                if missing is None
+                else missing.fix,
             )
         self.graph = graph
 
@@ -105,7 +117,7 @@ class KnowsClosedForms(Protocol):
     """An adapter that can tell what its model costs without running it, and without torch."""
 
     def closed_forms(self, workload: Workload) -> tuple[SourceFigures, ...]:
-        """The figures of each stage of every phase."""
+        """The figures of each stage of every phase; none where no formulas are known for this model."""
         ...
 
     def describe(self, workload: Workload) -> dict[str, Json]:
@@ -144,11 +156,23 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsWholeRuns(Protocol):
+    """A source that also takes a phase as one piece, as its own users do."""
+
+    def whole_runs(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
+        """One record per phase, `Method.WHOLE_RUN`, with the figures of every module; or the reason of its failure."""
+        ...
+
+
 class ExportLab(Protocol):
     """Takes a part of a model through the exporters of one library."""
 
-    def examine(self, target: Target, part: Part, options: ExportOptions) -> PartOutcome:
-        """What became of the part; a refusal of an exporter is a result with a place and a reason, not an exception."""
+    def examine(self, target: Target, part: Part, options: ExportOptions, fresh: Target | None = None) -> PartOutcome:
+        """What became of the part; a refusal of an exporter is a result with a place and a reason, not an exception.
+
+        `fresh` is the same target once more, not run yet: its model gets the weights that `options` ask for.
+        """
         ...
 
 
@@ -220,7 +244,7 @@ class Reporter(Protocol):
 
 
 class Drawing(Protocol):
-    """One way to draw a grouped view. `metric` is what it weighs by: flops, bytes, parameters or calls."""
+    """One way to draw a grouped view. `metric` is what it weighs by: a word of `Metric`."""
 
     suffix: str
 

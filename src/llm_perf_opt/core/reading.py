@@ -68,12 +68,19 @@ def read_foreign_json(path: Path, kind: FileKind) -> Any:
     """The plain values in a JSON file of another program, which may hold NaN and Infinity as Python writes them."""
     raw = read_bytes(path, kind)
     with naming_file(path):
-        try:
-            document = json.loads(raw.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise _not_valid("JSON", str(error), kind) from None
-        _require_acceptable(document, kind)
-        return document
+        return parse_foreign_json(raw, kind)
+
+
+def parse_foreign_json(raw: bytes, kind: FileKind) -> Any:
+    """The plain values in a JSON text of another program, which may hold NaN and Infinity as Python writes them."""
+    if raw.count(b",") >= kind.max_elements:
+        raise kind.refusal("is too large", f"it holds more than {kind.max_elements:,} values")
+    try:
+        document = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _not_valid("JSON", str(error), kind) from None
+    _require_acceptable(document, kind)
+    return document
 
 
 def read_bytes(path: Path, kind: FileKind) -> bytes:

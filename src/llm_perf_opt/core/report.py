@@ -208,6 +208,19 @@ def table_of(
 
 
 @dataclass(frozen=True, slots=True)
+class Listing:
+    """Lines that another tool printed, shown as they are, in type of one width."""
+
+    title: str
+    text: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One by one; only a line feed ends a line, since a name may hold any other separator."""
+        return tuple(self.text.rstrip("\n").split("\n"))
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """One sentence under the tables."""
 
@@ -225,3 +238,4 @@ class Report:
     graph: GraphView | None = None
     charts: tuple[Chart, ...] = ()
     chapters: tuple[Report, ...] = ()
+    listings: tuple[Listing, ...] = ()

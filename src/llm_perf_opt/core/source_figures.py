@@ -14,6 +14,7 @@ class Method(StrEnum):
     ISOLATED = "isolated"  # the stage's own modules, run by themselves with the shapes of the whole run
     EXTRACTED = "extracted"  # the stage's share of a whole run
     CLOSED_FORM = "closed form"  # a formula over sizes; nothing ran
+    WHOLE_RUN = "whole run"  # one figure for a phase, not cut into stages
 
 
 class WorkFamily(StrEnum):
@@ -35,6 +36,25 @@ class OperatorFigure:
     flops: int | None
     calls: int | None = None
     activations: int | None = None  # elements it put out, where the source counts them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFigure:
+    """One module with everything inside it, as the source counts it; of modules that are alike, all of them together.
+
+    `completed_flops` is the same with formulas of ours for what the source has none, None where one of them is unknown.
+    """
+
+    path: str  # of the first of those that are alike
+    flops: int
+    completed_flops: int | None
+    activations: int
+    operators: tuple[tuple[str, int], ...]  # name -> FLOPs, the most expensive first
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds, each of which is two FLOPs."""
+        return self.flops // 2
 
 
 ADDING_CAUSES = frozenset({"elementwise-counted", "rounded-up"})
@@ -62,6 +82,8 @@ class SourceFigures:
 
     A figure of None is one the source does not give. `failure` says why there are none at all. `unit` is what the
     source counted before conversion. `activations` are elements put out by the counted operators, fvcore's convention.
+    `flops` of a source that left something out is no total: see `is_complete`. `completed_flops` is the figure of the
+    same source once it has formulas of ours for the operators in `completed_with`; None where a gap stays.
     """
 
     source: str
@@ -85,12 +107,24 @@ class SourceFigures:
     failure: str | None = None
     unit: str = "flop"  # "flop" | "mac"
     own_table: str | None = None  # the source's own printed table, where it has one
+    completed_flops: int | None = None
+    completed_with: tuple[str, ...] = ()
+    modules: tuple[ModuleFigure, ...] = ()
+    uncalled_modules: tuple[str, ...] = ()  # by path: not called, or by their `forward`
+    tensors: str | None = None  # what the source ran on, "weightless" or "real"; None: it does not say
+    version: str | None = None  # of the library that counted
+    is_cross_check: bool = False  # a static figure: it stands for a stage only where no other source has one
     seconds: float | None = None  # how long the count took
 
     @property
     def is_complete(self) -> bool:
         """Whether `flops` holds all matrix work of the stage and nothing else, so that it may stand as a total."""
         return self.flops is not None and all(spot.flops == 0 for spot in self.blind_spots)
+
+    @property
+    def left_out_ops(self) -> int:
+        """Calls of operators that `flops` lacks in part or in full."""
+        return sum(spot.calls for spot in self.blind_spots if not spot.adds and spot.flops != 0)
 
     @property
     def at_least_flops(self) -> int | None:

@@ -3,69 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from enum import StrEnum
 
 from llm_perf_opt.core import units
-from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.graph_metric import Metric, inclusive, own, share, total
 from llm_perf_opt.core.graph_view import Box, Figures, GraphView, TensorGroup
 
 UNKNOWN = "?"
 AT_LEAST = ">= "  # before a figure with ops in it that have no price
 
 
-class Metric(StrEnum):
-    """The figures that add up over boxes, so that a share of the whole has a meaning."""
-
-    FLOPS = "flops"
-    BYTES = "bytes"
-    PARAMETERS = "parameters"
-    CALLS = "calls"
-
-
-def metric_named(name: str) -> Metric:
-    """The metric a person asked for; another word is refused with the known ones."""
-    if name not in list(Metric):
-        raise UsageError(
-            f"No metric named {name!r}.",
-            why="a drawing weighs by what adds up",
-            fix=f"pick one of: {', '.join(Metric)}",
-        )
-    return Metric(name)
-
-
-def inclusive(box: Box, metric: Metric) -> int | None:
-    """With everything inside the box."""
-    return _calls(box.walk()) if metric is Metric.CALLS else _figure(box.figures, metric)
-
-
-def own(box: Box, metric: Metric) -> int | None:
-    """Without the boxes inside."""
-    return _calls([box]) if metric is Metric.CALLS else _figure(box.own, metric)
-
-
-def total(view: GraphView, metric: Metric) -> int | None:
-    """Over the whole view."""
-    if metric is not Metric.CALLS:
-        return _figure(view.totals, metric)
-    return _calls(box for root in view.roots for box in root.walk())
-
-
-def _calls(boxes: Iterable[Box]) -> int:
-    """A box parted by cost adds none: its calls are those of its parts."""
-    return sum(box.calls for box in boxes if not box.is_split)
-
-
-def share(part: int | None, whole: int | None) -> float | None:
-    """`part` of `whole`, from 0 to 1; unknown where either is, or where there is nothing to share."""
-    return None if part is None or not whole else part / whole
-
-
 def metric_text(value: int | None, metric: Metric) -> str:
     """`1.14 TFLOP`, `6.21 GiB`, `3.34 G params`, `24 calls`; `?` in place of an unknown number."""
     if metric is Metric.FLOPS:
         return f"{UNKNOWN} FLOP" if value is None else units.format_flops(value)
-    if metric is Metric.BYTES:
+    if metric in (Metric.BYTES, Metric.ACTIVATIONS):
         return f"{UNKNOWN} B" if value is None else units.format_bytes(value)
     if metric is Metric.PARAMETERS:
         return f"{UNKNOWN if value is None else units.format_short_count(value)} params"
@@ -103,16 +54,6 @@ def share_text(fraction: float | None) -> str:
     return "<0.1 %" if percent < 0.05 else f"{percent:.1f} %"
 
 
-def _figure(figures: Figures, metric: Metric) -> int | None:
-    match metric:
-        case Metric.FLOPS:
-            return figures.flops
-        case Metric.BYTES:
-            return figures.bytes_moved
-        case _:
-            return figures.parameters
-
-
 _MOST_GROUPS = 4  # distinct shapes that a tooltip lists before it only counts them
 
 
@@ -128,8 +69,9 @@ def cost_text(box: Box, view: GraphView, metric: Metric) -> str:
 
 
 def figure_texts(box: Box, metric: Metric, whole: int | None) -> list[str]:
-    """Instances, calls, FLOPs, bytes, parameters, and the share of `whole`: the columns of a table of boxes."""
-    sums = (inclusive_text(box, figure) for figure in (Metric.FLOPS, Metric.BYTES, Metric.PARAMETERS))
+    """Instances, calls, FLOPs, bytes moved, activations, parameters, the share of `whole`: columns of a table."""
+    columns = (Metric.FLOPS, Metric.BYTES, Metric.ACTIVATIONS, Metric.PARAMETERS)
+    sums = (inclusive_text(box, figure) for figure in columns)
     return [
         units.format_count(box.instances),
         units.format_count(box.calls),
@@ -171,6 +113,7 @@ def facts_of(box: Box) -> list[tuple[str, str]]:
         ("ops without a price", _exact(figures.unpriced_ops)),
     ]
     facts += [(name, json.dumps(value)) for name, value in box.constructor_params.items()]
+    facts += [(f"{name} of the layer", json.dumps(value)) for name, value in box.layer_context.items()]
     return [*facts, *_tensor_facts("input", box.inputs), *_tensor_facts("output", box.outputs)]
 
 

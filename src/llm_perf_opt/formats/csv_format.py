@@ -45,6 +45,8 @@ def _blocks(report: Report, outer: tuple[str, ...]) -> Iterator[str]:
     if report.graph is not None:
         boxes = sum(1 for root in report.graph.roots for _ in root.walk())
         yield _comment(f"picture: {report.graph.title}, {boxes} boxes, which the formats json and html hold")
+    for listing in report.listings:
+        yield _comment(f"{listing.title}: {len(listing.lines)} lines, which the other formats hold")
     if report.notes:
         yield "\n".join(_comment(f"{note.level.value}: {note.text}") for note in report.notes)
     for chapter in report.chapters:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llm_perf_opt.core.graph_metric import Metric, metric_named, own
 from llm_perf_opt.core.graph_view import Box, GraphView
-from llm_perf_opt.formats.box_figures import Metric, loops_text, metric_named, own
+from llm_perf_opt.formats.box_figures import loops_text
 from llm_perf_opt.formats.visible_text import visible
 
 
@@ -33,7 +34,6 @@ def _stacks(box: Box, outer: tuple[str, ...], metric: Metric) -> Iterator[Stack]
 
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-_NAMES = {Metric.FLOPS: "FLOPs", Metric.BYTES: "bytes moved", Metric.PARAMETERS: "parameters", Metric.CALLS: "calls"}
 
 
 class SpeedscopeDrawing:
@@ -70,8 +70,8 @@ def _profile(view: GraphView, metric: Metric, frames: dict[str, int]) -> dict[st
             weights.append(stack.weight)
     return {
         "type": "sampled",
-        "name": _NAMES[metric] + (f" ({unknown} boxes unknown)" if unknown else ""),
-        "unit": "bytes" if metric is Metric.BYTES else "none",
+        "name": metric.words + (f" ({unknown} boxes unknown)" if unknown else ""),
+        "unit": "bytes" if metric in (Metric.BYTES, Metric.ACTIVATIONS) else "none",
         "startValue": 0,
         "endValue": sum(weights),
         "samples": samples,

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from graphlib import TopologicalSorter
@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 import jinja2
 from markupsafe import Markup
 
+from llm_perf_opt.core.graph_metric import Metric, metric_named
 from llm_perf_opt.core.graph_view import Box, Figures, GraphView, TensorGroup
 from llm_perf_opt.core.report import Report
-from llm_perf_opt.formats.box_figures import Metric, metric_named
 from llm_perf_opt.formats.report_sections import contents, sections_of
 from llm_perf_opt.formats.svg_style import palette, scoped_style_sheet, stage_colours
 from llm_perf_opt.formats.visible_text import visible
@@ -123,17 +123,19 @@ class _PageTables:
             [[loop.kind.value, loop.text, loop.over] for loop in box.loops],
             _figure_row(box.figures),
             _figure_row(box.own),
-            self.params.number(
-                tuple(
-                    (word(key), word(json.dumps(value, ensure_ascii=False)))
-                    for key, value in box.constructor_params.items()
-                )
-            ),
+            self._pairs_number(box.constructor_params),
+            self._pairs_number(box.layer_context),
             self._tensor_number(box.inputs),
             self._tensor_number(box.outputs),
             [word(member) for member in box.members],
-            int(box.is_open),
+            box.is_open * 1 + box.is_split * 2 + box.is_left_out * 4,
         ]
+
+    def _pairs_number(self, values: Mapping[str, Any]) -> int:
+        word = self.strings.number
+        return self.params.number(
+            tuple((word(key), word(json.dumps(value, ensure_ascii=False))) for key, value in values.items())
+        )
 
     def _tensor_number(self, groups: tuple[TensorGroup, ...]) -> int:
         rows = (((tuple(self.strings.number(tensor) for tensor in group.tensors)), group.calls) for group in groups)
@@ -160,7 +162,10 @@ def _whole(number: int | None) -> int | str | None:
     return number if number is None or abs(number) <= _EXACT_IN_JAVASCRIPT else str(number)
 
 
-_FIRST_METRIC = {Metric.BYTES: "bytes_moved"}  # the others are called the same in the page
+_FIRST_METRIC = {
+    Metric.BYTES: "bytes_moved",
+    Metric.ACTIVATIONS: "activation_bytes",
+}  # the others are called the same in the page
 
 
 class HtmlDrawing:

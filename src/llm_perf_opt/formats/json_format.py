@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from llm_perf_opt.core.graph_metric import metric_named
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.output_files import plain_values
 from llm_perf_opt.core.report import Axis, BarChart, Cell, Chart, LineChart, Report, SpanChart, Table
-from llm_perf_opt.formats.box_figures import metric_named
 from llm_perf_opt.formats.view_file import VIEW_VERSION, ArrowRow, BoxRow, FiguresRow, LoopRow, TensorsRow, ViewFile
 from llm_perf_opt.formats.visible_text import UNIT_OF, column_keys
 
@@ -31,6 +31,7 @@ class JsonDrawing:
             caption=view.caption,
             stages=view.stages,
             totals=FiguresRow(**asdict(view.totals)),
+            is_ungrouped=view.is_ungrouped,
             boxes=tuple(_box_row(box, parent) for box, parent in pairs),
             arrows=tuple(ArrowRow(inside=box.id, **asdict(arrow)) for box, _ in pairs for arrow in box.arrows),
         )
@@ -57,6 +58,7 @@ def _box_row(box: Box, parent: str | None) -> BoxRow:
         stage=box.stage,
         is_open=box.is_open,
         is_split=box.is_split,
+        is_left_out=box.is_left_out,
         instances=box.instances,
         calls=box.calls,
         calls_per_instance=box.calls_per_instance,
@@ -64,6 +66,7 @@ def _box_row(box: Box, parent: str | None) -> BoxRow:
         figures=FiguresRow(**asdict(box.figures)),
         own=FiguresRow(**asdict(box.own)),
         constructor_params=dict(box.constructor_params),
+        layer_context=dict(box.layer_context),
         inputs=tuple(TensorsRow(**asdict(group)) for group in box.inputs),
         outputs=tuple(TensorsRow(**asdict(group)) for group in box.outputs),
         members=box.members,
@@ -95,6 +98,7 @@ def _report_object(report: Report) -> dict[str, object]:
         "tables": [_table_object(table) for table in report.tables],
         "charts": [_chart_object(chart) for chart in report.charts],
         "graph": None if report.graph is None else json.loads(JsonDrawing().render(report.graph)),
+        "listings": [{"title": listing.title, "text": listing.text} for listing in report.listings],
         "notes": [{"level": note.level.value, "text": note.text} for note in report.notes],
         "chapters": [_report_object(chapter) for chapter in report.chapters],
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from llm_perf_opt.core.graph_metric import metric_named, total
 from llm_perf_opt.core.graph_view import Box, GraphView
-from llm_perf_opt.core.report import Chart, Kind, Level, LineChart, Note, Report, Table
-from llm_perf_opt.formats.box_figures import figure_texts, hidden_text, loops_text, metric_named, total
+from llm_perf_opt.core.report import Chart, Kind, Level, LineChart, Listing, Note, Report, Table
+from llm_perf_opt.formats.box_figures import figure_texts, hidden_text, loops_text
 from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.visible_text import row_texts, shortened, visible
 
@@ -28,8 +29,9 @@ class MarkdownDrawing:
         """A heading, the caption as a list, the table."""
         whole = total(view, self._metric)
         lines = [
-            f"| box | loops | stage | instances | calls | FLOPs | bytes moved | params | share of {self._metric} |",
-            "| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: |",
+            f"| box | loops | stage | instances | calls | FLOPs | bytes moved | activations | params "
+            f"| share of {self._metric} |",
+            "| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: | --: |",
         ]
         lines += [self._row(box, depth, whole) for root in view.roots for box, depth in _depths(root, 0)]
         parts = [f"# {_words(view.title)}"]
@@ -91,6 +93,9 @@ def _parts(report: Report, level: int) -> Iterator[str]:
     if report.graph is not None:
         drawing = MarkdownDrawing().render(report.graph).rstrip("\n")
         yield "#" * (min(level + 1, _DEEPEST) - 1) + drawing
+    for listing in report.listings:
+        yield _heading(listing.title, level + 1)
+        yield _fenced(listing)
     if report.notes:
         yield "\n".join(map(_note_text, report.notes))
     for chapter in report.chapters:
@@ -115,6 +120,13 @@ def _titled(table: Table, level: int) -> Iterator[str]:
     if table.footer:
         lines.append(_line([f"**{_escaped(text)}**" if text else "" for text in row_texts(table, table.footer)]))
     yield "\n".join(lines)
+
+
+def _fenced(listing: Listing) -> str:
+    """A code block, under a fence that no line of it can close."""
+    longest = max(map(len, re.findall("`+", listing.text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join((f"{fence}text", *map(visible, listing.lines), fence))
 
 
 def _note_text(note: Note) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from llm_perf_opt.core.graph_metric import metric_named
 from llm_perf_opt.core.graph_view import Box, GraphView
-from llm_perf_opt.formats.box_figures import cost_text, hidden_text, loops_text, metric_named, second_text
+from llm_perf_opt.core.units import format_count
+from llm_perf_opt.formats.box_figures import cost_text, hidden_text, loops_text, second_text
 from llm_perf_opt.formats.svg_style import stage_colours
 from llm_perf_opt.formats.visible_text import shortened, visible
 
@@ -25,7 +27,10 @@ _ACTIVE = re.compile(r"""[#&<>"'`\\*|{}~;$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])""
 
 
 class MermaidDrawing:
-    """Boxes in boxes as subgraphs, loops and costs in the labels, colours by stage."""
+    """Boxes in boxes as subgraphs, loops and costs in the labels, colours by stage.
+
+    An arrow of more than one call carries their number.
+    """
 
     suffix = ".mmd"
 
@@ -50,7 +55,8 @@ class MermaidDrawing:
         for child in box.children:
             lines += self._box_lines(child, view, names, indent + "  ")
         for arrow in box.arrows:
-            lines.append(f"{indent}  {names[arrow.source]} --> {names[arrow.target]}")
+            calls = f"|{format_count(arrow.calls)}|" if arrow.calls > 1 else ""
+            lines.append(f"{indent}  {names[arrow.source]} -->{calls} {names[arrow.target]}")
         return [*lines, f"{indent}end"]
 
     def _label_lines(self, box: Box, view: GraphView) -> list[str]:

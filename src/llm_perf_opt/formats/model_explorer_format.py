@@ -11,8 +11,9 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from llm_perf_opt.core.graph_metric import Metric, inclusive, metric_named, own
 from llm_perf_opt.core.graph_view import Box, GraphView
-from llm_perf_opt.formats.box_figures import Metric, facts_of, inclusive, loops_text, metric_named, own, own_text
+from llm_perf_opt.formats.box_figures import facts_of, loops_text, own_text
 from llm_perf_opt.formats.svg_style import StageColour, stage_colours
 from llm_perf_opt.formats.visible_text import shortened, visible
 
@@ -166,5 +167,5 @@ def _facts(box: Box) -> list[tuple[str, str]]:
 
 
 def _own_facts(box: Box) -> list[tuple[str, str]]:
-    metrics = (Metric.FLOPS, Metric.BYTES, Metric.PARAMETERS)
-    return [(f"own {metric}", own_text(box, metric)) for metric in metrics]
+    metrics = (Metric.FLOPS, Metric.BYTES, Metric.PARAMETERS, Metric.ACTIVATIONS)
+    return [(f"own {metric.words}", own_text(box, metric)) for metric in metrics]

@@ -10,7 +10,7 @@ from itertools import count
 from markupsafe import Markup, escape
 
 from llm_perf_opt.core.graph_view import GraphView
-from llm_perf_opt.core.report import Cell, Chart, Column, Kind, Level, LineChart, Note, Report, Table
+from llm_perf_opt.core.report import Cell, Chart, Column, Kind, Level, LineChart, Listing, Note, Report, Table
 from llm_perf_opt.formats.charts.chart_svg import chart_svg
 from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.charts.picture import Hues, hues_of
@@ -72,6 +72,15 @@ class ShownNote:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownListing:
+    """Lines of another tool, with an address."""
+
+    id: str
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A report or a chapter; `level` is that of its heading. The first table is the answer and stands before charts."""
 
@@ -84,6 +93,7 @@ class Section:
     picture_title: str
     notes: tuple[ShownNote, ...]
     sections: tuple[Section, ...]
+    listings: tuple[ShownListing, ...] = ()
 
     @property
     def inner_level(self) -> int:
@@ -153,6 +163,7 @@ class _Sections:
             picture_title="" if graph is None else graph.title,
             notes=notes,
             sections=sections,
+            listings=tuple(map(self._listing, report.listings)),
         )
 
     def _chart(self, chart: Chart) -> ShownChart:
@@ -180,6 +191,9 @@ class _Sections:
             footer=tuple(_cells(table, table.footer, links)) if table.footer else (),
             is_tall=len(table.rows) > _TALL,
         )
+
+    def _listing(self, listing: Listing) -> ShownListing:
+        return ShownListing(self._id(listing.title), _shown_title(listing.title), tuple(map(visible, listing.lines)))
 
     def _note(self, note: Note) -> ShownNote:
         is_warning = note.level is Level.WARNING

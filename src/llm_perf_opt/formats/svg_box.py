@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_perf_opt.core import units
+from llm_perf_opt.core.graph_metric import Metric, inclusive, share, total
 from llm_perf_opt.core.graph_view import Box, GraphView
-from llm_perf_opt.formats.box_figures import (
-    Metric,
-    facts_of,
-    hidden_text,
-    inclusive,
-    inclusive_text,
-    share,
-    share_text,
-    total,
-)
+from llm_perf_opt.formats.box_figures import facts_of, hidden_text, inclusive_text, share_text
 from llm_perf_opt.formats.box_layout import Placed, Size, is_opened
 from llm_perf_opt.formats.svg_style import (
     CLASS_SIZE,
@@ -125,7 +117,8 @@ class BoxPainter:
     def _leaf_lines(self, box: Box) -> list[str]:
         cost, part, second, *_ = self._figure_texts(box)
         hidden = hidden_text(box)
-        return [f"@ {self._short_path[box.id]}", f"{cost} \u00b7 {part}", second, *([hidden] if hidden else [])]
+        place = _modules(box) if box.is_left_out else f"@ {self._short_path[box.id]}"
+        return [place, f"{cost} \u00b7 {part}", second, *([hidden] if hidden else [])]
 
     def _figure_texts(self, box: Box) -> list[str]:
         second = Metric.FLOPS if self._metric is Metric.PARAMETERS else Metric.PARAMETERS
@@ -142,6 +135,11 @@ def _uses(box: Box) -> str:
     calls = " or ".join(map(str, box.calls_per_instance))
     each = f"{calls} call{'' if calls == '1' else 's'}"
     return each if box.instances == 1 else f"{units.format_count(box.instances)} \u00d7 {each}"
+
+
+def _modules(box: Box) -> str:
+    """`3 modules of clip`: what stands on a box of modules left out in place of a path."""
+    return visible(box.label.partition(": ")[2])
 
 
 def _short_paths(box: Box, outer: str | None) -> Iterator[tuple[str, str]]:

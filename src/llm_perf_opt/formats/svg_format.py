@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.graph_metric import Metric, metric_named, own, share, total
 from llm_perf_opt.core.graph_view import Box, GraphView, Loop, LoopKind
-from llm_perf_opt.formats.box_figures import Metric, at_least, metric_named, metric_text, own, share, share_text, total
+from llm_perf_opt.formats.box_figures import at_least, metric_text, share_text
 from llm_perf_opt.formats.box_layout import BoxLayout, Placed
 from llm_perf_opt.formats.svg_box import BoxPainter
 from llm_perf_opt.formats.svg_style import (
@@ -30,12 +31,6 @@ from llm_perf_opt.formats.visible_text import fitted, text_width, visible, wrapp
 _LINE = 17.0
 _ITEM_GAP = 22.0
 _WIDEST_STAGE = 180.0
-_METRIC_WORDS = {
-    Metric.FLOPS: "FLOPs",
-    Metric.BYTES: "bytes moved",
-    Metric.PARAMETERS: "parameters",
-    Metric.CALLS: "calls",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +114,7 @@ def _sign_items(metric: Metric) -> list[_Item]:
         _Item(badge(0, -7.5, chain), badge_width(chain), "one feeds the next"),
         _Item(badge(0, -7.5, free), badge_width(free), "independent uses"),
         _Item(wire([(0, 0), (24, 0)]), 24, "a tensor of one is used in the other"),
-        _Item(bar, 24, f"share of all {_METRIC_WORDS[metric]}"),
+        _Item(bar, 24, f"share of all {metric.words}"),
         _Item(
             text(0, 4, "@ .a", TEXT_SIZE, classes="soft"),
             text_width("@ .a", TEXT_SIZE),

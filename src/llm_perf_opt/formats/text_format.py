@@ -6,15 +6,16 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from llm_perf_opt.core.graph_metric import metric_named, total
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.report import BarChart, Chart, Column, Kind, Level, LineChart, Note, Report, SpanChart, Table
-from llm_perf_opt.formats.box_figures import figure_texts, hidden_text, loops_text, metric_named, total
+from llm_perf_opt.formats.box_figures import figure_texts, hidden_text, loops_text
 from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.visible_text import ELLIPSIS, row_texts, shortened, visible_ascii
 
 _LONGEST_LABEL = 76
 _LONGEST_CAPTION = 400
-_HEADING = ("box", "loops", "instances", "calls", "FLOPs", "bytes moved", "params", "share")
+_HEADING = ("box", "loops", "instances", "calls", "FLOPs", "bytes moved", "activations", "params", "share")
 _GAP = "  "
 
 
@@ -179,6 +180,8 @@ def _parts(report: Report, depth: int) -> Iterator[str]:
     yield from map(chart_text, report.charts)
     if report.graph is not None:
         yield TextDrawing().render(report.graph).rstrip("\n")
+    for listing in report.listings:
+        yield "\n".join(map(visible_ascii, (listing.title, *listing.lines)))
     if report.notes:
         yield "\n".join(map(_note_text, report.notes))
     for chapter in report.chapters:

@@ -69,6 +69,9 @@ class BoxRow(_Object, frozen=True, kw_only=True):
         bool,
         Meta(description="The boxes inside are the members of this one again, told apart by cost; they add no calls."),
     ]
+    is_left_out: Annotated[
+        bool, Meta(description="Stands for all modules of one stage that a filter took out of the box around it.")
+    ]
     instances: Count
     calls: Annotated[Count, Meta(description="Over all instances.")]
     calls_per_instance: Annotated[tuple[Count, ...], Meta(description="The distinct values, ascending.")]
@@ -76,6 +79,10 @@ class BoxRow(_Object, frozen=True, kw_only=True):
     figures: Annotated[FiguresRow, Meta(description="With everything inside.")]
     own: Annotated[FiguresRow, Meta(description="Of the ops that run directly in it.")]
     constructor_params: Annotated[dict[str, Any], Meta(description="Those that all instances share.")]
+    layer_context: Annotated[
+        dict[str, Any],
+        Meta(description="Of an expert and what is in it: num_experts and top_k of its layer; derived, not its own."),
+    ]
     inputs: tuple[TensorsRow, ...]
     outputs: tuple[TensorsRow, ...]
     members: Annotated[Texts, Meta(description="Paths of every instance.")]
@@ -106,6 +113,7 @@ class ViewFile(_Object, frozen=True, kw_only=True):
     caption: Texts
     stages: Annotated[Texts, Meta(extra_json_schema={"uniqueItems": True})]
     totals: FiguresRow
+    is_ungrouped: Annotated[bool, Meta(description="Each module is a box of its own, under each of its callers.")]
     boxes: Annotated[
         tuple[BoxRow, ...],
         Meta(description="Outer before inner; the boxes of one parent are in call order."),

@@ -26,6 +26,7 @@ def library_versions() -> dict[str, str]:
     return found
 
 
+_GROUP_FILES = ("memory.max", "memory.current")
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -66,6 +67,41 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def free_memory_bytes() -> int | None:
+    """What a process may still take without swapping, within the limit of its control group; None: unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    if found is None:
+        return None
+    free, left = int(found[1]) * 1024, _left_in_control_group()
+    return free if left is None else min(free, left)
+
+
+def _left_in_control_group() -> int | None:
+    try:
+        limit, used = (Path("/sys/fs/cgroup", name).read_text("utf-8").strip() for name in _GROUP_FILES)
+    except OSError:
+        return None
+    return int(limit) - int(used) + _idle_file_cache() if limit.isdigit() and used.isdigit() else None
+
+
+def _idle_file_cache() -> int:
+    """What the control group holds of files that the system drops first: memory that counts as used and is free."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text("utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
+def free_device_bytes(device: str) -> int | None:
+    """What is free on a CUDA device; None where the device does not tell."""
+    return torch.cuda.mem_get_info(device)[0] if torch.device(device).type == "cuda" else None
 
 
 def _device(device: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,8 +38,13 @@ class StopSite:
 
 
 @contextmanager
-def watch_modules(root: torch.nn.Module, enter: Enter, leave: Leave) -> Iterator[StopSite]:
-    """Report every forward below `root` by the tensors it takes and returns, none of them where it raises."""
+def watch_modules(
+    root: torch.nn.Module, enter: Enter, leave: Leave, paths: Container[str] | None = None
+) -> Iterator[StopSite]:
+    """Report every forward below `root` by the tensors it takes and returns, none of them where it raises.
+
+    With `paths` the forwards of these modules alone.
+    """
 
     def before(path: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         enter(path, tensors_in((args, kwargs)))
@@ -47,12 +52,14 @@ def watch_modules(root: torch.nn.Module, enter: Enter, leave: Leave) -> Iterator
     def after(path: str, output: Any) -> None:
         leave((output,) if isinstance(output, torch.Tensor) else tensors_in(output))
 
-    with watch_forwards(root, before, after) as stop:
+    with watch_forwards(root, before, after, paths) as stop:
         yield stop
 
 
 @contextmanager
-def watch_forwards(root: torch.nn.Module, before: Before, after: After) -> Iterator[StopSite]:
+def watch_forwards(
+    root: torch.nn.Module, before: Before, after: After, paths: Container[str] | None = None
+) -> Iterator[StopSite]:
     """Report every forward below `root` with its arguments; a module that is shared is reported under its first path.
 
     A call that raises is left with the output None, so calls pair up also where the model catches the error itself.
@@ -63,6 +70,8 @@ def watch_forwards(root: torch.nn.Module, before: Before, after: After) -> Itera
         for path, module in root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # compiled: its forward is no Python function and calls no children
+            if paths is not None and path not in paths:
+                continue
             wrapped.append((module, module.__dict__.get("forward")))
             module.__dict__["forward"] = _watched(module, path, before, after, stop)
         yield stop

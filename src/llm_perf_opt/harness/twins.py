@@ -19,24 +19,28 @@ from llm_perf_opt.weightless.spec import spec_of_tensor
 
 
 class RealTensors:
-    """Numbers every storage once, so that data flow can be followed from one module to the next.
+    """Numbers every storage, so that data flow can be followed from one module to the next.
 
+    A storage that was written into in place gets a new number: what it holds now may depend on the calls in between.
     The weak reference keeps the address of a freed storage from being given to another one, and nothing else alive.
     """
 
     def __init__(self, builder: CallGraphBuilder) -> None:
         self._builder = builder
         self._metas: dict[Any, TensorMeta] = {}
-        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._storages: dict[int, tuple[StorageWeakRef, dict[int, int]]] = {}  # by address: version -> token
         self._next_token = itertools.count().__next__
 
     def pairs(self, tensors: Sequence[torch.Tensor]) -> list[tuple[TensorMeta, int]]:
         """Metas with storage tokens, as the builder takes them."""
-        return [(self.meta(tensor), self.token(tensor)) for tensor in tensors]
+        return [(self.meta(tensor), self._token(tensor)) for tensor in tensors]
 
     def described(self, tensor: torch.Tensor) -> tuple[TensorMeta, int, int]:
-        """A weight or buffer: meta, storage token, bytes."""
-        return self.meta(tensor), self.token(tensor), tensor.untyped_storage().nbytes()
+        """A weight, buffer or input: meta, storage token, bytes. Tied weights share a token."""
+        tokens = self._tokens(tensor)
+        token = next(iter(tokens.values()), None)
+        tokens[_version(tensor)] = self._next_token() if token is None else token
+        return self.meta(tensor), self._token(tensor), tensor.untyped_storage().nbytes()
 
     def meta(self, tensor: torch.Tensor) -> TensorMeta:
         """The one meta of this shape, dtype and device."""
@@ -47,15 +51,25 @@ class RealTensors:
             meta = self._metas[key] = self._builder.meta(tuple(tensor.shape), dtype, tensor.device.type)
         return meta
 
-    def token(self, tensor: torch.Tensor) -> int:
-        """The number of the memory behind a tensor; views share it."""
+    def _token(self, tensor: torch.Tensor) -> int:
+        """The number of the memory behind a tensor, as it is now; views share it."""
+        tokens, version = self._tokens(tensor), _version(tensor)
+        token = tokens.get(version)
+        if token is None:
+            token = tokens[version] = self._next_token()
+        return token
+
+    def _tokens(self, tensor: torch.Tensor) -> dict[int, int]:
         storage = tensor.untyped_storage()
         known = self._storages.get(storage._cdata)
-        if known is not None and not known[0].expired():
-            return known[1]
-        token = self._next_token()
-        self._storages[storage._cdata] = (StorageWeakRef(storage), token)
-        return token
+        if known is None or known[0].expired():
+            known = self._storages[storage._cdata] = (StorageWeakRef(storage), {})
+        return known[1]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often the tensor was written into in place; torch does not count it for tensors of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 T = TypeVar("T")

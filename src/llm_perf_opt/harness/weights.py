@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,45 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
         )
 
 
+@torch.no_grad()
+def load_some_weights(places: Mapping[str, torch.Tensor], folder: Path, under: Sequence[str]) -> None:
+    """Copy those tensors of the folder that belong to some modules of a model, and read no others.
+
+    `places` are the weights to fill, a tied one under each of its names, of which one is enough. `under` are the paths
+    of the modules: the folder must have each weight below them, and nothing there that the model does not have.
+    """
+    filled: set[int] = set()
+    unexpected: list[str] = []
+    for file, names in _named_tensors(folder).items():
+        inside = [name for name in names if name in places or _is_below(name, under)]
+        unexpected += [name for name in inside if name not in places]
+        for name, tensor in _tensors(file, [name for name in inside if name in places]):
+            _copy(places[name], tensor, name, file)
+            filled.add(id(places[name]))
+    missing = [name for name, place in places.items() if id(place) not in filled]
+    if missing or unexpected:
+        raise PerfOptError(
+            f"The weights in {folder} are not those of {', '.join(path or 'the model' for path in under)}.",
+            why=_differences(missing, unexpected),
+            fix="check that folder and model belong together, in this version of the model's code",
+        )
+
+
+def _is_below(name: str, paths: Sequence[str]) -> bool:
+    return any(not path or name.startswith(f"{path}.") for path in paths)
+
+
+def _named_tensors(folder: Path) -> dict[Path, list[str]]:
+    """The names in each file: by the index where there is one, so that a file nobody needs is not even opened."""
+    index = next(iter(sorted(folder.glob(_INDEX))), None)
+    if index is None:
+        return {file: _names_in(file) for file in _files(folder)}
+    by_file: dict[Path, list[str]] = {}
+    for name, file in _weight_map(index).items():
+        by_file.setdefault(folder / file, []).append(name)
+    return by_file
+
+
 def _memory(tensor: torch.Tensor) -> tuple[int, int]:
     """Equal for tied weights; a tensor without elements has no memory and is only equal to itself."""
     return tensor.data_ptr() or id(tensor), tensor.numel()
@@ -56,15 +95,7 @@ def _files(folder: Path) -> list[Path]:
     if index is None:
         files = sorted(folder.glob("*.safetensors"))
     else:
-        document = read_foreign_json(index, MODEL_FILE)
-        shards = document.get("weight_map") if isinstance(document, dict) else None
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise PerfOptError(
-                f"{index} is no index of weights.",
-                why='it has no object "weight_map" of file names',
-                fix="fetch the file again",
-            )
-        files = [folder / name for name in sorted(set(shards.values()))]
+        files = [folder / name for name in sorted(set(_weight_map(index).values()))]
     absent = [file.name for file in files if not file.is_file()]
     if absent or not files:
         raise UsageError(
@@ -75,8 +106,22 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _tensors(file: Path) -> Iterable[tuple[str, torch.Tensor]]:
-    """The tensors of one file, one at a time."""
+def _weight_map(index: Path) -> dict[str, str]:
+    """Name of a tensor -> name of the file that holds it."""
+    document = read_foreign_json(index, MODEL_FILE)
+    shards = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise PerfOptError(
+            f"{index} is no index of weights.",
+            why='it has no object "weight_map" of file names',
+            fix="fetch the file again",
+        )
+    return shards
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file of tensors, of which nothing is read yet."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -87,10 +132,23 @@ def _tensors(file: Path) -> Iterable[tuple[str, torch.Tensor]]:
         ) from error
     try:
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  not a dictionary
-                yield name, opened.get_tensor(name)
-    except SafetensorError as error:
+            yield opened
+    except (SafetensorError, FileNotFoundError) as error:
         raise PerfOptError(f"{file} cannot be read.", why=str(error)[:300], fix="fetch the file again") from error
+
+
+def _names_in(file: Path) -> list[str]:
+    with _opened(file) as opened:
+        return list(opened.keys())
+
+
+def _tensors(file: Path, names: Sequence[str] | None = None) -> Iterable[tuple[str, torch.Tensor]]:
+    """The tensors of one file, one at a time; default: all of them."""
+    if names is not None and not names:
+        return
+    with _opened(file) as opened:
+        for name in opened.keys() if names is None else names:
+            yield name, opened.get_tensor(name)
 
 
 def _copy(place: torch.Tensor, tensor: torch.Tensor, name: str, file: Path) -> None:

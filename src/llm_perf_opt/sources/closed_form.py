@@ -24,6 +24,8 @@ class ClosedForm:
             return (_no_forms(adapter),)
         started = time.perf_counter()
         found = adapter.closed_forms(workload)
+        if not found:
+            return (_no_forms(adapter),)
         seconds = (time.perf_counter() - started) / max(1, len(found))
         return tuple(replace(figures, routing="uniform", seconds=seconds) for figures in found)
 

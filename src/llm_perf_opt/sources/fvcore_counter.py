@@ -1,129 +1,48 @@
-"""fvcore's analyses on each stage by itself, traced on ghosts: full size, no weights; every gap named and priced."""
+"""fvcore on each stage by itself and on each phase as a whole, traced on ghosts: full size, no weights.
+
+What refuses ghosts is traced on real tensors with random weights, if they fit into memory.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
 
+import torch
+
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.protocols import ModelAdapter
-from llm_perf_opt.core.source_figures import BlindSpot, Method, OperatorFigure, SourceFigures, WorkFamily, family_of
+from llm_perf_opt.core.source_figures import Method, SourceFigures
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.harness.isolation import IsolatedCall
+from llm_perf_opt.harness.environment import free_memory_bytes
+from llm_perf_opt.harness.isolation import IsolatedCall, build_on_ghosts
 from llm_perf_opt.harness.quiet import silenced
-from llm_perf_opt.harness.twins import tensors_in
-from llm_perf_opt.sources.isolated_stages import IsolatedStage, ask, failed_phase
-from llm_perf_opt.sources.torch_prices import Shape, cause_of_gap, does_matrix_work, flops_of, may_do_matrix_work
-from llm_perf_opt.sources.traceable import OnTensors, RecordedConvolutions, UnrecordedOps
-from llm_perf_opt.weightless import Engine
-
-_EINSUM, _MATMUL = "aten::einsum", "aten::matmul"
-_ROUNDED = "rounded"  # fvcore gives an einsum in four digits
-Handle = Callable[[list[Any], list[Any]], int]
-
-
-@dataclass(slots=True)
-class SeenWork:
-    """FLOPs of chosen ops by the shapes in a trace, and how often each ran; None where the shapes do not tell."""
-
-    flops: dict[str, int | None] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)
-
-    def handle(self, operator: str) -> Handle:
-        """A handle for fvcore that notes the op down and adds nothing to any figure."""
-
-        def look(inputs: list[Any], outputs: list[Any]) -> int:
-            is_einsum = operator == _EINSUM
-            self._note(operator, _einsum_flops(inputs) if is_einsum else _flops(operator, inputs, outputs))
-            return 0
-
-        return look
-
-    def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """An op ran that is not in the trace, so that no handle can look at it."""
-        tensors = [*tensors_in(list(args)), *tensors_in(dict(kwargs))]
-        if may_do_matrix_work(func, tensors):
-            inputs, outputs = ([tuple(tensor.shape) for tensor in group] for group in (tensors, tensors_in(output)))
-            self._note(str(func).rpartition(".")[0], flops_of(str(func), inputs, outputs))
-
-    def _note(self, operator: str, flops: int | None) -> None:
-        self.calls[operator] += 1
-        known = self.flops.setdefault(operator, 0)
-        self.flops[operator] = None if known is None or flops is None else known + flops
-
-
-def watched_operators(figures: Mapping[str, float], unsupported: Mapping[str, int]) -> tuple[str, ...]:
-    """Ops worth a second look: the unsupported ones that multiply, and those that fvcore prices only roughly."""
-    uncounted = [name for name in unsupported if does_matrix_work(name) or not name.startswith("aten::")]
-    rough = [f"aten::{name}" for name in figures if f"aten::{name}" in (_EINSUM, _MATMUL)]
-    return (*uncounted, *rough)
-
-
-def gaps(figures: Mapping[str, int], seen: SeenWork) -> Iterator[BlindSpot]:
-    """Blind spots of one traced call; `figures` are FLOPs by fvcore's operator names.
-
-    Of an op that fvcore prices roughly the gap may be negative, which `settled` turns into a name of its own.
-    """
-    for operator, flops in seen.flops.items():
-        counted = figures.get(operator.removeprefix("aten::"))
-        calls = seen.calls[operator]
-        if counted is None:
-            yield BlindSpot(cause=cause_of_gap(operator), operator=operator, calls=calls, flops=flops)
-        elif flops is not None and flops != counted:
-            cause = _ROUNDED if operator == _EINSUM else "broadcast-uncounted"
-            yield BlindSpot(cause=cause, operator=operator, calls=calls, flops=flops - counted)
-    for name, flops in figures.items():
-        if family_of(name) is WorkFamily.OTHER and flops:
-            yield BlindSpot(cause="elementwise-counted", operator=name, calls=0, flops=flops)
-
-
-def settled(spot: BlindSpot) -> BlindSpot:
-    """A sum of gaps as the ledger knows it: rounding may have taken FLOPs away or added some."""
-    if spot.cause != _ROUNDED or spot.flops is None:
-        return spot
-    return replace(spot, cause="rounded-down" if spot.flops > 0 else "rounded-up", flops=abs(spot.flops))
-
-
-def _flops(operator: str, inputs: list[Any], outputs: list[Any]) -> int | None:
-    shapes = [_shape(value) for value in _tensors(inputs)]
-    return flops_of(operator, [shape for shape in shapes if shape is not None], [_shape(outputs[0]) or ()])
-
-
-def _tensors(inputs: list[Any]) -> Iterator[Any]:
-    """The values of a traced op, those in lists one by one."""
-    for value in inputs:
-        if value.node().kind() == "prim::ListConstruct":
-            yield from value.node().inputs()
-        else:
-            yield value
-
-
-def _einsum_flops(inputs: list[Any]) -> int | None:
-    """Of two operands: one multiply-add per combination of all indices. None where a dimension is broadcast."""
-    equation = str(inputs[0].toIValue()).replace(" ", "")
-    terms = equation.partition("->")[0].split(",")
-    shapes = [_shape(value) for value in inputs[1].node().inputs()]
-    if len(terms) != 2 or "." in equation:
-        return None
-    size_of: dict[str, int] = {}
-    for term, shape in zip(terms, shapes, strict=True):
-        for letter, size in zip(term, shape or (), strict=True):
-            size_of[letter] = max(size, size_of.get(letter, 1))
-    return 2 * math.prod(size_of.values())
-
-
-def _shape(value: Any) -> Shape | None:
-    """The sizes of a value in a trace; None for what is no tensor."""
-    kind = value.type()
-    return tuple(kind.sizes()) if value.isCompleteTensor() else None
-
+from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.twins import real_twin
+from llm_perf_opt.sources.fvcore_gaps import SeenWork
+from llm_perf_opt.sources.fvcore_reading import (
+    Reading,
+    blind_spots_of,
+    completed_of,
+    modules_of,
+    notes_of,
+    operators_of,
+    prefixed,
+    read_module,
+)
+from llm_perf_opt.sources.isolated_stages import ASKING_ERRORS, IsolatedStage, ask, failed_phase, reason_of
+from llm_perf_opt.sources.traceable import OnePhase, OnTensors, RecordedConvolutions, UnrecordedOps
+from llm_perf_opt.weightless import Engine, routing_policy
 
 SOURCE = "fvcore"
-_FLOPS_PER_MAC = 2
-_TABLE_DEPTH = 3
+NOT_INSTALLED = "fvcore is not installed; pip install 'llm-perf-opt[fvcore]'"
+_TABLE_DEPTH = 3  # fvcore's own default
+_SHARE_FOR_WEIGHTS = 0.5  # of free memory; activations need some too
 
 
 class FvcoreCounter:
@@ -139,108 +58,165 @@ class FvcoreCounter:
         """The figures of each stage of every phase, in the order in which they run."""
         targets = adapter.targets(workload)
         if importlib.util.find_spec("fvcore") is None:
-            failure = "fvcore is not installed; pip install 'llm-perf-opt[fvcore]'"
-            return tuple(figures for target in targets for figures in failed_phase(target, SOURCE, failure))
+            return tuple(figures for target in targets for figures in failed_phase(target, SOURCE, NOT_INSTALLED))
         return tuple(
             figures for target in targets for figures in ask(target, self._engine, SOURCE, _of_stage, self._routing)
         )
 
+    def whole_runs(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
+        """Each phase as one module, as fvcore's own users ask it; a phase that it cannot trace has the reason."""
+        targets = adapter.targets(workload)
+        if importlib.util.find_spec("fvcore") is None:
+            return tuple(_failed_run(target, NOT_INSTALLED) for target in targets)
+        return tuple(self._whole_run(adapter, workload, place, target) for place, target in enumerate(targets))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counted:
-    """What fvcore says of one call, in FLOPs."""
-
-    flops: dict[str, int]
-    activations: dict[str, int]
-    blind_spots: tuple[BlindSpot, ...]
-    uncounted: Counter[str]
-    uncalled: int
-    table: str
+    def _whole_run(self, adapter: ModelAdapter, workload: Workload, place: int, target: Target) -> SourceFigures:
+        start = time.perf_counter()
+        try:
+            self._engine.oracle.routing = routing_policy(self._routing, target.phase)
+            model = build_on_ghosts(target, self._engine)
+        except ASKING_ERRORS as error:
+            return _failed_run(target, reason_of(error))
+        try:
+            reading = self._engine.run(lambda: _read_on_ghosts(target, model))
+            figures = replace(_of_run(target, model, reading), routing=self._engine.oracle.routing.name)
+        except ASKING_ERRORS as error:
+            fresh = adapter.targets(workload)[place]  # the other one built ghosts
+            figures = _of_real_run(fresh, bytes_of(model), reason_of(error))
+        return replace(figures, seconds=time.perf_counter() - start)
 
 
 def _of_stage(stage: IsolatedStage, engine: Engine) -> SourceFigures:
-    counted = [(call, _count(call, engine)) for call in stage.calls]
-    flops, activations, uncounted = Counter[str](), Counter[str](), Counter[str]()
-    for call, figures in counted:
-        for total, part in ((flops, figures.flops), (activations, figures.activations), (uncounted, figures.uncounted)):
-            total.update({name: count * call.calls for name, count in part.items()})
-    return SourceFigures(
-        source=SOURCE,
+    read = [_read_call(call, engine) for call in stage.calls]
+    readings = [reading for reading, _ in read]
+    refusals = [refusal for _, refusal in read if refusal is not None]
+    left = sum(spot.flops for spot in stage.loose if spot.flops is not None)
+    completed = None if any(spot.flops is None for spot in stage.loose) else completed_of(readings)
+    return replace(
+        _figures(readings, is_real=bool(refusals)),
         phase=stage.phase,
         stage=stage.name,
         method=Method.ISOLATED,
-        flops=flops.total(),
-        activations=activations.total(),
-        operators=_operators(flops, activations),
-        blind_spots=(*_merged(counted), *stage.loose),
-        notes=(*stage.notes(), *_notes(uncounted, sum(figures.uncalled for _, figures in counted))),
-        unit="mac",
-        own_table="\n\n".join(f"{_heading(call)}\n{figures.table}" for call, figures in counted),
+        completed_flops=None if completed is None else completed + left,
+        blind_spots=(*blind_spots_of(readings), *stage.loose),
+        notes=(*stage.notes(), *refusals, *notes_of(readings)),
+        own_table="\n\n".join(
+            f"{_heading(call)}\n{reading.table}" for call, reading in zip(stage.calls, readings, strict=True)
+        ),
     )
 
 
-def _count(call: IsolatedCall, engine: Engine) -> _Counted:
-    from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table
+def _read_call(call: IsolatedCall, engine: Engine) -> tuple[Reading, str | None]:
+    """One call on ghosts, or on real tensors with the reason why."""
 
-    module = OnTensors(call)
-
-    def read() -> _Counted:
+    def read() -> Reading:
         seen = SeenWork()
-        with silenced(), RecordedConvolutions(), UnrecordedOps(seen.on_op):
-            analysis = _quiet(FlopCountAnalysis(module, module.tensors))
-            figures = {name: round(_FLOPS_PER_MAC * macs) for name, macs in analysis.by_operator().items()}
-        unsupported = Counter(analysis.unsupported_ops())
-        watched = watched_operators(figures, unsupported)
-        with silenced(), RecordedConvolutions(), UnrecordedOps(lambda *_: None):
-            activations = _quiet(ActivationCountAnalysis(module, module.tensors))
-            if watched:
-                look = _quiet(FlopCountAnalysis(module, module.tensors))
-                look.set_op_handle(**{operator: seen.handle(operator) for operator in watched})
-                look.total()
-            return _Counted(
-                flops=figures,
-                activations={name: int(count) for name, count in activations.by_operator().items()},
-                blind_spots=tuple(gaps(figures, seen)),
-                uncounted=Counter({name: count for name, count in unsupported.items() if name not in watched}),
-                uncalled=len(analysis.uncalled_modules()),
-                table=flop_count_table(analysis, max_depth=_TABLE_DEPTH, activations=activations),
-            )
+        with RecordedConvolutions(), UnrecordedOps(seen.on_op):
+            return _read_isolated(OnTensors(call), call, seen)
 
-    return engine.run(read)
+    try:
+        return engine.run(read), None
+    except ASKING_ERRORS as error:
+        if lack := lack_of_memory(bytes_of(call.module)):
+            raise PerfOptError(
+                f"weightless tensors were refused ({reason_of(error)}), and {lack}",
+                why="fvcore traces a module that runs",
+                fix="use a machine with more memory, or another source",
+            ) from error
+        module, args, kwargs = real_twin(call.module), *real_twin((call.args, call.kwargs))
+        real = replace(call, module=module, args=args, kwargs=kwargs)
+        with torch.no_grad():
+            reading = _read_isolated(OnTensors(real), call, SeenWork())
+        return reading, f"{call.path} ran on real tensors, because weightless ones were refused: {reason_of(error)}"
 
 
-def _quiet(analysis: Any) -> Any:
-    """What it would warn of is part of the figures."""
-    return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
+def _read_isolated(module: OnTensors, call: IsolatedCall, seen: SeenWork) -> Reading:
+    path_of = prefixed("module", call.path)
+    return read_module(module, module.tensors, seen, path_of=path_of, table_depth=_TABLE_DEPTH, calls=call.calls)
 
 
-def _operators(flops: Counter[str], activations: Counter[str]) -> tuple[OperatorFigure, ...]:
-    return tuple(
-        OperatorFigure(name=name, family=family_of(name), flops=count, activations=activations.get(name))
-        for name, count in flops.most_common()
+def _read_on_ghosts(target: Target, model: torch.nn.Module) -> Reading:
+    seen = SeenWork()
+    with silenced():
+        phase = OnePhase(target, model, target.start(model), keeps_all=True)
+    with RecordedConvolutions(), UnrecordedOps(seen.on_op):
+        return read_module(phase, phase.tensors, seen, path_of=prefixed("model", ""), table_depth=_TABLE_DEPTH)
+
+
+def _of_real_run(target: Target, weight_bytes: int, refusal: str) -> SourceFigures:
+    """The phase with random weights on the CPU, because ghosts were refused for that reason."""
+    if lack := lack_of_memory(weight_bytes):
+        return _failed_run(target, f"weightless tensors were refused ({refusal}), and {lack}")
+    try:
+        with silenced(), torch.no_grad():
+            model = RealModels(weights="random", device="cpu").model_of(target)
+            phase = OnePhase(target, model, target.start(model), keeps_all=False)
+            path_of = prefixed("model", "")
+            reading = read_module(phase, phase.tensors, SeenWork(), path_of=path_of, table_depth=_TABLE_DEPTH)
+    except ASKING_ERRORS as error:
+        return _failed_run(
+            target, f"weightless tensors were refused ({refusal}), and real ones too ({reason_of(error)})"
+        )
+    figures = _of_run(target, model, reading)
+    note = f"it ran on real tensors with random weights, because weightless ones were refused: {refusal}"
+    return replace(figures, tensors="real", notes=(note, *figures.notes))
+
+
+def _of_run(target: Target, model: torch.nn.Module, reading: Reading) -> SourceFigures:
+    from fvcore.nn import parameter_count
+
+    return replace(
+        _figures([reading], is_real=False),
+        phase=target.phase,
+        stage=target.phase,
+        method=Method.WHOLE_RUN,
+        parameters=int(parameter_count(model)[""]),
+        completed_flops=reading.completed_flops,
+        blind_spots=tuple(blind_spots_of([reading])),
+        notes=tuple(notes_of([reading])),
+        own_table=reading.table,
     )
 
 
-def _merged(counted: list[tuple[IsolatedCall, _Counted]]) -> Iterator[BlindSpot]:
-    """One blind spot per cause and operator over all calls; one unknown part makes the sum unknown."""
-    spots: dict[tuple[str, str], BlindSpot] = {}
-    for call, figures in counted:
-        for spot in figures.blind_spots:
-            known = spots.get((spot.cause, spot.operator))
-            flops = None if spot.flops is None else spot.flops * call.calls
-            if known is not None:
-                flops = None if flops is None or known.flops is None else known.flops + flops
-            calls = spot.calls * call.calls + (known.calls if known else 0)
-            spots[spot.cause, spot.operator] = replace(spot, calls=calls, flops=flops)
-    yield from map(settled, spots.values())
+def _figures(readings: Sequence[Reading], *, is_real: bool) -> SourceFigures:
+    """What all readings add up to, of no phase or stage yet."""
+    operators = operators_of(readings)
+    return SourceFigures(
+        source=SOURCE,
+        phase="",
+        stage="",
+        method=Method.ISOLATED,
+        flops=sum(operator.flops or 0 for operator in operators),
+        activations=sum(sum(reading.activations.values()) * reading.calls for reading in readings),
+        operators=operators,
+        modules=modules_of(readings),
+        completed_with=tuple(dict.fromkeys(name for reading in readings for name in reading.completed_with)),
+        uncalled_modules=tuple(dict.fromkeys(path for reading in readings for path in reading.uncalled)),
+        unit="mac",
+        tensors="real" if is_real else "weightless",
+        version=version("fvcore"),
+    )
 
 
-def _notes(uncounted: Counter[str], uncalled: int) -> Iterator[str]:
-    if uncounted:
-        names = ", ".join(name.removeprefix("aten::") for name, _ in uncounted.most_common(6))
-        yield f"no handle for {uncounted.total():,} elementwise and indexing ops of {len(uncounted)} kinds: {names}"
-    if uncalled:
-        yield f"{uncalled:,} modules were not called, or by their `forward`, and have no figure of their own"
+def _failed_run(target: Target, reason: str) -> SourceFigures:
+    return SourceFigures(source=SOURCE, phase=target.phase, stage=target.phase, method=Method.WHOLE_RUN, failure=reason)
+
+
+def bytes_of(module: torch.nn.Module) -> int:
+    """What its weights and buffers take, each once."""
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}.values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def lack_of_memory(weight_bytes: int) -> str | None:
+    """Why weights of that size are not made for real: they would take most of the memory that is free."""
+    free = free_memory_bytes()
+    if free is not None and weight_bytes <= _SHARE_FOR_WEIGHTS * free:
+        return None
+    room = "an unknown amount" if free is None else format_bytes(free)
+    return (
+        f"real weights take {format_bytes(weight_bytes)}, more than {_SHARE_FOR_WEIGHTS:.0%} of the {room} that is free"
+    )
 
 
 def _heading(call: IsolatedCall) -> str:

@@ -9,7 +9,7 @@ the engine has to work on it without being traced itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,8 +18,11 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.isolation import IsolatedCall
+from llm_perf_opt.harness.module_calls import watch_forwards
 from llm_perf_opt.harness.op_watch import OpWatch
+from llm_perf_opt.harness.trace_header import observing
 from llm_perf_opt.harness.twins import distinct_tensors, tensors_in, with_tensors
 from llm_perf_opt.weightless import Ghost
 
@@ -34,14 +37,44 @@ class OnTensors(torch.nn.Module):
         self.tensors = tuple(distinct_tensors(self._arguments))
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors in what the module returns; a cache among the arguments is a new one in each call.
-
-        A real tensor, such as a mask, may depend on no argument at all, and the tracer refuses to return what it has
-        not seen being made; it sees the copy.
-        """
+        """The tensors in what the module returns; a cache among the arguments is a new one in each call."""
         args, kwargs = with_tensors(self._arguments, zip(self.tensors, tensors, strict=True))
-        returned = tensors_in(self.module(*args, **kwargs))
-        return tuple(tensor if isinstance(tensor, Ghost) else tensor.clone() for tensor in returned)
+        return _returnable(tensors_in(self.module(*args, **kwargs)))
+
+
+class OnePhase(torch.nn.Module):
+    """A phase of a model as one module: a function of the tensors that the phase begins with.
+
+    The tracer drops whatever nothing returned depends on, such as the logits of a decode that gives back its cache. So
+    the outputs of all modules are returned too, or of real tensors those of the model alone: they would fill memory.
+    """
+
+    def __init__(self, target: Target, model: torch.nn.Module, given: object, *, keeps_all: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._target, self._given, self._keeps_all = target, (given,), keeps_all
+        self.tensors = tuple(distinct_tensors(self._given)) or (torch.zeros(()),)  # a trace needs one at least
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors that the phase and its modules return."""
+        (given,) = with_tensors(self._given, zip(self.tensors, tensors, strict=True))
+        kept: list[torch.Tensor] = []
+
+        def before(path: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            pass
+
+        def after(path: str, output: Any) -> None:
+            if self._keeps_all or not path:
+                kept.extend(tensor for tensor in tensors_in(output) if tensor.is_floating_point())
+
+        with observing(self._target, self.model), watch_forwards(self.model, before, after):
+            kept.extend(tensors_in(self._target.run(self.model, given)))
+        return _returnable({id(tensor): tensor for tensor in kept}.values())
+
+
+def _returnable(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The tracer refuses to return a real tensor that it has not seen being made; it sees the copy."""
+    return tuple(tensor if isinstance(tensor, Ghost) else tensor.clone() for tensor in tensors)
 
 
 class RecordedConvolutions(TorchFunctionMode):

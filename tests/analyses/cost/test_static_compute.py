@@ -48,6 +48,37 @@ def test_isolated_wins_over_extracted_and_extracted_over_a_closed_form() -> None
     assert static.stages[0].preferred.source == "torch-counter"
 
 
+def test_a_static_graph_is_a_cross_check_and_never_the_figure_beside_a_count() -> None:
+    """Even where it differs; alone it is the only figure there is."""
+    exported = other("exported", "vision", STAGE_FLOPS["vision"] + 2, is_cross_check=True)
+    stage = put_together(exported).stages[0]
+    assert (stage.preferred.source, stage.flops) == ("counted", STAGE_FLOPS["vision"])
+    assert exported in stage.sources
+    formula = other("closed-form", "vision", 7, Method.CLOSED_FORM)
+    assert alone(exported, formula).stages[0].preferred.source == "closed-form"
+    counter = other("torch-counter", "vision", 9)
+    both = alone(exported, counter).stages[0]
+    assert (both.isolated_flops, both.isolated_by) == (9, "torch-counter")
+    by_itself = alone(exported).stages[0]
+    assert (by_itself.flops, by_itself.isolated_by) == (STAGE_FLOPS["vision"] + 2, "exported")
+
+
+def test_a_completed_figure_is_isolated_and_marked_and_never_the_figure_of_a_stage() -> None:
+    spot = BlindSpot(cause="fused-attention-uncounted", operator="aten::sdpa", calls=3, flops=30)
+    figures = other("fvcore", "one", 70, blind_spots=(spot,), completed_flops=100, completed_with=("aten::sdpa",))
+    static = alone(figures)
+    (stage,) = static.stages
+    assert (stage.flops, stage.flops_at_least, stage.isolated_flops) == (None, 70, 100)
+    assert stage.isolated_by == "fvcore with formulas of ours for aten::sdpa"
+    assert static.flops is None
+    document = static_compute_json(static, tool_version="0", memory=None)
+    jsonschema.validate(document, SCHEMA)
+    assert (document["stages"][0]["isolated_flops"], document["stages"][0]["isolated_by"]) == (100, stage.isolated_by)
+    (row,) = document["sources"]["fvcore"]
+    assert (row["flops"], row["counted_macs"], row["completed_flops"]) == (None, 35, 100)
+    assert row["completed_with"] == ["aten::sdpa"]
+
+
 def test_an_isolated_source_with_a_blind_spot_is_not_preferred() -> None:
     spot = BlindSpot(cause="fused-attention-uncounted", operator="aten._flash", calls=1)
     static = put_together(other("torch-counter", "vision", 1, blind_spots=(spot,)))
@@ -73,12 +104,29 @@ def test_a_source_that_left_something_out_is_no_figure_and_no_total() -> None:
         "is_complete": False,
     }
     assert [(stage["flops"], stage["is_complete"]) for stage in document["stages"]] == [(5, True), (None, False)]
-    assert [told["is_complete"] for told in document["sources"]["fvcore"]] == [True, False]
+    assert [(told["is_complete"], told["flops"], told["counted_flops"]) for told in document["sources"]["fvcore"]] == [
+        (True, 5, 5),
+        (False, None, 7),
+    ]
+    assert [spot["operator"] for spot in document["sources"]["fvcore"][1]["blind_spots"]] == [
+        "aten._flash",
+        "layer_norm",
+    ]
+    assert document["sources"]["fvcore"][1]["left_out_ops"] == 1
     report = static_report(static)
-    totals, by_source = report.tables[:2]
+    totals, by_source, partial = report.tables[:3]
     cells = dict(zip((column.name for column in totals.columns), totals.rows[0], strict=True))
     assert (cells["FLOPs"], cells["FLOPs, at least"], cells["MACs"]) == (None, 10, None)
-    assert by_source.rows == (("one", "fvcore", "", 5), ("two", "", "fvcore", 7))
+    assert by_source.rows == (("one", "fvcore", "", 5), ("two", "", "fvcore", None))
+    assert partial.title == "Sources that left something out"
+    assert [cell for cell in partial.rows[0] if cell is not None] == [
+        "two",
+        "fvcore",
+        5,
+        2,
+        1,
+        "leaves out work of unknown size of aten._flash, adds 2 FLOP of layer_norm",
+    ]
     warned = [note.text for note in report.notes if note.level is Level.WARNING]
     assert warned == [
         "two (prefill): FLOPs unknown, at least 5 FLOP by fvcore, which leaves out work of unknown size of "

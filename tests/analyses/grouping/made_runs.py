@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind
@@ -99,3 +101,11 @@ def drawn(view: GraphView) -> dict[str, str]:
 def box_at(view: GraphView, path: str) -> Box:
     (found,) = [box for box in boxes(view) if box.path == path]
     return found
+
+
+def without_op_tensors(graph: CallGraph) -> CallGraph:
+    """The same run as a tracer leaves it that sees ops and not their tensors."""
+    assert graph.ops is not None
+    bare = tuple(replace(kind, inputs=(), outputs=(), input_names=(), output_aliases=()) for kind in graph.op_kinds)
+    ops = replace(graph.ops, input_storages=array("q"), output_storages=array("q"))
+    return replace(graph, ops=ops, op_kinds=bare)

@@ -62,8 +62,8 @@ def test_totals_alone_are_enough() -> None:
             "'b' is declared and is no child of ''",
         ),
         (
-            {"input_metadata": {"b": (Observation(tensors=(), calls=5),)}},
-            "input_metadata['b'] covers 5 calls of 6",
+            {"input_metadata": {"b": (Observation(tensors=(), calls=7),)}},
+            "input_metadata['b'] covers 7 calls of 6",
         ),
         (
             {"output_metadata": {"b": (Observation(tensors=(), calls=6), Observation(tensors=(meta(1),), calls=0))}},
@@ -81,6 +81,15 @@ def test_totals_alone_are_enough() -> None:
 )
 def test_a_contradiction_between_totals(changes: dict[str, Any], problem: str) -> None:
     assert problem in replace(MINIMAL, **changes).problems()
+
+
+def test_observations_may_miss_calls_only_where_no_column_shows_them() -> None:
+    some = {"b": (Observation(tensors=(), calls=5),)}
+    assert replace(MINIMAL, input_metadata=some).problems() == []
+    path = next(path for path, rows in TOY.input_metadata.items() if rows[0].calls > 1)
+    fewer = (replace(TOY.input_metadata[path][0], calls=1),)
+    problems = replace(TOY, input_metadata={**TOY.input_metadata, path: fewer}).problems()
+    assert any(problem.startswith(f"input_metadata[{path!r}] covers 1 calls of") for problem in problems)
 
 
 def test_a_module_may_be_called_from_outside_as_well() -> None:

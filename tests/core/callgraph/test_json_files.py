@@ -105,9 +105,28 @@ def test_observations_are_readable_without_our_tables() -> None:
 def test_events_are_written_when_asked_for() -> None:
     assert "events" not in to_json_dict(toy_graph())
     events = to_json_dict(toy_graph(), with_events=True)["events"]
-    assert events[:4] == [["enter", ""], ["enter", "vision"], ["enter", "vision.proj"], ["exit", "vision.proj"]]
+    assert events[:4] == [
+        {"event": "enter", "path": "", "parent": None, "index": 0},
+        {"event": "enter", "path": "vision", "parent": "", "index": 1},
+        {"event": "enter", "path": "vision.proj", "parent": "vision", "index": 2},
+        {"event": "exit", "path": "vision.proj", "parent": "vision", "index": 3},
+    ]
     assert len(events) == 14
     assert from_json_dict(to_json_dict(toy_graph(), with_events=True)).events[0] == ("enter", "")
+
+
+def test_events_as_pairs_are_read_as_well() -> None:
+    document = to_json_dict(toy_graph(), with_events=True)
+    pairs = [[event["event"], event["path"]] for event in document["events"]]
+    assert to_json_dict(from_json_dict(document | {"events": pairs})) == document
+
+
+@pytest.mark.parametrize("change", [{"parent": "vision"}, {"parent": None}, {"index": 7}])
+def test_an_event_that_says_another_parent_or_number_is_refused(change: dict[str, Any]) -> None:
+    document = to_json_dict(toy_graph(), with_events=True)
+    document["events"][1] |= change
+    with pytest.raises(PerfOptError, match=r"malformed at events\[1\]"):
+        from_json_dict(document)
 
 
 def test_a_minimal_old_file_loads() -> None:

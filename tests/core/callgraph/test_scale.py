@@ -132,3 +132,15 @@ def test_a_million_ops_are_built_written_loaded_and_asked(tmp_path: Path) -> Non
     }
     assert (loaded.ops, loaded.calls, loaded.storages) == (graph.ops, graph.calls, graph.storages)
     assert (loaded.input_metadata, loaded.parameters) == (graph.input_metadata, graph.parameters)
+
+
+def test_the_events_of_a_hundred_thousand_calls_are_written_and_read(tmp_path: Path) -> None:
+    graph, file = build(), tmp_path / "huge.json"
+    timed(20, lambda: write_callgraph(graph, file, overwrite=False))
+    without = file.stat().st_size
+    timed(20, lambda: write_callgraph(graph, file, overwrite=True, with_events=True))
+    assert 90 < (file.stat().st_size - without) / (2 * 97_848) < 130  # bytes per event, as the page on the file says
+    loaded = timed(20, lambda: read_callgraph(file))
+    assert len(loaded.events) == 2 * 97_848
+    assert loaded.events[:3] == (("enter", ""), ("enter", "layers.0"), ("enter", "layers.0.experts.0"))
+    assert timed(20, loaded.problems) == []

@@ -49,8 +49,9 @@ def figures(flops: int | None, parameters: int | None) -> Figures:
     """Bytes follow FLOPs, so that every metric has a value."""
     size = None if flops is None else flops // 100 + 4096
     macs = None if flops is None else flops // 2
+    born = None if size is None else size // 4
     return Figures(
-        flops=flops, macs=macs, bytes_moved=size, parameters=parameters, activation_bytes=size, unpriced_ops=0
+        flops=flops, macs=macs, bytes_moved=size, parameters=parameters, activation_bytes=born, unpriced_ops=0
     )
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.graph_metric import Metric
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.core.plugins import DRAWINGS
-from llm_perf_opt.formats.box_figures import Metric
 from tests.formats.drawings.made_views import (
     box_of,
     deepseek_ocr_view,

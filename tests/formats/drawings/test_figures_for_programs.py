@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from llm_perf_opt import formats
+from llm_perf_opt.core.graph_metric import Metric, total
 from llm_perf_opt.core.graph_view import GraphView
-from llm_perf_opt.formats.box_figures import Metric, total
 from llm_perf_opt.formats.flame_graph_format import CollapsedDrawing, SpeedscopeDrawing
 from llm_perf_opt.formats.json_format import JsonDrawing
 from llm_perf_opt.formats.model_explorer_format import ModelExplorerDataDrawing, ModelExplorerDrawing
@@ -131,6 +131,7 @@ def test_what_is_unknown_is_said_in_the_name_of_the_profile() -> None:
         "FLOPs (1 boxes unknown)",
         "bytes moved (1 boxes unknown)",
         "parameters (1 boxes unknown)",
+        "activation bytes (1 boxes unknown)",
         "calls",
     ]
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 pytest.importorskip("torchlens", reason="an optional extra")
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.module_pictures import ModulePicture
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.torchlens_tracer import TorchLensTracer
 from tests.harness.tracers.hard_cases import CASES
@@ -92,18 +93,80 @@ def test_a_missing_library_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPat
     assert refused.value.fix == "pip install 'llm-perf-opt[torchlens]'"
 
 
-@pytest.mark.skipif(which("dot") is None, reason="TorchLens draws with Graphviz's dot")
+needs_dot = pytest.mark.skipif(which("dot") is None, reason="TorchLens draws with Graphviz's dot")
+
+
+class Repeating(nn.Module):
+    """One layer, used three times; its own `forward` is called directly by the model around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.relu(self.cell(x))
+        return x
+
+
+class Direct(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Repeating()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.forward(x * 2)
+
+
+@needs_dot
 def test_the_picture_of_a_module_below_a_container(tmp_path: Path) -> None:
     model = nn.ModuleDict({"blocks": nn.ModuleList([Block(), Block()])})
     target = Target(
         model="m", phase="p", workload={}, build=lambda: model, invoke=lambda m: m["blocks"][1](torch.ones(2, 4))
     )
     tracer = TorchLensTracer()
-    tracer.picture(target, "blocks.1", tmp_path / "block.svg")
+    tracer.draw(target, ModulePicture(module="blocks.1", file=tmp_path / "block.svg"))
     drawn = (tmp_path / "block.svg").read_text()
     assert all(op in drawn for op in ("linear", "chunk", "cat"))
     assert [file.name for file in tmp_path.iterdir()] == ["block.svg"]
     for path in ("blocks.0", "blocks.7"):
         with pytest.raises(UsageError, match=re.escape(path)):
-            tracer.picture(target, path, tmp_path / "other.svg")
-    assert not model["blocks"][1]._forward_pre_hooks
+            tracer.draw(target, ModulePicture(module=path, file=tmp_path / "other.svg"))
+    assert "forward" not in vars(model["blocks"][1])
+
+
+@needs_dot
+@pytest.mark.parametrize("module", ["", "inner"])
+def test_rolled_an_op_that_runs_again_is_one_node(module: str, tmp_path: Path) -> None:
+    nodes = {}
+    for is_rolled in (False, True):
+        picture = ModulePicture(module=module, file=tmp_path / f"{is_rolled}.svg", is_rolled=is_rolled)
+        TorchLensTracer().draw(traced(Direct()), picture)
+        nodes[is_rolled] = len(re.findall(r"@(?:inner\.)?cell", picture.file.read_text()))
+    assert nodes == {False: 3, True: 1}
+    assert "(x3)" in (tmp_path / "True.svg").read_text()
+
+
+@needs_dot
+def test_the_suffix_is_the_format(tmp_path: Path) -> None:
+    for suffix, start in ((".pdf", b"%PDF"), (".png", b"\x89PNG")):
+        TorchLensTracer().draw(traced(Block()), ModulePicture(file=tmp_path / f"m{suffix}"))
+        assert (tmp_path / f"m{suffix}").read_bytes().startswith(start)
+
+
+def test_what_cannot_be_drawn_is_refused_before_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def target() -> Target:
+        return Target(model="m", phase="p", workload={}, build=Direct, invoke=lambda m: runs.append(m))
+
+    tracer = TorchLensTracer()
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    tracer.require_drawable(target(), [ModulePicture(file=Path("m.svg"), module="inner.cell")])
+    with pytest.raises(UsageError, match=r"no module 'iner\.cell'") as unknown:
+        tracer.require_drawable(target(), [ModulePicture(file=Path("m.svg"), module="iner.cell")])
+    assert "'inner.cell'" in unknown.value.fix
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(PerfOptError, match="Graphviz is not installed"):
+        tracer.require_drawable(target(), [ModulePicture(file=Path("m.svg"))])
+    assert runs == []

@@ -14,7 +14,7 @@ from torch import nn
 
 from llm_perf_opt.core.export_outcome import Check, Outcome, Verdict
 from llm_perf_opt.core.target import Part
-from llm_perf_opt.labs.export.compile_trial import _empty_cache, _without_compiler, compile_part
+from llm_perf_opt.labs.export.compile_trial import _empty_cache, _remarks, _without_compiler, compile_part
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly
 
 
@@ -55,8 +55,9 @@ def test_compile_time_is_what_the_first_call_takes_longer(monkeypatch: pytest.Mo
     compiled = clock.module(103, 60, 2, 3, 6)  # compiles, warms up, then the same three
     explained = SimpleNamespace(graph_count=1, break_reasons=[])
     monkeypatch.setattr(torch._dynamo, "explain", lambda module: lambda *args, **kwargs: explained)
-    monkeypatch.setattr(torch, "compile", lambda module: compiled if isinstance(module, nn.Module) else module)
-    _, figures = compile_part(subject(eager, torch.ones(4)), runs=3)
+    monkeypatch.setattr(torch, "compile", lambda module, **_: compiled if isinstance(module, nn.Module) else module)
+    _, (trial,) = compile_part(subject(eager, torch.ones(4)), runs=3)
+    figures = trial.figures
     assert figures is not None
     assert figures.compile_seconds == 103 - 3
     assert (figures.eager_seconds, figures.compiled_seconds) == (4, 3)
@@ -78,16 +79,53 @@ def test_each_trial_starts_from_a_cache_of_its_own(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow  # compiles C++
 def test_a_break_is_found_at_the_line_that_needs_a_value() -> None:
-    outcome, figures = compile_part(subject(Breaks(), torch.ones(4)), runs=3)
+    modes = ("default", "max-autotune")
+    outcome, trials = compile_part(subject(Breaks(), torch.ones(4)), 3, modes)
     assert outcome.verdict in (Verdict.OK, Verdict.SKIPPED)  # skipped where no C++ compiler is installed
+    figures = trials[0].figures
     if figures is None:
         pytest.skip(f"no figures: {outcome.detail}, {outcome.reason}")
+    assert [trial.mode for trial in trials] == list(modes)
+    if not torch.cuda.is_available():
+        assert [trial.remarks[:1] for trial in trials] == [(), ("CUDA graphs skipped: no GPU",)]
+    assert trials[1].figures is not None
+    assert trials[1].figures.breaks == figures.breaks
     assert figures.graphs == 2
     (found,) = figures.breaks
     assert found.site == "test_compile_trial.py:24 in forward"
     assert figures.compile_seconds > figures.compiled_seconds > 0
     assert figures.compiled_of_eager > 0
     assert (figures.runs, figures.eager_seconds > 0) == (3, True)
+
+
+def test_a_mode_that_fails_is_a_row_with_the_reason_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    explained = SimpleNamespace(graph_count=1, break_reasons=[])
+    monkeypatch.setattr(torch._dynamo, "explain", lambda module: lambda *args, **kwargs: explained)
+
+    def compiled(module: Any, mode: str = "default") -> Any:
+        if mode == "max-autotune":
+            raise RuntimeError("no room to tune")
+        return module
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    modes = ("default", "max-autotune", "reduce-overhead")
+    outcome, trials = compile_part(subject(nn.ReLU(), torch.ones(4)), 1, modes)
+    assert [(trial.mode, trial.figures is None) for trial in trials] == [
+        ("default", False),
+        ("max-autotune", True),
+        ("reduce-overhead", False),
+    ]
+    assert trials[1].remarks == ("no room to tune",)
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "no room to tune")
+
+
+def test_what_a_mode_asks_for_and_does_not_get_is_said() -> None:
+    assert list(_remarks("default", {})) == []
+    assert list(_remarks("reduce-overhead", {"cudagraph_skips": 1})) == ["CUDA graphs skipped: no GPU"]
+    assert list(_remarks("reduce-overhead", {})) == []  # captured
+    assert list(_remarks("max-autotune-no-cudagraphs", {"select_algorithm_autotune": 3})) == []
+    (said,) = _remarks("max-autotune-no-cudagraphs", {})
+    assert said.startswith("nothing autotuned")
 
 
 def test_a_missing_compiler_is_no_failure_of_the_part() -> None:

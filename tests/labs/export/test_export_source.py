@@ -24,6 +24,7 @@ def test_the_source_agrees_with_the_trace_to_the_flop(stage: str) -> None:
     said = told()["prefill", stage]
     assert (said.failure, said.blind_spots, said.method) == (None, (), Method.ISOLATED)
     assert said.flops == costs[stage]
+    assert said.is_cross_check
     assert said.flops == sum(operator.flops or 0 for operator in said.operators)
 
 

@@ -14,7 +14,7 @@ from llm_perf_opt.core.export_outcome import Check, Verdict
 from llm_perf_opt.harness.twins import meta_twin
 from llm_perf_opt.labs.export import onnx_trial
 from llm_perf_opt.labs.export.failure import quiet
-from llm_perf_opt.labs.export.onnx_trial import _parity, missing_packages, write_onnx
+from llm_perf_opt.labs.export.onnx_trial import missing_packages, parity_of, write_onnx
 from llm_perf_opt.labs.export.torch_lab import export_part
 from tests.labs.export.tiny_lab import examined, prepared
 
@@ -64,13 +64,15 @@ def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: 
 
 
 def test_parity_measures_the_largest_difference_of_any_output() -> None:
-    parity = _parity([torch.tensor([1.0, -4.0]), torch.tensor([0.5])], [torch.tensor([1.0, -3.0]), torch.tensor([0.5])])
+    parity = parity_of(
+        [torch.tensor([1.0, -4.0]), torch.tensor([0.5])], [torch.tensor([1.0, -3.0]), torch.tensor([0.5])]
+    )
     assert (parity.max_abs_error, parity.max_rel_error, parity.largest_value) == (1.0, 0.25, 4.0)
 
 
 def test_parity_refuses_another_number_of_outputs() -> None:
     with pytest.raises(ValueError, match="eager gives 1 outputs, onnxruntime 2"):
-        _parity([torch.ones(1)], [torch.ones(1), torch.ones(1)])
+        parity_of([torch.ones(1)], [torch.ones(1), torch.ones(1)])
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -79,12 +81,12 @@ def test_parity_refuses_a_value_that_is_not_finite_in_any_output(place: int, val
     expected, found = [torch.ones(2), torch.ones(2)], [torch.ones(2), torch.ones(2)]
     found[place][1] = value
     with pytest.raises(ValueError, match=f"output {place} has values that are not finite"):
-        _parity(expected, found)
+        parity_of(expected, found)
 
 
 def test_parity_refuses_another_shape_even_where_it_could_be_spread() -> None:
     with pytest.raises(ValueError, match=re.escape("output 1 is [1, 3, 4] in eager and [3, 4] in onnxruntime")):
-        _parity([torch.ones(1), torch.ones(1, 3, 4)], [torch.ones(1), torch.ones(3, 4)])
+        parity_of([torch.ones(1), torch.ones(1, 3, 4)], [torch.ones(1), torch.ones(3, 4)])
 
 
 def test_a_run_with_a_wrong_value_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:

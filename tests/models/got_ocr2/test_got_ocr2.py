@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from llm_perf_opt.analyses.call_checks import call_checks
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.workload import Workload
@@ -148,3 +151,18 @@ def test_phases_one_after_the_other_make_the_tokens_of_its_own_generate() -> Non
     whole = model.generate(**inputs, do_sample=False, max_new_tokens=5, eos_token_id=-1, pad_token_id=0)
     assert list(done.token_ids) == whole[0, -5:].tolist()
     assert done.cache_tokens == targets[0].workload["context_tokens"] + 4
+
+
+def test_calls_follow_from_the_configuration_views_and_steps() -> None:
+    config: Any = tiny_config()
+    targets = GotOcr2Adapter(config).targets(GotOcr2Workload(crops=(2, 2), decode_steps=3))
+    checks = call_checks([WeightlessTracer().trace(target) for target in targets])
+    vision, text = config.vision_config.num_hidden_layers, config.text_config.num_hidden_layers
+    assert [(check.what, check.at_least, check.found) for check in checks] == [
+        ("vision blocks", vision, vision),
+        ("projector", 1, 1),
+        ("decoder layers", text, text),
+        ("vision blocks", 0, 0),
+        ("decoder layers", 3 * text, 3 * text),
+    ]
+    assert checks[0].formula.endswith("blocks x 1 batch of 5 views")

@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from tests.models.huggingface.folders import LLAMA, write_folder
 
@@ -135,3 +138,57 @@ def test_architectures_of_another_model_are_not_loaded(tmp_path: Path) -> None:
 def test_a_folder_without_a_configuration_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.json"):
         HuggingFaceAdapter(tmp_path, trust_remote_code=False)
+
+
+FAULTS = {
+    "missing package": (
+        "from no_such_package_here import thing",
+        "no_such_package_here is not installed",
+        "pip install no_such_package_here",
+    ),
+    "transformers too new": (
+        "from transformers.models.llama.modeling_llama import LlamaFlashAttention_of_before",
+        "has no LlamaFlashAttention_of_before in transformers.models.llama.modeling_llama; the code was written for "
+        "transformers 4.46.3",
+        "pip install 'transformers==4.46.3'",
+    ),
+    "torchvision of another build": (
+        "raise RuntimeError('operator torchvision::nms does not exist')",
+        "was built for another torch",
+        "--force-reinstall",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", ["AutoConfig", "AutoModel"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_code_that_cannot_be_loaded_names_the_package(
+    fault: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, why, fix = FAULTS[fault]
+    folder = tmp_path / f"faulty_{fault.replace(' ', '_')}_{place}"
+    folder.mkdir()
+    code = OWN_CODE.format(marker=tmp_path / "marker")
+    (folder / "house.py").write_text(code)
+    (folder / "broken.py").write_text(f"{line}\n{code}")
+    classes = {"AutoConfig": "house.HouseConfig", "AutoModel": "house.HouseModel"}
+    classes[place] = classes[place].replace("house", "broken", 1)
+    write_folder(folder, {**OWN_CONFIG, "auto_map": classes, "transformers_version": "4.46.3"})
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    with pytest.raises(PerfOptError, match="cannot be loaded") as refusal:
+        HuggingFaceAdapter(folder, trust_remote_code=True)
+    assert why in refusal.value.why
+    assert fix in refusal.value.fix
+
+
+def test_a_package_that_only_the_forward_imports_is_named_too() -> None:
+    class Lazy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            import no_such_package_here  # type: ignore[import-not-found]
+
+            return x + no_such_package_here.one
+
+    target = Target(model="m", phase="p", workload={}, build=Lazy, invoke=lambda m: m(torch.ones(2)))
+    with pytest.raises(PerfOptError) as refusal:
+        WeightlessTracer().trace(target)
+    assert refusal.value.fix == "pip install no_such_package_here"

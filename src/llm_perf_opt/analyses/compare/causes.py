@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analyses.causes import Cause, CauseTable, Explanation
 from llm_perf_opt.analyses.compare.difference import Claim, Difference, Pair
+from llm_perf_opt.analyses.compare.filter_causes import filtered_trace
 from llm_perf_opt.analyses.compare.format_causes import stored_format
 from llm_perf_opt.analyses.compare.routing_causes import routing
 from llm_perf_opt.analyses.compare.tracer_causes import (
@@ -49,6 +50,11 @@ CAUSES = CauseTable(
         name="tracer cannot see",
         meaning="one tracer saw no module tree, no weights or no tensors",
         claims=tracer_cannot_see,
+    ),
+    TraceCause(
+        name="filtered trace",
+        meaning="one trace records a part of the modules (--only, --stage)",
+        claims=filtered_trace,
     ),
     TraceCause(name="container", meaning="one tracer counts calls of a class without a forward", claims=container),
     TraceCause(name="routing", meaning="the experts got other shares of the same rows", claims=routing),

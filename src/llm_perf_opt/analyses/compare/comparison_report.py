@@ -9,6 +9,7 @@ from typing import cast
 from llm_perf_opt.analyses.compare.budgets import BudgetCheck, StagePair, stage_pairs, total_pair
 from llm_perf_opt.analyses.compare.difference import COST_ASPECTS, Aspect, Difference, Finding, Value, Weights
 from llm_perf_opt.analyses.compare.explain import Comparison, LonePhase
+from llm_perf_opt.analyses.compare.filter_causes import filter_notes
 from llm_perf_opt.analyses.compare.side import OwnOps, Tensor
 from llm_perf_opt.analyses.cost.stage_costs import StageCost
 from llm_perf_opt.analyses.path_labels import label_of, path_pattern
@@ -306,6 +307,7 @@ def _aspect_text(aspect: Aspect, shown: Aspect) -> str:
 
 def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:
     yield Note(f"A is {compared.left}, B is {compared.right}. Devices are not compared.")
+    yield from filter_notes([comparison.pair for comparison in compared.comparisons])
     yield from _workload_notes(compared.comparisons)
     for lone in compared.lone:
         level = Level.INFO if lone.cause else Level.WARNING

@@ -12,6 +12,7 @@ from llm_perf_opt.analyses.path_labels import numbered_name
 from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import Json, TensorMeta
+from llm_perf_opt.core.expected_calls import KEY as EXPECTED_CALLS
 from llm_perf_opt.ops.table import price
 
 Tensor = tuple[tuple[int, ...], str]  # shape, dtype; the device is a matter of the workload, not of the module
@@ -122,7 +123,7 @@ class Side:
             **({} if graph.stopped_in is None else {"stopped in": graph.stopped_in}),
             **{f"workload.{name}": value for name, value in graph.workload.items()},
             **{f"deployment.{name}": value for name, value in graph.deployment.items()},
-            **{f"runtime.{name}": value for name, value in graph.runtime.items()},
+            **{f"runtime.{name}": value for name, value in graph.runtime.items() if name != EXPECTED_CALLS},
             **{f"library.{name}": value for name, value in graph.library_versions.items()},
         }
 

@@ -13,6 +13,7 @@ from typing import TypeGuard
 from llm_perf_opt.analyses.compare.difference import COST_ASPECTS, Aspect, Claim, Difference, Pair
 from llm_perf_opt.analyses.compare.routing_causes import expert_places, rows_of_siblings, rows_scale
 from llm_perf_opt.analyses.compare.side import Side, Tensor, Tensors
+from llm_perf_opt.core.module_selection import ONLY, ONLY_STAGES
 
 _OF_CODE = COST_ASPECTS | {Aspect.MODULE, Aspect.CLASS, Aspect.WEIGHTS}
 
@@ -93,7 +94,8 @@ def decode_steps(side: Side) -> int:
 Fields = Mapping[str, tuple[object, object]]
 
 _WITHOUT_SIZE = frozenset({"dtype", "attention", "device", "routing", "weights"})  # they change how, not how much
-_OTHER_CAUSE = frozenset({"decode_steps", "inputs"})  # the decode length; shapes, which follow from the other fields
+# The decode length; shapes, which follow from the other fields; the filter of a trace.
+_OTHER_CAUSE = frozenset({"decode_steps", "inputs", ONLY, ONLY_STAGES})
 _OF_TENSORS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
 _OF_CALLS = frozenset({Aspect.CALLS, Aspect.EDGE})
 

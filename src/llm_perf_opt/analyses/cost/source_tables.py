@@ -7,16 +7,17 @@ from collections.abc import Iterator, Sequence
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.reconcile import FigureDifference, FlopsDifference, SingleSource
 from llm_perf_opt.core.report import BarChart, Column, Kind, Series, Table, table_of
+from llm_perf_opt.core.source_figures import SourceFigures, left_out
 from llm_perf_opt.core.units import format_count, format_flops
 
 
 def source_tables(static: StaticCompute) -> Iterator[Table]:
     """FLOPs and bytes per stage and source; `?` where a source that gives them elsewhere gave none.
 
-    A source that left something out of a stage is named there: what it says of it is no total.
+    What a source counted that left something out is no figure of the stage: it stands in a table of its own.
     """
     sources = _names_with(static, "flops") or _names_with(static, "source")
-    has_gaps = any(_partial_names(stage) for stage in static.stages)
+    has_gaps = any(incomplete_sources(stage) for stage in static.stages)
     gap_column = (Column("incomplete"),) if has_gaps else ()
     yield Table(
         title="FLOPs by source",
@@ -25,12 +26,14 @@ def source_tables(static: StaticCompute) -> Iterator[Table]:
             (
                 stage.name,
                 "" if stage.preferred is None else stage.preferred.source,
-                *((", ".join(_partial_names(stage)),) if has_gaps else ()),
-                *_figures(stage, "flops", sources),
+                *((", ".join(source.source for source in incomplete_sources(stage)),) if has_gaps else ()),
+                *_complete_flops(stage, sources),
             )
             for stage in static.stages
         ),
     )
+    if has_gaps:
+        yield _incomplete_table(static)
     counters = _names_with(static, "bytes_moved")
     if len(counters) > 1:
         yield Table(
@@ -40,8 +43,36 @@ def source_tables(static: StaticCompute) -> Iterator[Table]:
         )
 
 
-def _partial_names(stage: StageCompute) -> list[str]:
-    return [source.source for source in stage.sources if source.flops is not None and not source.is_complete]
+def incomplete_sources(stage: StageCompute) -> tuple[SourceFigures, ...]:
+    """Sources that counted something in the stage and left something out of it, or added something to it."""
+    return tuple(source for source in stage.sources if source.flops is not None and not source.is_complete)
+
+
+def _complete_flops(stage: StageCompute, sources: tuple[str, ...]) -> tuple[int | None, ...]:
+    complete = {source.source: source.flops for source in stage.sources if source.is_complete}
+    return tuple(complete.get(name) for name in sources)
+
+
+def _incomplete_table(static: StaticCompute) -> Table:
+    """Lower bounds, what they lack, and what they are once formulas of ours fill the gaps."""
+    found = [(stage, source) for stage in static.stages for source in incomplete_sources(stage)]
+    return table_of(
+        "Sources that left something out",
+        found,
+        {
+            Column("stage"): lambda pair: pair[0].name,
+            Column("source"): lambda pair: pair[1].source,
+            Column("FLOPs, at least", Kind.FLOPS): lambda pair: pair[1].at_least_flops,
+            Column("MACs, at least", Kind.MACS): lambda pair: _halved(pair[1].at_least_flops),
+            Column("ops left out", Kind.COUNT): lambda pair: pair[1].left_out_ops,
+            Column("what"): lambda pair: left_out(pair[1]),
+            Column("FLOPs, completed by us", Kind.FLOPS): lambda pair: pair[1].completed_flops,
+        },
+    )
+
+
+def _halved(flops: int | None) -> int | None:
+    return None if flops is None else flops // 2
 
 
 def agreement_chart(static: StaticCompute) -> Iterator[BarChart]:

@@ -22,7 +22,8 @@ class StageCompute:
     """One stage of one phase. `flops` comes from `preferred`; every source's own figure stays in `sources`.
 
     A source that left something out is no figure of the stage. Where there are only such, `flops` is unknown, and
-    `flops_at_least` is the most that one of them counted.
+    `flops_at_least` is the most that one of them counted. A cross-check, such as the exported graph, is the figure of a
+    stage only where nothing that counts the run or knows a formula has one.
     """
 
     phase: str
@@ -32,13 +33,10 @@ class StageCompute:
 
     @property
     def preferred(self) -> SourceFigures | None:
-        """The most direct source that saw everything: isolated, then extracted, then closed form."""
-        complete = [source for source in self.sources if source.is_complete]
-        for method in _PREFERENCE:
-            for source in complete:
-                if source.method is method:
-                    return source
-        return None
+        """The most direct source that saw everything: isolated, extracted, closed form; any cross-check after these."""
+        complete = [source for source in self.sources if source.is_complete and source.method in _PREFERENCE]
+        order = {method: place for place, method in enumerate(_PREFERENCE)}
+        return min(complete, key=lambda source: (source.is_cross_check, order[source.method]), default=None)
 
     @property
     def incomplete(self) -> SourceFigures | None:
@@ -69,11 +67,31 @@ class StageCompute:
         return tuple(sorted(operators, key=lambda operator: -(operator.flops or 0)))
 
     def by_method(self, method: Method) -> int | None:
-        """The figure of the first source that came about this way and saw everything."""
-        for source in self.sources:
-            if source.method is method and source.is_complete:
-                return source.flops
-        return None
+        """The figure of the first source that came about this way and saw everything; a cross-check last."""
+        complete = [source for source in self.sources if source.method is method and source.is_complete]
+        return min(complete, key=lambda source: source.is_cross_check).flops if complete else None
+
+    @property
+    def isolated(self) -> SourceFigures | None:
+        """The source of `isolated_flops`: one that left nothing out, or else one that formulas of ours complete."""
+        alone = [source for source in self.sources if source.method is Method.ISOLATED]
+        complete = [source for source in alone if source.is_complete and not source.is_cross_check]
+        completed = [source for source in alone if source.completed_flops is not None]
+        return next(iter((*complete, *completed, *(source for source in alone if source.is_complete))), None)
+
+    @property
+    def isolated_flops(self) -> int | None:
+        """Of the stage run by itself; `isolated_by` says by which source, and with which formulas of ours."""
+        source = self.isolated
+        return None if source is None else source.flops if source.is_complete else source.completed_flops
+
+    @property
+    def isolated_by(self) -> str | None:
+        """`torch-counter`, or `fvcore with formulas of ours for aten::scaled_dot_product_attention`."""
+        source = self.isolated
+        if source is None or source.is_complete:
+            return None if source is None else source.source
+        return f"{source.source} with formulas of ours for {', '.join(source.completed_with) or 'what it rounds'}"
 
     def first(self, field: str) -> int | None:
         """The first source's value of a figure that not every source gives, such as `parameters`."""
@@ -86,7 +104,10 @@ class StageCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticCompute:
-    """The whole answer, before any format. `coverage` is None where nothing was traced."""
+    """The whole answer, before any format. `coverage` is None where nothing was traced.
+
+    `whole_runs` are what sources say of a phase as one piece; they are compared with the stages and are in no sum.
+    """
 
     model: str
     workload: Mapping[str, Json]
@@ -97,11 +118,16 @@ class StaticCompute:
     coverage: PriceCoverage | None
     parameters: int | None
     notes: tuple[str, ...]
+    whole_runs: tuple[SourceFigures, ...] = ()
 
     @property
     def flops(self) -> int | None:
         """All stages together; one unknown stage makes the sum unknown."""
         return known_sum(stage.flops for stage in self.stages)
+
+    def phase_flops(self, phase: str) -> int | None:
+        """All stages of one phase together; one unknown stage makes the sum unknown."""
+        return known_sum(stage.flops for stage in self.stages if stage.phase == phase)
 
     @property
     def flops_at_least(self) -> int | None:
@@ -137,6 +163,8 @@ def static_compute(
 
     A stage of which every source failed stays, without figures, and makes the totals unknown.
     """
+    whole_runs = tuple(figures for figures in source_figures if figures.method is Method.WHOLE_RUN)
+    source_figures = [figures for figures in source_figures if figures.method is not Method.WHOLE_RUN]
     costs = {(graph.phase, cost.name): cost for graph in graphs for cost in stage_costs(graph).stages}
     by_stage: dict[tuple[str, str], list[SourceFigures]] = {}
     for figures in source_figures:
@@ -151,12 +179,16 @@ def static_compute(
         model=model,
         workload=workload,
         deployment=graphs[0].deployment if graphs else {},
-        library_versions=graphs[0].library_versions if graphs else {},
+        library_versions={
+            **(graphs[0].library_versions if graphs else {}),
+            **{figures.source: figures.version for figures in source_figures if figures.version is not None},
+        },
         stages=stages,
         ledger=reconcile(source_figures, context_tokens=context if isinstance(context, int) else None),
         coverage=_coverage(list(costs.values())),
         parameters=count_distinct_parameters(graphs) if graphs else _sum_of_parameters(stages),
         notes=tuple(notes),
+        whole_runs=whole_runs,
     )
 
 

@@ -11,11 +11,11 @@ from msgspec import Meta, Struct, field
 
 from llm_perf_opt.analyses.reconcile import FIGURES
 
-STATIC_VERSION: Literal[2] = 2
+STATIC_VERSION: Literal[3] = 3
 
 Count = Annotated[int, Meta(ge=0)]
 Texts = tuple[str, ...]
-MethodName = Literal["isolated", "extracted", "closed form"]
+MethodName = Literal["isolated", "extracted", "closed form", "whole run"]
 FamilyName = Literal["matrix product", "convolution", "fused attention", "grouped product", "other"]
 FlopsAtLeast = Annotated[
     Count | None,
@@ -23,6 +23,14 @@ FlopsAtLeast = Annotated[
 ]
 IsComplete = Annotated[
     bool, Meta(description="Whether flops holds all matrix work; false where every source left something out.")
+]
+CountedFlops = Annotated[
+    Count | None,
+    Meta(description="What the source counted; no total where is_complete is false. A multiply-add is two."),
+]
+CompletedFlops = Annotated[
+    Count | None,
+    Meta(description="The same with formulas of ours for the operators in completed_with; null where a gap stays."),
 ]
 FirstOfItsKind = Annotated[Count | None, Meta(description="Of the first source of this kind that left nothing out.")]
 
@@ -67,6 +75,17 @@ class OperatorRow(_Object, frozen=True, kw_only=True):
     activations: Count | None
 
 
+class ModuleRow(_Object, frozen=True, kw_only=True):
+    """One module with everything inside it, as the source counts it; of modules that are alike, all together."""
+
+    path: str
+    counted_flops: Count
+    counted_macs: Count
+    completed_flops: CompletedFlops
+    activations: Count
+    operators: Annotated[dict[str, Count], Meta(description="Operator -> FLOPs that the source counted.")]
+
+
 class StageRow(_Object, frozen=True, kw_only=True):
     """One stage, with the preferred figure of each kind."""
 
@@ -82,7 +101,11 @@ class StageRow(_Object, frozen=True, kw_only=True):
     macs: Count | None
     flops_source: str | None
     flops_method: MethodName | None
-    isolated_flops: FirstOfItsKind
+    isolated_flops: Annotated[
+        Count | None,
+        Meta(description="Of the stage run by itself: by a source that left nothing out, or completed by us."),
+    ]
+    isolated_by: Annotated[str | None, Meta(description="The source of isolated_flops, and what we completed it with.")]
     extracted_flops: FirstOfItsKind
     analytic_flops: FirstOfItsKind
     activations: Annotated[Count | None, Meta(description="Elements put out by the counted operators.")]
@@ -105,7 +128,7 @@ class BlindSpotRow(_Object, frozen=True, kw_only=True):
 
 
 class SourceRow(_Object, frozen=True, kw_only=True):
-    """What one source says of one stage."""
+    """What one source says of one stage, or of one phase as a whole."""
 
     phase: str
     stage: str
@@ -118,9 +141,21 @@ class SourceRow(_Object, frozen=True, kw_only=True):
         str | None,
         Meta(description="Which policy routed the tokens to experts; null: none had to, or it is not known."),
     ] = None
-    flops: Count | None
+    flops: Annotated[Count | None, Meta(description="Null where the source left something out, or added something.")]
     is_complete: Annotated[
-        bool, Meta(description="False where blind_spots name work that is missing from flops or added to it.")
+        bool, Meta(description="False where blind_spots name work that is missing from counted_flops or added to it.")
+    ]
+    counted_flops: CountedFlops
+    counted_macs: Annotated[Count | None, Meta(description="Half of counted_flops: what fvcore itself prints.")]
+    left_out_ops: Annotated[Count, Meta(description="Calls of operators that counted_flops lacks.")]
+    completed_flops: CompletedFlops
+    completed_with: Texts
+    tensors: Annotated[
+        str | None,
+        Meta(
+            description="What the source ran on; null: it does not say.",
+            extra_json_schema={"enum": ["weightless", "real", None]},
+        ),
     ]
     parameters: Count | None
     active_parameters: Count | None = None
@@ -133,6 +168,11 @@ class SourceRow(_Object, frozen=True, kw_only=True):
     seconds: float | None
     operators: tuple[OperatorRow, ...]
     blind_spots: tuple[BlindSpotRow, ...]
+    modules: Annotated[
+        tuple[ModuleRow, ...], Meta(description="By module and operator, where the source tells modules apart.")
+    ]
+    uncalled_modules: Annotated[Texts, Meta(description="Not called, or by their forward; they have no figures.")]
+    notes: Texts
 
 
 class ExplanationRow(_Object, frozen=True, kw_only=True):
@@ -232,11 +272,15 @@ class CoverageRow(_Object, frozen=True, kw_only=True):
 class StaticFile(_Object, frozen=True, kw_only=True):
     """What a model costs, stage by stage and source by source. Integers in base units; null is unknown, never zero."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     metadata: MetadataRow
     total: TotalRow
     stages: tuple[StageRow, ...]
     sources: Annotated[dict[str, tuple[SourceRow, ...]], Meta(description="Source name -> what it says of each stage.")]
+    whole_runs: Annotated[
+        dict[str, tuple[SourceRow, ...]],
+        Meta(description="Source name -> what it says of each phase as one piece; part of no sum."),
+    ]
     ledger: LedgerRow
     coverage: CoverageRow | None
     memory: Annotated[

@@ -5,7 +5,7 @@ The schema is published beside this file as `static_compute.schema.json`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +21,7 @@ from llm_perf_opt.analyses.cost.static_file import (
     LedgerRow,
     MetadataRow,
     MissingRow,
+    ModuleRow,
     OperatorRow,
     SingleRow,
     SourceRow,
@@ -31,7 +32,7 @@ from llm_perf_opt.analyses.cost.static_file import (
 )
 from llm_perf_opt.analyses.reconcile import FIGURES, FigureDifference, FlopsDifference
 from llm_perf_opt.core.output_files import plain_values
-from llm_perf_opt.core.source_figures import Method, SourceFigures
+from llm_perf_opt.core.source_figures import Method, ModuleFigure, SourceFigures
 
 
 def static_compute_json(
@@ -51,7 +52,8 @@ def static_compute_json(
         ),
         total=_total(static),
         stages=tuple(map(_stage, static.stages)),
-        sources=_sources(static),
+        sources=_by_source(figures for stage in static.stages for figures in stage.sources),
+        whole_runs=_by_source(static.whole_runs),
         ledger=LedgerRow(
             entries=tuple(map(_entry, ledger.entries)),
             figures=tuple(map(_figure, ledger.figures)),
@@ -97,7 +99,8 @@ def _stage(stage: StageCompute) -> StageRow:
         macs=_halved(stage.flops),
         flops_source=None if preferred is None else preferred.source,
         flops_method=None if preferred is None else preferred.method.value,
-        isolated_flops=stage.by_method(Method.ISOLATED),
+        isolated_flops=stage.isolated_flops,
+        isolated_by=stage.isolated_by,
         extracted_flops=stage.by_method(Method.EXTRACTED),
         analytic_flops=stage.by_method(Method.CLOSED_FORM),
         activations=stage.first("activations"),
@@ -110,28 +113,47 @@ def _stage(stage: StageCompute) -> StageRow:
     )
 
 
-def _sources(static: StaticCompute) -> dict[str, tuple[SourceRow, ...]]:
+def _by_source(found: Iterable[SourceFigures]) -> dict[str, tuple[SourceRow, ...]]:
     sources: dict[str, tuple[SourceRow, ...]] = {}
-    for stage in static.stages:
-        for figures in stage.sources:
-            sources[figures.source] = (*sources.get(figures.source, ()), _figures_of_stage(figures))
+    for figures in found:
+        sources[figures.source] = (*sources.get(figures.source, ()), _figures_of_source(figures))
     return sources
 
 
-def _figures_of_stage(figures: SourceFigures) -> SourceRow:
+def _figures_of_source(figures: SourceFigures) -> SourceRow:
     return SourceRow(
         phase=figures.phase,
         stage=figures.stage,
         method=figures.method.value,
         unit=figures.unit,
         routing=figures.routing,
-        flops=figures.flops,
+        flops=figures.flops if figures.is_complete else None,
         is_complete=figures.is_complete,
+        counted_flops=figures.flops,
+        counted_macs=_halved(figures.flops),
+        left_out_ops=figures.left_out_ops,
+        completed_flops=figures.completed_flops,
+        completed_with=figures.completed_with,
+        tensors=figures.tensors,
         **{figure: getattr(figures, figure) for figure in FIGURES},
         failure=figures.failure,
         seconds=figures.seconds,
         operators=tuple(OperatorRow(**asdict(operator)) for operator in figures.operators),
         blind_spots=tuple(BlindSpotRow(**asdict(spot)) for spot in figures.blind_spots),
+        modules=tuple(map(_module, figures.modules)),
+        uncalled_modules=figures.uncalled_modules,
+        notes=figures.notes,
+    )
+
+
+def _module(module: ModuleFigure) -> ModuleRow:
+    return ModuleRow(
+        path=module.path,
+        counted_flops=module.flops,
+        counted_macs=module.macs,
+        completed_flops=module.completed_flops,
+        activations=module.activations,
+        operators=dict(module.operators),
     )
 
 

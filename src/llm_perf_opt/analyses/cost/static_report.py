@@ -15,6 +15,7 @@ from llm_perf_opt.analyses.cost.source_tables import (
     sources_with_figures,
 )
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
+from llm_perf_opt.analyses.cost.whole_run_report import source_chapters
 from llm_perf_opt.analyses.run_description import setting_texts
 from llm_perf_opt.core.report import BarChart, Cell, Column, Kind, Level, Note, Report, Series, Table, table_of
 from llm_perf_opt.core.source_figures import left_out
@@ -37,12 +38,14 @@ def static_report(static: StaticCompute) -> Report:
         ),
         charts=tuple(_charts(static)),
         notes=tuple(_notes(static)),
-        chapters=tuple(_stage_chapter(stage) for stage in static.stages),
+        chapters=(*(_stage_chapter(stage) for stage in static.stages), *source_chapters(static)),
     )
 
 
 def _configuration(static: StaticCompute) -> Table:
-    rows = (("model", static.model), *setting_texts(static.workload).items())
+    libraries = ", ".join(f"{name} {version}" for name, version in static.library_versions.items())
+    ran = (("libraries", libraries),) if libraries else ()
+    rows = (("model", static.model), *setting_texts(static.workload).items(), *ran)
     return Table(title="Configuration", columns=(Column("setting"), Column("value")), rows=rows)
 
 

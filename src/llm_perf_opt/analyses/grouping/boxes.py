@@ -12,6 +12,7 @@ from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, p
 from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallFigures, CallTree, ParameterHomes
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
 from llm_perf_opt.analyses.grouping.groups import Group
+from llm_perf_opt.analyses.grouping.layer_context import LayerContexts
 from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
@@ -88,8 +89,8 @@ def _text(meta: TensorMeta) -> str:
 
 def loops_of(group: Group, tree: CallTree, flow: DataFlow) -> tuple[Loop, ...]:
     """The loop over instances first. Where a trace cannot tell how instances depend on each other, there is none."""
-    uses = _uses(group, tree)
-    return (*_over_instances(group, uses), *_over_calls(group, tree, flow, uses))
+    uses = _uses(group, tree, flow.unseen_forwards or 1)
+    return (*_over_instances(group, tree, uses), *_over_calls(group, tree, flow, uses))
 
 
 def are_uses_in_series(group: Group, tree: CallTree, flow: DataFlow) -> bool:
@@ -101,13 +102,15 @@ def are_uses_in_series(group: Group, tree: CallTree, flow: DataFlow) -> bool:
 Uses = dict[int, dict[int, tuple[int, int]]]  # caller's row -> path -> least and most uses in one call of the caller
 
 
-def _uses(group: Group, tree: CallTree) -> Uses:
+def _uses(group: Group, tree: CallTree, forwards: int) -> Uses:
     counts: dict[int, dict[int, int]] = {}
     for row in group.rows:
         by_path = counts.setdefault(tree.parent[row], {})
         by_path[tree.path[row]] = by_path.get(tree.path[row], 0) + tree.weight[row]
     return {
-        caller: {path: _per_call(count, tree.weight[caller] if caller >= 0 else 1) for path, count in by_path.items()}
+        caller: {
+            path: _per_call(count, tree.weight[caller] if caller >= 0 else forwards) for path, count in by_path.items()
+        }
         for caller, by_path in counts.items()
     }
 
@@ -117,9 +120,11 @@ def _per_call(count: int, caller_calls: int) -> tuple[int, int]:
     return max(1, count // caller_calls), -(-count // caller_calls)
 
 
-def _over_instances(group: Group, uses: Uses) -> list[Loop]:
+def _over_instances(group: Group, tree: CallTree, uses: Uses) -> list[Loop]:
     counts = [len(by_path) for by_path in uses.values()]
     most, least = max(counts), min(counts)
+    if group.kind is LoopKind.PARFOR:
+        most, least = _touched_per_call(group, tree) or (most, least)
     if group.kind is None or (most == 1 and group.declared == 1):
         return []
     return [
@@ -132,13 +137,29 @@ def _over_instances(group: Group, uses: Uses) -> list[Loop]:
     ]
 
 
+def _touched_per_call(group: Group, tree: CallTree) -> tuple[int, int] | None:
+    """Where calls of a caller are counted together: the most and the fewest siblings that one of them ran, on average.
+
+    A router picks a sibling once per call, so the uses of all siblings over the calls of the caller are that average.
+    """
+    totals: dict[int, int] = {}
+    for row in group.rows:
+        totals[tree.parent[row]] = totals.get(tree.parent[row], 0) + tree.weight[row]
+    calls = {caller: tree.weight[caller] for caller in totals if caller >= 0}
+    is_router = all(tree.weight[row] <= calls.get(tree.parent[row], 0) for row in group.rows)
+    if not is_router or max(calls.values()) == 1:
+        return None
+    means = [_per_call(total, calls.get(caller, 1)) for caller, total in totals.items()]
+    return max(high for _, high in means), min(low for low, _ in means)
+
+
 def _over_calls(group: Group, tree: CallTree, flow: DataFlow, uses: Uses) -> list[Loop]:
     """Several uses of one instance by one caller; forwards of the whole model in turn, if no module called it."""
     most = max(high for by_path in uses.values() for _, high in by_path.values())
     least = min(low for by_path in uses.values() for low, _ in by_path.values())
     kind = LoopKind.PARFOR
     if OUTSIDE in uses:
-        if flow.knowledge is Knowledge.NONE:
+        if flow.knowledge is Knowledge.NONE and flow.unseen_forwards is None:
             return []
         if are_uses_in_series(group, tree, flow):
             kind = LoopKind.FOR
@@ -166,6 +187,7 @@ class BoxMaker:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._tensors = BoxTensors(facts.graph)
+        self._contexts = LayerContexts(facts.graph)
         self._homes = dict(facts.parameters.by_path) if facts.parameters is not None else None
         self._numbers = count()
         self._stages = stage_names(facts.graph)
@@ -190,6 +212,7 @@ class BoxMaker:
             figures=sum_of([own, *(child.figures for child in children)]),
             own=own,
             constructor_params=_shared_params(self._facts.graph, members),
+            layer_context=self._contexts.of(members),
             inputs=self._tensors.inputs(group.rows, called),
             outputs=self._tensors.outputs(group.rows, called),
             members=tuple(members),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeGuard
 
 from llm_perf_opt.analyses.grouping.boxes import are_uses_in_series
@@ -11,28 +11,34 @@ from llm_perf_opt.analyses.grouping.conservation import is_whole, outside_figure
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
 from llm_perf_opt.analyses.grouping.groups import Group
 from llm_perf_opt.analyses.run_description import run_notes, workload_note
+from llm_perf_opt.core.callgraph.aggregates import split_edge
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.graph_view import Box, Figures, GraphView
+from llm_perf_opt.core.module_selection import recorded_only
 from llm_perf_opt.core.units import format_count
 
 _NAMED = 3
 _SIGHT = {
-    Knowledge.NONE: "The trace has no data flow: families are found by class and structure, without for or parfor.",
+    Knowledge.NONE: (
+        "The trace has no data flow: for and parfor are read from names, classes and counts, not from tensors."
+    ),
     Knowledge.CALLS: (
-        "The trace does not follow tensors through ops: a chain shows only where an output is the next input as it is."
+        "The trace does not follow tensors through ops: a chain shows only where an output is the next input as it is, "
+        "and siblings stand side by side only where the tensors of their calls rule a chain out."
     ),
 }
 
 
 def size_line(view: GraphView, graph: CallGraph) -> str:
     """How much was folded into how little."""
-    boxes = [box for root in view.roots for box in root.walk()]
+    boxes = [box for root in view.roots for box in root.walk() if not box.is_left_out]
     shown = sum(box.calls for box in boxes if not box.is_split)
     modules = len({path for box in boxes for path, calls in zip(box.members, box.member_calls, strict=True) if calls})
-    whole = "" if is_whole(view, graph) else f" of {format_count(sum(graph.call_counts.values()))}"
+    is_part = not is_whole(view, graph) or any(box.is_left_out for root in view.roots for box in root.walk())
+    whole = f" of {format_count(sum(graph.call_counts.values()))}" if is_part else ""
     return (
         f"{format_count(modules)} modules and {format_count(shown)}{whole} calls in {format_count(len(boxes))} boxes, "
-        f"{format_count(len(view.visible()))} of them shown."
+        f"{format_count(sum(not box.is_left_out for box in view.visible()))} of them shown."
     )
 
 
@@ -87,7 +93,8 @@ def _outside_lines(view: GraphView, graph: CallGraph, homes: ParameterHomes | No
         )
     if homes is not None and homes.idle:
         idle, names = sum(homes.idle.values()), _some(_outermost(homes.idle, view))
-        yield f"Not run, in the totals and in no box: {format_count(idle)} parameters of {names}."
+        why = "Not run" if recorded_only(graph.workload) is None else "Not run, or not recorded"
+        yield f"{why}, in the totals and in no box: {format_count(idle)} parameters of {names}."
 
 
 def _amount(value: int | None, unit: str, figures: Figures) -> str:
@@ -142,7 +149,7 @@ def _facts(graph: CallGraph) -> Iterator[str]:
 
 def _depth_findings(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[int]) -> Iterator[Finding]:
     depth = graph.runtime.get("decoder_depth")
-    if not _is_count(depth) or depth < 2 or knowledge is not Knowledge.OPS:
+    if not _is_count(depth) or depth < 2 or knowledge is Knowledge.CALLS:
         return
     found = ", ".join(map(str, sorted(length for length in chain_lengths if length > 1))) or "none"
     yield (
@@ -158,11 +165,26 @@ def _image_findings(graph: CallGraph) -> Iterator[Finding]:
     if not _is_counts(crops) or graph.runtime.get("images") != len(crops):
         return
     expected = sum(1 + (count > 0) for count in crops)
+    if not graph.stages and graph.calls is None:
+        for path, calls in _repeated_on_top(graph):
+            wrong = f"{path} ran {_plural(calls, 'time')}; the images and crops make {expected}"
+            yield None if calls == expected else wrong
     for stage, paths in graph.stages:
         for path in paths:
             calls = graph.call_counts.get(path, 0)
             wrong = f"{stage} ({path}) ran {_plural(calls, 'time')}; the images and crops make {expected}"
             yield None if calls == expected else wrong
+
+
+def _repeated_on_top(graph: CallGraph) -> Iterator[tuple[str, int]]:
+    """Uses per forward of what the outermost module, seen or not, runs more than once."""
+    calls: Mapping[str, int] = graph.root_calls
+    forwards = min(calls.values(), default=0)
+    if len(calls) == 1:
+        [top] = calls
+        edges = ((split_edge(edge, graph.call_counts), count) for edge, count in graph.edges.items())
+        calls = {sides[1]: count for sides, count in edges if sides is not None and sides[0] == top}
+    yield from ((path, count // forwards) for path, count in calls.items() if count > forwards)
 
 
 def _step_findings(graph: CallGraph) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree, Modules
+from llm_perf_opt.analyses.grouping.names_and_counts import unseen_forwards
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind
@@ -98,6 +99,7 @@ class DataFlow:
         default_factory=dict
     )  # by path rows of caller, or OUTSIDE, and module
     arrows: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # caller's row -> pairs of path rows
+    unseen_forwards: int | None = None  # calls of a caller that a trace without data flow does not show
 
     def inflow(self, caller: int, path: int) -> Inflow:
         """What is known of the inputs of a module; nothing, where nothing was seen."""
@@ -116,7 +118,7 @@ _NOWHERE = _Source(-1, {}, {})
 def data_flow(graph: CallGraph, tree: CallTree, modules: Modules) -> DataFlow:
     """Follow every call that made at least two others."""
     if graph.calls is None:
-        return DataFlow(knowledge=Knowledge.NONE)
+        return DataFlow(knowledge=Knowledge.NONE, unseen_forwards=unseen_forwards(tree, modules))
     follows_ops = graph.ops is not None and len(graph.ops.input_storages) > 0
     flow = DataFlow(knowledge=Knowledge.OPS if follows_ops else Knowledge.CALLS)
     tables = _tables(graph)

@@ -1,7 +1,8 @@
 """Which modules called by one caller are a family, and whether they run in series or side by side.
 
 The chain is tested first. A chain splits where the structure of its members differs; what is in no chain and depends on
-no sibling may stand side by side. See `docs/reading-the-graph.md` for the rules in full.
+no sibling may stand side by side. See `docs/reading-the-graph.md` for the rules in full. Where a trace does not follow
+tensors through ops, `side_by_side.py` looks at the calls instead.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from llm_perf_opt.analyses.grouping.call_tree import CallTree, Modules
+from llm_perf_opt.analyses.grouping.call_tree import UNKNOWN_CLASS, CallTree, Modules
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
+from llm_perf_opt.analyses.grouping.names_and_counts import NamesAndCounts
+from llm_perf_opt.analyses.grouping.side_by_side import SideBySide
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.graph_view import LoopKind
 
@@ -41,6 +44,11 @@ class Families:
         self._weights = _weight_shapes(graph)
         self._untouched = _untouched(graph)
         self._is_declared = bool(graph.module_types)
+        knows_nothing = flow.knowledge is Knowledge.NONE
+        self._by_name = NamesAndCounts(tree, modules, is_ordered=bool(graph.events)) if knows_nothing else None
+        self._seen_calls: SideBySide | None = None
+        if flow.knowledge is Knowledge.CALLS and graph.calls is not None:
+            self._seen_calls = SideBySide(graph, graph.calls, tree)
         self._structures: dict[object, int] = {}
         self._structure_of: dict[int, int] = {}
         self._families_of: dict[int, tuple[ModuleFamily, ...]] = {}
@@ -62,8 +70,15 @@ class Families:
         for caller, callees in self._callees.items():
             members = [path for path in callees if self._modules.is_member[path]]
             for bucket in _by(members, self._modules.container.__getitem__):
-                lengths.update(len(run) for run in _cut(bucket, partial(self._precedes, caller)))
+                lengths.update(len(run) for run in self._runs(caller, bucket))
         return lengths
+
+    def _runs(self, caller: int, bucket: list[int]) -> list[list[int]]:
+        if self._by_name is None:
+            return _cut(bucket, partial(self._precedes, caller))
+        ordered = self._by_name.in_order(bucket)
+        is_chain = self._by_name.kind(caller, ordered, self._untouched_beside(ordered[0])) is LoopKind.FOR
+        return _cut(ordered, self._by_name.is_next) if is_chain else []
 
     def _precedes(self, caller: int, path: int, next_path: int) -> bool:
         return self._flow.inflow(caller, next_path).series_feeders == {path}
@@ -109,6 +124,9 @@ class Families:
     def _split(self, caller: int, bucket: list[int]) -> Iterator[ModuleFamily]:
         """Chains first, then siblings, then what is left alone."""
         is_member = self._modules.is_member[bucket[0]]
+        if self._by_name is not None and is_member:
+            yield from self._split_by_name(self._by_name, caller, bucket)
+            return
         alone: list[int] = []
         for run in _cut(bucket, partial(self._feeds, caller)):
             if len(run) == 1:
@@ -118,8 +136,22 @@ class Families:
                 yield from (self._family(caller, part, LoopKind.FOR) for part in parts)
         siblings = set(bucket)
         side_by_side = {path: None for path in alone if self._may_stand_beside(caller, path, siblings)}
-        yield from (self._family(caller, part, self._sibling_kind) for part in _by(side_by_side, self._structure))
+        for part in _by(side_by_side, self._structure):
+            kind = self._sibling_kind(caller, part)
+            together = [part] if is_member or kind is not None else [[path] for path in part]
+            yield from (self._family(caller, paths, kind) for paths in together)
         yield from (self._family(caller, [path], None) for path in alone if path not in side_by_side)
+
+    def _split_by_name(self, named: NamesAndCounts, caller: int, bucket: list[int]) -> Iterator[ModuleFamily]:
+        """A chain is cut where a number is missing; nothing else tells its members apart from experts."""
+        ordered = named.in_order(bucket)
+        kind = named.kind(caller, ordered, self._untouched_beside(ordered[0]))
+        for run in _cut(ordered, named.is_next) if kind is LoopKind.FOR else [ordered]:
+            yield from (self._family(caller, part, kind) for part in _by(run, self._structure))
+
+    def _untouched_beside(self, path: int) -> list[str]:
+        """Modules of its class in its container that never ran."""
+        return self._untouched.get((self._modules.container[path], self._modules.class_name[path]), [])
 
     def _feeds(self, caller: int, path: int, next_path: int) -> bool:
         inflow = self._flow.inflow(caller, next_path)
@@ -127,10 +159,14 @@ class Families:
             return path in inflow.direct
         return (inflow.near_feeders if self._modules.is_mixed[next_path] else inflow.feeders) == {path}
 
-    @property
-    def _sibling_kind(self) -> LoopKind | None:
-        """Without the ops in between it is unknown whether siblings feed each other."""
-        return LoopKind.PARFOR if self._flow.knowledge is Knowledge.OPS else None
+    def _sibling_kind(self, caller: int, paths: list[int]) -> LoopKind | None:
+        """Without the ops in between, siblings that no observation tells apart may still feed each other."""
+        if self._flow.knowledge is Knowledge.OPS:
+            return LoopKind.PARFOR
+        if self._seen_calls is None or len(paths) == 1:
+            return None
+        is_routed = self._modules.is_member[paths[0]] and self._seen_calls.are_routed(caller, paths)
+        return LoopKind.PARFOR if is_routed or self._seen_calls.read_earlier_memory(caller, paths) else None
 
     def _may_stand_beside(self, caller: int, path: int, siblings: set[int]) -> bool:
         """Whether siblings may share a family without a chain. A leaf in a role (`q_proj`) has a name of its own."""
@@ -178,9 +214,13 @@ class Families:
             yield self._joined(caller, family, tuple(untouched)) if untouched else family
 
     def _joined(self, caller: int, family: ModuleFamily, untouched: tuple[str, ...]) -> ModuleFamily:
+        if self._by_name is not None:
+            kind = self._by_name.kind(caller, family.paths, untouched)
+        else:
+            kind = LoopKind.PARFOR if self._flow.knowledge else None  # a chain runs all its members
         return replace(
             family,
-            kind=family.kind or self._sibling_kind,
+            kind=family.kind or kind,
             slot=self._slot(caller, self._modules.container[family.paths[0]]),
             untouched=untouched,
         )
@@ -208,7 +248,7 @@ def _untouched(graph: CallGraph) -> dict[tuple[str, str], list[str]]:
     """Container and class -> declared modules that nothing called."""
     found: dict[tuple[str, str], list[str]] = {}
     for path, class_name in graph.module_types.items():
-        if path not in graph.call_counts:
+        if path not in graph.call_counts and class_name != UNKNOWN_CLASS:
             found.setdefault((path.rpartition(".")[0], class_name), []).append(path)
     return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallTree
+from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, UNKNOWN_CLASS, CallTree
 from llm_perf_opt.analyses.grouping.families import MAX_DEPTH, Families, ModuleFamily
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.graph_view import Box, GraphView, LoopKind
@@ -93,6 +93,7 @@ class Grouper:
             homes[caller] = {}
             for key, family in _keyed(self._families.families_of(caller)):
                 child = slots.setdefault(key, Group(class_name=family.class_name, kind=family.kind))
+                child.kind = child.kind or family.kind  # what one caller shows holds for those that correspond to it
                 self._add(child, family, homes[caller])
         children = self._tree.children
         for row in group.rows:
@@ -157,11 +158,27 @@ class Grouper:
         group.paths = dict.fromkeys(self._tree.path[row] for row in group.rows)
 
 
+class UngroupedCalls(Grouper):
+    """Nothing folded: each module is a group of its own under each module that called it; recursion is as in any."""
+
+    def _parted(self, group: Group) -> list[Group]:
+        """The calls made from a module, by the module that they called, in the order of the first call."""
+        by_path: dict[int, Group] = {}
+        for row in group.rows:
+            for called in self._tree.children.get(row, ()):
+                path = self._tree.path[called]
+                if path not in by_path:
+                    class_name = self._graph.module_types.get(self._tree.paths[path], UNKNOWN_CLASS)
+                    by_path[path] = Group(class_name=class_name, kind=None, paths={path: None})
+                by_path[path].rows.append(called)
+        return list(by_path.values())
+
+
 def _keyed(families: Sequence[ModuleFamily]) -> Iterator[tuple[object, ModuleFamily]]:
     """Families with what corresponding ones under another caller have in common."""
     seen: dict[object, int] = {}
     for family in families:
-        key = (family.slot, family.class_name, family.structure, family.kind)
+        key = (family.slot, family.class_name, family.structure, family.kind is LoopKind.FOR)
         seen[key] = seen.get(key, 0) + 1
         yield (key, seen[key]), family
 
@@ -234,7 +251,12 @@ def _rank(
 
 def weight_of(box: Box, metric: str) -> int:
     """What the box weighs by the metric; an unknown figure gives way to calls, which are always known."""
-    figures = {"flops": box.figures.flops, "bytes": box.figures.bytes_moved, "parameters": box.figures.parameters}
+    figures = {
+        "flops": box.figures.flops,
+        "bytes": box.figures.bytes_moved,
+        "parameters": box.figures.parameters,
+        "activations": box.figures.activation_bytes,
+    }
     figure = figures.get(metric)
     return box.calls if figure is None else figure
 

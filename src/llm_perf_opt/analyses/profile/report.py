@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from llm_perf_opt.analyses.profile.join import RunFigures, Spread, TimedGroup, TimedStage
@@ -28,6 +28,7 @@ from llm_perf_opt.core.report import (
     Span,
     SpanChart,
     Table,
+    table_of,
 )
 from llm_perf_opt.core.units import format_seconds
 
@@ -243,23 +244,28 @@ def _cold_table(pages: Sequence[PageMeasurement], figures: RunFigures, unit: str
 
 
 def _operator_table(operators: Sequence[OperatorTime]) -> Table:
-    columns = [
-        Column("stage"),
-        Column("operator"),
-        Column("calls", Kind.COUNT),
-        Column("own time", Kind.SECONDS),
-        Column("time", Kind.SECONDS),
-    ]
-    rows: list[tuple[Cell, ...]] = [
-        (one.stage, one.operator, one.calls, one.self_ns * _SECONDS, one.total_ns * _SECONDS)
-        for one in operators[:_OPERATORS_SHOWN]
-    ]
-    device_ns = [one.device_ns for one in operators[:_OPERATORS_SHOWN]]
-    if any(spent is not None for spent in device_ns):
-        columns.append(Column("device time", Kind.SECONDS))
-        known = [None if spent is None else spent * _SECONDS for spent in device_ns]
-        rows = [(*row, spent) for row, spent in zip(rows, known, strict=True)]
-    return Table(title="Operators with the most time of their own", columns=tuple(columns), rows=tuple(rows))
+    """Times in any case; module, source line and memory where the profiler was asked to record them."""
+    shown = operators[:_OPERATORS_SHOWN]
+    columns: dict[Column, Callable[[OperatorTime], Cell]] = {
+        Column("stage"): lambda one: one.stage,
+        Column("operator"): lambda one: one.operator,
+        Column("calls", Kind.COUNT): lambda one: one.calls,
+        Column("own time", Kind.SECONDS): lambda one: one.self_ns * _SECONDS,
+        Column("time", Kind.SECONDS): lambda one: one.total_ns * _SECONDS,
+    }
+    if any(one.device_ns is not None for one in shown):
+        columns[Column("device time", Kind.SECONDS)] = lambda one: _seconds(one.device_ns)
+    if any(one.self_allocated_bytes is not None for one in shown):
+        columns[Column("allocated", Kind.BYTES)] = lambda one: one.self_allocated_bytes
+    if any(one.source is not None for one in shown):
+        columns[Column("source")] = lambda one: one.source
+    if any(one.module is not None for one in shown):
+        columns[Column("module")] = lambda one: one.module
+    return table_of("Operators with the most time of their own", shown, columns)
+
+
+def _seconds(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns * _SECONDS
 
 
 def _kernel_table(kernels: Sequence[MeasuredKernel]) -> Table:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analyses.profile import WorkloadCosts
 from llm_perf_opt.analyses.time.stage_work import stage_works
@@ -21,6 +21,9 @@ from llm_perf_opt.core.measurement import PageMeasurement
 from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.workload import Workload
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analyses.memory.need import RunMemory
 
 log = logging.getLogger(__name__)
 
@@ -71,38 +74,43 @@ class PageTraces:
         self._adapter = adapter
         self._model = model
         self._torch_device = torch_device  # that the traced code sees
-        self._known: dict[tuple[Any, ...], tuple[Trace, WorkloadCosts]] = {}
+        self._known: dict[tuple[Any, ...], WorkloadCosts] = {}
+        self._traces: dict[Workload, Trace] = {}
 
     def costs(self, pages: Sequence[PageMeasurement]) -> list[WorkloadCosts | None]:
         """One entry per page; pages of one trace share it."""
-        return [self._of(page)[1] for page in pages]
+        return [self._costs_of(page) for page in pages]
 
-    def static(self, page: PageMeasurement, sizes: Mapping[str, Any]) -> CostAnswer:
-        """The costs of a page from sources that run nothing; `sizes` replace fields of its workload."""
-        if not sizes:
-            trace = self._of(page)[0]
-        else:
-            asked = dict(page.workload)
-            if "image" in sizes or "mode" in sizes:
-                asked.pop("crops", None)  # those of the page belong to its own size and mode
-            trace = self._trace(make_workload(self._adapter, **{**asked, **sizes}))
-        return trace.cost(SOURCES_OF_A_TRACE)
+    def memory(self, workload: Mapping[str, Any]) -> RunMemory:
+        """What a run of the workload must hold at once."""
+        from llm_perf_opt.analyses.memory.need import run_memory
 
-    def _of(self, page: PageMeasurement) -> tuple[Trace, WorkloadCosts]:
+        return run_memory(self._trace(make_workload(self._adapter, **workload)).graphs)
+
+    def static(
+        self, workload: Mapping[str, Any], sizes: Mapping[str, Any], sources: Sequence[str] = SOURCES_OF_A_TRACE
+    ) -> CostAnswer:
+        """The costs of a workload from these sources; `sizes` replace fields of it."""
+        asked = dict(workload)
+        if "image" in sizes or "mode" in sizes:
+            asked.pop("crops", None)  # those of the page belong to its own size and mode
+        return self._trace(make_workload(self._adapter, **{**asked, **sizes})).cost(sources)
+
+    def _costs_of(self, page: PageMeasurement) -> WorkloadCosts:
         workload = make_workload(self._adapter, **page.workload)
         fields = asdict(workload)
         if page.input_shapes:
             fields.pop("image", None)  # the shapes say all that it changes
         key = (page.input_shapes, *fields.values())
         if key not in self._known:
-            trace = self._trace(workload)
-            costs = WorkloadCosts(
+            self._known[key] = WorkloadCosts(
                 workload={name: value for name, value in asdict(workload).items() if value is not None},
-                works={work.name: work for graph in trace.graphs for work in stage_works(graph)},
+                works={work.name: work for graph in self._trace(workload).graphs for work in stage_works(graph)},
             )
-            self._known[key] = trace, costs
         return self._known[key]
 
     def _trace(self, workload: Workload) -> Trace:
-        origin = Origin(name=self._model, adapter=self._adapter, workload=workload, torch_device=self._torch_device)
-        return trace_origin(origin)
+        if workload not in self._traces:
+            origin = Origin(name=self._model, adapter=self._adapter, workload=workload, torch_device=self._torch_device)
+            self._traces[workload] = trace_origin(origin)
+        return self._traces[workload]

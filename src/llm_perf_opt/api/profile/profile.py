@@ -55,9 +55,13 @@ def profile(
     threads: int | None = None,
     operators: bool = True,  # one more pass under torch's profiler
     modules: bool = False,  # with a range for every module
+    with_stack: bool = False,  # with the source line of every operator
+    with_modules: bool = False,  # with the module of every operator
+    profile_memory: bool = False,  # with the bytes that every operator allocates
     nsight: str = "none",  # and one under "nsys" or "ncu"
     nsight_stage: str = "decode",
-    static: bool | Mapping[str, Any] = True,  # trace the pages; or the sizes of the static report
+    static: bool | Mapping[str, Any] = True,  # trace the pages; or `sources` and sizes of the static report
+    check_memory: bool = True,  # refuse a run that the machine has no memory for
     out: str | Path | None = None,  # a folder for the artifacts; default: nothing is kept
     force: bool = False,
     progress: Progress | None = None,
@@ -70,15 +74,17 @@ def profile(
     """
     choice, profiled = _opened(model, args, kwargs, torch_device, weights, checkpoint, workload, trust_remote_code)
     pages = {"max_new_tokens": max_new_tokens, "prompt": prompt, "stop_at_eos": stop_at_eos}
+    run = RunChoice(folder=".", warmup=warmup, repeats=repeats, clock=clock, threads=threads)
+    profiler = ProfilerChoice(enabled=operators, modules=modules, nsight=nsight, nsight_stage=nsight_stage)
     request = ProfileRequest(
         model=choice,
         workload=_workload_choice(workload, **pages, sample=sample, seed=seed),
         device=DeviceChoice(
             torch=torch_device, name=device, devices=None if devices_file is None else str(devices_file)
         ),
-        run=RunChoice(folder=".", warmup=warmup, repeats=repeats, clock=clock, threads=threads),
+        run=replace(run, check_memory=check_memory),
         static_analysis=_static_choice(static),
-        profiler=ProfilerChoice(enabled=operators, modules=modules, nsight=nsight, nsight_stage=nsight_stage),
+        profiler=replace(profiler, with_stack=with_stack, with_modules=with_modules, profile_memory=profile_memory),
     )
     with _folder(out) as folder:
         answer = run_profile(request, profiled, folder, _config_text(request), force=force, progress=progress)
@@ -143,6 +149,9 @@ def _static_choice(static: bool | Mapping[str, Any]) -> StaticSwitch:
 
 
 def _written(given: Mapping[str, Any]) -> dict[str, Any]:
+    """As a configuration file writes it: a grid as `2x3`, a list of sources as `counted+fvcore`."""
+    if "sources" in given and not isinstance(given["sources"], str):
+        given = {**given, "sources": "+".join(given["sources"])}
     return {name: "x".join(map(str, value)) if isinstance(value, tuple) else value for name, value in given.items()}
 
 

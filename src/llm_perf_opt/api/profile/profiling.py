@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 from llm_perf_opt import __version__
 from llm_perf_opt.analyses.profile import RunFigures, WorkloadCosts, join_run, metrics_document, profile_report
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.profile.costs import PageTraces, find_profiled_device
+from llm_perf_opt.api.profile.costs import find_profiled_device
+from llm_perf_opt.api.profile.operators_file import (
+    CHROME_TRACE,
+    OPERATORS,
+    kept_operators,
+    operator_columns,
+    operators_text,
+)
+from llm_perf_opt.api.profile.preparation import Prepared, analyse, failure_text, require_memory, require_programs
 from llm_perf_opt.api.profile.profiled_model import ProfiledModel
 from llm_perf_opt.api.profile.ranged_pass import ranged_program
 from llm_perf_opt.api.profile.request import ProfileRequest
@@ -25,22 +31,20 @@ from llm_perf_opt.api.profile.run_folder import (
     RunFolder,
     open_run_folder,
 )
-from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.measurement import MeasuredKernel, OperatorTime, PageMeasurement
 from llm_perf_opt.core.plugins import OUTSIDE_PROFILERS, REPORTERS
 from llm_perf_opt.core.protocols import StageWatch
-from llm_perf_opt.core.report import Note, Report
+from llm_perf_opt.core.report import Level, Note, Report
 
 if TYPE_CHECKING:
     from llm_perf_opt.harness.timing.timed_runs import TimedRuns
 
 log = logging.getLogger(__name__)
 
-CHROME_TRACE = "chrome-trace.json"
 KERNELS = "kernels.json"
-OPERATORS = "operators.csv"
-_OPERATOR_COLUMNS = ("stage", "operator", "calls", "self_ns", "total_ns", "device_ns")
+STATIC, PROFILER = "static analysis", "torch's profiler"  # sources of figures besides the clock, as failures name them
 
 
 class Progress(StageWatch, Protocol):
@@ -64,7 +68,8 @@ class ProfileAnswer(Answer):
     """How fast a model ran: figures by stage, and the raw samples that they follow from.
 
     `device` is None where its peaks are not known; MFU and MBU are unknown then. `files` are empty where nothing was
-    kept. `resumed_pages` were finished by an earlier run with the same configuration.
+    kept. `resumed_pages` were finished by an earlier run with the same configuration. `failures` are sources besides
+    the clock that gave nothing, with the reason; everything else is as if they had not been asked.
     """
 
     model: str
@@ -79,6 +84,7 @@ class ProfileAnswer(Answer):
     folder: Path | None
     files: tuple[Path, ...]
     resumed_pages: int
+    failures: Mapping[str, str]  # source -> reason
     _chapters: tuple[Report, ...]
 
     @property
@@ -101,9 +107,14 @@ class ProfileAnswer(Answer):
             kernels=self.kernels,
             device=self.device,
             dtype=self.dtype,
-            notes=[Note(text) for text in self.notes],
+            notes=[*map(Note, self.notes), *(Note(text, Level.WARNING) for text in self.failure_lines)],
             chapters=self._chapters,
         )
+
+    @property
+    def failure_lines(self) -> list[str]:
+        """The failures as the report tells them."""
+        return [f"Failed: {source}; its figures are missing. {why}" for source, why in self.failures.items()]
 
 
 def run_profile(
@@ -115,14 +126,15 @@ def run_profile(
     force: bool = False,
     progress: Progress | None = None,
 ) -> ProfileAnswer:
-    """Measure every page that the folder does not hold yet, then write all artifacts from what it holds."""
+    """Analyse, then measure every page that the folder does not hold yet, then write all artifacts from what it holds.
+
+    What cannot succeed is refused before the first pass: a program that is missing, a workload that the model does not
+    take, memory that is not there. A source besides the clock that fails later is a line of the report.
+    """
     from llm_perf_opt.harness.real_models import RealModels
     from llm_perf_opt.harness.timing.timed_runs import TimedRuns
 
-    if request.profiler.nsight != "none" and not model.has_workload:
-        raise UsageError(
-            "Nsight cannot run a module.", why="it starts a process of its own", fix="run your script under Nsight"
-        )
+    require_programs(request, model)
     images = request.pages()
     with open_run_folder(folder, request, config_text, force=force) as kept:
         run = request.run
@@ -133,31 +145,37 @@ def run_profile(
         environment = runs.environment()
         kept.keep_environment(environment)
         device = find_profiled_device(request.device, environment, request.model.dtype)
-        pages, resumed = _measured(request, model, images, kept, runs, progress)
-        operators = _operators(request, model, images, kept, runs)
-        kernels = _kernels(request, kept)
-        return _finish(request, model, kept, Seen(pages, operators, kernels, resumed), device)
+        first = model.page_run(request, images[0])
+        prepared = analyse(request, model, first, kept)
+        found = [kept.finished_page(index, image) for index, image in enumerate(images)]
+        if run.check_memory and None in found:
+            has_weights = any(target.has_weights for target in first.run.targets)
+            require_memory(prepared.memory, request.device.torch, has_weights=has_weights)
+        pages = _measured(request, model, images, found, kept, runs, progress)
+        seen = _seen(request, model, images, kept, runs, pages)
+        resumed = sum(page is not None for page in found)
+        return _finish(request, model, kept, prepared, seen, device, resumed)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was measured, by the clock, by torch's profiler, and by Nsight."""
+    """What was measured, by the clock, by torch's profiler, and by Nsight; and which of the latter two failed."""
 
     pages: list[PageMeasurement]
     operators: tuple[OperatorTime, ...]
     kernels: tuple[MeasuredKernel, ...]
-    resumed_pages: int
+    failures: Mapping[str, str]
 
 
 def _measured(
     request: ProfileRequest,
     model: ProfiledModel,
     images: Sequence[str | None],
+    found: Sequence[PageMeasurement | None],
     kept: RunFolder,
     runs: TimedRuns,
     progress: Progress | None,
-) -> tuple[list[PageMeasurement], int]:
-    found = [kept.finished_page(index, image) for index, image in enumerate(images)]
+) -> list[PageMeasurement]:
     resumed = sum(page is not None for page in found)
     if resumed:
         log.info("%d of %d pages were finished by an earlier run", resumed, len(images))
@@ -173,21 +191,49 @@ def _measured(
             if progress is not None:
                 progress.page_done()
         pages.append(page)
-    return pages, resumed
+    return pages
+
+
+def _seen(
+    request: ProfileRequest,
+    model: ProfiledModel,
+    images: Sequence[str | None],
+    kept: RunFolder,
+    runs: TimedRuns,
+    pages: list[PageMeasurement],
+) -> Seen:
+    """The passes that are not timed. The times are there already, so one that fails does not end the run."""
+    failures: dict[str, str] = {}
+    operators: tuple[OperatorTime, ...] = ()
+    kernels: tuple[MeasuredKernel, ...] = ()
+    try:
+        operators = _operators(request, model, images, kept, runs)
+    except (PerfOptError, RuntimeError) as error:
+        failures[PROFILER] = failure_text(error)
+    try:
+        kernels = _kernels(request, kept)
+    except PerfOptError as error:
+        failures[request.profiler.nsight] = failure_text(error)
+    return Seen(pages, operators, kernels, failures)
 
 
 def _operators(
     request: ProfileRequest, model: ProfiledModel, images: Sequence[str | None], kept: RunFolder, runs: TimedRuns
 ) -> tuple[OperatorTime, ...]:
     """Of the first page, in a pass of its own; a resumed run that has them already reads them back."""
-    if not request.profiler.enabled:
+    from llm_perf_opt.harness.profiler_details import ProfilerOptions
+
+    profiler = request.profiler
+    if not profiler.enabled:
         return ()
-    file = kept.path / OPERATORS
-    if file.is_file() and (kept.path / CHROME_TRACE).is_file():
-        return read_operators(file.read_text("utf-8"))
+    if (known := kept_operators(kept.path, profiler)) is not None:
+        return known
+    options = ProfilerOptions(
+        with_stack=profiler.with_stack, with_modules=profiler.with_modules, profile_memory=profiler.profile_memory
+    )
     page = model.page_run(request, images[0])
-    found = runs.operators(page, kept.path / CHROME_TRACE, modules=request.profiler.modules)
-    kept.write_text(OPERATORS, operators_text(found))
+    found = runs.operators(page, kept.path / CHROME_TRACE, modules=profiler.modules, options=options)
+    kept.write_text(OPERATORS, operators_text(found, operator_columns(profiler)))
     return found
 
 
@@ -201,43 +247,19 @@ def _kernels(request: ProfileRequest, kept: RunFolder) -> tuple[MeasuredKernel, 
     return found
 
 
-def operators_text(operators: Sequence[OperatorTime]) -> str:
-    """One line per stage and operator; an unknown time is an empty field."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _OPERATOR_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(one) for one in operators)
-    return text.getvalue()
-
-
-def read_operators(text: str) -> tuple[OperatorTime, ...]:
-    """Back from `operators_text`."""
-    return tuple(
-        OperatorTime(
-            stage=row["stage"],
-            operator=row["operator"],
-            calls=int(row["calls"]),
-            self_ns=int(row["self_ns"]),
-            total_ns=int(row["total_ns"]),
-            device_ns=int(row["device_ns"]) if row["device_ns"] else None,
-        )
-        for row in csv.DictReader(io.StringIO(text))
-    )
-
-
 def _finish(
-    request: ProfileRequest, model: ProfiledModel, kept: RunFolder, seen: Seen, device: Device | None
+    request: ProfileRequest,
+    model: ProfiledModel,
+    kept: RunFolder,
+    prepared: Prepared,
+    seen: Seen,
+    device: Device | None,
+    resumed_pages: int,
 ) -> ProfileAnswer:
     """Costs, the join, and every artifact; all of it follows from what the folder holds. A page is traced once."""
     pages, files = seen.pages, [kept.path / name for name in (CONFIG_FILE, REQUEST_FILE, ENVIRONMENT_FILE)]
-    costs: list[WorkloadCosts | None] = [None] * len(pages)
-    chapters: tuple[Report, ...] = ()
-    if request.static_analysis.enabled:
-        traces = PageTraces(model.adapter, request.model.name, request.device.torch)
-        costs = traces.costs(pages)
-        static = traces.static(pages[0], request.static_analysis.options())
-        files.append(kept.write_text("static_compute.json", static.to_json()))
-        chapters = (static.report(),)
+    costs, failure = _costs(prepared, pages)
+    files += prepared.files
     files += [kept.path / OPERATORS, kept.path / CHROME_TRACE] if seen.operators else []
     files += [kept.path / KERNELS] if seen.kernels else []
     names = ("report.md", "report.html", METRICS_FILE)
@@ -253,14 +275,26 @@ def _finish(
         notes=(*model.notes, *_holes(costs)),
         folder=kept.path,
         files=(*files, *(kept.path / name for name in names)),
-        resumed_pages=seen.resumed_pages,
-        _chapters=chapters,
+        resumed_pages=resumed_pages,
+        failures={**({} if failure is None else {STATIC: failure}), **seen.failures},
+        _chapters=() if prepared.static is None else (prepared.static.report(),),
     )
     report = answer.report()
     kept.write_text("report.md", REPORTERS.get("markdown")().render(report))
     kept.write_text("report.html", REPORTERS.get("html")().render(report))
     kept.write_json(METRICS_FILE, _metrics(request, answer))
     return answer
+
+
+def _costs(prepared: Prepared, pages: Sequence[PageMeasurement]) -> tuple[list[WorkloadCosts | None], str | None]:
+    """One entry per page, and why there are none where the static analysis failed."""
+    unknown: list[WorkloadCosts | None] = [None] * len(pages)
+    if prepared.traces is None:
+        return unknown, prepared.failure
+    try:
+        return prepared.traces.costs(pages), None
+    except PerfOptError as error:
+        return unknown, failure_text(error)
 
 
 def _metrics(request: ProfileRequest, answer: ProfileAnswer) -> dict[str, object]:
@@ -273,7 +307,7 @@ def _metrics(request: ProfileRequest, answer: ProfileAnswer) -> dict[str, object
         figures=answer.figures,
         pages=answer.pages,
         costs=answer.costs,
-        notes=answer.notes,
+        notes=(*answer.notes, *answer.failure_lines),
     )
 
 

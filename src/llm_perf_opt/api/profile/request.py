@@ -98,18 +98,27 @@ class RunChoice:
     repeats: int = 3
     clock: str = "auto"
     threads: int | None = None  # None: as many as torch takes
+    check_memory: bool = field(default=True, metadata=NOT_MEASURED)  # refuse a run that the machine cannot hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticSwitch:
-    """The static report beside the times. Sizes that are not given are those of the first page of the run."""
+    """The static report, made before the times. Sizes that are not given are those of the first page of the run.
+
+    `sources` are those of `llm-perf-opt cost`, with a `+` between them: a comma would ask for several runs.
+    """
 
     enabled: bool = True
+    sources: str = "counted+closed-form"  # those that run nothing
 
     def options(self) -> dict[str, Any]:
         """The fields of the workload that are given, as they were written."""
         given = {name: getattr(self, name) for name in ALL_OPTIONS}
         return {name: value for name, value in given.items() if value is not None}
+
+    def source_names(self) -> tuple[str, ...]:
+        """The sources to ask, in order."""
+        return tuple(name.strip() for name in self.sources.split("+") if name.strip())
 
 
 StaticChoice = _with_options("StaticChoice", StaticSwitch, ALL_OPTIONS)
@@ -117,10 +126,17 @@ StaticChoice = _with_options("StaticChoice", StaticSwitch, ALL_OPTIONS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerChoice:
-    """A pass under torch's profiler, apart from the timed ones; and Nsight around a run of its own."""
+    """A pass under torch's profiler, apart from the timed ones; and Nsight around a run of its own.
+
+    `with_stack`, `with_modules` and `profile_memory` are torch's own options: the source line, the module and the
+    allocated bytes of each operator.
+    """
 
     enabled: bool = True
     modules: bool = False  # a range for every module, besides those of the stages
+    with_stack: bool = field(default=False, metadata=NOT_MEASURED)
+    with_modules: bool = field(default=False, metadata=NOT_MEASURED)
+    profile_memory: bool = field(default=False, metadata=NOT_MEASURED)
     nsight: str = "none"  # "none" | "nsys" | "ncu"
     nsight_stage: str = "decode"  # the stage whose kernels Nsight Compute looks at
 
@@ -144,6 +160,7 @@ class ProfileRequest:
         _require_at_least("run.threads", self.run.threads, 1)
         _require_one_of("model.weights", self.model.weights, ("random", "stored"))
         _require_one_of("profiler.nsight", self.profiler.nsight, ("none", "nsys", "ncu"))
+        _require_profiler(self.profiler)
         for name, value in (*self.workload.options().items(), *self.static_analysis.options().items()):
             ALL_OPTIONS[name].value_of(value)
 
@@ -171,6 +188,17 @@ def read_request(file: Path) -> ProfileRequest:
 def _require_at_least(name: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise UsageError(f"{name} cannot be {value}.", why=f"it must be at least {least}", fix="give a larger number")
+
+
+def _require_profiler(profiler: ProfilerChoice) -> None:
+    switches = {name: getattr(profiler, name) for name in ("with_stack", "with_modules", "profile_memory")}
+    if not profiler.enabled and any(switches.values()):
+        asked = ", ".join(f"profiler.{name}" for name, is_on in switches.items() if is_on)
+        raise UsageError(
+            f"{asked} cannot be recorded.",
+            why="they are options of torch's profiler, and its pass is off",
+            fix="leave out profiler=off (in Python operators=False)",
+        )
 
 
 def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:

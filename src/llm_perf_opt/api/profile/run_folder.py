@@ -27,7 +27,7 @@ LOCK_FILE = ".lock"
 ENVIRONMENT_FILE = "env.json"
 METRICS_FILE = "metrics.json"  # the last to be written: a run that has it is finished
 PAGES = "pages"
-JOINED = (METRICS_FILE, "report.md", "report.html", "static_compute.json")  # made afresh from the pages
+JOINED = (METRICS_FILE, "report.md", "report.html", "static_compute.json", "static_compute.md")  # made afresh
 MEASURED = (
     ENVIRONMENT_FILE,
     FAILURE_FILE,

@@ -5,10 +5,10 @@ The analyzer looks at the session's adapter and changes nothing in it; no weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.cost.coverage import known_sum
@@ -25,9 +25,10 @@ from llm_perf_opt.api.static_analysis.inputs import (
 from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.core.plugins import REPORTERS
+from llm_perf_opt.core.plugins import REPORTERS, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.source_figures import Method, OperatorFigure, SourceFigures
+from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_flops
 
 TOTAL = "total"
@@ -40,7 +41,8 @@ class StageAnalysisResult:
     `flops` is the first figure that left nothing out: of the stage run by itself, then of its share in a whole run,
     then a closed form. Where every source left something out it is None, and `flops_at_least` is the most that one of
     them counted; otherwise the two are equal. `isolated_flops`, `extracted_flops` and `analytic_flops` are the first
-    complete figure of each kind, None where every source of that kind left something out; `notes` say what.
+    complete figure of each kind, None where every source of that kind left something out; `notes` say what. Where only
+    fvcore ran the stage by itself, `isolated_flops` has formulas of ours for what it has none; `isolated_by` says so.
     `activations` are elements put out by the counted operators. `operators` belong to `flops`, or else to
     `flops_at_least`. Every source's own words are in `sources`.
     """
@@ -53,6 +55,7 @@ class StageAnalysisResult:
     activations: int | None
     operators: tuple[OperatorFigure, ...]
     isolated_flops: int | None
+    isolated_by: str | None
     extracted_flops: int | None
     analytic_flops: int | None
     notes: tuple[str, ...]
@@ -62,6 +65,19 @@ class StageAnalysisResult:
     def macs(self) -> int | None:
         """Multiply-adds, each of which is two FLOPs."""
         return None if self.flops is None else self.flops // 2
+
+    def to_dict(self) -> dict[str, Json]:
+        """The figures by name, FLOPs of the operators by theirs."""
+        return {
+            "params": self.params,
+            "flops": self.flops,
+            "activations": self.activations,
+            "operators": {operator.name: operator.flops for operator in self.operators},
+            "flops_isolated": self.isolated_flops,
+            "flops_extracted": self.extracted_flops,
+            "flops_analytic": self.analytic_flops,
+            "notes": list(self.notes),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +89,20 @@ class StaticComputeReport:
     stages: Mapping[str, StageAnalysisResult]
     notes: tuple[str, ...]
     run: CostAnswer
+
+    def to_dict(self) -> dict[str, Json]:
+        """Plain values: `metadata` (the configuration and the workload), `total`, `stages` by name, `notes`."""
+        config = asdict(replace(self.inputs.config, image=self.inputs.config.page))
+        return {
+            "metadata": {**config, "workload": dict(self.inputs.targets[0].workload)},
+            "total": self.total.to_dict(),
+            "stages": {name: stage.to_dict() for name, stage in self.stages.items()},
+            "notes": list(self.notes),
+        }
+
+    def __getitem__(self, key: str) -> Json:
+        """`report["total"]["params"]`: an entry of `to_dict`."""
+        return self.to_dict()[key]
 
 
 def report_of_run(inputs: AnalysisInputs, run: CostAnswer) -> StaticComputeReport:
@@ -96,7 +126,8 @@ def _stage_result(stage: StageCompute) -> StageAnalysisResult:
         flops_at_least=stage.flops_at_least,
         activations=stage.first("activations"),
         operators=stage.operators,
-        isolated_flops=stage.by_method(Method.ISOLATED),
+        isolated_flops=stage.isolated_flops,
+        isolated_by=stage.isolated_by,
         extracted_flops=stage.by_method(Method.EXTRACTED),
         analytic_flops=stage.by_method(Method.CLOSED_FORM),
         notes=tuple(_notes(stage)),
@@ -136,10 +167,36 @@ def total_of(static: StaticCompute) -> StageAnalysisResult:
         activations=known_sum(stage.activations for stage in stages),
         operators=_merged(operator for stage in stages for operator in stage.operators),
         isolated_flops=known_sum(stage.isolated_flops for stage in stages),
+        isolated_by=", ".join(dict.fromkeys(stage.isolated_by for stage in stages if stage.isolated_by)) or None,
         extracted_flops=known_sum(stage.extracted_flops for stage in stages),
         analytic_flops=known_sum(stage.analytic_flops for stage in stages),
         notes=static.notes,
         sources=tuple(source for stage in stages for source in stage.sources),
+    )
+
+
+def whole_run_of(runs: Sequence[SourceFigures]) -> StageAnalysisResult:
+    """What a source says of the phases as one piece each; a phase that it left something out of makes sums unknown."""
+    failed = tuple(f"{run.source} did not take {run.phase} as a whole: {run.failure}" for run in runs if run.failure)
+    completed = tuple(
+        f"{run.phase}: {format_flops(run.completed_flops)} with formulas of ours for {', '.join(run.completed_with)}"
+        for run in runs
+        if run.completed_with and run.completed_flops is not None
+    )
+    return StageAnalysisResult(
+        stage=TOTAL,
+        phase=TOTAL,
+        params=runs[0].parameters if runs else None,
+        flops=known_sum(run.flops if run.is_complete else None for run in runs),
+        flops_at_least=known_sum(run.at_least_flops for run in runs),
+        activations=known_sum(run.activations for run in runs),
+        operators=_merged(operator for run in runs for operator in run.operators),
+        isolated_flops=None,
+        isolated_by=None,
+        extracted_flops=None,
+        analytic_flops=None,
+        notes=(*failed, *completed, *(f"{run.phase}: {note}" for run in runs for note in run.notes)),
+        sources=tuple(runs),
     )
 
 
@@ -202,7 +259,8 @@ def _written(path: Path | str, text: str) -> Path:
     return file
 
 
-ISOLATED_SOURCES = ("torch-counter", "fvcore")
+FVCORE = "fvcore"
+ISOLATED_SOURCES = ("torch-counter", FVCORE)
 
 
 class HasAdapter(Protocol):
@@ -232,9 +290,35 @@ class StaticAnalyzer:
         self._runs.clear()
         return self._inputs
 
-    def analyze_full_model(self, config: AnalysisConfig | None = None) -> StageAnalysisResult:
-        """The whole run as one, counted from a weightless trace of it."""
-        return total_of(self._run((COUNTED,), config).static)
+    @property
+    def stage_module_map(self) -> dict[str, list[str]]:
+        """Stage -> the modules that it claims with all inside; a phase claims the root, hence whatever is left."""
+        targets = self.session.adapter.targets(make_workload(self.session.adapter))
+        claimed = {stage.name: list(stage.paths) for target in targets for stage in target.stages}
+        return claimed | {target.phase: [""] for target in targets}
+
+    @property
+    def m_stage_module_map(self) -> dict[str, list[str]]:
+        """The same as `stage_module_map`."""
+        return self.stage_module_map
+
+    def analyze_full_model(
+        self, config: AnalysisConfig | None = None, *, source: Literal["counted", "fvcore"] = "counted"
+    ) -> StageAnalysisResult:
+        """The whole run as one: counted from a weightless trace, or by fvcore's `FlopCountAnalysis` of whole phases.
+
+        Of fvcore, `sources` has a record per phase with figures by operator and module.
+        """
+        if config is not None:
+            self.prepare_inputs(config)
+        if source == COUNTED:
+            return total_of(self._run((COUNTED,), None).static)
+        if source != FVCORE:
+            raise UsageError(
+                f"{source!r} takes no whole model.", why=f"{COUNTED} and {FVCORE} do", fix="use one of these"
+            )
+        run = self._runs.get(QUICK_SOURCES) or self._run((FVCORE,), None)
+        return whole_run_of(run.whole_runs)
 
     def analyze_stage_isolated(self, stage: str, config: AnalysisConfig | None = None) -> StageAnalysisResult:
         """One stage by itself, with the shapes of the whole run, under torch's counter and fvcore."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from os import PathLike, fspath
 from typing import Any, Protocol, cast, runtime_checkable
@@ -71,12 +72,25 @@ class AnalysisConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisInputs:
-    """What a configuration means for one adapter. `targets` are its phases, with every default filled in."""
+    """What a configuration means for one adapter. `targets` are its phases, with every default filled in.
+
+    It unpacks into what the first phase calls the model with: `input_ids, model_kwargs = prepare_inputs(config)`.
+    """
 
     config: AnalysisConfig
     adapter: ModelAdapter
     workload: Workload
     targets: tuple[Target, ...]
+    device: str = "cpu"  # where the tensors are made
+
+    def __iter__(self) -> Iterator[Any]:
+        """The token ids, then the other arguments by name: real tensors, made without weights."""
+        from llm_perf_opt.harness.first_call import first_call
+
+        args, kwargs = first_call(self.adapter.targets(self.workload)[0], self.device)
+        given = dict(kwargs)
+        yield args[0] if args else given.pop("input_ids", None)
+        yield given
 
 
 @runtime_checkable
@@ -98,6 +112,13 @@ class KnowsHowItRuns(Protocol):
     attention: str | None
 
 
+@runtime_checkable
+class KnowsItsDevice(Protocol):
+    """A session that says on which device it runs its model."""
+
+    device: str
+
+
 def prepared(config: AnalysisConfig, adapter: ModelAdapter, mode: str | None, session: object) -> AnalysisInputs:
     """The workload of `config` in that image mode, checked by the adapter; the session may tell dtype and attention."""
     sizes = {"image": config.page, "mode": mode}
@@ -112,7 +133,13 @@ def prepared(config: AnalysisConfig, adapter: ModelAdapter, mode: str | None, se
     )
     dtype = config.dtype or (None if own is None else own.dtype)
     workload = workload if dtype is None else replace(workload, dtype=dtype)
-    return AnalysisInputs(config=config, adapter=adapter, workload=workload, targets=adapter.targets(workload))
+    return AnalysisInputs(
+        config=config,
+        adapter=adapter,
+        workload=workload,
+        targets=adapter.targets(workload),
+        device=session.device if isinstance(session, KnowsItsDevice) else "cpu",
+    )
 
 
 def adapter_with_sizes(config: AnalysisConfig, adapter: ModelAdapter) -> tuple[ModelAdapter, str | None]:

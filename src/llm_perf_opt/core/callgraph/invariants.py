@@ -139,12 +139,16 @@ def _children_problems(graph: RunCounts) -> Iterator[str]:
 
 
 def _observation_problems(graph: RunCounts) -> Iterator[str]:
-    """The observations of a module are distinct and cover each of its calls once."""
+    """The observations of a module are distinct and cover each of its calls once.
+
+    Without columns they may cover fewer: older scripts kept the first call alone, or missed keyword arguments.
+    """
     for name, metadata in (("input_metadata", graph.input_metadata), ("output_metadata", graph.output_metadata)):
         for path, observations in metadata.items():
             calls = sum(observation.calls for observation in observations)
-            if calls != graph.call_counts.get(path, 0):
-                yield f"{name}[{path!r}] covers {calls} calls of {graph.call_counts.get(path, 0)}"
+            known = graph.call_counts.get(path, 0)
+            if calls != known and (calls > known or graph.calls is not None):
+                yield f"{name}[{path!r}] covers {calls} calls of {known}"
             if any(observation.calls < 1 for observation in observations):
                 yield f"{name}[{path!r}] has an observation without a call"
             if len(_as_counts(observations)) < len(observations):

@@ -81,6 +81,15 @@ class ObservationRow(_Object, frozen=True, kw_only=True):
     calls: Positive
 
 
+class EventRow(_Object, frozen=True, kw_only=True):
+    """A module was entered or left, under the module that was running then."""
+
+    event: Literal["enter", "exit"]
+    path: str
+    parent: Annotated[str | None, Meta(description="The enclosing call's module; null where no module called it.")]
+    index: Annotated[Count, Meta(description="Position in the list.")]
+
+
 class KindRow(_Object, frozen=True, kw_only=True):
     """One distinct op. `inputs` and `outputs` are rows of tensor_metas, `parts` are rows of part_kinds."""
 
@@ -222,8 +231,8 @@ class CallGraphFile(_Object, frozen=True, kw_only=True):
         dict[str, tuple[ObservationRow, ...]], Meta(description="Module path -> the tensors that came out.")
     ] = field(default_factory=dict)
     events: Annotated[
-        tuple[tuple[Literal["enter", "exit"], str], ...],
-        Meta(description="Enter and exit of every call, in order; written on request."),
+        tuple[EventRow | tuple[Literal["enter", "exit"], str], ...],
+        Meta(description="Enter and exit of every call, in order; written on request. A pair is an event and a path."),
     ] = ()
     paths: Annotated[Texts, Meta(description="Table of the called module paths.")] = ()
     tensor_metas: Annotated[tuple[Tensor, ...], Meta(description="Table of tensors.")] = ()

@@ -39,6 +39,7 @@ CALLGRAPH_FILE = FileKind(
     max_bytes=2**29,  # about eight million ops
     max_elements=2**27,
 )
+_WRITTEN_HERE = b'{"schema_version":'  # how every file of this program begins
 _MAX_PARTS = 10_000  # ops in one composite, all levels together: parts of parts could otherwise multiply without end
 _MAX_PART_LEVELS = 16
 
@@ -46,9 +47,14 @@ T = TypeVar("T")
 
 
 def read_callgraph(path: Path) -> CallGraph:
-    """The graph in the file. One with a seal must be as it was written; any other must agree with itself."""
+    """The graph in the file. One with a seal must be as it was written; any other must agree with itself.
+
+    A file from before there were versions is read too, with the runtime log that lies beside it; its notes say so.
+    """
     raw = read_bytes(path, CALLGRAPH_FILE)
     with naming_file(path):
+        if not raw.startswith(_WRITTEN_HERE) and (older := _older(raw, path)) is not None:
+            return _sound_graph(older)
         file = _decoded(raw)
         graph = _GraphReader(file).graph()
         if isinstance(file.content_sha256, str):
@@ -64,9 +70,25 @@ def from_json_dict(document: Json) -> CallGraph:
         text = json.dumps(document)
     except (TypeError, ValueError, RecursionError) as error:
         raise CALLGRAPH_FILE.refusal("is not valid JSON", str(error)[:300]) from None
-    graph = _GraphReader(_decoded(text.encode())).graph()
+    raw = text.encode()
+    return _sound_graph(_older(raw) or raw)
+
+
+def _sound_graph(raw: bytes) -> CallGraph:
+    graph = _GraphReader(_decoded(raw)).graph()
     _refuse(graph.problems())
     return graph
+
+
+def _older(raw: bytes, path: Path | None = None) -> bytes | None:
+    """The text in the present form if it is one of before there were versions, with the log beside its file."""
+    # Loaded for such files alone: no other command waits for them.
+    from llm_perf_opt.core.callgraph.older_files import is_older, present_document
+    from llm_perf_opt.core.callgraph.runtime_log import log_beside
+
+    if not is_older(raw):
+        return None
+    return json.dumps(present_document(raw, *([], ()) if path is None else log_beside(path))).encode()
 
 
 def _decoded(raw: bytes) -> layout.CallGraphFile:
@@ -130,7 +152,7 @@ class _GraphReader:
             constructor_params=file.constructor_params,
             input_metadata=self._observations(file.input_metadata),
             output_metadata=self._observations(file.output_metadata),
-            events=file.events,
+            events=tuple(self._events()),
             paths=file.paths,
             tensor_metas=self._metas,
             op_kinds=self._op_kinds(),
@@ -156,6 +178,21 @@ class _GraphReader:
             path: tuple(Observation(tensors=self._tensors(row.tensors), calls=row.calls) for row in rows)
             for path, rows in metadata.items()
         }
+
+    def _events(self) -> Iterator[tuple[str, str]]:
+        """Event and path; where a file says more, its parents and numbers are those that the order implies."""
+        open_paths: list[str] = []
+        for index, row in enumerate(self._file.events):
+            event, path = row if isinstance(row, tuple) else (row.event, row.path)
+            if event == "exit" and open_paths:
+                open_paths.pop()
+            expected = open_paths[-1] if open_paths else None, index
+            if not isinstance(row, tuple) and (row.parent, row.index) != expected:
+                what = f"the parent {expected[0]!r} and the index {index}"
+                raise CALLGRAPH_FILE.malformed(f"events[{index}]", what, {"parent": row.parent, "index": row.index})
+            if event == "enter":
+                open_paths.append(path)
+            yield event, path
 
     def _op_kinds(self) -> tuple[OpKind, ...]:
         """The distinct ops; parts come from a table of their own, in which a part follows the parts it is made of."""

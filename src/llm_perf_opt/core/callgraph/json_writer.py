@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from operator import sub
 from pathlib import Path
@@ -86,8 +86,18 @@ def to_json_dict(graph: CallGraph, *, with_events: bool = False) -> dict[str, Js
     document = _header(graph) | _contract(graph)
     events = events_of(graph) if with_events else graph.events
     if events:
-        document["events"] = [list(event) for event in events]
+        document["events"] = list(_events(events))
     return document | _Details(graph).as_json()
+
+
+def _events(events: Iterable[tuple[str, str]]) -> Iterator[dict[str, Json]]:
+    open_paths: list[str] = []
+    for index, (event, path) in enumerate(events):
+        if event == "exit" and open_paths:
+            open_paths.pop()
+        yield {"event": event, "path": path, "parent": open_paths[-1] if open_paths else None, "index": index}
+        if event == "enter":
+            open_paths.append(path)
 
 
 def _header(graph: CallGraph) -> dict[str, Json]:

@@ -33,7 +33,7 @@ def _without(what: str) -> PerfOptError:
     return PerfOptError(
         f"The trace holds no {what}.",
         why="it was made by a tracer that does not see them, or only its totals were kept",
-        fix="trace again with the weightless tracer",
+        fix="trace again with the weightless tracer; graph and compare need no more than totals",
     )
 
 

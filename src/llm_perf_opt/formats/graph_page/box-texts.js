@@ -21,7 +21,7 @@ export function boxTexts(box, state, ledger) {
   const loopRoom = box.loops.reduce((sum, loop) => sum + loopWidth(loop), 0);
   return {
     name: shortened(box.className, FONTS.name, Math.max(WIDEST_TEXT - loopRoom, 120)),
-    path: shortened(`@ ${shortPath(box, state.fullPaths)}`, FONTS.path, state.fullPaths ? 1.6 * WIDEST_TEXT : WIDEST_TEXT),
+    path: shortened(placeText(box, state.fullPaths), FONTS.path, state.fullPaths ? 1.6 * WIDEST_TEXT : WIDEST_TEXT),
     cost: [bound + figure.format(value), ...(total === 0n ? [] : [formatShare(value, total)])].join(" · "),
     calls: plural(box.calls, "call"),
   };
@@ -33,7 +33,11 @@ function loopWidth(loop) {
 
 /** `Class @ path`, the path as above. */
 export function shortLabel(box) {
-  return `${box.className} @ ${shortPath(box, false)}`;
+  return box.isLeftOut ? box.label : `${box.className} ${placeText(box, false)}`;
+}
+
+function placeText(box, full) {
+  return box.isLeftOut ? box.place : `@ ${shortPath(box, full)}`;
 }
 
 function shortPath(box, full) {

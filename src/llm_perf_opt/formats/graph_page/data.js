@@ -1,8 +1,13 @@
-// Reads the embedded view. A box row has the order of `_box_row` in page_data.py.
+// Reads the embedded view. A box row has the order of `_box_row` in html_format.py.
+import { plural } from "./numbers.js";
+
+const IS_OPEN = 1;
+const IS_SPLIT = 2; // its children are its own members again, told apart by cost
+const IS_LEFT_OUT = 4; // stands for what a filter took out of the box around it
 
 export class Box {
   constructor(number, row, tables) {
-    const [parent, id, className, path, stage, instances, calls, callsPerInstance, loops, figures, own, params, inputs, outputs, members, open] = row;
+    const [parent, id, className, path, stage, instances, calls, callsPerInstance, loops, figures, own, params, context, inputs, outputs, members, flags] = row;
     const { strings } = tables;
     this.number = number;
     this.parentNumber = parent;
@@ -16,16 +21,29 @@ export class Box {
     this.loops = loops.map(([kind, text, over]) => ({ kind, text, over }));
     this.figureRow = figures;
     this.ownRow = own;
-    this.isOpenAtFirst = open === 1;
+    this.isOpenAtFirst = (flags & IS_OPEN) !== 0;
+    this.isSplit = (flags & IS_SPLIT) !== 0;
+    this.isLeftOut = (flags & IS_LEFT_OUT) !== 0;
     this.parent = null;
     this.children = [];
     this.arrowsIn = [];
     this.arrowsOut = [];
-    this.refs = { params, inputs, outputs, members, tables };
+    this.refs = { params, context, inputs, outputs, members, tables };
   }
 
   get label() {
-    return `${this.className} @ ${this.path || "(root)"}`;
+    return this.isLeftOut ? `${this.className}: ${this.place}` : `${this.className} ${this.place}`;
+  }
+
+  /** `@ path`; for modules left out, how many they are. */
+  get place() {
+    if (!this.isLeftOut) return `@ ${this.path || "(root)"}`;
+    return `${plural(this.instances, "module")} of ${this.stage}`;
+  }
+
+  /** Calls that are not those of the boxes inside it. */
+  get ownCalls() {
+    return this.isSplit ? 0n : BigInt(this.calls);
   }
 
   get level() {
@@ -34,8 +52,12 @@ export class Box {
 
   /** Constructor parameters as pairs of texts. */
   get params() {
-    const { params, tables } = this.refs;
-    return tables.params[params].map(([key, value]) => [tables.strings[key], tables.strings[value]]);
+    return textPairs(this.refs.params, this.refs.tables);
+  }
+
+  /** What the layer around an expert says of its experts, as pairs of texts. */
+  get context() {
+    return textPairs(this.refs.context, this.refs.tables);
   }
 
   get inputs() {
@@ -65,6 +87,10 @@ export class Box {
       for (let at = box.children.length - 1; at >= 0; at -= 1) waiting.push(box.children[at]);
     }
   }
+}
+
+function textPairs(number, tables) {
+  return tables.params[number].map(([key, value]) => [tables.strings[key], tables.strings[value]]);
 }
 
 function tensorGroups(number, tables) {

@@ -48,7 +48,7 @@ export class Ledger {
   }
 
   own(box, key) {
-    return key === "calls" ? BigInt(box.calls) : exact(box.ownRow[this.columnOf.get(key)]);
+    return key === "calls" ? box.ownCalls : exact(box.ownRow[this.columnOf.get(key)]);
   }
 
   total(key) {
@@ -89,7 +89,7 @@ export class Ledger {
 
 /** Calls of each box and of all inside it. Outer boxes come before inner ones, so the sums are made from the end. */
 function callsWithin(boxes) {
-  const sums = boxes.map((box) => BigInt(box.calls));
+  const sums = boxes.map((box) => box.ownCalls);
   for (let number = boxes.length - 1; number >= 0; number -= 1) {
     const { parentNumber } = boxes[number];
     if (parentNumber >= 0) sums[parentNumber] += sums[number];

@@ -34,7 +34,7 @@ export class Panel {
   }
 
   stageTable() {
-    const shown = FIGURES.filter(({ key }) => ["flops", "bytes_moved", "parameters"].includes(key));
+    const shown = FIGURES.filter(({ key }) => ["flops", "bytes_moved", "parameters", "activation_bytes"].includes(key));
     const line = (name, parts, unpriced) =>
       html("tr", {}, html("th", { scope: "row" }, name), ...shown.map(({ key, format }, at) =>
         html("td", {}, this.ledger.sign(parts[at], key, unpriced), format(parts[at]), html("small", {}, formatShare(parts[at], this.ledger.total(key))))));
@@ -50,7 +50,7 @@ export class Panel {
       html("header", { class: "box-title" },
         html("h2", { class: "wrap" }, box.className),
         html("button", { type: "button", class: "close", "aria-label": "Back to the whole run", title: "Back to the whole run (Esc)", onclick: () => this.navigator.clear() }, "×")),
-      html("p", { class: "wrap mono" }, `@ ${box.path || "(root)"}`),
+      html("p", { class: "wrap mono" }, box.place),
       html("p", { class: "chips" },
         html("span", { class: "chip" }, `stage ${oneLine(box.stage)}`),
         ...box.loops.map((loop) => html("span", { class: `loop ${loop.kind}` }, `${loop.text} (${loop.over})`))),
@@ -63,7 +63,8 @@ export class Panel {
       ...this.flowPart(box),
       ...tensorPart("Inputs", box.inputs),
       ...tensorPart("Outputs", box.outputs),
-      ...paramPart(box.params),
+      ...paramPart("Made with", box.params),
+      ...paramPart("Experts of its layer", box.context),
       ...memberPart(box.members),
     ];
   }
@@ -116,10 +117,10 @@ function tensorPart(title, groups) {
   return list(title, items);
 }
 
-function paramPart(params) {
+function paramPart(title, params) {
   if (!params.length) return [];
   const rows = params.map(([key, value]) => html("tr", {}, html("th", { scope: "row", class: "mono wrap" }, key), html("td", { class: "mono wrap" }, value)));
-  return [table("Made with", [], rows, "params")];
+  return [table(title, [], rows, "params")];
 }
 
 function memberPart(members) {

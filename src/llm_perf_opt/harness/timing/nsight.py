@@ -5,23 +5,20 @@ Both programs write lines of their own before the table, so a table begins where
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import MeasuredKernel
+from llm_perf_opt.core.recordings.nsight_export import GPU_TRACE_HEADING, NOT_KERNELS, table_rows
 from llm_perf_opt.harness.stage_ranges import PASS_RANGE, STAGE_PREFIX
 
 RANGES_HEADING = ("Name", "Projected Start (ns)", "Projected Duration (ns)")  # nsys stats -r nvtx_gpu_proj_trace
-GPU_TRACE_HEADING = ("Start (ns)", "Duration (ns)", "Name")  # nsys stats -r cuda_gpu_trace
 NCU_HEADING = ("ID", "Kernel Name")  # ncu --csv --page raw
-_NOT_KERNELS = "[CUDA "  # "[CUDA memcpy Host-to-Device]", "[CUDA memset]"
 _PUSHED = "Push/Pop_Range"
 _DURATION = "gpu__time_duration.sum"
 _NS_PER_UNIT = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
@@ -56,7 +53,7 @@ def read_kernels_by_stage(gpu_trace: str, ranges: Sequence[ProjectedRange]) -> t
     """
     sums: dict[tuple[str, str | None], tuple[int, int]] = {}
     for row in table_rows(gpu_trace, GPU_TRACE_HEADING):
-        if row["Name"].startswith(_NOT_KERNELS):
+        if row["Name"].startswith(NOT_KERNELS):
             continue
         key = (row["Name"], _stage_at(int(row["Start (ns)"]), ranges))
         calls, total_ns = sums.get(key, (0, 0))
@@ -125,20 +122,6 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def table_rows(text: str, heading: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The rows of the first table whose heading has all these columns; a file without one is refused."""
-    lines = text.splitlines()
-    starts = [place for place, line in enumerate(lines) if set(heading) <= set(next(csv.reader([line]), []))]
-    if not starts:
-        raise PerfOptError(
-            "This is no table of Nsight's that can be read.",
-            why=f"no line holds the columns {', '.join(heading)}",
-            fix="export it with the options that llm-perf-opt uses; other versions may name columns differently",
-        )
-    table = csv.DictReader(io.StringIO("\n".join(lines[starts[0] :])))
-    return (row for row in table if any(row.values()))
-
-
 NSYS_REPORTS = ("nvtx_gpu_proj_trace", "cuda_gpu_trace")
 NCU_METRICS = (
     "gpu__time_duration.sum",
@@ -193,7 +176,7 @@ def ncu_command(program: Sequence[str], log: Path, stage: str) -> list[str]:
 
 def run_nsys(program: Sequence[str], folder: Path, stage: str) -> tuple[MeasuredKernel, ...]:
     """Kernels of a whole pass by stage; `stage` is not asked for, since all of them come at once."""
-    _require("nsys")
+    require_installed("nsys")
     report = folder / "nsys.nsys-rep"
     _run(nsys_command(program, report))
     ranges, gpu_trace = (_run(nsys_stats_command(report, table)) for table in NSYS_REPORTS)
@@ -202,13 +185,14 @@ def run_nsys(program: Sequence[str], folder: Path, stage: str) -> tuple[Measured
 
 def run_ncu(program: Sequence[str], folder: Path, stage: str) -> tuple[MeasuredKernel, ...]:
     """Launches of one stage, each with its metrics."""
-    _require("ncu")
+    require_installed("ncu")
     log = folder / "ncu.csv"
     _run(ncu_command(program, log, stage))
     return read_ncu(log.read_text("utf-8", errors="replace"))
 
 
-def _require(program: str) -> None:
+def require_installed(program: str) -> None:
+    """Refuse where the program is not on the path."""
     if shutil.which(program) is None:
         raise PerfOptError(
             f"{program} is not installed.",

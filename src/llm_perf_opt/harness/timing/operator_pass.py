@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from llm_perf_opt.core.measurement import OperatorTime
+from llm_perf_opt.harness.profiler_details import OpDetail, ProfilerOptions, annotate, op_details
 from llm_perf_opt.harness.quiet import quiet_profiler
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
 
@@ -66,36 +68,51 @@ def _status_bytes(name: str) -> int | None:
 
 
 OUTSIDE = "(outside)"  # between the stages
+_NOT_RECORDED = OpDetail()
 
 
-def profile_operators(run: Callable[[], object], device: str, chrome_trace: Path) -> tuple[OperatorTime, ...]:
+def profile_operators(
+    run: Callable[[], object], device: str, chrome_trace: Path, options: ProfilerOptions | None = None
+) -> tuple[OperatorTime, ...]:
     """Operators by stage, the longest own time first; `run` is one pass that names its stages, or its modules too."""
     on_cuda = torch.device(device).type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    with quiet_profiler(), profile(activities=activities, record_shapes=True) as profiler:
+    options = options or ProfilerOptions()
+    with quiet_profiler(), options.profiler(device) as profiler:
         run()
-    _export(profiler, chrome_trace)
-    return _by_stage(profiler.events() or (), on_cuda=on_cuda)
+    details = op_details(profiler, options)
+    _export(profiler, chrome_trace, details)
+    events = profiler.events() or ()
+    if options:
+        events = [event for event in events if event.id in details or _is_range(event.name)]  # no Python functions
+    return _by_stage(events, details, on_cuda=on_cuda)
 
 
-def _export(profiler: profile, chrome_trace: Path) -> None:
+def _export(profiler: profile, chrome_trace: Path, details: Mapping[int, OpDetail]) -> None:
     """Whole or not at all: the profiler writes where it likes, and the finished file is moved into place."""
     with tempfile.TemporaryDirectory(dir=chrome_trace.parent) as scratch:
         file = Path(scratch) / chrome_trace.name
         profiler.export_chrome_trace(str(file))
+        if details:
+            document = json.loads(file.read_text("utf-8", errors="replace"))
+            annotate(document, details)
+            file.write_text(json.dumps(document), encoding="utf-8")
         file.replace(chrome_trace)
 
 
-def _by_stage(events: Iterable[Any], *, on_cuda: bool) -> tuple[OperatorTime, ...]:
-    sums: dict[tuple[str, str], list[float]] = {}
+def _by_stage(events: Iterable[Any], details: Mapping[int, OpDetail], *, on_cuda: bool) -> tuple[OperatorTime, ...]:
+    sums: dict[tuple[str, str, str | None, str | None], list[float]] = {}
     for event in events:
-        if event.name.startswith((STAGE_PREFIX, MODULE_PREFIX)) or _is_kernel(event):
+        if _is_range(event.name) or _is_kernel(event):
             continue
-        row = sums.setdefault((_stage_of(event), event.name), [0, 0.0, 0.0, 0.0])
+        detail = details.get(event.id, _NOT_RECORDED)
+        key = (_stage_of(event), event.name, detail.module, detail.source)
+        row = sums.setdefault(key, [0, 0.0, 0.0, 0.0, 0])
         row[0] += 1
         row[1] += event.self_cpu_time_total
         row[2] += event.cpu_time_total
         row[3] += event.self_device_time_total
+        row[4] += detail.self_allocated_bytes or 0
+    has_memory = any(detail.self_allocated_bytes is not None for detail in details.values())
     found = [
         OperatorTime(
             stage=stage,
@@ -104,10 +121,21 @@ def _by_stage(events: Iterable[Any], *, on_cuda: bool) -> tuple[OperatorTime, ..
             self_ns=round(own_us * 1000),
             total_ns=round(total_us * 1000),
             device_ns=round(device_us * 1000) if on_cuda else None,
+            module=module,
+            source=source,
+            self_allocated_bytes=int(allocated) if has_memory else None,
         )
-        for (stage, operator), (calls, own_us, total_us, device_us) in sums.items()
+        for (stage, operator, module, source), (calls, own_us, total_us, device_us, allocated) in sums.items()
     ]
-    return tuple(sorted(found, key=lambda one: (-(one.device_ns or one.self_ns), one.stage, one.operator)))
+    return tuple(sorted(found, key=_longest_first))
+
+
+def _longest_first(one: OperatorTime) -> tuple[int, str, str, str, str]:
+    return -(one.device_ns or one.self_ns), one.stage, one.operator, one.module or "", one.source or ""
+
+
+def _is_range(name: str) -> bool:
+    return name.startswith((STAGE_PREFIX, MODULE_PREFIX))
 
 
 def _is_kernel(event: Any) -> bool:

@@ -14,6 +14,7 @@ from llm_perf_opt.core.measurement import OperatorTime, PageMeasurement, TimedPa
 from llm_perf_opt.core.protocols import RealRun, StageWatch
 from llm_perf_opt.harness.environment import environment
 from llm_perf_opt.harness.phase_runs import PhasesDone, run_phases
+from llm_perf_opt.harness.profiler_details import ProfilerOptions
 from llm_perf_opt.harness.quiet import few_collections
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.stage_ranges import PASS_RANGE, Unwatched, named_range
@@ -99,11 +100,17 @@ class TimedRuns:
         done = self._pass(page, clock)
         return done, clock.finish()
 
-    def operators(self, page: PageRun, chrome_trace: Path, *, modules: bool) -> tuple[OperatorTime, ...]:
-        """One more pass under torch's profiler, whose times are its own and enter no stage's figure."""
+    def operators(
+        self, page: PageRun, chrome_trace: Path, *, modules: bool, options: ProfilerOptions | None = None
+    ) -> tuple[OperatorTime, ...]:
+        """One more pass under torch's profiler, whose times are its own and enter no stage's figure.
+
+        `modules` names a range for each module call, which `with_modules` of the options needs.
+        """
         self.model_for(page)
+        named = _ranges(modules or (options is not None and options.with_modules))
         return profile_operators(
-            lambda: self._pass(page, Unwatched(), ranges=_ranges(modules)), self._models.device, chrome_trace
+            lambda: self._pass(page, Unwatched(), ranges=named), self._models.device, chrome_trace, options
         )
 
     def ranged_pass(self, page: PageRun, *, modules: bool) -> None:

@@ -5,19 +5,24 @@ The file is the one that Perfetto opens. Times in it are microseconds with three
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from llm_perf_opt.core.callgraph import Json
+from llm_perf_opt.core.recordings.chrome_events import (
+    ON_DEVICE,
+    ChromeEvent,
+    ChromeTrace,
+    Launches,
+    TimedOp,
+    arguments_of,
+    nested,
+)
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX
-
-_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
-
-RawEvent = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,114 +60,83 @@ class ProfiledRun:
     unattributed_device_ns: int
 
 
-@dataclass(slots=True)
-class _Slice:
-    """A module range or an op on the thread that ran the model. An op inside another op belongs to the outermost."""
-
-    start_ns: int
-    end_ns: int
-    is_module: bool
-    raw: RawEvent
-    outermost: _Slice | None = None
-
-
 def read_chrome_trace(document: Mapping[str, Any]) -> ProfiledRun:
     """The ops and module ranges of the thread that ran the model; what other threads do is part of its ops."""
-    raw = [event for event in document["traceEvents"] if event.get("ph") == "X" and "dur" in event]
-    steps = list(_steps(_slices(raw)))
-    origin_ns = next((one.start_ns for one, is_end in steps if one.is_module), 0)
-    on_device = [event for event in raw if event.get("cat") in _ON_DEVICE]
-    device_ns = _device_time(on_device, raw, [one for one, is_end in steps if not one.is_module])
-    events: list[Entered | Left | ProfiledOp] = []
-    for one, is_end in steps:
-        if one.is_module:
-            events.append(Left(one.end_ns - origin_ns) if is_end else Entered(one.start_ns - origin_ns))
-        elif one.outermost is one:
-            events.append(_op(one, device_ns[id(one)] if on_device else None))
-    return ProfiledRun(events=tuple(events), unattributed_device_ns=device_ns[_NOBODY])
+    trace = msgspec.convert(document, type=ChromeTrace)
+    events = [event for event in trace.traceEvents if event.ph == "X" and event.dur is not None]
+    slices = nested(_of_model_thread(events))
+    origin_ns = next((one.start_ns for one in slices if _is_module_range(one.event)), 0)
+    on_device = [event for event in events if event.cat in ON_DEVICE]
+    device_ns = _device_time(on_device, Launches(events, [slices]), slices)
+    found: list[Entered | Left | ProfiledOp] = []
+    for row, is_end in _steps(slices):
+        one = slices[row]
+        if _is_module_range(one.event):
+            found.append(Left(one.end_ns - origin_ns) if is_end else Entered(one.start_ns - origin_ns))
+        elif _outermost(slices, row) == row:
+            found.append(_op(one, device_ns[row] if on_device else None))
+    return ProfiledRun(events=tuple(found), unattributed_device_ns=device_ns[_NOBODY])
 
 
-def _slices(raw: Sequence[RawEvent]) -> list[_Slice]:
-    """In the order of their beginning, the longer first; of the first thread that entered a module."""
-    modules = [event for event in raw if _is_module_range(event)]
+def _of_model_thread(events: Sequence[ChromeEvent]) -> list[ChromeEvent]:
+    """Module ranges and ops of the first thread that entered a module; at one moment the ranges come first."""
+    modules = [event for event in events if _is_module_range(event)]
     if not modules:
         return []
-    thread = min(modules, key=lambda event: float(event["ts"])).get("tid")
-    found = []
-    for event in raw:
-        is_module = _is_module_range(event)
-        if event.get("tid") == thread and (is_module or event.get("cat") == "cpu_op"):
-            start_ns = _nanoseconds(event["ts"])
-            found.append(_Slice(start_ns, start_ns + _nanoseconds(event["dur"]), is_module, event))
-    return sorted(found, key=lambda one: (one.start_ns, -one.end_ns, not one.is_module))
+    thread = min(modules, key=lambda event: event.start_ns).tid
+    ops = [event for event in events if event.cat == "cpu_op"]
+    return [event for event in (*modules, *ops) if event.tid == thread]
 
 
-def _is_module_range(event: RawEvent) -> bool:
-    return event.get("cat") == "user_annotation" and str(event.get("name", "")).startswith(MODULE_PREFIX)
+def _is_module_range(event: ChromeEvent) -> bool:
+    return event.cat == "user_annotation" and str(event.name).startswith(MODULE_PREFIX)
 
 
-def _nanoseconds(microseconds: float | str) -> int:
-    return round(float(microseconds) * 1000)
-
-
-def _steps(slices: Sequence[_Slice]) -> Iterator[tuple[_Slice, bool]]:
-    """Each slice when it begins, and each module range once more when it ends."""
-    open_slices: list[_Slice] = []
-    for one in slices:
-        while open_slices and open_slices[-1].end_ns <= one.start_ns:
-            ended = open_slices.pop()
-            if ended.is_module:
+def _steps(slices: Sequence[TimedOp]) -> Iterator[tuple[int, bool]]:
+    """The row of each slice when it begins, and of each module range once more when it ends."""
+    open_rows: list[int] = []
+    for row, one in enumerate(slices):
+        while open_rows and open_rows[-1] != one.parent:
+            ended = open_rows.pop()
+            if _is_module_range(slices[ended].event):
                 yield ended, True
-        if open_slices:
-            # Times are rounded, so a slice may seem to outlast the one around it by a nanosecond.
-            one.end_ns = min(one.end_ns, open_slices[-1].end_ns)
-        if not one.is_module:
-            inside_op = bool(open_slices) and not open_slices[-1].is_module
-            one.outermost = open_slices[-1].outermost if inside_op else one
-        yield one, False
-        open_slices.append(one)
-    yield from ((one, True) for one in reversed(open_slices) if one.is_module)
+        yield row, False
+        open_rows.append(row)
+    yield from ((row, True) for row in reversed(open_rows) if _is_module_range(slices[row].event))
 
 
 _NOBODY = -1
 
 
-def _device_time(on_device: Sequence[RawEvent], raw: Sequence[RawEvent], ops: Sequence[_Slice]) -> Counter[int]:
-    """Identity of an outermost op -> time of what it launched; what no op launched is nobody's.
+def _outermost(slices: Sequence[TimedOp], row: int) -> int:
+    """The outermost op around an op, within its module."""
+    while (parent := slices[row].parent) >= 0 and not _is_module_range(slices[parent].event):
+        row = parent
+    return row
 
-    A kernel carries the id of the op that was running when it was launched. Where it does not, its correlation leads
-    to the launch, and the launch lies within an op.
-    """
-    owners = {op.raw.get("args", {}).get("External id"): op.outermost for op in ops}
-    launches = {
-        event["args"]["correlation"]: event
-        for event in raw
-        if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {})
-    }
-    outermost = [op for op in ops if op.outermost is op]
-    starts = [op.start_ns for op in outermost]
+
+def _device_time(on_device: Sequence[ChromeEvent], launches: Launches, slices: Sequence[TimedOp]) -> Counter[int]:
+    """Row of an outermost op -> time of what it launched; what no op launched is nobody's."""
     spent: Counter[int] = Counter()
     for event in on_device:
-        fields = event.get("args", {})
-        owner = owners.get(fields.get("External id")) if "External id" in fields else None
-        launch = launches.get(fields.get("correlation"))
-        if owner is None and launch is not None:
-            owner = _op_at(_nanoseconds(launch["ts"]), outermost, starts)
-        spent[_NOBODY if owner is None else id(owner)] += _nanoseconds(event["dur"])
+        found = launches.op_of(event)
+        row = _NOBODY if found is None else found[1]
+        is_op = row != _NOBODY and not _is_module_range(slices[row].event)
+        spent[_outermost(slices, row) if is_op else _NOBODY] += event.duration_ns
     return spent
 
 
-def _op_at(time_ns: int, outermost: Sequence[_Slice], starts: Sequence[int]) -> _Slice | None:
-    row = bisect_right(starts, time_ns) - 1
-    return outermost[row] if row >= 0 and time_ns < outermost[row].end_ns else None
-
-
-def _op(one: _Slice, device_ns: int | None) -> ProfiledOp:
-    fields = one.raw.get("args", {})
-    known = {"input_shapes": fields.get("Input Dims"), "input_types": fields.get("Input type")}
+def _op(one: TimedOp, device_ns: int | None) -> ProfiledOp:
+    fields = arguments_of(one.event)
+    known = {
+        "input_shapes": fields.input_dims,
+        "input_types": fields.input_types,
+        "source": fields.source,
+        "allocated_bytes": fields.allocated_bytes,
+    }
     return ProfiledOp(
-        name=str(one.raw["name"]),
-        arguments={name: value for name, value in known.items() if value},
+        name=str(one.event.name),
+        arguments={name: value for name, value in known.items() if value not in (None, [])},
         duration_ns=one.end_ns - one.start_ns,
         device_ns=device_ns,
     )

@@ -13,6 +13,7 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.module_calls import watch_modules
 from llm_perf_opt.harness.quiet import few_collections, silenced
 from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.recorded_modules import ModuleFilter
 from llm_perf_opt.harness.trace_header import declare_inputs, declare_modules, finished_graph, observing
 from llm_perf_opt.harness.twins import RealTensors
 
@@ -25,10 +26,13 @@ class HooksTracer:
     """
 
     sees = frozenset({Sight.MODULES, Sight.TIME})
-    takes = frozenset({"weights", "device"})
+    takes = frozenset({"weights", "device", "only", "stage"})
 
-    def __init__(self, *, weights: str = "random", device: str = "cpu") -> None:
+    def __init__(
+        self, *, weights: str = "random", device: str = "cpu", only: str | None = None, stage: str | None = None
+    ) -> None:
         self._models = RealModels(weights=weights, device=device)
+        self._filter = ModuleFilter(only, stage)
 
     def trace(self, target: Target) -> CallGraph:
         """Run one phase for real and record every module call with its tensors and its time."""
@@ -37,14 +41,15 @@ class HooksTracer:
         tensors = RealTensors(builder)
         declare_modules(builder, model, tensors.described)
         calls = _TimedCalls(tensors, _wait_for(self._models.device))
-        settings = self._models.settings
+        recorded = self._filter.of(target, model)
+        settings = {**self._models.settings, **recorded.settings}
         with self._models.inputs_moved(model):
             given = target.start(model)
         declare_inputs(builder, given, tensors.described)
         with (
             observing(target, model) as facts,
             self._models.inputs_moved(model),
-            watch_modules(model, calls.enter, calls.leave) as stop,
+            watch_modules(model, calls.enter, calls.leave, recorded.paths) as stop,
             few_collections(),
             silenced(),
         ):
@@ -52,10 +57,13 @@ class HooksTracer:
                 target.run(model, given)
             except Exception as error:
                 calls.replay(builder)
-                graph = finished_graph(builder, target, facts, "hooks", settings, stopped_in=stop.of(error))
+                stopped_in = stop.of(error)
+                graph = finished_graph(
+                    builder, target, facts, "hooks", settings, notes=recorded.notes, stopped_in=stopped_in
+                )
                 raise PartialTrace(graph, error) from error
         calls.replay(builder)
-        return finished_graph(builder, target, facts, "hooks", settings)
+        return finished_graph(builder, target, facts, "hooks", settings, notes=recorded.notes)
 
 
 class _TimedCalls:

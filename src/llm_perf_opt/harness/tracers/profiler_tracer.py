@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind, TensorMeta
 from llm_perf_opt.core.callgraph.free_form import canonical_text
@@ -19,8 +19,10 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.protocols import PartialTrace, Sight
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.module_calls import StopSite, watch_modules
+from llm_perf_opt.harness.profiler_details import ProfilerOptions, annotate, op_details
 from llm_perf_opt.harness.quiet import quiet_profiler, silenced
 from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.harness.recorded_modules import ModuleFilter, RecordedModules
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
 from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, declare_modules, finished_graph, observing
 from llm_perf_opt.harness.tracers.chrome_trace import Entered, Left, ProfiledOp, ProfiledRun, read_chrome_trace
@@ -37,14 +39,30 @@ class ProfilerTracer:
     Their results are not known, so they have no price; a weightless trace of the same run has. With `keep_in` the
     Chrome trace stays there as `<phase>.chrome-trace.json`, with ranges for stages and modules. On CUDA each phase runs
     once before it is profiled, since the first run pays for loading kernels.
+
+    `with_stack`, `with_modules` and `profile_memory` are torch's options. What they record is in the Chrome trace, at
+    each op; the source line and the bytes that an op allocates are among its arguments in the call graph too.
     """
 
     sees = frozenset({Sight.MODULES, Sight.OPS, Sight.TIME})
-    takes = frozenset({"weights", "device", "keep_in"})
+    takes = frozenset({"weights", "device", "keep_in", "with_stack", "with_modules", "profile_memory", "only", "stage"})
 
-    def __init__(self, *, weights: str = "random", device: str = "cpu", keep_in: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        weights: str = "random",
+        device: str = "cpu",
+        keep_in: Path | None = None,
+        with_stack: bool = False,
+        with_modules: bool = False,
+        profile_memory: bool = False,
+        only: str | None = None,
+        stage: str | None = None,
+    ) -> None:
         self._models = RealModels(weights=weights, device=device)
+        self._filter = ModuleFilter(only, stage)
         self._keep_in = keep_in
+        self._options = ProfilerOptions(with_stack=with_stack, with_modules=with_modules, profile_memory=profile_memory)
 
     def trace(self, target: Target) -> CallGraph:
         """Run one phase for real and record every module call and op with its time."""
@@ -59,7 +77,8 @@ class ProfilerTracer:
         with self._models.inputs_moved(model):
             given = target.start(model)
         declare_inputs(builder, given, tensors.described)
-        document, facts, stop, error = self._profile(target, model, given, calls)
+        recorded = self._filter.of(target, model)
+        document, facts, stop, error = self._profile(target, model, given, calls, recorded)
         run = read_chrome_trace(document)
         calls.replay(run, builder)
         graph = finished_graph(
@@ -67,8 +86,8 @@ class ProfilerTracer:
             target,
             facts,
             "profiler",
-            self._models.settings,
-            notes=_notes(run),
+            {**self._models.settings, **recorded.settings},
+            notes=(*_notes(run), *recorded.notes),
             stopped_in=None if error is None else stop.of(error),
         )
         if error is not None:
@@ -76,19 +95,21 @@ class ProfilerTracer:
         return graph
 
     def _profile(
-        self, target: Target, model: torch.nn.Module, given: object, calls: _RangedCalls
+        self,
+        target: Target,
+        model: torch.nn.Module,
+        given: object,
+        calls: _RangedCalls,
+        recorded: RecordedModules,
     ) -> tuple[Mapping[str, Any], RuntimeFacts, StopSite, Exception | None]:
         failure: Exception | None = None
-        activities = [ProfilerActivity.CPU]
-        if torch.device(self._models.device).type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         with (
             observing(target, model) as facts,
             self._models.inputs_moved(model),
-            watch_modules(model, calls.enter, calls.leave) as stop,
+            watch_modules(model, calls.enter, calls.leave, recorded.paths) as stop,
             silenced(),
             quiet_profiler(),
-            profile(activities=activities, record_shapes=True) as profiler,
+            self._options.profiler(self._models.device) as profiler,
         ):
             try:
                 target.run(model, given)
@@ -101,7 +122,10 @@ class ProfilerTracer:
         with tempfile.TemporaryDirectory(dir=self._keep_in) as scratch:
             file = Path(scratch) / name
             profiler.export_chrome_trace(str(file))
-            document: Mapping[str, Any] = json.loads(file.read_bytes())
+            document: Mapping[str, Any] = json.loads(file.read_text("utf-8", errors="replace"))
+            if self._options:
+                annotate(document, op_details(profiler, self._options))
+                file.write_text(json.dumps(document), encoding="utf-8")
             if self._keep_in is not None:
                 file.replace(self._keep_in / name)  # whole or not at all
             return document

@@ -7,6 +7,8 @@ kept: shapes and dtypes are all that is asked for.
 from __future__ import annotations
 
 import importlib
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,12 +20,16 @@ import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.module_pictures import ModulePicture, require_modules
+from llm_perf_opt.core.output_files import write_result
 from llm_perf_opt.core.protocols import PartialTrace, Sight
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.harness.module_calls import watch_forwards
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.trace_header import declare_inputs, declare_modules, finished_graph, observing
 from llm_perf_opt.harness.twins import RealTensors
+from llm_perf_opt.weightless import Engine
 
 WORKS_FROM, WORKS_BELOW = (2, 35), (2, 37)
 _ROOT = "target"  # the name of the model inside the module that TorchLens is given
@@ -67,30 +73,46 @@ class TorchLensTracer:
         replay.follow(_events(seen))
         return finished_graph(builder, target, facts, "torchlens", settings, notes=(_NOTE,))
 
-    def picture(self, target: Target, path: str, file: Path) -> None:
-        """TorchLens's own Graphviz picture of one module: what runs in its first call, with that call's arguments.
+    def require_drawable(self, target: Target, pictures: Sequence[ModulePicture]) -> None:
+        """Graphviz is there, and the model, built without weights, has the modules."""
+        if shutil.which("dot") is None:
+            raise PerfOptError(
+                "TorchLens cannot draw: Graphviz is not installed.",
+                why="its pictures are laid out by the program dot, which is not on the PATH",
+                fix="install it: apt install graphviz, brew install graphviz, or conda install graphviz",
+            )
+        engine = Engine(device="cpu")
+        with engine:
+            model = engine.adopt(target.build())
+        require_modules(pictures, {path for path, _ in model.named_modules()})
 
-        The suffix of `file` is the format: svg, pdf or png.
-        """
+    def draw(self, target: Target, picture: ModulePicture) -> None:
+        """TorchLens's own Graphviz picture of one module: what runs in its first call, with that call's arguments."""
         model = self._models.model_of(target)
-        try:
-            module = model.get_submodule(path)
-        except AttributeError as error:
-            raise UsageError(
-                f"The model has no module {path!r}.", why=str(error), fix="take a path from the trace's call_counts"
-            ) from error
+        require_modules([picture], {path for path, _ in model.named_modules()})
+        module = model.get_submodule(picture.module)
         with self._models.inputs_moved(model), silenced():
-            args, kwargs = _first_call(module, lambda: target.run(model), path)
+            args, kwargs = _first_call(module, lambda: target.run(model), picture.module)
             with torch.no_grad(), _torch_restored(module):
-                seen = self._torchlens.trace(module, args, kwargs, capture=self._options())
-        seen.draw(vis_outpath=str(file.with_suffix("")), vis_fileformat=file.suffix[1:], vis_save_only=True)
+                options = self._options(recurrence_detection=picture.is_rolled)
+                seen = self._torchlens.trace(module, args, kwargs, capture=options)
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            drawn = Path(folder) / f"picture{picture.file.suffix}"
+            seen.draw(
+                vis_mode="rolled" if picture.is_rolled else "unrolled",
+                vis_outpath=str(drawn.with_suffix("")),
+                vis_fileformat=drawn.suffix[1:],
+                vis_save_only=True,
+            )
+            write_result(picture.file, drawn.read_bytes())
 
-    def _options(self) -> Any:
+    def _options(self, *, recurrence_detection: bool = False) -> Any:
         return self._torchlens.options.CaptureOptions(
             layers_to_save=None,
             save_raw_input=False,
             save_raw_output=False,
-            recurrence_detection=False,
+            recurrence_detection=recurrence_detection,  # which calls are the same op again: for rolled pictures
             compute_input_output_distances=False,
             keep_orphans=True,
             output_transform=_unchanged,  # with a transform TorchLens never runs the forward a second time
@@ -110,23 +132,22 @@ class _SeenEnough(Exception):
 def _first_call(
     module: torch.nn.Module, run: Callable[[], object], path: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `module` is called with first; the run goes no further."""
+    """What `module` is called with first, by a direct call of its `forward` too; the run goes no further."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def begin(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append((args, kwargs))
-        raise _SeenEnough
+    def begin(below: str, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not below:
+            calls.append((args, kwargs))
+            raise _SeenEnough
 
-    hook = module.register_forward_pre_hook(begin, with_kwargs=True)
-    try:
-        run()
-    except _SeenEnough:
-        return calls[0]
-    finally:
-        hook.remove()
+    with watch_forwards(module, begin, lambda _, __: None):
+        try:
+            run()
+        except _SeenEnough:
+            return calls[0]
     raise UsageError(
         f"The module {path!r} was not called.",
-        why="this phase does not reach it, or its forward is called directly",
+        why="this phase does not reach it",
         fix="choose a module that the trace has calls of",
     )
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from llm_perf_opt.core.export_outcome import Check, CompileFigures, GraphBreak, Outcome, Verdict
+from llm_perf_opt.core.export_outcome import Check, CompileFigures, CompileTrial, GraphBreak, Outcome, Verdict
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
-from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, with_random_weights
+from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, runnable
 
 # Dynamo tags modules at construction from the first compilation on, and switches off the checks of distributions.
 _PATCHED: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -24,34 +24,58 @@ _PATCHED: tuple[tuple[type, tuple[str, ...]], ...] = (
 _COMPILER_MISSING = ("InvalidCxxCompiler", "CppCompileError", "No working C++ compiler")
 
 
-def compile_part(subject: PartUnderTest, runs: int) -> tuple[Outcome, CompileFigures | None]:
-    """Compile the module with the arguments of its call, then time eager and compiled runs in turns."""
+def compile_part(
+    subject: PartUnderTest, runs: int, modes: Sequence[str] = ("default",)
+) -> tuple[Outcome, tuple[CompileTrial, ...]]:
+    """Compile the module with the arguments of its call in each mode, then time eager and compiled runs in turns."""
     started = time.perf_counter()
-    call = with_random_weights(subject)
+    call = runnable(subject)
+    trials: list[CompileTrial] = []
+    failures: list[Outcome] = []
     try:
-        with torch.no_grad(), _fresh_dynamo():
-            figures = _figures(call, runs)
+        breaks, graphs = _graph_breaks(call)
     except EXPORT_ERRORS as error:
-        outcome = failed(Check.COMPILE, error, instead=subject.part.instead, seconds=time.perf_counter() - started)
-        return _without_compiler(outcome) or outcome, None
-    detail = f"{figures.graphs} graphs, {len(figures.breaks)} breaks, compiled in {figures.compile_seconds:.1f} s"
-    outcome = Outcome(check=Check.COMPILE, verdict=Verdict.OK, detail=detail, seconds=time.perf_counter() - started)
-    return outcome, figures
+        return _refused(subject, error, started), ()
+    for mode in modes:
+        try:
+            with torch.no_grad(), _fresh_dynamo():
+                trials.append(_trial(call, runs, mode, graphs, breaks))
+        except EXPORT_ERRORS as error:
+            failures.append(_refused(subject, error, started))
+            trials.append(CompileTrial(mode=mode, figures=None, remarks=(failures[-1].reason or "",)))
+    if failures:
+        return failures[0], tuple(trials)
+    detail = f"{graphs} graphs, {len(breaks)} breaks, compiled in " + ", ".join(
+        f"{trial.figures.compile_seconds:.1f} s" for trial in trials if trial.figures is not None
+    )
+    seconds = time.perf_counter() - started
+    return Outcome(check=Check.COMPILE, verdict=Verdict.OK, detail=detail, seconds=seconds), tuple(trials)
 
 
-def _figures(call: TensorsOnly, runs: int) -> CompileFigures:
+def _refused(subject: PartUnderTest, error: Exception, started: float) -> Outcome:
+    outcome = failed(Check.COMPILE, error, instead=subject.part.instead, seconds=time.perf_counter() - started)
+    return _without_compiler(outcome) or outcome
+
+
+def _graph_breaks(call: TensorsOnly) -> tuple[tuple[GraphBreak, ...], int]:
+    """Where dynamo leaves the graph, and how many graphs that gives; a mode is Inductor's, and changes neither."""
     args, kwargs = call.rebuilt(copied_inputs(call))
-    explained = torch._dynamo.explain(call.module)(*args, **kwargs)
-    breaks = tuple(map(_graph_break, explained.break_reasons))
-    torch._dynamo.reset()
+    with torch.no_grad(), _fresh_dynamo():
+        explained = torch._dynamo.explain(call.module)(*args, **kwargs)
+    return tuple(map(_graph_break, explained.break_reasons)), explained.graph_count
+
+
+def _trial(call: TensorsOnly, runs: int, mode: str, graphs: int, breaks: tuple[GraphBreak, ...]) -> CompileTrial:
     _load_compiler()
+    done = torch._dynamo.utils.counters["inductor"]
+    done.clear()
     with _empty_cache():
-        compiled = torch.compile(call.module)
+        compiled = torch.compile(call.module, mode=mode)
         first_seconds = _seconds(compiled, call)
         pairs = [_pair(compiled, call, place) for place in range(-1, runs)][1:]  # the first pair warms up
     compiled_seconds = statistics.median(fast for _, fast in pairs)
-    return CompileFigures(
-        graphs=explained.graph_count,
+    figures = CompileFigures(
+        graphs=graphs,
         breaks=breaks,
         compile_seconds=first_seconds - compiled_seconds,
         eager_seconds=statistics.median(eager for eager, _ in pairs),
@@ -59,7 +83,18 @@ def _figures(call: TensorsOnly, runs: int) -> CompileFigures:
         compiled_of_eager=statistics.median(fast / eager for eager, fast in pairs),
         runs=runs,
         threads=torch.get_num_threads(),
+        autotuned=done["select_algorithm_autotune"],
     )
+    return CompileTrial(mode=mode, figures=figures, remarks=tuple(_remarks(mode, done)))
+
+
+def _remarks(mode: str, done: Mapping[str, int]) -> Iterator[str]:
+    """What the mode asks of Inductor and Inductor did not do, by Inductor's own counters."""
+    asked = torch._inductor.list_mode_options(mode) if mode != "default" else {}
+    if asked.get("triton.cudagraphs") and done.get("cudagraph_skips"):
+        yield "CUDA graphs skipped: no GPU"
+    if asked.get("max_autotune") and not done.get("select_algorithm_autotune"):
+        yield "nothing autotuned: on a CPU Inductor has a second kernel for a product only where weights are frozen"
 
 
 def _load_compiler() -> None:

@@ -110,7 +110,9 @@ def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[SourceFi
 
 
 def _without_figures(target: Target, stage: str) -> SourceFigures:
-    return SourceFigures(source=SOURCE, phase=target.phase, stage=stage, method=Method.ISOLATED)
+    return SourceFigures(
+        source=SOURCE, phase=target.phase, stage=stage, method=Method.ISOLATED, is_cross_check=True
+    )  # of a static graph, which holds one way through the code: the count of the run is the figure that stands
 
 
 def _of_stage(figures: SourceFigures, calls: Sequence[IsolatedCall], loose: Sequence[LooseOp]) -> SourceFigures:

@@ -87,7 +87,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 class PartFiles:
-    """Writes into a folder, or nowhere without one; weights are never in any of the files."""
+    """Writes into a folder, or nowhere without one; none of the files that it writes itself holds weights."""
 
     def __init__(self, name: str, folder: Path | None) -> None:
         self._name = name
@@ -99,14 +99,22 @@ class PartFiles:
         """What is there now, in the order of writing."""
         return tuple(self._written)
 
-    def save_program(self, program: ExportedProgram) -> None:
-        """The program for `torch.export.load`, its weights on the meta device, and the graph as text."""
+    def save_program(self, program: ExportedProgram, *, is_alone: bool = True) -> None:
+        """The program for `torch.export.load`, its weights on the meta device, and the graph as text.
+
+        Without `is_alone` only the text: a program with weights will stand beside it.
+        """
         if self._folder is None:
             return
-        buffer = io.BytesIO()
-        torch.export.save(program, buffer)
-        self._write(".pt2", buffer.getvalue())
+        if is_alone:
+            buffer = io.BytesIO()
+            torch.export.save(program, buffer)
+            self._write(".pt2", buffer.getvalue())
         self._write(".fx.txt", program.graph_module.print_readable(print_output=False).encode())
+
+    def add(self, files: Sequence[Path]) -> None:
+        """Files that were written to the folder elsewhere."""
+        self._written += files
 
     def save_onnx(self, content: bytes | None) -> None:
         """The ONNX graph, if there is one."""

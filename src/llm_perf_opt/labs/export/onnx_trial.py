@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 
 from llm_perf_opt.core.export_outcome import Check, Outcome, Parity, Verdict
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
-from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, with_random_weights
+from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, runnable
 
 _NEEDED = {Check.ONNX: ("onnx", "onnxscript"), Check.PARITY: ("onnx", "onnxscript", "onnxruntime")}
 
@@ -109,14 +109,14 @@ def compare_runtimes(subject: PartUnderTest) -> tuple[Outcome, Parity | None]:
     """Run both and measure the largest difference; weights lie beside the ONNX file while it runs."""
     if (absent := missing_packages(Check.PARITY)) is not None:
         return absent, None
-    runtime_errors = _runtime_errors()
+    raised = runtime_errors()
     started = time.perf_counter()
     try:
-        call = with_random_weights(subject)
+        call = runnable(subject)
         with torch.no_grad():
             expected = call(*copied_inputs(call))
-        parity = _parity(expected, _run_onnxruntime(call))
-    except (*EXPORT_ERRORS, *runtime_errors) as error:
+        parity = parity_of(expected, _run_onnxruntime(call))
+    except (*EXPORT_ERRORS, *raised) as error:
         return failed(Check.PARITY, error, instead=subject.part.instead, seconds=time.perf_counter() - started), None
     is_close = parity.max_rel_error <= TOLERANCE
     detail = f"largest difference {parity.max_abs_error:.1e} among values up to {parity.largest_value:.3g}"
@@ -133,26 +133,37 @@ def compare_runtimes(subject: PartUnderTest) -> tuple[Outcome, Parity | None]:
 
 
 def _run_onnxruntime(call: TensorsOnly) -> list[torch.Tensor]:
-    ort = onnxruntime_package()
     inputs = copied_inputs(call)
-    with torch.no_grad():
-        program = torch.export.export(call, inputs)
-        converted = torch.onnx.export(program, dynamo=True, verbose=False)
-    assert converted is not None
-    with tempfile.TemporaryDirectory() as folder:
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "part.onnx"
-        converted.save(file, external_data=True)
-        session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        names = [entry.name for entry in session.get_inputs()]
-        kept = [place for place, entry in enumerate(converted.model.graph.inputs) if entry.name in names]
-        fed = {name: inputs[place].numpy() for name, place in zip(names, kept, strict=True)}
-        return [torch.from_numpy(array) for array in session.run(None, fed)]
+        names = save_with_weights(torch.export.export(call, inputs), file, external_data=True)
+        return run_file(file, names, inputs)
 
 
-def _parity(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> Parity:
+def save_with_weights(
+    program: ExportedProgram, file: Path, *, external_data: bool, input_names: Sequence[str] | None = None
+) -> list[str]:
+    """Write the program with its weights, or with `external_data` beside them; the names of its inputs, in order."""
+    names = None if input_names is None else list(input_names)
+    converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=names)
+    assert converted is not None
+    converted.save(file, external_data=external_data)
+    return [str(entry.name) for entry in converted.model.graph.inputs]
+
+
+def run_file(file: Path, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of a file that is complete; an input that the graph does not use is not fed."""
+    session = onnxruntime_package().InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    used = {entry.name for entry in session.get_inputs()}
+    fed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True) if name in used}
+    return [torch.from_numpy(array) for array in session.run(None, fed)]
+
+
+def parity_of(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor], runtime: str = "onnxruntime") -> Parity:
+    """How far the outputs of another runtime are from those of the module."""
     if len(expected) != len(found):
-        raise ValueError(f"eager gives {len(expected)} outputs, onnxruntime {len(found)}")
-    differences = [_apart(place, *pair) for place, pair in enumerate(zip(expected, found, strict=True))]
+        raise ValueError(f"eager gives {len(expected)} outputs, {runtime} {len(found)}")
+    differences = [_apart(place, *pair, runtime) for place, pair in enumerate(zip(expected, found, strict=True))]
     largest = [output.abs().max().item() for output in expected]
     return Parity(
         max_abs_error=max(differences),
@@ -162,17 +173,17 @@ def _parity(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> 
     )
 
 
-def _apart(place: int, ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def _apart(place: int, ours: torch.Tensor, theirs: torch.Tensor, runtime: str) -> float:
     """The largest difference within one output; neither broadcasting nor a value that is no number hides one."""
     if ours.shape != theirs.shape:
-        raise ValueError(f"output {place} is {list(ours.shape)} in eager and {list(theirs.shape)} in onnxruntime")
+        raise ValueError(f"output {place} is {list(ours.shape)} in eager and {list(theirs.shape)} in {runtime}")
     apart = (ours - theirs).abs().max().item()
     if not math.isfinite(apart):
         raise ValueError(f"output {place} has values that are not finite")
     return apart
 
 
-def _runtime_errors() -> tuple[Any, ...]:
+def runtime_errors() -> tuple[Any, ...]:
     """The exceptions of onnxruntime share no base class of their own."""
     state = onnxruntime_package().capi.onnxruntime_pybind11_state
     names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented", "RuntimeException")

@@ -121,6 +121,7 @@ class PartUnderTest:
     call: TensorsOnly
     names: tuple[str, ...]
     adaptations: tuple[str, ...]
+    real: TensorsOnly | None = None  # the call on real tensors, with the weights that were asked for
 
     @property
     def module(self) -> torch.nn.Module:
@@ -173,15 +174,41 @@ def with_random_weights(subject: PartUnderTest) -> TensorsOnly:
     call = real_twin(subject.call, _SEED)
     generator = torch.Generator().manual_seed(_SEED)
     for name, parameter in call.module.named_parameters():
-        if parameter.ndim >= 2 and parameter.is_floating_point():
-            fan_in = parameter[0].numel()
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * fan_in**-0.5)
-        elif name.endswith("weight") and parameter.is_floating_point():
-            parameter.add_(1)
-    for twin, origin in zip(call.given, subject.call.given, strict=True):
-        if isinstance(origin, Ghost):
-            twin.copy_(torch.randn(twin.shape, generator=generator))
+        fill_at_random(name, parameter, generator)
+    _fill_inputs(call, subject.call, generator)
     return call
+
+
+def fill_at_random(name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
+    """Matrices that keep the variance of what they multiply; vectors are small, and those called `weight` near one."""
+    if not parameter.is_floating_point():
+        return
+    if parameter.ndim >= 2:
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter[0].numel() ** -0.5)
+    elif name.endswith("weight"):
+        parameter.add_(1)
+
+
+def _fill_inputs(call: TensorsOnly, origin: TensorsOnly, generator: torch.Generator) -> None:
+    for twin, ghost in zip(call.given, origin.given, strict=True):
+        if isinstance(ghost, Ghost):
+            twin.copy_(torch.randn(twin.shape, generator=generator))
+
+
+@torch.no_grad()
+def with_module(subject: PartUnderTest, module: torch.nn.Module) -> PartUnderTest:
+    """The same part, which also runs on real tensors: `module` has its weights, and the inputs get random values."""
+    arguments = TensorsOnly(torch.nn.Identity(), *subject.call.arguments)
+    arguments.given, arguments.idle = subject.call.given, subject.call.idle
+    real = real_twin(arguments, _SEED)
+    real.module = module
+    _fill_inputs(real, subject.call, torch.Generator().manual_seed(_SEED))
+    return replace(subject, real=real)
+
+
+def runnable(subject: PartUnderTest) -> TensorsOnly:
+    """The call on real tensors: with the weights that were asked for, or with random ones."""
+    return with_random_weights(subject) if subject.real is None else subject.real
 
 
 def copied_inputs(call: TensorsOnly) -> tuple[torch.Tensor, ...]:

@@ -27,6 +27,8 @@ from llm_perf_opt.labs.export.part_under_test import (
     prepare,
     without_idle_cache,
 )
+from llm_perf_opt.labs.export.part_weights import with_weights
+from llm_perf_opt.labs.export.weighted_files import write_weighted
 from llm_perf_opt.weightless import Engine
 from llm_perf_opt.weightless.spec import dtype_name
 
@@ -39,11 +41,18 @@ class TorchLab:
     def __init__(self) -> None:
         self._engine = Engine(device="cpu")
 
-    def examine(self, target: Target, part: Part, options: ExportOptions) -> PartOutcome:
-        """Try everything asked for; weights are made only where numbers are compared or timed."""
+    def examine(self, target: Target, part: Part, options: ExportOptions, fresh: Target | None = None) -> PartOutcome:
+        """Try everything asked for; weights are made only where numbers are compared or timed, or asked for."""
         subject = prepare(target, part, self._engine)
         with quiet(), silenced():
-            return _examined(without_idle_cache(subject), target, options)
+            subject = without_idle_cache(subject)
+            if (
+                options.load_weights is not None
+                and fresh is not None
+                and _too_large(Check.WEIGHTS, subject, options) is None
+            ):
+                subject = with_weights(subject, fresh, options.load_weights)
+            return _examined(subject, target, options)
 
 
 def _examined(subject: PartUnderTest, target: Target, options: ExportOptions) -> PartOutcome:
@@ -52,11 +61,12 @@ def _examined(subject: PartUnderTest, target: Target, options: ExportOptions) ->
     outcome, program = export_part(subject, on_meta)
     found = _with_eager_count(replace(_described(subject, target), outcomes=(outcome,)), on_meta)
     if program is not None:
-        files.save_program(program)
+        files.save_program(program, is_alone=subject.real is None)
         found = replace(found, ops=graph_ops(program))
     found = _with_axes(found, subject, on_meta, options)
     found = _with_onnx(found, subject, program, options, files)
     found = _with_parity(found, subject, options)
+    found = _with_weights(found, subject, options, files)
     found = _with_compile(found, subject, options)
     return replace(found, files=files.written)
 
@@ -83,7 +93,8 @@ def _with_onnx(
     if skipped is not None or program is None:
         return found if skipped is None else _and(found, skipped)
     onnx_file = write_onnx(subject, program)
-    files.save_onnx(onnx_file.content)
+    if subject.real is None:
+        files.save_onnx(onnx_file.content)
     return _and(found, onnx_file.outcome)
 
 
@@ -96,12 +107,23 @@ def _with_parity(found: PartOutcome, subject: PartUnderTest, options: ExportOpti
     return _and(replace(found, parity=parity), outcome)
 
 
+def _with_weights(found: PartOutcome, subject: PartUnderTest, options: ExportOptions, files: PartFiles) -> PartOutcome:
+    has_graph = found.ops is not None
+    skipped = _not_tried(Check.WEIGHTS, options, has_graph=has_graph) or _too_large(Check.WEIGHTS, subject, options)
+    if skipped is not None:
+        return _and(found, skipped)
+    with_onnx = found.outcome(Check.ONNX).verdict is Verdict.OK
+    outcome, checks, written = write_weighted(subject, options.out, with_onnx=with_onnx)
+    files.add(written)
+    return _and(replace(found, weighted=checks), outcome)
+
+
 def _with_compile(found: PartOutcome, subject: PartUnderTest, options: ExportOptions) -> PartOutcome:
     skipped = _not_tried(Check.COMPILE, options, has_graph=True) or _too_large(Check.COMPILE, subject, options)
     if skipped is not None:
         return _and(found, skipped)
-    outcome, figures = compile_part(subject, options.compile_runs)
-    return _and(replace(found, compiled=figures), outcome)
+    outcome, trials = compile_part(subject, options.compile_runs, options.compile_modes)
+    return _and(replace(found, compiled=trials), outcome)
 
 
 def export_part(subject: PartUnderTest, call: TensorsOnly) -> tuple[Outcome, ExportedProgram | None]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.source_figures import Method, OperatorFigure, SourceFigures, WorkFamily
+from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.formulas import (
@@ -37,6 +40,49 @@ def closed_forms(config: DeepSeekOcrConfig, workload: Workload) -> tuple[SourceF
     if plan.decode_steps:
         told.append(_decode(config, plan))
     return tuple(told)
+
+
+class ReleasedForms:
+    """Closed forms of a released folder that runs its own code, with the sizes in its `config.json`.
+
+    That code builds its encoders and projector in fixed sizes, whatever the file says: a file that says otherwise is
+    refused with the differences.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def closed_forms(self, workload: Workload) -> tuple[SourceFigures, ...]:
+        """The figures of each stage of every phase."""
+        from llm_perf_opt.models.deepseek_ocr.released_folder import read_released_folder  # formulas alone read no file
+
+        config = read_released_folder(self._folder).config
+        if different := _other_than_built(config):
+            raise UsageError(
+                f"The closed forms do not hold for {self._folder}.",
+                why="; ".join(different),
+                fix="compare config.json with the released one; every other source runs the code as it is",
+            )
+        return closed_forms(config, workload)
+
+    def describe(self, workload: Workload) -> dict[str, Json]:
+        """The workload with every default filled in; it depends on the encoders alone."""
+        return make_plan(DeepSeekOcrConfig(), workload).described()
+
+
+def _other_than_built(config: DeepSeekOcrConfig) -> list[str]:
+    """What `config.json` says of sizes that the released code does not read."""
+    built = DeepSeekOcrConfig()
+    found = [
+        f"{encoder}.{name} is {getattr(getattr(config, encoder), name)} in config.json, and the code builds {size}"
+        for encoder, sizes in (("sam", asdict(built.sam)), ("clip", asdict(built.clip)))
+        for name, size in sizes.items()
+        if getattr(getattr(config, encoder), name) != size
+    ]
+    if config.decoder.hidden_size != built.decoder.hidden_size:
+        sizes = f"{config.decoder.hidden_size} in config.json, and the projector puts out {built.decoder.hidden_size}"
+        found.append(f"hidden_size is {sizes}")
+    return found
 
 
 def _vision(config: DeepSeekOcrConfig, plan: Plan) -> Iterator[SourceFigures]:

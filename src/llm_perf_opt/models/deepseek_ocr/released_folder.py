@@ -35,7 +35,15 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> tuple[Any | None, s
 MODEL_TYPE = "DeepseekOCR"
 _SAM, _CLIP = "sam_vit_b", "clip-l-14-224"
 # Ways of the released architecture that the blueprint does not have: another value needs the folder's own code.
-_ONLY = {"use_mla": False, "scoring_func": "softmax", "norm_topk_prob": False, "topk_method": "greedy"}
+_ONLY = {
+    "use_mla": False,
+    "scoring_func": "softmax",
+    "norm_topk_prob": False,
+    "topk_method": "greedy",
+    "moe_layer_freq": 1,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, Prompt
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
-from llm_perf_opt.models.deepseek_ocr.targets import real_run
+from llm_perf_opt.models.deepseek_ocr.targets import DTYPES, real_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +130,21 @@ class DeepSeekOCRSession:
                 any_page = replace(self._workload, image="64x64", mode="tiny", decode_steps=0)
                 self._model = models.model_of(self.adapter.targets(any_page)[0])
         return self._model
+
+    @property
+    def m_model(self) -> torch.nn.Module:
+        """The same as `model`."""
+        return self.model
+
+    @property
+    def m_dtype(self) -> torch.dtype:
+        """`dtype` as torch has it."""
+        return DTYPES[self.dtype]
+
+    @property
+    def m_device(self) -> torch.device:
+        """`device` as torch has it."""
+        return torch.device(self.device)
 
     def run_inference(
         self,

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from PIL import Image
 
+from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
 from llm_perf_opt.core.protocols import RealRun
 from llm_perf_opt.core.target import Chain, Json, Stage, Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.expected_calls import expected_decode, expected_prefill
 from llm_perf_opt.models.deepseek_ocr.inputs import (
     OcrInputs,
     Prompt,
@@ -75,7 +77,7 @@ def make_targets(
         prepare=preprocess,
         invoke=prefill if inputs is None else partial(prefill, inputs=inputs),
         stages=STAGES,
-        runtime=_runtime(config, crops_per_image=[plan.tiles] * plan.batch, decode_steps=0),
+        runtime=_runtime(config, [plan.tiles] * plan.batch, 0, expected_prefill(config, plan)),
         observe=patched,
         chain=Chain(
             logits=lambda output: output.logits, cache_tokens=lambda output: cache_tokens(output.past_key_values)
@@ -89,7 +91,7 @@ def make_targets(
         phase="decode",
         prepare=None if inputs is None else partial(prepare_decode, inputs=inputs, config=config.decoder, steps=steps),
         invoke=decode if inputs is None else partial(decode, inputs=inputs),
-        runtime=_runtime(config, crops_per_image=[], decode_steps=steps),
+        runtime=_runtime(config, [], steps, expected_decode(config, plan)),
         chain=Chain(
             follow=partial(follow_prefill, steps=steps),
             cache_tokens=cache_tokens,
@@ -159,11 +161,14 @@ def _inputs(plan: Plan, config: DeepSeekOcrConfig) -> OcrInputs:
     return make_inputs(config, plan.mode, views, prompt=prompt, batch=plan.batch, dtype=DTYPES[plan.dtype])
 
 
-def _runtime(config: DeepSeekOcrConfig, *, crops_per_image: list[int], decode_steps: int) -> dict[str, Json]:
-    """What the loops of one phase do; a decode looks at no images."""
+def _runtime(
+    config: DeepSeekOcrConfig, crops_per_image: list[int], decode_steps: int, calls: tuple[ExpectedCalls, ...]
+) -> dict[str, Json]:
+    """What the loops of one phase do, and the calls that follow; a decode looks at no images."""
     return {
         "images": len(crops_per_image),
         "crops_per_image": crops_per_image,
         "decoder_depth": config.decoder.num_hidden_layers,
         "decode_steps": decode_steps,
+        **stated(calls),
     }

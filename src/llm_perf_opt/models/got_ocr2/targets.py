@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.target import Chain, PhaseBefore, Stage, Target
+from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
+from llm_perf_opt.core.target import Chain, Json, PhaseBefore, Stage, Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
 
@@ -20,6 +21,8 @@ STAGES = (
     Stage(name="projector", paths=("model.multi_modal_projector",)),
 )
 
+_VISION_BLOCKS = "model.vision_tower.layers.*"
+_DECODER_LAYERS = "model.language_model.layers.*"
 
 FIRST_TEXT_ID = 5
 TEXT_IDS = 100
@@ -75,26 +78,19 @@ def make_targets(config: Any, asked: Workload) -> tuple[Target, ...]:
     first = Target(
         model="got-ocr2",
         phase="prefill",
-        workload=workload.header(
-            {
-                "crops": list(workload.crops or (1, 1)),
-                "prompt_tokens": prompt_tokens,
-                "image_tokens": context - prompt_tokens,
-                "context_tokens": context,
-                "decode_steps": workload.decode_steps,
-                "batch": batch,
-                "dtype": workload.dtype,
-                "attention": attention,
-                "logits": "last position",
-            }
-        ),
+        workload=_header(workload, attention, prompt_tokens=prompt_tokens, context=context),
         build=cache(partial(_build, config, attention, DTYPES[workload.dtype])),
         prepare=lambda _: prefill_inputs(
             config, views=views, prompt_tokens=prompt_tokens, batch=batch, dtype=DTYPES[workload.dtype]
         ),
         invoke=_prefill,
         stages=STAGES,
-        runtime={"images": batch, "crops_per_image": [views - 1] * batch, "decode_steps": 0},
+        runtime={
+            "images": batch,
+            "crops_per_image": [views - 1] * batch,
+            "decode_steps": 0,
+            **stated(_expected_prefill(config, views=views, batch=batch)),
+        },
         chain=Chain(
             logits=lambda output: output.logits,
             cache_tokens=lambda output: int(output.past_key_values.get_seq_length()),
@@ -108,11 +104,56 @@ def make_targets(config: Any, asked: Workload) -> tuple[Target, ...]:
         phase="decode",
         prepare=partial(_prepare_decode, context=context, batch=batch, steps=steps),
         invoke=_decode,
-        runtime={"images": 0, "crops_per_image": [], "decode_steps": steps},
+        runtime={
+            "images": 0,
+            "crops_per_image": [],
+            "decode_steps": steps,
+            **stated(_expected_decode(config, steps)),
+        },
         chain=Chain(
             follow=partial(_follow_prefill, context=context, batch=batch, steps=steps),
             cache_tokens=lambda past: int(past.get_seq_length()),
             cached_stages=tuple(stage.name for stage in STAGES),
+        ),
+    )
+
+
+def _header(workload: GotOcr2Workload, attention: str, *, prompt_tokens: int, context: int) -> dict[str, Json]:
+    return workload.header(
+        {
+            "crops": list(workload.crops or (1, 1)),
+            "prompt_tokens": prompt_tokens,
+            "image_tokens": context - prompt_tokens,
+            "context_tokens": context,
+            "decode_steps": workload.decode_steps,
+            "batch": workload.batch,
+            "dtype": workload.dtype,
+            "attention": attention,
+            "logits": "last position",
+        }
+    )
+
+
+def _expected_prefill(config: Any, *, views: int, batch: int) -> tuple[ExpectedCalls, ...]:
+    """All views of all pages are one batch of the encoder."""
+    blocks, layers = config.vision_config.num_hidden_layers, config.text_config.num_hidden_layers
+    seen = f"1 batch of {batch * views} view{'' if batch * views == 1 else 's'}"
+    return (
+        ExpectedCalls(what="vision blocks", formula=f"{blocks} blocks x {seen}", calls=blocks, paths=_VISION_BLOCKS),
+        ExpectedCalls(what="projector", formula=f"1 projector x {seen}", calls=1, paths="model.multi_modal_projector"),
+        ExpectedCalls(
+            what="decoder layers", formula=f"{layers} layers x 1 forward", calls=layers, paths=_DECODER_LAYERS
+        ),
+    )
+
+
+def _expected_decode(config: Any, steps: int) -> tuple[ExpectedCalls, ...]:
+    layers = config.text_config.num_hidden_layers
+    times = f"{steps:,} step{'' if steps == 1 else 's'}"
+    return (
+        ExpectedCalls(what="vision blocks", formula="none: the cache holds the page", calls=0, paths=_VISION_BLOCKS),
+        ExpectedCalls(
+            what="decoder layers", formula=f"{layers} layers x {times}", calls=layers * steps, paths=_DECODER_LAYERS
         ),
     )
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,13 @@ import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, StoredFormats
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.plugins import FOLDER_INPUTS, FOLDER_PARTS, workload_type
-from llm_perf_opt.core.target import Part, Target
+from llm_perf_opt.core.expected_calls import KEY as EXPECTED_CALLS
+from llm_perf_opt.core.missing_packages import import_failure
+from llm_perf_opt.core.plugins import FOLDER_FORMS, FOLDER_INPUTS, FOLDER_PARTS, workload_type
+from llm_perf_opt.core.source_figures import SourceFigures
+from llm_perf_opt.core.target import Json, Part, Target
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.models.huggingface.expected_calls import expected_decode, expected_prefill
 from llm_perf_opt.models.huggingface.folder import import_transformers, load_config, load_model_class, read_folder
 from llm_perf_opt.models.huggingface.inputs import (
     Fed,
@@ -110,6 +114,18 @@ class HuggingFaceAdapter:
         """What the folder's `quantization_config` says of the weights in the trace."""
         return stored_formats(self._folder.path, self._folder.fields, graph)
 
+    def closed_forms(self, workload: Workload) -> tuple[SourceFigures, ...]:
+        """Those of the model type's own folder here, for the configuration of this one; otherwise none."""
+        if self._folder.model_type not in FOLDER_FORMS.names():
+            return ()
+        return FOLDER_FORMS.get(self._folder.model_type)(self._folder.path).closed_forms(workload)
+
+    def describe(self, workload: Workload) -> dict[str, Json]:
+        """What is given; of a model type with closed forms also the lengths that follow from it."""
+        if self._folder.model_type not in FOLDER_FORMS.names():
+            return {name: value for name, value in asdict(workload).items() if value is not None}
+        return FOLDER_FORMS.get(self._folder.model_type)(self._folder.path).describe(workload)
+
     def parts(self) -> tuple[Part, ...]:
         """Those of the model type's own folder here, or one of each kind of block."""
         if self._folder.model_type in FOLDER_PARTS.names():
@@ -133,6 +149,7 @@ class HuggingFaceAdapter:
             *_decode_notes(subject, probe, workload.decode_steps, steps),
         )
         ran = resolved_workload(workload, subject, found, fed, encoder_tokens=encoder_tokens, decode_steps=steps)
+        stages, images = guess_stages(probe.model), workload.batch if "image" in found.modalities else 0
         first = Target(
             model=name,
             phase="prefill",
@@ -140,11 +157,12 @@ class HuggingFaceAdapter:
             build=cache(build),
             prepare=lambda _: make_inputs(found.plan, DTYPES[workload.dtype]),
             invoke=partial(prefill, entry=found.entry),
-            stages=guess_stages(probe.model),
+            stages=stages,
             runtime={
-                "images": workload.batch if "image" in found.modalities else 0,
+                "images": images,
                 **decoder_depth(probe.model.config),
                 "decode_steps": 0,
+                **expected_prefill(probe.model, stages, images),
             },
             notes=notes,
             chain=chain,
@@ -210,13 +228,18 @@ def build_model(model_class: Any, config: Any, attention: str | None, dtype: str
     options: dict[str, Any] = {"dtype" if int(version.split(".")[0]) >= 5 else "torch_dtype": DTYPES[dtype]}
     if attention is not None:
         options["attn_implementation"] = TRANSFORMERS_NAMES.get(attention, attention)
+    default = torch.get_default_dtype()
     try:
         return model_class._from_config(copy.deepcopy(config), **options).eval()
     except BUILD_ERRORS as error:
+        torch.set_default_dtype(default)  # transformers sets its own, and not all versions take it back
+        failure = import_failure(error)
         raise PerfOptError(
             f"{model_class.__name__} cannot be built from its configuration.",
-            why=f"{type(error).__name__}: {str(error)[:500]}",
-            fix=f"check the configuration, install what it asks for, or use another transformers (this is {version})",
+            why=f"{type(error).__name__}: {str(error)[:500]}" if failure is None else failure.why,
+            fix=f"check the configuration, install what it asks for, or use another transformers (this is {version})"
+            if failure is None
+            else failure.fix,
         ) from error
 
 
@@ -227,7 +250,7 @@ def _decode_target(first: Target, probe: Probe, state: DecodeState, plan: Plan, 
         workload={**first.workload, "inputs": probe.step_shapes(state, plan)},
         prepare=lambda _: prepare_decode(state, plan, steps),
         invoke=decode,
-        runtime={**first.runtime, "images": 0, "decode_steps": steps},
+        runtime=_decode_runtime(first, probe, steps),
         chain=replace(
             first.chain,
             follow=partial(follow_prefill, state=state, plan=plan, steps=steps),
@@ -235,6 +258,11 @@ def _decode_target(first: Target, probe: Probe, state: DecodeState, plan: Plan, 
             cached_stages=tuple(stage.name for stage in first.stages if stage.name in ENCODER_STAGES),
         ),
     )
+
+
+def _decode_runtime(first: Target, probe: Probe, steps: int) -> dict[str, Json]:
+    kept = {name: fact for name, fact in first.runtime.items() if name != EXPECTED_CALLS}
+    return {**kept, "images": 0, "decode_steps": steps, **expected_decode(probe.model, first.stages, steps)}
 
 
 def _sizes(workload: HuggingFaceWorkload, model_class: Any) -> Sizes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.missing_packages import import_failure
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 
 # Heads in the order of preference: what the model is published for, before what can be put on top of it.
@@ -79,6 +80,12 @@ class ModelFolder:
         return value if isinstance(value, str) else ""
 
     @property
+    def transformers_version(self) -> str | None:
+        """The version that wrote the configuration, where it says so."""
+        value = self.fields.get("transformers_version")
+        return value if isinstance(value, str) else None
+
+    @property
     def code_map(self) -> Mapping[str, str]:
         """Auto class -> `file.Class` of the folder's own code; empty when it has none."""
         value = self.fields.get("auto_map")
@@ -114,6 +121,7 @@ def load_config(folder: ModelFolder, trust_remote_code: bool) -> Any:
             folder.path, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except _config_errors() as error:
+        _raise_import_failure(folder, error)
         raise UsageError(
             f"transformers {transformers.__version__} cannot read the configuration in {folder.path}.",
             why=f"{type(error).__name__}: {str(error)[:500]}",
@@ -152,12 +160,20 @@ def _class_in_folder(folder: ModelFolder) -> Any:
     dynamic = importlib.import_module("transformers.dynamic_module_utils")
     try:
         return dynamic.get_class_from_dynamic_module(folder.code_map[entry], folder.path, local_files_only=True)
-    except (ImportError, OSError, AttributeError, SyntaxError, ValueError, TypeError) as error:
+    except (ImportError, OSError, AttributeError, SyntaxError, ValueError, TypeError, RuntimeError) as error:
+        _raise_import_failure(folder, error)
         raise PerfOptError(
             f"The code in {folder.path} cannot be loaded.",
             why=f"{type(error).__name__}: {str(error)[:500]}",
             fix="install what it imports, and the version of transformers it was written for" + _written_for(folder),
         ) from error
+
+
+def _raise_import_failure(folder: ModelFolder, error: Exception) -> None:
+    """Name the package, where one is to blame."""
+    failure = import_failure(error, folder.transformers_version)
+    if failure is not None:
+        raise PerfOptError(f"The code in {folder.path} cannot be loaded.", why=failure.why, fix=failure.fix) from error
 
 
 def _refuse_untrusted(folder: ModelFolder, trust_remote_code: bool) -> None:
@@ -174,12 +190,12 @@ def _config_errors() -> tuple[type[Exception], ...]:
     """What reading a configuration may raise; newer versions validate with an exception of their own."""
     errors = importlib.import_module("huggingface_hub.errors")
     strict = getattr(errors, "StrictDataclassError", ValueError)
-    return (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError, ArithmeticError, strict)
+    known = (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError, ArithmeticError, RuntimeError)
+    return (*known, strict)
 
 
 def _written_for(folder: ModelFolder) -> str:
-    version = folder.fields.get("transformers_version")
-    return f" ({version})" if isinstance(version, str) else ""
+    return "" if folder.transformers_version is None else f" ({folder.transformers_version})"
 
 
 def import_transformers() -> Any:

@@ -1,0 +1,165 @@
+"""The two sides of a join: what the device ran, and what the traced ops launch; both in order, both as words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
+
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.recordings.recording import DeviceWork, HostOp, Recording
+from llm_perf_opt.ops.cost import packet_of
+from llm_perf_opt.ops.kernel_names import PRODUCT, KernelMeaning, LaunchWords, kernel_meaning, launch_words
+
+_OWN = "aten::"
+Sizes = tuple[int, ...]  # elements of the tensors that an op reads, sorted, single values left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A launch that a traced op makes. `ops` are rows of the graph: one, or products that an engine does as one."""
+
+    ops: tuple[int, ...]
+    names: frozenset[str]  # "aten.linear"
+    words: LaunchWords
+    sizes: Sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the host says of recorded work: torch's ops around it, by name and by the sizes of their tensors."""
+
+    names: tuple[str, ...]  # "aten.linear", in-place ops without their underscore
+    sizes: tuple[Sizes | None, ...]  # None: shapes were not recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Recorded work that belongs together: all that one op of the host launched, or a single kernel.
+
+    `meanings` are those of its kernels, of the longest first; empty where no rule knows their names.
+    """
+
+    work: tuple[int, ...]  # rows of the recording
+    meanings: tuple[KernelMeaning, ...]
+    seen: Seen | None
+
+
+def recorded_items(recording: Recording) -> tuple[Item, ...]:
+    """The work in order, in groups of what one outermost op launched.
+
+    Only torch's own ops count: an engine's (`vllm::moe_forward`) launch the kernels of many traced ops, and the shapes
+    in them are not those of the traced code.
+    """
+    chains = [_own_ops(recording, work) for work in recording.work]
+    keys = [(chain[0], -1) if chain else (-1, row) for row, chain in enumerate(chains)]
+    groups = groupby(range(len(keys)), key=keys.__getitem__)
+    return tuple(_item(recording, tuple(group), chains) for _, group in groups)
+
+
+def _own_ops(recording: Recording, work: DeviceWork) -> tuple[int, ...]:
+    """Rows of the ops around a launch, the outermost first; none where that one is not torch's own."""
+    rows: list[int] = []
+    row = work.op
+    while row >= 0:
+        rows.append(row)
+        row = recording.ops[row].parent
+    return tuple(reversed(rows)) if rows and recording.ops[rows[-1]].name.startswith(_OWN) else ()
+
+
+def _item(recording: Recording, rows: tuple[int, ...], chains: Sequence[tuple[int, ...]]) -> Item:
+    works = [recording.work[row] for row in rows]
+    meanings = dict.fromkeys(
+        meaning for work in _longest_first(works) if (meaning := kernel_meaning(work.name)) is not None
+    )
+    ops = dict.fromkeys(op for row in rows for op in chains[row])
+    seen = _seen(recording.ops[op] for op in ops) if ops else None
+    return Item(work=rows, meanings=tuple(meanings), seen=seen)
+
+
+def _longest_first(works: Iterable[DeviceWork]) -> list[DeviceWork]:
+    return sorted(works, key=lambda work: -work.duration_ns)
+
+
+def _seen(ops: Iterable[HostOp]) -> Seen:
+    ops = tuple(ops)
+    return Seen(
+        names=tuple(_packet(op.name) for op in ops),
+        sizes=tuple(None if op.input_shapes is None else _sizes(op.input_shapes) for op in ops),
+    )
+
+
+def _packet(host_name: str) -> str:
+    namespace, _, name = host_name.partition("::")
+    return f"{namespace}.{name.rstrip('_') or name}"
+
+
+def _sizes(shapes: Iterable[Sequence[int]]) -> Sizes:
+    return tuple(sorted(size for shape in shapes if (size := math.prod(shape)) > 1))
+
+
+def traced_rows(graph: CallGraph) -> range:
+    """The ops of one forward: of a phase that calls its model several times, those of the last call."""
+    calls, count = calls_of(graph), len(ops_of(graph).kind)
+    roots = [call for call, parent in enumerate(calls.parent) if parent < 0]
+    paths = [calls.path[call] for call in roots]
+    if len(paths) < 2 or len(set(paths)) > 1:
+        return range(count)
+    return range(calls.first_op[roots[-1]], count)
+
+
+def traced_launches(graph: CallGraph, *, merges_products: bool = False) -> tuple[Launch, ...]:
+    """What the ops of one forward launch, in order.
+
+    With `merges_products` the products that read one tensor in one module are one launch, at the place of the first:
+    engines store such weights as one (`qkv_proj`, `gate_up_proj`).
+    """
+    launches = list(_launches(graph))
+    return tuple(_merged(graph, launches)) if merges_products else tuple(launches)
+
+
+def _launches(graph: CallGraph) -> Iterator[Launch]:
+    kinds = ops_of(graph).kind
+    known: dict[int, tuple[tuple[LaunchWords, ...], frozenset[str], Sizes]] = {}
+    for row in traced_rows(graph):
+        number = kinds[row]
+        if number not in known:
+            kind = graph.op_kinds[number]
+            known[number] = launch_words(kind), _names(kind), _sizes(meta.shape for meta in kind.inputs)
+        words, names, sizes = known[number]
+        for one in words:
+            yield Launch(ops=(row,), names=names, words=one, sizes=sizes)
+
+
+def _names(kind: OpKind) -> frozenset[str]:
+    return frozenset(packet_of(one.name).rstrip("_") for one in (kind, *kind.parts))
+
+
+def _merged(graph: CallGraph, launches: Sequence[Launch]) -> Iterator[Launch]:
+    starts, _ = tensor_offsets(graph)
+    ops, calls = ops_of(graph), calls_of(graph)
+    first: dict[tuple[int, int], int] = {}
+    merged: list[Launch | None] = list(launches)
+    for place, launch in enumerate(launches):
+        row = launch.ops[0]
+        if PRODUCT not in launch.words.words or starts[row] == starts[row + 1] or ops.call[row] < 0:
+            continue
+        key = (ops.input_storages[starts[row]], calls.parent[ops.call[row]])
+        before = first.setdefault(key, place)
+        earlier = merged[before]
+        if before != place and earlier is not None:
+            both = (*earlier.ops, row)
+            sizes = _sizes_of_one([graph.op_kinds[ops.kind[op]] for op in both])
+            merged[before] = replace(earlier, ops=both, sizes=sizes)
+            merged[place] = None
+    return (launch for launch in merged if launch is not None)
+
+
+def _sizes_of_one(kinds: Sequence[OpKind]) -> Sizes:
+    """Sizes of a product that does those of `kinds`: one input, and weights and biases put together."""
+    shared = math.prod(kinds[0].inputs[0].shape)
+    others = zip_longest(*([math.prod(meta.shape) for meta in kind.inputs[1:]] for kind in kinds), fillvalue=0)
+    return tuple(sorted(size for size in (shared, *map(sum, others)) if size > 1))

@@ -1,0 +1,174 @@
+"""What pages cost: one traced run per way of cutting a page, and what one more crop adds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.analyses.page_costs import AddedCrops, PageCost, RunCost, added_crops, run_cost, smaller_grid
+from llm_perf_opt.analyses.page_report import grid_text, page_report
+from llm_perf_opt.analyses.run_description import deployment_notes, workload_text
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
+from llm_perf_opt.api.tracing import find_origin
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.options import read_grid
+from llm_perf_opt.core.page_sizes import PageSize, read_page_size
+from llm_perf_opt.core.protocols import Tracer
+from llm_perf_opt.core.report import Note, Report
+from llm_perf_opt.core.target import Target
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SIZES = ("640x640", "1024x1024", "1920x1080", "A4@150dpi", "A4@300dpi", "600x2400", "2048x2048")
+DEFAULT_GRIDS = ("1x1", "2x1", "2x2", "2x3", "2x4", "3x3")
+_OF_THE_PAGE = ("image", "image_tokens", "context_tokens", "crops", "inputs")  # what differs from page to page
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PagesAnswer(Answer):
+    """Every page, and for each grid among them what its last row of crops adds. `device` None: no times."""
+
+    model: str
+    device: Device | None
+    execution: str
+    pages: tuple[PageCost, ...]
+    added: tuple[AddedCrops, ...]
+    _graphs: tuple[CallGraph, ...]  # of the first page, for the description of the rest of the workload
+
+    def report(self) -> Report:
+        """Tables of cost, time and added crops, with charts by page and by crops."""
+        header = {name: value for name, value in self._graphs[0].workload.items() if name not in _OF_THE_PAGE}
+        notes = (
+            Note(f"Workload of every page: {workload_text(header)}."),
+            *deployment_notes(self._graphs),
+            Note("FLOPs are as written: a multiply-add counts as two, and causal attention is not halved."),
+        )
+        machine = None if self.device is None else self.device.name
+        return page_report(f"{self.model}: what a page costs", self.pages, self.added, machine=machine, notes=notes)
+
+
+def pages(
+    model: str | Path,
+    *,
+    sizes: Sequence[str] | None = None,
+    grids: Sequence[str | tuple[int, int]] | None = None,
+    device: str | Device | None = None,
+    devices_file: Path | None = None,
+    execution: str = Execution.EAGER,
+    weights: str | None = None,
+    cache: str | None = None,
+    routing: str | None = None,
+    trust_remote_code: bool = False,
+    **workload: Any,
+) -> PagesAnswer:
+    """What pages of several sizes cost, each from a trace of its own: crops, tokens, FLOPs, cache and time.
+
+    - `sizes`: `640x480`, `A4@150dpi`, `letter-landscape@300dpi`. Or `grids`, of crops: `2x3`. Default: a mix of sizes.
+    - `device`, `execution`: for times, as in `Trace.predict`. Default: no times.
+    - `weights`, `cache`, `routing` and the workload are those of `lpo.trace`.
+    """
+    hardware = find_device(device, devices_file) if isinstance(device, str) else device
+    origin = find_origin(
+        model,
+        weights=weights,
+        cache=cache,
+        routing=routing,
+        torch_device=None if hardware is None else hardware.torch_device,
+        trust_remote_code=trust_remote_code,
+        **workload,
+    )
+    shown = _pages_to_show(origin, sizes, grids)
+    rates = None if hardware is None else DataSheetRates(hardware, Execution(execution))
+    runs = _Runs(origin, rates)
+    costs = tuple(
+        PageCost(name=name, pixels=None if size is None else size.pixels, run=runs.of(given))
+        for name, size, given in shown
+    )
+    return PagesAnswer(
+        model=origin.name,
+        device=hardware,
+        execution=execution,
+        pages=costs,
+        added=tuple(_added(origin, costs, runs)),
+        _graphs=runs.first,
+    )
+
+
+Shown = tuple[str, PageSize | None, dict[str, Any]]  # name, size, what the workload says of it
+
+
+def _pages_to_show(
+    origin: Origin, sizes: Sequence[str] | None, grids: Sequence[str | tuple[int, int]] | None
+) -> list[Shown]:
+    """Checked before anything runs."""
+    takes = type(origin.workload).options()
+    if sizes is not None and grids is not None:
+        raise UsageError("Sizes and grids exclude each other.", why="a size fixes its grid", fix="give one of the two")
+    if sizes is None and grids is None and "image" not in takes:
+        grids = DEFAULT_GRIDS
+    field, option = ("image", "--sizes") if grids is None else ("crops", "--grids")
+    if field not in takes:
+        raise UsageError(
+            f"{origin.name} takes no {option}.",
+            why=f"its workload has no {field}; it has: {', '.join(takes)}",
+            fix="use --grids" if "crops" in takes else "use --sizes" if "image" in takes else "choose another model",
+        )
+    for name in ("image", "crops"):
+        if name in takes and origin.workload.changed().get(name) is not None:
+            raise UsageError(f"--{name} is one page.", why=f"{option} names all of them", fix=f"leave --{name} out")
+    if grids is not None:
+        found = [read_grid(grid) for grid in grids]
+        return [(grid_text(grid) or "", None, {"crops": grid}) for grid in found]
+    read = [read_page_size(size) for size in (DEFAULT_SIZES if sizes is None else sizes)]
+    return [(size.name, size, {"image": size.text}) for size in read]
+
+
+class _Runs:
+    """Traces each way of showing a page once; all of them share one built model."""
+
+    def __init__(self, origin: Origin, rates: DataSheetRates | None) -> None:
+        self._origin, self._rates = origin, rates
+        self._tracer: Tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
+        self._build: Any = None
+        self._known: dict[str, RunCost] = {}
+        self.first: tuple[CallGraph, ...] = ()
+
+    def of(self, given: Mapping[str, Any]) -> RunCost:
+        """The figures of the workload with these fields."""
+        targets = self._targets(given)
+        key = repr({name: value for name, value in targets[0].workload.items() if name != "image"})
+        if key not in self._known:
+            log.info("Page %s:", ", ".join(map(str, given.values())))
+            adapter, deployment = self._origin.adapter, self._origin.deployment
+            graphs = trace_targets(self._tracer, adapter, targets, deployment).graphs
+            self.first = self.first or graphs
+            self._known[key] = run_cost(graphs, self._rates)
+        return self._known[key]
+
+    def _targets(self, given: Mapping[str, Any]) -> tuple[Target, ...]:
+        targets = self._origin.adapter.targets(replace(self._origin.workload, **given))
+        if self._build is None:
+            self._build = targets[0].build
+        return tuple(replace(target, build=self._build) for target in targets)
+
+
+def _added(origin: Origin, costs: Sequence[PageCost], runs: _Runs) -> Iterator[AddedCrops]:
+    """For every grid among the pages, by crops; nothing where the grid cannot be chosen."""
+    if "crops" not in type(origin.workload).options():
+        return
+    grids = {cost.run.grid: cost for cost in costs if cost.run.grid is not None}
+    by_crops = sorted(grids, key=lambda grid: (grid[0] * grid[1], grid))
+    for grid in by_crops:
+        smaller = smaller_grid(grid)
+        if smaller is not None:
+            found = added_crops(runs.of({"crops": smaller}), grids[grid].run)
+            if found is not None:
+                yield found

@@ -1,0 +1,58 @@
+"""What if the attention ran another way: one model and workload, every kind of attention side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
+from llm_perf_opt.analyses.time.attention_what_if import AttentionWhatIf, attention_what_if, what_if_report
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.memory import eager_and_fused
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.report import Report
+
+QUESTIONS = ("attention",)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class AttentionAnswer(Answer):
+    """Every stage with attention in every kind of it. `device` None: no times."""
+
+    model: str
+    device: Device | None
+    cases: tuple[AttentionWhatIf, ...]
+    _graphs: tuple[CallGraph, ...]
+
+    def report(self) -> Report:
+        """One table over the kinds of attention."""
+        machine = None if self.device is None else self.device.name
+        report = what_if_report(f"{self.model}: what if the attention ran another way", self.cases, machine)
+        notes = (workload_note(self._graphs), *deployment_notes(self._graphs), *report.notes)
+        return replace(report, notes=notes)
+
+
+def attention_answer(
+    graphs: tuple[CallGraph, ...],
+    other: Sequence[CallGraph],
+    device: str | Device | None = None,
+    *,
+    devices_file: Path | None = None,
+) -> AttentionAnswer:
+    """The kinds of attention from one trace and, where it can be run, the trace of the other kind."""
+    found = find_device(device, devices_file) if isinstance(device, str) else device
+    eager, fused = eager_and_fused(graphs, other)
+    rates = None if found is None else DataSheetRates(found)
+    return AttentionAnswer(
+        model=graphs[0].model, device=found, cases=attention_what_if(eager, fused, rates), _graphs=graphs
+    )
+
+
+def check_question(what: str) -> None:
+    """Refuse a what-if that is not known."""
+    if what not in QUESTIONS:
+        raise UsageError(f"No what-if {what!r}.", why=f"known: {', '.join(QUESTIONS)}", fix="pick one of these")

@@ -1,0 +1,88 @@
+"""`llm-perf-opt pages`: what pages of several sizes cost, and what one more crop adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llm_perf_opt.cli.model_options import (
+    CacheOption,
+    DeviceOption,
+    DevicesOption,
+    ModelArgument,
+    RoutingOption,
+    TrustOption,
+    WeightsOption,
+    takes_workload,
+)
+from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.predict_command import ExecutionOption
+from llm_perf_opt.cli.progress import say
+from llm_perf_opt.core.output_files import free_file
+
+SizesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE,SIZE,...", help="Pages: 640x480, A4@150dpi, letter-landscape@300dpi. Default: a mix of sizes."
+    ),
+]
+GridsOption = Annotated[
+    str | None, typer.Option(metavar="GRID,GRID,...", help="Grids of crops in place of sizes: 1x1,2x2,2x3.")
+]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
+
+
+@takes_workload()
+def pages(
+    model: ModelArgument,
+    workload: Mapping[str, Any],
+    sizes: SizesOption = None,
+    grids: GridsOption = None,
+    device: DeviceOption = None,
+    devices: DevicesOption = None,
+    execution: ExecutionOption = "eager",
+    weights: WeightsOption = None,
+    cache: CacheOption = None,
+    routing: RoutingOption = None,
+    out: OutOption = None,
+    force: ForceOption = False,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Print what pages of several sizes cost: crops, tokens, FLOPs, cache, time; and what one more crop adds."""
+    from llm_perf_opt.api.answer import report_format_of
+    from llm_perf_opt.api.pages import pages as run_pages
+
+    reporter = choose_reporter(format_name, json_wanted)
+    if out is not None:
+        report_format_of(out)  # a suffix that is no format is refused before any work
+        free_file(out, force=force)
+    with model_prints_apart():
+        answer = run_pages(
+            model,
+            sizes=_listed(sizes),
+            grids=_listed(grids),
+            device=device,
+            devices_file=devices,
+            execution=execution,
+            weights=weights,
+            cache=cache,
+            routing=routing,
+            trust_remote_code=trust_remote_code,
+            **workload,
+        )
+    if out is not None:
+        say(f"Wrote {answer.save(out, force=force)}")
+        return
+    is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
+    show(replace(answer.report(), charts=()) if is_short else answer.report(), reporter)
+    say("Nothing written: add --out pages.html for the charts.")
+
+
+def _listed(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,0 +1,168 @@
+"""The edges of an older call graph: the forms they are written in, and how many calls each of them stands for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from llm_perf_opt.core.callgraph.aggregates import ARROW, split_edge
+from llm_perf_opt.core.callgraph.records import Json
+from llm_perf_opt.core.reading import FileKind
+
+Pair = tuple[str, str]  # caller, called
+_ARROWS = (ARROW, "\u2192")
+_PARENTS = ("parent", "source", "src", "from", "caller")
+_CHILDREN = ("child", "target", "dst", "to", "callee")
+COUNT_NAMES = ("count", "calls", "num_calls", "num_passes", "weight", "n")
+_LARGEST = 2**63 - 1
+
+
+class OlderEdges:
+    """Pairs with counts, from any of these forms.
+
+    `{"a->b": n}`, `{"a->b": {"count": n}}`, `{"a": {"b": n}}`, `[["a", "b", n]]`, `[{"parent", "child", "count"}]`.
+    """
+
+    def __init__(self, written: Json, calls: Mapping[str, int], clean: Callable[[str], str], kind: FileKind) -> None:
+        self._calls = calls
+        self._clean = clean
+        self._kind = kind
+        self.pairs: Counter[Pair] = Counter()
+        for parent, child, count in self._rows(written):
+            self.pairs[clean(parent), clean(child)] += count_in(count, f"edges[{f'{parent}->{child}'[:80]!r}]", kind)
+
+    def calls_by_edges(self) -> dict[str, int]:
+        """Calls of each module as its edges add up; a module that nothing calls was called at least once."""
+        found: Counter[str] = Counter()
+        for (parent, child), count in self.pairs.items():
+            found[parent] += 0
+            found[child] += count
+        return {path: count or 1 for path, count in found.items()}
+
+    def _rows(self, written: Json) -> Iterator[tuple[str, str, Json]]:
+        if isinstance(written, dict):
+            for key, value in written.items():
+                yield from self._entries(key, value)
+        elif isinstance(written, list):
+            for row in written:
+                yield self._row(row)
+        else:
+            raise self._kind.malformed("edges", "an object or a list", written)
+
+    def _entries(self, key: str, value: Json) -> Iterator[tuple[str, str, Json]]:
+        """One edge, or a caller with an object or a list of what it called."""
+        if any(arrow in key for arrow in _ARROWS):
+            yield *self._sides(key), value
+        elif isinstance(value, dict):
+            yield from ((key, child, count) for child, count in value.items())
+        elif isinstance(value, list) and all(isinstance(child, str) for child in value):
+            yield from ((key, child, 1) for child in value)
+        else:
+            raise self._kind.malformed("edges", '"parent->child"', key)
+
+    def _row(self, row: Json) -> tuple[str, str, Json]:
+        if isinstance(row, str):
+            return (*self._sides(row), 1)
+        if isinstance(row, dict):
+            parent, child = _first_of(row, _PARENTS, None), _first_of(row, _CHILDREN, None)
+            count = _first_of(row, COUNT_NAMES, 1)
+        elif isinstance(row, list) and len(row) in (2, 3):
+            parent, child, count = (*row, 1)[:3]
+        else:
+            raise self._kind.malformed("edges", "parent, child and count", row)
+        if not isinstance(child, str) or not isinstance(parent, str | None):
+            raise self._kind.malformed("edges", "the names of parent and child", row)
+        return parent or "", child, count
+
+    def _sides(self, key: str) -> Pair:
+        arrow = next((arrow for arrow in _ARROWS if arrow in key), None)
+        found = None if arrow is None else split_edge(key.replace(arrow, ARROW), self._calls)
+        if found is None:
+            raise self._kind.malformed("edges", '"parent->child"', key)
+        return (found[0].strip(), found[1].strip())
+
+
+def count_in(value: Json, where: str, kind: FileKind) -> int:
+    """A count, as a number or as an object that names it."""
+    if isinstance(value, dict):
+        value = _first_of(value, COUNT_NAMES, value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise kind.malformed(where, "a count", value)
+    return value
+
+
+def _first_of(row: Mapping[str, Json], names: Iterable[str], default: Json) -> Json:
+    return next((row[name] for name in names if name in row), default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedEdges:
+    """Edges whose counts are calls, and what had to be decided for that."""
+
+    edges: Mapping[Pair, int]
+    notes: tuple[str, ...]
+
+
+def calls_by_edge(calls: Mapping[str, int], told: Mapping[Pair, int]) -> AgreedEdges:
+    """Edges between called modules that add up to the calls.
+
+    A module that is called more often than its edges say was also called from outside. If edges say more than the
+    calls, they count something else, as TorchLens scripts count the ops below an edge: then only who calls whom is
+    taken from them. A module that no edge reaches was called by the nearest called module around its name.
+    """
+    notes: list[str] = []
+    inside = {pair: count for pair, count in told.items() if pair[0] in calls and pair[1] in calls and count}
+    if strangers := len([pair for pair in told if pair not in inside and told[pair]]):
+        notes.append(f"Edges of modules that were not called: {strangers}, left out.")
+    incoming: Counter[str] = Counter()
+    for (_, child), count in inside.items():
+        incoming[child] += count
+    beyond = [path for path, count in incoming.items() if count > calls[path]]
+    if beyond:
+        notes.append(
+            f"Edges into {len(beyond)} modules count more than the calls (probably ops): "
+            "who calls whom is taken from them, how often from call_counts."
+        )
+        inside = _shared_out(calls, inside, notes)
+    if beyond or not told:
+        named = _by_name(calls, {child for _, child in inside})
+        if named:
+            notes.append(f"Callers of {len(named)} modules are taken from their names: no edge leads there.")
+        inside |= named
+    return AgreedEdges(edges=inside, notes=tuple(notes))
+
+
+def _shared_out(calls: Mapping[str, int], told: Mapping[Pair, int], notes: list[str]) -> dict[Pair, int]:
+    """The calls of each module over its callers, in the ratio of what the edges count; each gets one at least."""
+    callers: dict[str, list[str]] = {}
+    for parent, child in told:
+        callers.setdefault(child, []).append(parent)
+    edges: dict[Pair, int] = {}
+    shared = 0
+    for child, parents in callers.items():
+        left, weight = calls[child], sum(told[parent, child] for parent in parents)
+        shared += len(parents) > 1
+        for place, parent in enumerate(parents):
+            behind = len(parents) - place - 1
+            share = left if not behind else max(1, min(left - behind, calls[child] * told[parent, child] // weight))
+            if share > 0:
+                edges[parent, child] = share
+                left -= share
+    if shared:
+        notes.append(f"Calls of {shared} modules with several callers are divided in the ratio of their edges.")
+    return edges
+
+
+def _by_name(calls: Mapping[str, int], reached: set[str]) -> dict[Pair, int]:
+    edges: dict[Pair, int] = {}
+    for path, count in calls.items():
+        above = path
+        while path not in reached and above:
+            above = above.rpartition(".")[0]
+            if above in calls:
+                edges[above, path] = count
+                break
+    return edges

@@ -1,0 +1,185 @@
+"""A Chrome trace of torch.profiler as a recording: kernels in order, the ops that launched them, the modules around."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.reading import FileKind
+from llm_perf_opt.core.recordings.chrome_events import (
+    ON_DEVICE,
+    ChromeEvent,
+    ChromeTrace,
+    Launches,
+    TimedOp,
+    arguments_of,
+    nested,
+)
+from llm_perf_opt.core.recordings.recording import (
+    COPY,
+    FILL,
+    KERNEL,
+    DeviceWork,
+    HostOp,
+    RecordedStep,
+    Recording,
+    Shape,
+    busiest,
+)
+
+SOURCE = "torch.profiler"
+_MODULE = "nn.Module: "
+_STEP = re.compile(r"ProfilerStep#?\s?(\d{1,9})$")
+_STEP_RANGES = {"user_annotation": 0, "gpu_user_annotation": 1}
+_KINDS = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": FILL}
+_MOST_DIMENSIONS = 64
+
+
+def read_chrome_recording(raw: bytes, kind: FileKind) -> Recording:
+    """The recording in the text of a Chrome trace; anything that is none is refused."""
+    if raw.count(b",") >= kind.max_elements:
+        raise kind.refusal("is too large", f"it holds more than {kind.max_elements:,} values")
+    try:
+        trace = msgspec.json.decode(raw, type=ChromeTrace)
+    except msgspec.ValidationError as error:
+        raise kind.refusal("is no Chrome trace of torch.profiler", str(error)[:300]) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise kind.refusal("is not valid JSON", str(error)[:300]) from None
+    try:
+        return recording_of(trace)
+    except (ValueError, OverflowError) as error:
+        raise kind.refusal("holds a value that cannot be", str(error)[:300]) from None
+
+
+def recording_of(trace: ChromeTrace) -> Recording:
+    """What the busiest device of the trace ran."""
+    events = [event for event in trace.traceEvents if event.ph == "X" and event.dur is not None]
+    on_device = [event for event in events if event.cat in ON_DEVICE]
+    spent: Counter[str] = Counter()
+    for event in on_device:
+        spent[_device(event)] += event.duration_ns
+    device, others = busiest(spent)
+    threads = [nested(ops) for ops in _host_ops(events)]
+    launches = Launches(events, threads)
+    modules = [_module_stacks(ops, events) for ops in threads]
+    ops, first_rows = _ops(threads, modules)
+    work = [_work(event, launches, first_rows) for event in on_device if _device(event) == device]
+    if not work:
+        raise PerfOptError(
+            "The Chrome trace holds no kernel.",
+            why="only the host was recorded",
+            fix="record with ProfilerActivity.CUDA, and export after the kernels have ended",
+        )
+    names = {str(one.id): one.name for one in trace.deviceProperties}
+    return Recording(
+        source=SOURCE,
+        device_name=(names.get(device or "") or next(iter(names.values()), "")) or None,
+        work=tuple(sorted(work, key=lambda one: one.start_ns)),
+        ops=ops,
+        steps=tuple(_steps(events)),
+        other_devices=others,
+    )
+
+
+def _device(event: ChromeEvent) -> str:
+    device = arguments_of(event).device
+    return str(event.pid if device is None else device)
+
+
+def _host_ops(events: Sequence[ChromeEvent]) -> list[list[ChromeEvent]]:
+    by_thread: dict[Any, list[ChromeEvent]] = {}
+    for event in events:
+        if event.cat == "cpu_op":
+            by_thread.setdefault(event.thread, []).append(event)
+    return list(by_thread.values())
+
+
+def _module_stacks(ops: Sequence[TimedOp], events: Sequence[ChromeEvent]) -> list[tuple[str, ...]]:
+    """Per op of a thread: the module calls around it, where Python's stack was recorded."""
+    thread = ops[0].event.thread
+    calls = nested(
+        event
+        for event in events
+        if event.cat == "python_function" and event.thread == thread and str(event.name).startswith(_MODULE)
+    )
+    stacks: list[tuple[str, ...]] = []
+    open_calls: list[tuple[int, tuple[str, ...]]] = [(2**63, ())]  # end and stack; the first never ends
+    row = 0
+    for op in ops:
+        while row < len(calls) and calls[row].start_ns <= op.start_ns:
+            call = calls[row]
+            while open_calls[-1][0] <= call.start_ns:
+                open_calls.pop()
+            name = str(call.event.name).removeprefix(_MODULE)
+            open_calls.append((call.end_ns, (*open_calls[-1][1], name)))
+            row += 1
+        while open_calls[-1][0] <= op.start_ns:
+            open_calls.pop()
+        stacks.append(open_calls[-1][1])
+    return stacks
+
+
+def _ops(
+    threads: Sequence[Sequence[TimedOp]], modules: Sequence[Sequence[tuple[str, ...]]]
+) -> tuple[tuple[HostOp, ...], list[int]]:
+    """The ops of all threads in one table, and the row at which each thread begins."""
+    found: list[HostOp] = []
+    first_rows: list[int] = []
+    for ops, stacks in zip(threads, modules, strict=True):
+        first = len(found)
+        first_rows.append(first)
+        for op, stack in zip(ops, stacks, strict=True):
+            dims = arguments_of(op.event).input_dims
+            found.append(
+                HostOp(
+                    name=str(op.event.name),
+                    parent=-1 if op.parent < 0 else first + op.parent,
+                    input_shapes=None if dims is None else tuple(_shapes(dims)),
+                    modules=stack,
+                )
+            )
+    return tuple(found), first_rows
+
+
+def _shapes(dims: Any, level: int = 0) -> Iterator[Shape]:
+    """The shapes in `Input Dims`; a list of tensors is a list of shapes, and what is no tensor is empty."""
+    if not isinstance(dims, list) or level > 2:
+        return
+    if dims and all(type(size) is int for size in dims):
+        if len(dims) > _MOST_DIMENSIONS or not all(0 <= size < 2**63 for size in dims):
+            raise ValueError(f"a tensor of shape {str(dims[:8])[:80]}")
+        yield tuple(dims)
+        return
+    for inner in dims:
+        yield from _shapes(inner, level + 1)
+
+
+def _work(event: ChromeEvent, launches: Launches, first_rows: Sequence[int]) -> DeviceWork:
+    launch, op = launches.launch_of(event), launches.op_of(event)
+    duration_ns = event.duration_ns
+    if duration_ns < 0:
+        raise ValueError(f"a kernel that takes {event.dur} microseconds")
+    return DeviceWork(
+        name=str(event.name),
+        kind=_KINDS[event.cat or ""],
+        start_ns=event.start_ns,
+        duration_ns=duration_ns,
+        op=-1 if op is None else first_rows[op[0]] + op[1],
+        launched_ns=None if launch is None else launch.start_ns,
+    )
+
+
+def _steps(events: Sequence[ChromeEvent]) -> Iterator[RecordedStep]:
+    ranges: dict[int, list[tuple[int, int] | None]] = {}
+    for event in events:
+        found = _STEP.match(str(event.name)) if event.cat in _STEP_RANGES else None
+        if found:
+            both = ranges.setdefault(int(found[1]), [None, None])
+            both[_STEP_RANGES[event.cat or ""]] = (event.start_ns, event.end_ns)
+    for number, (host, device) in sorted(ranges.items()):
+        yield RecordedStep(number=number, host=host, device=device)

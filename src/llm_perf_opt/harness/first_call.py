@@ -1,0 +1,48 @@
+"""What a phase calls its model with: the real tensors of the inputs, made without the weights of the model."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.harness.isolation import build_on_ghosts
+from llm_perf_opt.harness.quiet import silenced
+from llm_perf_opt.weightless import Engine
+
+
+class _ReachedForwardError(Exception):
+    """The model was called; nothing of it needs to run."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = args, kwargs
+
+
+def first_call(target: Target, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the first forward of the phase, on `device`. The forward itself never runs.
+
+    The target must be a fresh one: its model is built on ghosts.
+    """
+
+    def stop(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        raise _ReachedForwardError(args, kwargs)
+
+    model = build_on_ghosts(target, Engine())
+    handle = model.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with silenced():
+            target.run(model)
+    except _ReachedForwardError as reached:
+        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), reached.arguments)
+        return args, kwargs
+    finally:
+        handle.remove()
+    raise PerfOptError(
+        f"The {target.phase} of {target.model} never calls the model.",
+        why="its inputs are known when its forward is called",
+        fix="make the inputs with the adapter's own target",
+    )

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.recordings.read import read_recording
+
+CSV = Path(__file__).parents[2] / "facts" / "nsight"
+KERNELS = [(2_000, 2_500, 1, 0), (1_000, 1_700, 2, 0), (5_000, 5_010, 1, 1)]  # start, end, name, device
+NAMES = {1: "void gemm<1>(int)", 2: "flash_fwd_kernel"}
+
+
+def database(file: Path, *, with_names: bool = True) -> Path:
+    """The tables of `nsys export --type sqlite` that are read, with the columns that are read and one more."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+        connection.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL "
+            "(start INTEGER, end INTEGER, demangledName INTEGER, deviceId INTEGER, gridX INTEGER)"
+        )
+        connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, deviceId INTEGER)")
+        connection.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, 1)", KERNELS)
+        connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (900, 910, 0)")
+        if with_names:
+            connection.executemany("INSERT INTO StringIds VALUES (?, ?)", NAMES.items())
+            connection.execute("CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)")
+            connection.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA H100 80GB HBM3')")
+        connection.commit()
+    return file
+
+
+def test_the_database_gives_kernels_in_order_and_the_device(tmp_path: Path) -> None:
+    recording = read_recording(database(tmp_path / "report.sqlite"))
+    assert [(work.name, work.kind, work.duration_ns) for work in recording.work] == [
+        ("[CUDA memset]", "fill", 10),
+        ("flash_fwd_kernel", "kernel", 700),
+        ("void gemm<1>(int)", "kernel", 500),
+    ]
+    assert (recording.device_name, recording.other_devices, recording.source) == (
+        "NVIDIA H100 80GB HBM3",
+        1,
+        "Nsight Systems",
+    )
+
+
+def test_a_database_without_names_is_still_times(tmp_path: Path) -> None:
+    recording = read_recording(database(tmp_path / "report.sqlite", with_names=False))
+    assert recording.device_name is None
+    assert [work.name for work in recording.work[1:]] == ["", ""]
+
+
+def test_the_table_as_csv_and_as_json_says_the_same(tmp_path: Path) -> None:
+    (table,) = CSV.glob("*gpu_trace*.csv")
+    as_csv = read_recording(table)
+    rows = [
+        {"Start (ns)": work.start_ns, "Duration (ns)": work.duration_ns, "Device": "Made-up GPU (0)", "Name": work.name}
+        for work in as_csv.work
+    ]
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps(rows), "utf-8")
+    assert read_recording(file) == as_csv
+    assert as_csv.device_name == "Made-up GPU"
+    assert as_csv.work[0].kind == "copy"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Start (ns),Duration (ns),Name\nsoon,1,a\n",
+        "Start (ns),Duration (ns),Name\n1,-1,a\n",
+        "Start (ns),Duration (ns),Name\n1,99999999999999999999,a\n",
+        "Start (ns),Duration (ns),Name\n",
+        "a,b\n1,2\n",
+        "[1, 2]",
+        '[{"Name": "a"}]',
+    ],
+)
+def test_a_bad_table_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text(text, "utf-8")
+    with pytest.raises(PerfOptError) as caught:
+        read_recording(file)
+    assert caught.value.why and caught.value.fix
+
+
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE things (id INTEGER)")
+        connection.commit()
+    with pytest.raises(PerfOptError, match="no database of Nsight Systems"):
+        read_recording(file)

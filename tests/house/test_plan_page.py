@@ -1,0 +1,46 @@
+"""`docs/plan.md`: every point of the original plan names a command or a test that shows it, and each of them exists."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from llm_perf_opt.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    tuple(cell.strip() for cell in line.strip().strip("|").split(" | "))
+    for line in (ROOT / "docs/plan.md").read_text().splitlines()
+    if re.match(r"\| \d{3}-\d+ \|", line)
+]
+TESTS = sorted({name for row in ROWS for name in re.findall(r"`(tests/[^`]+::[^`]+)`", row[-1])})
+COMMANDS = sorted({text for row in ROWS for text in re.findall(r"`llm-perf-opt ([^`]+)`", row[-1])})
+
+
+def test_all_142_points_are_there_once() -> None:
+    assert Counter(row[0].split("-")[0] for row in ROWS) == {"000": 21, "001": 31, "002": 21, "003": 44, "004": 25}
+    assert len({row[0] for row in ROWS}) == len(ROWS)
+
+
+def test_each_point_names_a_command_a_test_or_a_page() -> None:
+    named = r"`tests/[^`]+::[^`]+`|`llm-perf-opt [^`]+`|\]\([a-z-]+\.md[^)]*\)|`\.ci/run`"
+    assert [row[0] for row in ROWS if not re.search(named, row[-1])] == []
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_a_test_that_is_named_is_there(name: str) -> None:
+    file, _, function = name.partition("::")
+    assert f"def {function}(" in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_a_command_that_is_named_has_its_options(text: str) -> None:
+    verb, *words = text.split()
+    group: Any = typer.main.get_command(app)
+    options = {name for parameter in group.commands[verb].params for name in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
