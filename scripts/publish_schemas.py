@@ -13,7 +13,15 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.core.sealing import SEAL_KEY
+
 PACKAGE = Path(__file__).parents[1] / "src" / "llm_perf_opt"
+
+SEAL_SCHEMA = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{64}$",
+    "description": "The last key of a sealed file: SHA-256 of every byte before it.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +42,9 @@ class PublishedSchema:
         """The file as its record has it today."""
         module, _, name = self.record.partition(":")
         record = getattr(import_module(f"llm_perf_opt.{module}"), name)
-        return json.dumps(schema_of(record, title=self.title, identifier=self.identifier), indent=2) + "\n"
+        schema = schema_of(record, title=self.title, identifier=self.identifier)
+        schema["properties"].setdefault(SEAL_KEY, SEAL_SCHEMA)  # a key of every file, and of no record
+        return json.dumps(schema, indent=2) + "\n"
 
 
 PUBLISHED = (

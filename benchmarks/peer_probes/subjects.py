@@ -19,7 +19,7 @@ from benchmarks.peer_probes.workloads import (
     PAIR_WIDTH,
     expert_config,
 )
-from llm_perf_opt.harness.weights import fill_with_noise, skip_random_fills
+from llm_perf_opt.harness.weights import fill_with_noise, same_random_numbers
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.moe import DeepseekV2MoE
 
@@ -44,7 +44,7 @@ def build_subject(name: str, weights: str) -> Subject:
 
 @contextmanager
 def _placed(weights: str) -> Iterator[None]:
-    with torch.device("meta") if weights == "none" else skip_random_fills():
+    with torch.device("meta") if weights == "none" else same_random_numbers():
         yield
 
 

@@ -6,9 +6,11 @@ The names below are what scripts use. Each is loaded when it is first asked for:
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as type checkers know it; `typing` would take most of the time of this import
 if TYPE_CHECKING:
+    from typing import Any
+
     from llm_perf_opt.api.answer import Answer
     from llm_perf_opt.api.calibration import CalibrationAnswer, calibrate
     from llm_perf_opt.api.catalogue import InstallationAnswer, ModelsAnswer, doctor, known_models
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.prediction import PredictionAnswer
     from llm_perf_opt.api.profile.profile import profile
     from llm_perf_opt.api.profile.profiling import ProfileAnswer
+    from llm_perf_opt.api.result_files import read_result
     from llm_perf_opt.api.stages import StagesAnswer
     from llm_perf_opt.api.static_analysis.analyzer import (
         DeepseekOCRStaticAnalyzer,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.what_if import AttentionAnswer
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import device_template
+    from llm_perf_opt.core.work_limits import limits
     from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 
 __version__ = "0.1.0"
@@ -47,6 +51,7 @@ __version__ = "0.1.0"
 __all__ = [
     "trace",
     "load",
+    "read_result",
     "cost",
     "pages",
     "export",
@@ -54,6 +59,7 @@ __all__ = [
     "devices",
     "device",
     "device_template",
+    "limits",
     "calibrate",
     "known_models",
     "doctor",
@@ -91,6 +97,7 @@ __all__ = [
 _HOMES = {
     "trace": "api.tracing",
     "load": "api.tracing",
+    "read_result": "api.result_files",
     "profile": "api.profile.profile",
     "ProfileAnswer": "api.profile.profiling",
     "cost": "api.cost",
@@ -100,6 +107,7 @@ _HOMES = {
     "devices": "api.devices",
     "device": "api.devices",
     "device_template": "core.hardware",
+    "limits": "core.work_limits",
     "calibrate": "api.calibration",
     "known_models": "api.catalogue",
     "doctor": "api.catalogue",

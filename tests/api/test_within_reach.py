@@ -22,6 +22,9 @@ SHOWING = {  # option -> what Python does instead
     "open_page": "save() returns the path",
     "operators": "report() holds the chapters of operators",
     "help": "help(...)",
+    "max_ops": "lpo.limits(max_ops=...)",
+    "max_seconds": "lpo.limits(max_seconds=...)",
+    "max_memory": "lpo.limits(max_memory=...)",
 }
 NAMES = {  # option -> parameter of another name
     "torchlens_picture": "pictures",

@@ -97,7 +97,8 @@ def artifacts(folder: Path) -> set[str]:
 
 
 EVERY_ARTIFACT = {
-    *("config.yaml", "request.json", "env.json", "pages", "operators.csv", "chrome-trace.json"),
+    *("config.yaml", "request.json", "env.json", "pages", "chrome-trace.json"),
+    *("operators.csv", "operators.csv.sha256"),
     *("static_compute.json", "static_compute.md", "metrics.json", "report.md", "report.html"),
 }
 

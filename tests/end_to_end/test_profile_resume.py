@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -27,6 +29,16 @@ def finished(place: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.slow
+def leave_half_a_page(folder: Path) -> None:
+    """What a process leaves that dies while it writes."""
+    code = (
+        "import os, sys; from pathlib import Path; from llm_perf_opt.core.scratch import temporary_path\n"
+        'path = temporary_path(Path(sys.argv[1])).__enter__(); path.write_text(\'{"image": "43\'); os._exit(9)'
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 9
+    assert len(list(folder.glob(".*.partial"))) >= 1
+
+
 def test_a_killed_run_is_resumed_and_its_folder_is_its_own(tmp_path: Path) -> None:
     words = words_for(tmp_path)
     first = start(*words)
@@ -47,7 +59,7 @@ def test_a_killed_run_is_resumed_and_its_folder_is_its_own(tmp_path: Path) -> No
         first.kill()  # SIGKILL: nothing of it can tidy up
         first.communicate()
 
-    (tmp_path / "run" / "pages" / ".00003.json.1.partial").write_text('{"image": "43', encoding="utf-8")
+    leave_half_a_page(tmp_path / "run" / "pages")
     code, _, err = call(*words)
     assert code == 0, err
     assert f"{len(before)} of {len(SIZES)} pages were finished by an earlier run" in err

@@ -16,6 +16,7 @@ import pytest
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.formats import svg_style
 from llm_perf_opt.formats.html_format import HtmlDrawing, page_file, page_json, page_modules, page_script
+from llm_perf_opt.formats.visible_text import visible
 from tests.formats.drawings.made_views import (
     HOSTILE_NAMES,
     box_of,
@@ -41,14 +42,16 @@ def test_the_embedded_view_is_the_view(view: GraphView) -> None:
     document = embedded(HtmlDrawing().render(view))
     strings = document["strings"]
     boxes = [box for root in view.roots for box in root.walk()]
-    assert document["title"] == view.title
-    assert tuple(document["caption"]) == view.caption
+    assert document["title"] == visible(view.title)
+    assert document["caption"] == [visible(line) for line in view.caption]
     assert len(document["boxes"]) == len(boxes)
     for row, box in zip(document["boxes"], boxes, strict=True):
-        assert [strings[number] for number in row[1:5]] == [box.id, box.class_name, box.path, box.stage]
+        assert [strings[number] for number in row[1:5]] == [
+            *map(visible, (box.id, box.class_name, box.path, box.stage))
+        ]
         assert row[5:7] == [box.instances, box.calls]
         assert row[9] == [getattr(box.figures, name) for name in document["figures"]]
-        assert tuple(strings[number] for number in row[15]) == box.members
+        assert [strings[number] for number in row[15]] == [*map(visible, box.members)]
         assert 0 <= row[0] < len(boxes) or box in view.roots
     arrows = [[boxes[source].id, boxes[target].id, calls] for source, target, calls in document["arrows"]]
     assert arrows == [[arrow.source, arrow.target, arrow.calls] for box in boxes for arrow in box.arrows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -56,6 +57,16 @@ def test_a_stage_is_told_also_where_forward_is_called_directly() -> None:
     model(torch.zeros(1))
     assert len(lines) == 8
     assert "forward" not in vars(model.inner)
+
+
+def test_a_call_in_another_thread_is_no_stage_of_this_one() -> None:
+    lines: list[str] = []
+    model = Outer()
+    with stages_watched(model, STAGES, Log("a", lines)), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(model, torch.zeros(1)).result() == 2
+        assert lines == []
+        model(torch.zeros(1))
+    assert lines == ["a+work", "a-work"] * 2
 
 
 def test_a_model_that_raises_ends_its_stages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from safetensors.torch import save_file
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.harness import weights
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
-from llm_perf_opt.harness.weights import fill_with_noise, load_weights, skip_random_fills
+from llm_perf_opt.harness.weights import fill_with_noise, load_weights, same_random_numbers
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
@@ -54,7 +56,7 @@ def test_a_transposed_weight_is_filled_too() -> None:
 
 
 def test_a_build_draws_no_large_random_tensor_and_keeps_its_constants() -> None:
-    with skip_random_fills():
+    with same_random_numbers():
         large = torch.full((512, 512), 7.0).uniform_()
         linear = nn.Linear(512, 512, bias=False)
         before = linear.weight.detach().clone()
@@ -69,13 +71,68 @@ def test_a_build_draws_no_large_random_tensor_and_keeps_its_constants() -> None:
 
 
 def test_buffers_are_computed_as_ever() -> None:
-    with skip_random_fills():
+    with same_random_numbers():
         skipped = DeepseekOCRForCausalLM(TINY, "eager")
     plain = DeepseekOCRForCausalLM(TINY, "eager")
     fill_with_noise(skipped)
     buffers = dict(plain.named_buffers())
     assert buffers
     assert all(torch.equal(tensor, buffers[name]) for name, tensor in skipped.named_buffers())
+
+
+def drawn() -> list[torch.Tensor]:
+    """As constructors draw: layers, functions, in-place fills, initialisers, and a tensor without memory."""
+    nn.init.xavier_uniform_(torch.empty(3, 3, device="meta"))
+    return [
+        nn.Linear(8, 8).weight,
+        nn.Conv2d(3, 4, 2).weight,
+        torch.randn(5),
+        torch.rand(2, 2),
+        torch.randint(100, (4,)),
+        torch.randperm(9),
+        torch.rand_like(torch.empty(3)),
+        torch.randn_like(torch.empty(3)),
+        torch.normal(0.0, 1.0, (3,)),
+        torch.empty(4).uniform_(-1, 1),
+        nn.init.trunc_normal_(torch.empty(6)),
+        nn.init.orthogonal_(torch.empty(4, 4)),
+        nn.init.kaiming_normal_(torch.empty(4, 4)),
+        nn.Embedding(4, 2).weight,
+        nn.MultiheadAttention(4, 2).in_proj_weight,
+    ]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_random_numbers_are_those_of_the_seed_and_torch_keeps_its_own(
+    is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(7)
+        expected = drawn()
+    monkeypatch.setattr(weights, "is_alone", lambda: is_alone)
+    before = torch.get_rng_state()
+    with same_random_numbers(7):
+        found = drawn()
+    assert [torch.equal(one, other) for one, other in zip(found, expected, strict=True)] == [True] * len(expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_threads_that_draw_meanwhile_neither_change_a_model_nor_notice_it() -> None:
+    def others() -> torch.Tensor:
+        torch.manual_seed(3)
+        return torch.cat([torch.rand(1) for _ in range(2000)])
+
+    with torch.random.fork_rng(devices=()):
+        undisturbed = others()
+        with same_random_numbers():
+            expected = drawn()
+        with ThreadPoolExecutor(1) as pool:
+            beside = pool.submit(others)
+            while not beside.done():
+                with same_random_numbers():
+                    found = drawn()
+                assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert torch.equal(beside.result(), undisturbed)
 
 
 def stored(folder: Path, *, shards: int = 1) -> dict[str, torch.Tensor]:
@@ -167,3 +224,65 @@ def test_a_second_phase_does_not_read_the_weights_again(tmp_path: Path) -> None:
     tracer.trace(target)
     (tmp_path / "model.safetensors").unlink()
     assert tracer.trace(target).call_counts == {"": 1}
+
+
+def indexed(folder: Path, name: str) -> Path:
+    """A folder whose index says that the weight is in the file of that name."""
+    folder.mkdir()
+    save_file({"weight": torch.ones(2, 2)}, folder / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": name}}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.safetensors",
+        "a/../../secret.safetensors",
+        "/etc/secret.safetensors",
+        "..\\secret.safetensors",
+        "C:\\secret.safetensors",
+        "model.bin",
+        "",
+        "x\x00.safetensors",
+        "a" * 300 + ".safetensors",
+    ],
+)
+def test_an_index_cannot_name_what_is_not_in_its_folder(tmp_path: Path, name: str) -> None:
+    save_file({"weight": torch.ones(2, 2)}, tmp_path / "secret.safetensors")
+    folder = indexed(tmp_path / "model", name)
+    with pytest.raises(UsageError, match="no index of weights") as refusal:
+        load_weights(nn.Linear(2, 2, bias=False), folder)
+    assert "which is no file of its own folder" in refusal.value.why
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, has_index: bool) -> None:
+    save_file({"weight": torch.ones(2, 2)}, tmp_path / "secret.safetensors")
+    folder = indexed(tmp_path / "model", "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    if not has_index:
+        (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(UsageError, match="leads out of its folder"):
+        load_weights(nn.Linear(2, 2, bias=False), folder)
+
+
+def test_a_snapshot_of_the_hub_is_a_folder_of_links(tmp_path: Path) -> None:
+    blobs = tmp_path / "models--org--name" / "blobs"
+    blobs.mkdir(parents=True)
+    snapshot = tmp_path / "models--org--name" / "snapshots"
+    snapshot.mkdir()
+    folder = indexed(snapshot / "0123abcd", "model.safetensors")
+    (folder / "model.safetensors").rename(blobs / "content")
+    (folder / "model.safetensors").symlink_to("../../blobs/content")
+    layer = nn.Linear(2, 2, bias=False)
+    load_weights(layer, folder)
+    assert layer.weight.eq(1).all()
+
+
+def test_whole_numbers_are_no_float_weights(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2, 2, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    with pytest.raises(PerfOptError, match="wrong type") as refusal:
+        load_weights(nn.Linear(2, 2, bias=False), tmp_path)
+    assert refusal.value.why == "it is int32 there and float32 in the model"

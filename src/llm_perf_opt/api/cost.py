@@ -18,6 +18,8 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import MODELS, SOURCES
 from llm_perf_opt.core.protocols import CountsWholeRuns, KnowsClosedForms, Source
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.core.run_watch import RunWatch
 from llm_perf_opt.core.source_figures import Method, SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_seconds
@@ -141,9 +143,10 @@ def _ask_model(origin: Origin, names: Sequence[str]) -> list[SourceFigures]:
         started = time.perf_counter()
         source = _source(name, origin)
         try:
-            found = source.figures(origin.adapter, origin.workload)
-            if isinstance(source, CountsWholeRuns):
-                found += source.whole_runs(origin.adapter, origin.workload)
+            with OneRun(), RunWatch(f"{origin.name}, asking {name}"):
+                found = source.figures(origin.adapter, origin.workload)
+                if isinstance(source, CountsWholeRuns):
+                    found += source.whole_runs(origin.adapter, origin.workload)
         except PerfOptError as error:
             found = (_failed(name, f"{error.what} {error.why or ''}".strip()),)
         figures += found

@@ -20,9 +20,10 @@ from llm_perf_opt.analyses.reconcile import FigureDifference, FlopsDifference, L
 from llm_perf_opt.analyses.run_description import deployment_notes, run_notes
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.output_files import make_folder, require_free, write_result
+from llm_perf_opt.core.output_files import make_folder, require_free, write_together
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json
 
@@ -158,7 +159,7 @@ class CostAnswer(Answer):
 
             memory = memory_json(self.memory, self.attention_cases)
         document = static_compute_json(self._static, tool_version=__version__, memory=memory)
-        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return sealed_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
     def fvcore_table(self) -> str:
         """The tables that fvcore itself prints, of whole phases, then of stages; empty where it gave none.
@@ -182,8 +183,7 @@ class CostAnswer(Answer):
         texts |= {STEM + suffix: REPORTERS.get(name)().render(report) for name, suffix in _FORMATS.items()}
         if table := self.fvcore_table():
             texts[FVCORE_FILE] = table
-        for name, text in texts.items():
-            write_result(folder / name, text)
+        write_together({folder / name: [text.encode()] for name, text in texts.items()})
         return tuple(folder / name for name in texts)
 
 

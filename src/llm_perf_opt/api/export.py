@@ -25,14 +25,16 @@ from llm_perf_opt.api.export_names import (
     weight_values,
 )
 from llm_perf_opt.api.trace import Origin
-from llm_perf_opt.api.traced_phases import make_tracer
+from llm_perf_opt.api.traced_phases import make_tracer, trace_phase
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.export_outcome import Check, ExportOptions, PartOutcome
-from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.output_files import write_together
 from llm_perf_opt.core.plugins import EXPORT_LABS, REPORTERS
 from llm_perf_opt.core.protocols import ExportLab, RunsForReal
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.core.run_watch import RunWatch
 from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.core.units import format_seconds
 
@@ -152,7 +154,7 @@ def export_parts(
     chosen = chosen_parts(origin, parts, phase)
     require_chosen(compile_parts, [part.name for part in chosen])
     reserve_part_files(options.out, chosen, force=force)
-    targets = {target.phase: target for target in origin.adapter.targets(origin.workload)}
+    targets = {target.phase: target for target in origin.targets()}
     for part in chosen:
         target_of(targets, part)
     require_called(origin, chosen, parts)
@@ -175,14 +177,15 @@ def _examined(
     started = time.perf_counter()
     checks = options.checks | ({Check.COMPILE} if is_compiled else frozenset())
     fresh = None if options.load_weights is None else target_of(_fresh_targets(origin), part)
-    outcome = lab.examine(target_of(targets, part), part, replace(options, checks=checks), fresh)
+    with OneRun(), RunWatch(f"{origin.name}, exporting {part.name}"):
+        outcome = lab.examine(target_of(targets, part), part, replace(options, checks=checks), fresh)
     log.info("  %s", format_seconds(time.perf_counter() - started))
     return outcome
 
 
 def _fresh_targets(origin: Origin) -> dict[str, Target]:
     """Targets that nothing has run yet; those of a module that has weights have them too."""
-    targets = origin.adapter.targets(origin.workload)
+    targets = origin.targets()
     if isinstance(origin.adapter, RunsForReal):
         real = origin.adapter.real_run(origin.workload, None).targets
         targets = real if all(target.has_weights for target in real) else targets
@@ -192,7 +195,7 @@ def _fresh_targets(origin: Origin) -> dict[str, Target]:
 def _flops(outcomes: Sequence[PartOutcome], targets: Mapping[str, Target]) -> tuple[PartFlops, ...]:
     """Trace each phase once, on the device that the code of the lab sees, and compare."""
     tracer = make_tracer(torch_device="cpu")
-    graphs = {phase: tracer.trace(targets[phase]) for phase in {outcome.phase for outcome in outcomes}}
+    graphs = {phase: trace_phase(tracer, targets[phase]) for phase in {outcome.phase for outcome in outcomes}}
     return tuple(part_flops(outcome, _traced_kinds(graphs[outcome.phase], outcome)) for outcome in outcomes)
 
 
@@ -211,10 +214,7 @@ def _traced_kinds(graph: CallGraph, outcome: PartOutcome) -> dict[OpKind, int] |
 def _write_matrix(report: Report, folder: Path | None) -> list[Path]:
     if folder is None:
         return []
-    files = []
-    for name in MATRIX_FORMATS:
-        reporter = REPORTERS.get(name)()
-        file = folder / f"{MATRIX}{reporter.suffix}"
-        write_whole(file, [reporter.render(report).encode()])
-        files.append(file)
-    return files
+    reporters = [REPORTERS.get(name)() for name in MATRIX_FORMATS]
+    texts = {folder / f"{MATRIX}{one.suffix}": [one.render(report).encode()] for one in reporters}
+    write_together(texts)
+    return [*texts]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llm_perf_opt.api.trace import Origin
-from llm_perf_opt.api.traced_phases import make_tracer
+from llm_perf_opt.api.traced_phases import make_tracer, trace_phase
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, COMPILE_MODES, Check
 from llm_perf_opt.core.output_files import make_folder, require_free
@@ -91,8 +91,8 @@ def require_called(origin: Origin, chosen: Sequence[Part], names: Sequence[str])
     """Refuse a path of a module that its phase does not call, by a trace of that phase."""
     known = [part.name for part in origin.adapter.parts()] if isinstance(origin.adapter, KnowsParts) else []
     paths = [part for part, name in zip(chosen, names, strict=False) if name not in known]
-    targets = {target.phase: target for target in origin.adapter.targets(origin.workload)} if paths else {}
-    graphs = {part.phase: make_tracer(torch_device="cpu").trace(targets[part.phase]) for part in paths}
+    targets = {target.phase: target for target in origin.targets()} if paths else {}
+    graphs = {part.phase: trace_phase(make_tracer(torch_device="cpu"), targets[part.phase]) for part in paths}
     for part in paths:
         called = [path for path, count in graphs[part.phase].call_counts.items() if count]
         if part.path not in called:

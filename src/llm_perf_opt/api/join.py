@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.recordings.read import read_recording
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.units import format_count
+
+log = logging.getLogger(__name__)
+
+_MANY = 20_000  # kernels that take about a second
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -91,6 +97,8 @@ def join_answer(
         )
     if chosen is None and found.device_name is not None:
         chosen = _recorded_device(found.device_name, devices_file)
+    if len(found.work) > _MANY:
+        log.info("Laying %s pieces of work along the traced ops ...", format_count(len(found.work)))
     joined = join_recording(found, graph)
     totals = join_totals(joined, graph, chosen)
     fast = too_fast(joined, graph, chosen)

@@ -101,7 +101,7 @@ def trace_other_attention(origin: Origin, graphs: Sequence[CallGraph]) -> tuple[
     other = "sdpa" if _is_eager(finished) else "eager"
     try:
         tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
-        targets = origin.adapter.targets(replace(origin.workload, attention=other))
+        targets = origin.targets(attention=other)
         traced = trace_targets(tracer, origin.adapter, targets, origin.deployment, keep_partial=True)
     except PerfOptError as error:
         log.info("No figures for %s attention: %s", other, error.what)

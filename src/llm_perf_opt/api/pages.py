@@ -146,7 +146,7 @@ class _Runs:
         targets = self._targets(given)
         key = repr({name: value for name, value in targets[0].workload.items() if name != "image"})
         if key not in self._known:
-            log.info("Page %s:", ", ".join(map(str, given.values())))
+            log.info("Page: %s", given.get("image") or grid_text(given["crops"]))
             adapter, deployment = self._origin.adapter, self._origin.deployment
             graphs = trace_targets(self._tracer, adapter, targets, deployment).graphs
             self.first = self.first or graphs
@@ -154,7 +154,7 @@ class _Runs:
         return self._known[key]
 
     def _targets(self, given: Mapping[str, Any]) -> tuple[Target, ...]:
-        targets = self._origin.adapter.targets(replace(self._origin.workload, **given))
+        targets = self._origin.targets(**given)
         if self._build is None:
             self._build = targets[0].build
         return tuple(replace(target, build=self._build) for target in targets)

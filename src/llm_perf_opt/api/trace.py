@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +14,9 @@ from llm_perf_opt.api.traced_phases import reserve_folder, write_graphs
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Deployment, Workload
 
 if TYPE_CHECKING:
@@ -43,6 +46,15 @@ class Origin:
     deployment: Deployment = field(default_factory=Deployment)
     routing: str | None = None  # of this and the next, None is the tracer's own default
     torch_device: str | None = None
+    is_module: bool = False  # one that was built elsewhere, with weights of its own
+
+    def targets(self, **changed: Any) -> tuple[Target, ...]:
+        """The phases of the workload, or of one that differs in some fields.
+
+        A model whose inputs nobody declared is run to find them, which the limits of work hold for.
+        """
+        with OneRun(), RunWatch(f"{self.name}, looking for its inputs"):
+            return self.adapter.targets(replace(self.workload, **changed) if changed else self.workload)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

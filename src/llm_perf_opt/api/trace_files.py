@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
-from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.plugins import MODELS, workload_type
 from llm_perf_opt.core.workload import Workload
 
@@ -52,7 +52,27 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def read_traces(paths: Sequence[Path]) -> tuple[CallGraph, ...]:
     """What lies there, in the order in which the phases run."""
-    return tuple(read_callgraph(file) for file in trace_files(paths))
+    found = [(path, [read_callgraph(file) for file in trace_files([path])]) for path in paths]
+    for path, graphs in found:
+        if path.is_dir():
+            _require_one_run(path, graphs)
+    return tuple(graph for _, graphs in found for graph in graphs)
+
+
+def _require_one_run(folder: Path, graphs: Sequence[CallGraph]) -> None:
+    """A run that was killed while it overwrote another leaves files of both, each of them whole.
+
+    A folder in which the model stopped half-way has no totals anyhow. What a phase adds to its header is not compared.
+    """
+    first = graphs[0]
+    for graph in () if any(graph.stopped_in is not None for graph in graphs) else graphs:
+        asked = Workload.options().keys() & graph.workload.keys() & first.workload.keys()
+        if graph.model != first.model or any(graph.workload[name] != first.workload[name] for name in asked):
+            raise PerfOptError(
+                f"{folder} holds phases of two runs.",
+                why=f"{graph.phase} was traced with another model or workload than {first.phase}",
+                fix="trace into the folder again with --force, or name the files one by one",
+            )
 
 
 def read_phase(path: Path, phase: str | None = None) -> CallGraph:

@@ -18,8 +18,11 @@ from llm_perf_opt.core.module_pictures import ModulePicture
 from llm_perf_opt.core.output_files import make_folder, require_free
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.protocols import DrawingTracer, ModelAdapter, PartialTrace, Tracer
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.core.run_watch import RunWatch
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.units import format_count, format_seconds
+from llm_perf_opt.core.work_limits import LimitReached
 from llm_perf_opt.core.workload import Deployment
 
 log = logging.getLogger(__name__)
@@ -96,6 +99,8 @@ def trace_targets(
 ) -> TracedPhases:
     """Trace phase after phase. One in which the model raises is kept as far as it ran, or ends the whole.
 
+    A limit of work ends the whole in any case: nothing that follows would stay within it.
+
     Of a phase that raises a file is written to `out` at once, named as partial. With `events` each graph lists the
     enter and exit of every call.
     """
@@ -103,7 +108,7 @@ def trace_targets(
     stopped: list[PartialTrace] = []
     for target in targets:
         try:
-            graph = _trace(tracer, target)
+            graph = trace_phase(tracer, target)
             traced.append(_with_events(graph) if events else graph)
         except PartialTrace as stop:
             stopped_graph = _with_events(stop.graph) if events else stop.graph
@@ -112,7 +117,7 @@ def trace_targets(
                 file = graph_file(out, stop.graph)
                 write_callgraph(stop.graph, file, overwrite=force)
                 log.info("Wrote %s: what ran until the model stopped in %s", file, stop.graph.stopped_in or "(root)")
-            if not keep_partial:
+            if not keep_partial or isinstance(stop.__cause__, LimitReached):
                 raise
             stopped.append(stop)
     graphs = (*deployed(adapter, traced, deployment), *(stop.graph for stop in stopped))
@@ -124,10 +129,12 @@ def _with_events(graph: CallGraph) -> CallGraph:
     return replace(graph, events=events_of(graph))
 
 
-def _trace(tracer: Tracer, target: Target) -> CallGraph:
+def trace_phase(tracer: Tracer, target: Target) -> CallGraph:
+    """One phase as the tracer sees it, alone in this process and within its limits."""
     log.info("Tracing %s, %s ...", target.model, target.phase)
     started = time.perf_counter()
-    graph = tracer.trace(target)
+    with OneRun(), RunWatch(f"{target.model}, {target.phase}"):
+        graph = tracer.trace(target)
     seconds = time.perf_counter() - started
     log.info("  %s module calls in %s", format_count(sum(graph.call_counts.values())), format_seconds(seconds))
     return graph
@@ -153,7 +160,8 @@ def draw_modules(
                 why="the model has it, and the trace has no call of it",
                 fix="choose a module that runs: the trace lists them under call_counts",
             )
-        tracer.draw(called[0], picture)
+        with OneRun():
+            tracer.draw(called[0], picture)
         log.info("Wrote %s", picture.file)
 
 

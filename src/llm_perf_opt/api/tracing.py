@@ -24,7 +24,9 @@ from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
 from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
-from llm_perf_opt.core.protocols import ModelAdapter, Tracer
+from llm_perf_opt.core.protocols import ModelAdapter, RunsForReal, Tracer
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def trace(
 def _require_stages(origin: Origin, stage: str | Sequence[str] | None) -> None:
     """Refuse the name of a stage that no phase has."""
     if stage is not None:
-        targets = origin.adapter.targets(origin.workload)
+        targets = origin.targets()
         chosen_stages(stage, (name for one in targets for name in (*(part.name for part in one.stages), one.phase)))
 
 
@@ -116,12 +118,12 @@ def trace_origin(
     `beside` are the suffixes of files that the tracer itself leaves in `out`, one per phase.
     """
     running = tracer or make_tracer(routing=origin.routing, torch_device=origin.torch_device)
-    targets = origin.adapter.targets(origin.workload)
+    targets = _targets(origin, running)
     phases = [target.phase for target in targets]
     if pictures:
         for picture in pictures:
             free_file(picture.file, force=force)
-        drawing_tracer(running).require_drawable(origin.adapter.targets(origin.workload)[0], pictures)
+        drawing_tracer(running).require_drawable(origin.targets()[0], pictures)
     if out is not None:
         reserve_folder(out, phases, [out / f"{phase}{suffix}" for phase in phases for suffix in beside], force=force)
     traced = trace_targets(
@@ -138,6 +140,14 @@ def trace_origin(
     if pictures:
         draw_modules(drawing_tracer(running), targets, traced.graphs, pictures)
     return Trace(name=origin.name, graphs=traced.graphs, origin=origin, failures=traced.failures, files=files)
+
+
+def _targets(origin: Origin, tracer: Tracer) -> tuple[Target, ...]:
+    """The phases. A module that was built elsewhere runs for real with its own weights, and without them on a twin."""
+    adapter = origin.adapter
+    if origin.is_module and "weights" in tracer.takes and isinstance(adapter, RunsForReal):
+        return adapter.real_run(origin.workload, None).targets
+    return origin.targets()
 
 
 def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None, cache: str | None = None) -> Trace:
@@ -181,13 +191,16 @@ def find_origin(
 ) -> Origin:
     """The model and its workload, checked before anything runs; the parameters are those of `trace`."""
     adapter = module_adapter(model, args, kwargs) or find_adapter(str(model), trust_remote_code)
+    asked = make_workload(adapter, **workload)
+    refuse_workload(batch=asked.batch, tokens=asked.prompt_tokens or 0, decode_steps=asked.decode_steps)
     return Origin(
         name=str(model) if isinstance(model, (str, Path)) else adapter.title,
         adapter=adapter,
-        workload=make_workload(adapter, **workload),
+        workload=asked,
         deployment=Deployment.make(device=device, weights=weights, cache=cache),
         routing=routing,
         torch_device=torch_device,
+        is_module=not isinstance(model, (str, Path)),
     )
 
 

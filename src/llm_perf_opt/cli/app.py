@@ -1,9 +1,9 @@
-"""The verbs in one list, and the one place where an error becomes a message and an exit code."""
+"""The verbs in one list."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -15,15 +15,14 @@ from llm_perf_opt.cli.devices_command import devices_app
 from llm_perf_opt.cli.export_command import export
 from llm_perf_opt.cli.graph_command import graph
 from llm_perf_opt.cli.join_command import join
+from llm_perf_opt.cli.leaving import exit_codes, put
 from llm_perf_opt.cli.pages_command import pages
 from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
-from llm_perf_opt.cli.progress import log_to_stderr, say
+from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life
 from llm_perf_opt.cli.report_command import report
+from llm_perf_opt.cli.terminal import visible_streams
 from llm_perf_opt.cli.trace_command import trace
-from llm_perf_opt.core.errors import PerfOptError
-
-_LOADED_LATE = ("torch", "numpy", "PIL")  # dependencies that only some verbs import, and only when they run
 
 # Plain help: importing rich for coloured boxes would take half of the time that --help may take.
 app = typer.Typer(
@@ -54,7 +53,7 @@ app.add_typer(devices_app, short_help="List devices, describe one, measure this 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"llm-perf-opt {__version__}")
+        put(f"llm-perf-opt {__version__}\n")
         raise typer.Exit
 
 
@@ -73,24 +72,5 @@ def _root(
 
 def main() -> None:
     """Entry point of `llm-perf-opt`."""
-    try:
+    with visible_streams(), exit_codes(), signs_of_life(" ".join(sys.argv[1:2])):
         app(prog_name="llm-perf-opt")
-    except PerfOptError as error:
-        _leave(error)
-    except ModuleNotFoundError as error:
-        if error.name not in _LOADED_LATE:
-            raise
-        _leave(_missing_module(error.name))
-
-
-def _leave(error: PerfOptError) -> NoReturn:
-    say(f"error: {error}")
-    sys.exit(error.exit_code)
-
-
-def _missing_module(name: str) -> PerfOptError:
-    return PerfOptError(
-        f"{name} is not installed.",
-        why="running a model needs it; reading a trace does not",
-        fix="llm-perf-opt doctor shows what is missing and the command that brings it",
-    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from llm_perf_opt.cli.leaving import put
 from llm_perf_opt.cli.model_options import CacheOption, WeightsOption
 from llm_perf_opt.cli.output import JsonOption
 from llm_perf_opt.cli.progress import say
@@ -88,7 +88,7 @@ def graph(
         write_result(out, picture)
         _close(source, phase, out, name)
     elif isinstance(picture, str):
-        sys.stdout.write(picture if picture.endswith("\n") else f"{picture}\n")
+        put(picture if picture.endswith("\n") else f"{picture}\n")
     else:
         raise UsageError(
             f"The format {name!r} needs a file.",

@@ -13,6 +13,7 @@ import typer
 from llm_perf_opt.cli.output import model_prints_apart
 from llm_perf_opt.core.options import Option
 from llm_perf_opt.core.plugins import MODELS, workload_options
+from llm_perf_opt.core.work_limits import WorkLimits, limits
 from llm_perf_opt.core.workload import Deployment
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ CacheOption = Annotated[str | None, _option(_DEPLOYMENT["cache"])]
 def takes_workload(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the options of every model in the place of a verb's parameter `workload`, and give it those that are set.
 
+    The limits of work come behind the verb's own options, and hold while it runs.
+
     `defaults` are those in which the verb differs from the others.
     """
 
@@ -71,23 +74,46 @@ def takes_workload(**defaults: Any) -> Callable[[Callable[..., None]], Callable[
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
             parameters += _parameters(defaults) if parameter.name == "workload" else [parameter]
-        with_workload.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        with_workload.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return with_workload
+        _declare(with_workload, own, parameters)
+        return takes_limits(with_workload)
 
     return decorated
 
 
+def takes_limits(verb: Callable[..., None]) -> Callable[..., None]:
+    """Put the limits of work behind a verb's own options; they hold while it runs."""
+
+    @functools.wraps(verb)
+    def within_limits(**given: Any) -> None:
+        allowed = {name: given.pop(name) for name in WorkLimits.options()}
+        with limits(**allowed):
+            verb(**given)
+
+    own = inspect.signature(verb, eval_str=True)
+    added = [_parameter(name, option, option.default) for name, option in WorkLimits.options().items()]
+    _declare(within_limits, own, [*own.parameters.values(), *added])
+    return within_limits
+
+
+def _declare(verb: Callable[..., None], own: inspect.Signature, parameters: Sequence[inspect.Parameter]) -> None:
+    verb.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+
 def _parameters(defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
     return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=defaults.get(name, declared.default),
-            annotation=_annotation(declared, takers),
-        )
+        _parameter(name, declared, defaults.get(name, declared.default), takers)
         for name, (declared, takers) in workload_options().items()
     ]
+
+
+def _parameter(name: str, declared: Option, default: Any, takers: Sequence[str] = ()) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=default,
+        annotation=_annotation(declared, takers),
+    )
 
 
 def _annotation(declared: Option, takers: Sequence[str]) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from llm_perf_opt.cli.leaving import put
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.protocols import Reporter
@@ -40,5 +41,4 @@ def model_prints_apart() -> AbstractContextManager[object]:
 
 def show(report: Report, reporter: Reporter) -> None:
     """Print the result."""
-    sys.stdout.write(reporter.render(report))
-    sys.stdout.flush()
+    put(reporter.render(report))

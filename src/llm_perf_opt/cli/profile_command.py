@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llm_perf_opt.cli.leaving import put
+from llm_perf_opt.cli.model_options import takes_limits
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.plain_text import visible_lines
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.profile.profiling import ProfileAnswer
@@ -31,6 +33,7 @@ ShowOption = Annotated[bool, typer.Option("--show-config", help="Print the confi
 ForceOption = Annotated[bool, typer.Option("--force", help="Clear a run.folder that holds another run.")]
 
 
+@takes_limits
 def profile(
     overrides: OverridesArgument = None,
     multirun: MultirunOption = False,
@@ -46,7 +49,7 @@ def profile(
     reporter = choose_reporter(format_name, json_wanted)
     words = list(overrides or ())
     if show_config:
-        sys.stdout.write(profile_config.show_config(words))
+        put(visible_lines(profile_config.show_config(words)))
         return
     if multirun:
         folder, runs = profile_config.sweep_configured(words, partial(_run, force=force))

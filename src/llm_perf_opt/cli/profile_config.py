@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from llm_perf_opt import conf
 from llm_perf_opt.api.profile.request import ProfileRequest
 from llm_perf_opt.api.profile.sweeping import failure_kept
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.scratch import scratch_folder
 
 CONFIG_MODULE = "llm_perf_opt.conf"
 FOLDER_KEY = "run.folder"
@@ -62,17 +62,17 @@ def sweep_configured(overrides: Sequence[str], task: Task) -> tuple[Path, tuple[
     be it only to be configured, is told in the folder of its run.
     """
     folder = _folder(overrides)
-    with tempfile.TemporaryDirectory(prefix="llm-perf-opt-sweep-") as notes:
+    with scratch_folder() as notes:
 
         def run(config: Any) -> None:
             job = _hydra_job()
             place = Path(job.runtime.output_dir)
-            (Path(notes) / str(job.job.num)).write_text(str(place), encoding="utf-8")
+            (notes / str(job.job.num)).write_text(str(place), encoding="utf-8")
             with failure_kept(place, job.overrides.task):
                 task(_configured(config))
 
         _launch([*_with_folder(overrides, folder), "--multirun"], run)
-        started = sorted(Path(notes).iterdir(), key=lambda note: int(note.name))
+        started = sorted(notes.iterdir(), key=lambda note: int(note.name))
         return folder, tuple(Path(note.read_text("utf-8")) for note in started)
 
 

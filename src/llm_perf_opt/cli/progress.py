@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.cli.terminal import plain_stderr
+from llm_perf_opt.core.plain_text import visible, visible_lines
+from llm_perf_opt.core.run_watch import current_work
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.profile.profiling import Progress
@@ -17,7 +23,53 @@ class _Plain(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         label = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        return label + record.getMessage()
+        text = label + visible_lines(record.getMessage()).replace("\n", "\n  ")
+        _SAID.last(text)
+        return text
+
+
+class _Said:
+    """The last line on stderr that says what begins, and when anything was said; an indented line ends a step."""
+
+    def __init__(self) -> None:
+        self.verb, self.text, self.at = "", "", time.monotonic()
+
+    def begin(self, verb: str) -> None:
+        self.verb = verb
+        self.last(verb)
+
+    def last(self, text: str) -> None:
+        self.text, self.at = self.verb if text.startswith(" ") else text, time.monotonic()
+
+
+_SAID = _Said()
+_FIRST_SIGN_S, _NEXT_SIGN_S, _BEAT_S = 2.0, 10.0, 0.25
+
+
+@contextmanager
+def signs_of_life(verb: str) -> Iterator[None]:
+    """A line on stderr where nothing was said for two seconds, then every ten: what is being done, and for how long."""
+    over = threading.Event()
+    _SAID.begin(visible(verb))
+
+    def watch() -> None:
+        told_at = 0.0
+        while not over.wait(_BEAT_S):
+            now = time.monotonic()
+            silent = now - _SAID.at
+            if _BARS or silent < _FIRST_SIGN_S or (told_at > _SAID.at and now - told_at < _NEXT_SIGN_S):
+                continue
+            told_at = now
+            doing = current_work() or _SAID.text.strip().rstrip(" .")
+            _print(f"  still at it after {silent:.0f} s: {visible(doing)}")
+
+    thread = threading.Thread(target=watch, name="llm-perf-opt signs of life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def log_to_stderr() -> None:
@@ -37,7 +89,18 @@ def log_debug_too() -> None:
 
 def say(line: str) -> None:
     """One line on stderr."""
-    print(line, file=sys.stderr)
+    line = visible_lines(line)
+    _SAID.last(line)
+    _print(line)
+
+
+def _print(line: str) -> None:
+    """A stderr that is full or closed costs the line, not the result."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+_BARS: list[object] = []  # the bar on the screen, which is a sign of life itself
 
 
 class ProgressBar:
@@ -53,7 +116,7 @@ class ProgressBar:
 
     def page(self, image: str) -> None:
         """Its name, as it was listed."""
-        self._bar.update(self._task, description=image)
+        self._bar.update(self._task, description=visible(image))
 
     def page_done(self) -> None:
         """One step on."""
@@ -62,7 +125,7 @@ class ProgressBar:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Only a word in the task's fields: drawing it is left to the bar's own rhythm."""
-        self._bar.tasks[0].fields["stage"] = name
+        self._bar.tasks[0].fields["stage"] = visible(name)
         yield
 
 
@@ -83,5 +146,9 @@ def progress_bar() -> Iterator[Progress | None]:
         TextColumn("{task.fields[stage]}", markup=False),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bar:
-        yield ProgressBar(bar)
+    with Bar(*columns, console=Console(file=plain_stderr()), refresh_per_second=4, transient=True) as bar:
+        _BARS.append(bar)
+        try:
+            yield ProgressBar(bar)
+        finally:
+            _BARS.remove(bar)

@@ -14,6 +14,11 @@ class PerfOptError(Exception):
         self.fix = fix
         self.exit_code = exit_code
 
+    def add_reason(self, reason: str) -> None:
+        """Say more of the cause, which only somebody further up knows."""
+        self.why = f"{self.why}; {reason}"
+        self.args = (f"{self.what}\n  why: {self.why}\n  fix: {self.fix}",)
+
 
 class UsageError(PerfOptError):
     """The command was asked for something it cannot mean: exit code 2."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PREPROCESS, SAMPLING, DECODE = "preprocess", "sampling", "decode"
+_LONGEST_NS, _MOST = 10**9 * 3600 * 24 * 366, 2**63
 STAGES_OUTSIDE_THE_MODEL = (PREPROCESS, SAMPLING)
 """Stages of a run that are no module's work, so that no trace of the model has a cost for them."""
 
@@ -17,6 +19,12 @@ class TimedPass:
 
     wall_ns: int
     stages_ns: Mapping[str, tuple[int, ...]]
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= time_ns < _LONGEST_NS for times in (self.stages_ns.values()) for time_ns in times):
+            raise ValueError("times of stages that are not negative, of a run of less than a year")
+        if not 0 <= self.wall_ns < _LONGEST_NS:
+            raise ValueError("a wall time that is not negative, of a run of less than a year")
 
     def stage_ns(self, name: str) -> int:
         """All of a stage's own time in this pass."""
@@ -50,6 +58,15 @@ class PageMeasurement:
     peak_device_bytes: int | None
     start_process_bytes: int | None = None  # resident before the page: the weights, mostly
     input_shapes: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = (self.context_tokens, self.cache_tokens, self.peak_process_bytes, self.peak_device_bytes)
+        shapes = itertools.chain.from_iterable(self.input_shapes)
+        counts = (*sizes, self.start_process_bytes, self.decode_steps, *shapes)
+        if any(count is not None and not 0 <= count < _MOST for count in counts):
+            raise ValueError("counts of tokens and bytes that are not negative")
+        if any(not -_MOST <= token < _MOST for token in self.token_ids):
+            raise ValueError("tokens of at most 64 bits")
 
     @property
     def title(self) -> str:

@@ -1,25 +1,125 @@
-"""Files that are written: refused before the work begins where one would be overwritten, whole or not at all."""
+"""Files that are written: refused before the work begins where one would be overwritten, whole or not at all.
+
+There is one way: write under a temporary name in the same folder, have it on the disk, rename, and have the folder on
+the disk. Whatever fails in between, and whenever the process is killed, a name holds the old file or the new one.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.scratch import remove_left_behind, temporary_path
+
+_NOT_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}  # a file system that has no such request
+_NO_ROOM = "make room there, or choose another --out"
+_NOT_ALLOWED = "choose a folder that you may write to"
+_FIXES = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: _NO_ROOM,
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: _NOT_ALLOWED,
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EISDIR: "name a file, not a folder",
+}
+_WRONG_NAMES = {errno.ENAMETOOLONG, errno.EISDIR}  # wrong whatever the state of the machine
 
 
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write beside `path` under another name and rename when complete; on an error nothing is left behind."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """One file, from its old content to the new in one step; on an error nothing is left behind."""
+    write_together({path: pieces})
+
+
+def write_together(files: Mapping[Path, Iterable[bytes]]) -> None:
+    """Several files that belong together: all of them are on the disk before the first gets its name."""
+    with ExitStack() as temporaries:
+        staged: dict[Path, Path] = {}
+        for name, pieces in files.items():
+            path = name
+            try:
+                if _is_stream(path):
+                    with path.open("wb") as stream:
+                        stream.writelines(pieces)
+                    continue
+                path = Path(os.path.realpath(name)) if name.is_symlink() else name  # a link stays one
+                remove_left_behind(path.parent)
+                staged[path] = temporaries.enter_context(temporary_path(path.parent))
+                with staged[path].open("xb") as file:
+                    file.writelines(pieces)
+                    file.flush()
+                    _sync(file.fileno())
+            except BrokenPipeError:  # whoever reads the stream has enough
+                raise
+            except OSError as error:
+                raise cannot_write(path, error) from error
+        for path, partial in staged.items():
+            _move(partial, path)
+
+
+def move_whole(file: Path, path: Path) -> None:
+    """Give a finished file its name; both are in the same file system."""
     try:
-        with partial.open("wb") as file:
-            file.writelines(pieces)
-        partial.replace(path)
+        with file.open("rb") as written:
+            _sync(written.fileno())
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    _move(file, path)
+
+
+def _move(file: Path, path: Path) -> None:
+    try:
+        file.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _is_stream(path: Path) -> bool:
+    """A device or a pipe, such as /dev/stdout: to rename a file onto it would replace it."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCED:
+            raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on the disk when its folder is."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # a folder that may be written to but not read, or a system that opens no folders
+        return
+    try:
+        _sync(descriptor)
     finally:
-        partial.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def cannot_write(path: Path, error: OSError) -> PerfOptError:
+    """What went wrong at `path`, in words."""
+    return _refused(f"Cannot write {path}.", error)
+
+
+def _refused(what: str, error: OSError) -> PerfOptError:
+    number = error.errno or 0
+    return PerfOptError(
+        what,
+        why=error.strerror or type(error).__name__,
+        fix=_FIXES.get(number, "choose another --out"),
+        exit_code=2 if number in _WRONG_NAMES else 1,
+    )
 
 
 def plain_values(record: object) -> dict[str, Any]:
@@ -31,8 +131,15 @@ def plain_values(record: object) -> dict[str, Any]:
 
 
 def require_free(files: Iterable[Path], *, force: bool) -> None:
-    """Nothing is overwritten silently; `force` is the word that allows it."""
-    taken = [str(file) for file in files if file.exists()]
+    """Nothing is overwritten silently; `force` is the word that allows it. A folder is never replaced by a file."""
+    taken = []
+    for file in files:
+        try:
+            if file.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            taken += [str(file)] if file.exists() and not _is_stream(file) else []
+        except OSError as error:
+            raise cannot_write(file, error) from error
     if taken and not force:
         raise PerfOptError(
             f"Would overwrite {', '.join(taken)}.",
@@ -42,13 +149,17 @@ def require_free(files: Iterable[Path], *, force: bool) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make it, and whatever is above it."""
+    """Make it, and whatever is above it, and see that files can be written there: before the work, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PerfOptError(
-            f"Cannot make the folder {folder}.", why=error.strerror or type(error).__name__, fix="choose another --out"
-        ) from error
+        raise _refused(f"Cannot make the folder {folder}.", error) from error
+    remove_left_behind(folder)
+    try:
+        with temporary_path(folder) as trial:
+            trial.touch(exist_ok=False)
+    except OSError as error:
+        raise _refused(f"Cannot write to the folder {folder}.", error) from error
 
 
 def free_file(file: Path, *, force: bool) -> None:
@@ -59,9 +170,4 @@ def free_file(file: Path, *, force: bool) -> None:
 
 def write_result(file: Path, content: str | bytes) -> None:
     """Write it whole or not at all."""
-    try:
-        write_whole(file, [content.encode() if isinstance(content, str) else content])
-    except OSError as error:
-        raise PerfOptError(
-            f"Cannot write {file}.", why=error.strerror or type(error).__name__, fix="choose another --out"
-        ) from error
+    write_whole(file, [content.encode() if isinstance(content, str) else content])

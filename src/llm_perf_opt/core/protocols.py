@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.missing_packages import import_failure
+from llm_perf_opt.core.plain_text import error_notes, error_text, first_line
 from llm_perf_opt.core.target import Json, Part, Target
 from llm_perf_opt.core.workload import Workload
 
@@ -100,11 +101,10 @@ class PartialTrace(PerfOptError):
         if isinstance(error, PerfOptError):
             super().__init__(error.what, why=error.why, fix=error.fix, exit_code=error.exit_code)
         else:
-            notes = getattr(error, "__notes__", ())
             missing = import_failure(error) if isinstance(error, ImportError) else None
             super().__init__(
                 f"The model raised {type(error).__name__} in module {graph.stopped_in or '(root)'}.",
-                why="; ".join((str(error).strip().partition("\n")[0][:500], *notes)),
+                why="; ".join((first_line(error_text(error), 500), *error_notes(error))),
                 fix="correct the input, the weights or the model; the trace up to there is marked as partial"
                 if missing is None
                 else missing.fix,

@@ -8,7 +8,9 @@ names the file, the place in it, what was expected there, and what to do. Rules 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -19,12 +21,18 @@ from typing import Any, NoReturn, TypeVar
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.read_faults import Hook, described, find_fault, near, unknown_key
+from llm_perf_opt.core.sealing import split_seal
+from llm_perf_opt.core.units import format_bytes
 
 # msgspec takes 40 ms to import, so it is loaded by the functions that decode: `--help` does without it.
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
+_LARGE_BYTES = 2**25  # takes about a second
 _NUMBER_LIST = re.compile(rb"\[[-0-9,\s]{64,}\]")
+_MOST_DIGITS = 40  # of an integer: more than 128 bits
+_LONG_INTEGER = re.compile(rb"[0-9]{40}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -38,6 +46,7 @@ class FileKind:
     name: str  # "call-graph file"
     fix: str
     schema_version: int | None = None  # the one that is read; None: the file has no version
+    is_sealed: bool = False  # written by this program, with a seal that a changed byte breaks
     has_every_key: bool = False  # no key may be left out, not even one whose field has a default
     max_bytes: int = 2**26
     max_elements: int = 2**23  # values in lists and objects, all levels together
@@ -89,6 +98,8 @@ def read_bytes(path: Path, kind: FileKind) -> bytes:
         if not path.is_file():
             raise kind.error(f"There is no {kind.name} at {path}.", why="nothing is there, or not a file", fix=kind.fix)
         with path.open("rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) > _LARGE_BYTES:  # whoever decodes it lets no other thread run
+                log.info("Reading %s, %s ...", path, format_bytes(size))
             raw = file.read(kind.max_bytes + 1)
     except OSError as error:
         raise kind.error(f"{path} could not be read.", why=str(error), fix="check the permissions") from error
@@ -122,6 +133,7 @@ def decode_json(raw: bytes, record: type[T], kind: FileKind, *, hook: Hook | Non
 
     if raw.count(b",") >= kind.max_elements:
         raise kind.refusal("is too large", f"it holds more than {kind.max_elements:,} values")
+    raw, seal = split_seal(raw) if kind.is_sealed else (raw, None)
     _require_acceptable(_outline(raw, kind), kind)
     try:
         found = msgspec.json.decode(raw, type=record, dec_hook=hook)
@@ -132,6 +144,8 @@ def decode_json(raw: bytes, record: type[T], kind: FileKind, *, hook: Hook | Non
         raise _not_valid("JSON", why, kind) from None
     if not isinstance(found, msgspec.Struct):  # a Struct says by itself which keys it takes
         _require_same_keys(json.loads(raw), found, record, kind)
+    if seal is not None:  # last: what is wrong in itself is named by its place
+        seal.require(kind)
     return found
 
 
@@ -153,6 +167,8 @@ def as_record(document: Any, record: type[T], kind: FileKind, *, hook: Hook | No
     _require_acceptable(document, kind)
     try:
         found = msgspec.convert(document, type=record, dec_hook=hook)
+    except UnicodeEncodeError:
+        raise kind.refusal("is malformed", "a text holds half of a surrogate pair") from None
     except msgspec.ValidationError as error:
         raise _malformed(error, document, record, kind, hook) from None
     _require_same_keys(document, found, record, kind)
@@ -168,7 +184,7 @@ def _outline(raw: bytes, kind: FileKind) -> Any:
 
 
 def _strict_json(raw: bytes, kind: FileKind) -> Any:
-    """What the standard parser would let pass is refused: duplicate keys, NaN, numbers that overflow."""
+    """What the standard parser would let pass is refused: duplicate keys, NaN, numbers beyond any use."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -185,9 +201,18 @@ def _strict_json(raw: bytes, kind: FileKind) -> Any:
             raise _not_valid("JSON", f"the number {text[:40]} is too large", kind)
         return value
 
+    def bounded(text: str) -> int:
+        if len(text) > _MOST_DIGITS:
+            raise _not_valid("JSON", f"the number {text[:40]}... is too large", kind)
+        return int(text)
+
     try:
         return json.loads(
-            raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant, parse_float=finite
+            raw.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_constant=refuse_constant,
+            parse_float=finite,
+            parse_int=bounded if _LONG_INTEGER.search(raw) else None,  # a function of ours for each number takes time
         )
     except RecursionError:
         raise _not_valid("JSON", "it is nested too deeply", kind) from None

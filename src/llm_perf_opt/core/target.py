@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from llm_perf_opt.core.interrupts import Interruptible
+
 Json = Any  # JSON-safe value: None, bool, int, float, str, list, dict with string keys
 Emit = Callable[[str, Json], None]  # the name of a runtime fact and its value so far
 Observe = Callable[[Any, Emit], AbstractContextManager[object]]  # (the built model, emit) -> entered around `invoke`
@@ -79,13 +81,17 @@ class Target:
 
     def start(self, model: Any) -> object:
         """What the phase begins with, made anew; None where it needs nothing."""
-        return None if self.prepare is None else self.prepare(model)
+        if self.prepare is None:
+            return None
+        with Interruptible():
+            return self.prepare(model)
 
     def run(self, model: Any, given: object = None) -> object:
         """Run the phase once on what `start` or the phase before made; by default `start` makes it now."""
         if given is None:
             given = self.start(model)
-        return self.invoke(model) if given is None else self.invoke(model, given)
+        with Interruptible():
+            return self.invoke(model) if given is None else self.invoke(model, given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

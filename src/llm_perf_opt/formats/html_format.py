@@ -92,9 +92,9 @@ class _PageTables:
         numbered = list(_numbered(view))
         number_of = {box.id: number for number, (_, box) in enumerate(numbered)}
         return {
-            "title": view.title,
-            "caption": view.caption,
-            "stages": view.stages,
+            "title": visible(view.title),
+            "caption": [visible(line) for line in view.caption],
+            "stages": [visible(stage) for stage in view.stages],
             "figures": FIGURE_NAMES,
             "totals": _figure_row(view.totals),
             "boxes": [self._box_row(parent, box) for parent, box in numbered],
@@ -105,7 +105,7 @@ class _PageTables:
             ],
             "params": list(self.params.number_of),
             "tensors": list(self.tensors.number_of),
-            "strings": list(self.strings.number_of),
+            "strings": [visible(string) for string in self.strings.number_of],
         }
 
     def _box_row(self, parent: int, box: Box) -> list[object]:
@@ -180,7 +180,7 @@ class HtmlDrawing:
         """The page. Its policy lets only its own script and style act, and no request leave."""
         libraries, script, style = _parts()
         return _template().render(
-            title=view.title.encode("utf-8", "replace").decode("utf-8"),
+            title=visible(view.title),
             data=page_json(view, _FIRST_METRIC.get(self._metric, self._metric)),
             libraries=libraries,
             script=script,

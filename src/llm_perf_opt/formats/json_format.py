@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from llm_perf_opt.core.graph_metric import metric_named
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.output_files import plain_values
 from llm_perf_opt.core.report import Axis, BarChart, Cell, Chart, LineChart, Report, SpanChart, Table
+from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.formats.view_file import VIEW_VERSION, ArrowRow, BoxRow, FiguresRow, LoopRow, TensorsRow, ViewFile
 from llm_perf_opt.formats.visible_text import UNIT_OF, column_keys
 
@@ -23,23 +25,27 @@ class JsonDrawing:
         metric_named(metric)
 
     def render(self, view: GraphView) -> str:
-        """ASCII, so that no name can upset a reader; one box or arrow per line."""
-        pairs = [pair for root in view.roots for pair in _with_parents(root, None)]
-        file = ViewFile(
-            schema_version=VIEW_VERSION,
-            title=view.title,
-            caption=view.caption,
-            stages=view.stages,
-            totals=FiguresRow(**asdict(view.totals)),
-            is_ungrouped=view.is_ungrouped,
-            boxes=tuple(_box_row(box, parent) for box, parent in pairs),
-            arrows=tuple(ArrowRow(inside=box.id, **asdict(arrow)) for box, _ in pairs for arrow in box.arrows),
-        )
+        """ASCII, so that no name can upset a reader; one box or arrow per line, and a seal as the last key."""
         lines = [
             _list(key, value) if key in ("boxes", "arrows") else f"{_text(key)}: {_text(value)}"
-            for key, value in plain_values(file).items()
+            for key, value in _view_object(view).items()
         ]
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return sealed_text("{\n" + ",\n".join(lines) + "\n}")
+
+
+def _view_object(view: GraphView) -> dict[str, Any]:
+    pairs = [pair for root in view.roots for pair in _with_parents(root, None)]
+    file = ViewFile(
+        schema_version=VIEW_VERSION,
+        title=view.title,
+        caption=view.caption,
+        stages=view.stages,
+        totals=FiguresRow(**asdict(view.totals)),
+        is_ungrouped=view.is_ungrouped,
+        boxes=tuple(_box_row(box, parent) for box, parent in pairs),
+        arrows=tuple(ArrowRow(inside=box.id, **asdict(arrow)) for box, _ in pairs for arrow in box.arrows),
+    )
+    return plain_values(file)
 
 
 def _with_parents(box: Box, parent: str | None) -> Iterator[tuple[Box, str | None]]:
@@ -97,7 +103,7 @@ def _report_object(report: Report) -> dict[str, object]:
         "title": report.title,
         "tables": [_table_object(table) for table in report.tables],
         "charts": [_chart_object(chart) for chart in report.charts],
-        "graph": None if report.graph is None else json.loads(JsonDrawing().render(report.graph)),
+        "graph": None if report.graph is None else _view_object(report.graph),
         "listings": [{"title": listing.title, "text": listing.text} for listing in report.listings],
         "notes": [{"level": note.level.value, "text": note.text} for note in report.notes],
         "chapters": [_report_object(chapter) for chapter in report.chapters],

@@ -6,11 +6,20 @@ Boxes form a flat list, outer before inner, each with the id of the box around i
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from llm_perf_opt.core.reading import FileKind, read_json
+
 VIEW_VERSION: Literal[1] = 1
+VIEW_FILE = FileKind(
+    name="file of a grouped view",
+    fix="draw it again: llm-perf-opt graph TRACE --format json",
+    schema_version=VIEW_VERSION,
+    is_sealed=True,
+)
 
 Count = Annotated[int, Meta(ge=0)]
 Texts = tuple[str, ...]
@@ -119,3 +128,8 @@ class ViewFile(_Object, frozen=True, kw_only=True):
         Meta(description="Outer before inner; the boxes of one parent are in call order."),
     ]
     arrows: tuple[ArrowRow, ...]
+
+
+def read_view(path: Path) -> ViewFile:
+    """The grouped view in a file, as it was written."""
+    return read_json(path, ViewFile, VIEW_FILE)

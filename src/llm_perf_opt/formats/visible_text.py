@@ -1,4 +1,4 @@
-"""How names and cells read on a page: control characters made visible, widths without a font, numbers with units."""
+"""How names and cells read on a page: widths without a font, numbers with units, nothing invisible."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from itertools import count
 from types import MappingProxyType
 
 from llm_perf_opt.core import units
+from llm_perf_opt.core.plain_text import visible as visible
+from llm_perf_opt.core.plain_text import visible_ascii as visible_ascii
 from llm_perf_opt.core.report import Cell, Column, Kind, Table
 
 UNKNOWN = "?"
@@ -77,20 +79,7 @@ def _key(column: Column) -> str:
     return words if unit is None or f"_{unit}_" in f"_{words}_" else f"{words}_{unit}"
 
 
-_JOINER = "\u200d"  # holds composed emoji together and does nothing else
 ELLIPSIS = "\u2026"
-
-
-def visible(text: str) -> str:
-    """`text` on one line, every character of it visible."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == _JOINER else _escape(char) for char in text)
-
-
-def visible_ascii(text: str) -> str:
-    """The same in ASCII, for a terminal of any encoding."""
-    return visible(text).encode("ascii", "backslashreplace").decode("ascii")
 
 
 def shortened(text: str, length: int) -> str:
@@ -99,10 +88,6 @@ def shortened(text: str, length: int) -> str:
         return text
     tail = length * 2 // 3
     return text[: length - tail - 1] + ELLIPSIS + text[len(text) - tail :]
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 FONTS = "'DejaVu Sans', Verdana, Geneva, sans-serif"  # of nearly the same widths; others are narrower

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 from llm_perf_opt import __version__
 
 _LIBRARIES = ("torch", "transformers", "numpy")
+_version = functools.cache(version)  # reading the metadata of a package takes a millisecond or two
 
 
 def library_versions() -> dict[str, str]:
@@ -20,10 +24,23 @@ def library_versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
-            found[name] = version(name)
+            found[name] = _version(name)
         except PackageNotFoundError:
             continue
     return found
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """So many threads for torch's own work while the block runs; None leaves it as it is."""
+    before = torch.get_num_threads()
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        if threads is not None:
+            torch.set_num_threads(before)
 
 
 _GROUP_FILES = ("memory.max", "memory.current")

@@ -8,6 +8,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.isolation import build_on_ghosts
 from llm_perf_opt.harness.quiet import silenced
@@ -31,16 +33,17 @@ def first_call(target: Target, device: str = "cpu") -> tuple[tuple[Any, ...], di
     def stop(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         raise _ReachedForwardError(args, kwargs)
 
-    model = build_on_ghosts(target, Engine())
-    handle = model.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        with silenced():
-            target.run(model)
-    except _ReachedForwardError as reached:
-        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), reached.arguments)
-        return args, kwargs
-    finally:
-        handle.remove()
+    with OneRun(), Interruptible():
+        model = build_on_ghosts(target, Engine())
+        handle = model.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            with silenced():
+                target.run(model)
+        except _ReachedForwardError as reached:
+            args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), reached.arguments)
+            return args, kwargs
+        finally:
+            handle.remove()
     raise PerfOptError(
         f"The {target.phase} of {target.model} never calls the model.",
         why="its inputs are known when its forward is called",

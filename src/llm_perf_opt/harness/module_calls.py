@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from llm_perf_opt.core.interrupts import Interruptible, InterruptsWait
+from llm_perf_opt.core.run_watch import DOING
+from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, Budget
 from llm_perf_opt.harness.twins import tensors_in
+from llm_perf_opt.weightless.ghost import ENGINES
 
 Before = Callable[[str, torch.nn.Module, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[str, Any], None]
@@ -63,31 +68,59 @@ def watch_forwards(
     """Report every forward below `root` with its arguments; a module that is shared is reported under its first path.
 
     A call that raises is left with the output None, so calls pair up also where the model catches the error itself.
+    Calls that another thread makes meanwhile run as ever and are not reported.
     """
-    stop = StopSite()
-    wrapped: list[tuple[torch.nn.Module, Any]] = []
-    try:
+    stop, calls = StopSite(), _CountedCalls()
+    with InterruptsWait(), ExitStack() as undo:
         for path, module in root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # compiled: its forward is no Python function and calls no children
             if paths is not None and path not in paths:
                 continue
-            wrapped.append((module, module.__dict__.get("forward")))
-            module.__dict__["forward"] = _watched(module, path, before, after, stop)
-        yield stop
-    finally:
-        for module, own_forward in wrapped:
-            if own_forward is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = own_forward
+            undo.callback(unwatch, module, module.__dict__.get("forward"))
+            module.__dict__["forward"] = _watched(module, path, before, after, stop, calls)
+        with Interruptible():
+            yield stop
 
 
-def _watched(module: torch.nn.Module, path: str, before: Before, after: After, stop: StopSite) -> Callable[..., Any]:
-    forward = module.forward
+def unwatch(module: torch.nn.Module, own: Any, method: str = "forward") -> None:
+    """Give a module back the method that its own dictionary held, or None where it inherited it."""
+    if own is None:
+        module.__dict__.pop(method, None)
+    else:
+        module.__dict__[method] = own
+
+
+class _CountedCalls:
+    """Stops a run that calls modules without end. Where no engine counts its ops, calls count in their place."""
+
+    def __init__(self) -> None:
+        self._budget = Budget()
+        self._count = 0
+        self._check_at = min(OPS_BETWEEN_CHECKS, self._budget.max_ops + 1)
+
+    def one_more(self) -> None:
+        self._count += 1
+        if self._count >= self._check_at:
+            reached = self._budget.exceeded(None if ENGINES.open else self._count, "module calls")
+            if reached is not None:
+                raise reached
+            left = self._budget.max_ops - self._count + 1
+            self._check_at = self._count + (min(OPS_BETWEEN_CHECKS, left) if left > 0 else OPS_BETWEEN_CHECKS)
+
+
+def _watched(
+    module: torch.nn.Module, path: str, before: Before, after: After, stop: StopSite, calls: _CountedCalls
+) -> Callable[..., Any]:
+    forward, thread = module.forward, threading.get_ident()
+    counted = calls.one_more
 
     @functools.wraps(forward)  # libraries read the signature of `model.forward` to pick arguments
     def watched(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return forward(*args, **kwargs)
+        DOING[thread] = path
+        counted()
         before(path, module, args, kwargs)
         try:
             output = forward(*args, **kwargs)

@@ -13,8 +13,9 @@ from torch import Tensor
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import DECODE, PREPROCESS, SAMPLING
 from llm_perf_opt.core.protocols import StageWatch
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.target import PhaseBefore, Stage, Target
-from llm_perf_opt.harness.attribute_patches import replaced
+from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.stage_ranges import ranges_named, stages_watched
 from llm_perf_opt.harness.twins import tensors_in
@@ -45,7 +46,7 @@ def run_phases(
     `eos_token_id` ends the run; None never does. `ranges` names "stages", or "modules" too, in the profilers' records.
     The inputs are made as the stage "preprocess", a token is chosen as the stage "sampling".
     """
-    with silenced(), _cuda_calls_stay(device), ranges_named(model, watch, ranges) as watched:
+    with OneRun(), silenced(), _cuda_calls_stay(device), ranges_named(model, watch, ranges) as watched:
         return _Run(model, watched, device, eos_token_id).of(targets)
 
 
@@ -174,5 +175,6 @@ def _cuda_calls_stay(device: str) -> Iterator[None]:
     if torch.device(device).type == "cuda":
         yield
         return
-    with replaced(torch.Tensor, "cuda", lambda cuda: lambda tensor, *args, **kwargs: tensor):
+    with ThreadPatches() as patches:
+        patches.replace(torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor)
         yield

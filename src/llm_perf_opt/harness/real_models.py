@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.core.callgraph import Json
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.target import Target
-from llm_perf_opt.harness.weights import fill_with_noise, load_weights, skip_random_fills
+from llm_perf_opt.harness.weights import fill_with_noise, load_weights, same_random_numbers
 from llm_perf_opt.weightless.ghost import Ghost
 
 
@@ -43,14 +45,14 @@ class RealModels:
 
     def model_of(self, target: Target) -> torch.nn.Module:
         """The model, ready to run."""
-        with torch.random.fork_rng(devices=()), skip_random_fills():
-            torch.manual_seed(0)  # the same target is the same model, for every tracer
-            model: torch.nn.Module = target.build()
-        if model is not self._last:
-            _refuse_unreal(model)
-            if not target.has_weights:
-                self._give_weights(model)
-            self._last = model.to(self.device)
+        with OneRun(), Interruptible():
+            with same_random_numbers():  # the same target is the same model, for every tracer
+                model: torch.nn.Module = target.build()
+            if model is not self._last:
+                _refuse_unreal(model)
+                if not target.has_weights:
+                    self._give_weights(model)
+                self._last = model.to(self.device)
         return model
 
     def _give_weights(self, model: torch.nn.Module) -> None:

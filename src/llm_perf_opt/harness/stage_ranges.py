@@ -7,6 +7,7 @@ pays for a handful of calls; naming every module is an option of its own.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from torch.profiler import record_function
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.plain_text import visible_ascii
 from llm_perf_opt.core.protocols import StageWatch
 from llm_perf_opt.core.target import Stage
-from llm_perf_opt.harness.module_calls import watch_modules
+from llm_perf_opt.harness.module_calls import unwatch, watch_modules
 
 STAGE_PREFIX = "stage: "
 MODULE_PREFIX = "module: "
@@ -58,9 +60,19 @@ class NamedRanges:
             yield
 
 
+_LONGEST_RANGE = 500
+_QUOTES = str.maketrans({'"': "'", "\\": "/"})
+
+
+def range_text(text: str) -> str:
+    """As torch's profiler can write it: it drops what is not ASCII, and puts a name into its file as it stands."""
+    return visible_ascii(text[:_LONGEST_RANGE]).translate(_QUOTES)
+
+
 @contextmanager
 def named_range(text: str) -> Iterator[None]:
     """A range of this name in the profilers' records."""
+    text = range_text(text)
     with record_function(text):
         if not _has_cuda():
             yield
@@ -110,27 +122,24 @@ def stages_watched(
 ) -> Iterator[None]:
     """Report to `watch` every call of the modules at the roots of `stages`, also where `forward` is called directly.
 
-    The path "" is the model itself, which is called by the method `entry`.
+    The path "" is the model itself, which is called by the method `entry`. Calls in other threads are not reported.
     """
-    wrapped: list[tuple[torch.nn.Module, str, Any]] = []
-    try:
+    with ExitStack() as undo:
         for stage in stages:
             for path in stage.paths:
                 module, method = model.get_submodule(path), "forward" if path else entry
-                wrapped.append((module, method, module.__dict__.get(method)))
+                undo.callback(unwatch, module, module.__dict__.get(method), method)
                 module.__dict__[method] = _watched(getattr(module, method), stage.name, watch)
         yield
-    finally:
-        for module, method, own in reversed(wrapped):
-            if own is None:
-                module.__dict__.pop(method, None)
-            else:
-                module.__dict__[method] = own
 
 
 def _watched(forward: Callable[..., Any], name: str, watch: StageWatch) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
     @functools.wraps(forward)  # libraries read the signature of `model.forward` to pick arguments
     def watched(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return forward(*args, **kwargs)
         with watch.stage(name):
             return forward(*args, **kwargs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
+from llm_perf_opt.core.thread_patches import is_alone
+from llm_perf_opt.harness.weight_files import find_index, read_weight_map, require_own_files
 
-_INDEX = "*.safetensors.index.json"
 _NAMES_SHOWN = 8
 
 
@@ -75,12 +75,13 @@ def _is_below(name: str, paths: Sequence[str]) -> bool:
 
 def _named_tensors(folder: Path) -> dict[Path, list[str]]:
     """The names in each file: by the index where there is one, so that a file nobody needs is not even opened."""
-    index = next(iter(sorted(folder.glob(_INDEX))), None)
+    index = find_index(folder)
     if index is None:
         return {file: _names_in(file) for file in _files(folder)}
     by_file: dict[Path, list[str]] = {}
-    for name, file in _weight_map(index).items():
+    for name, file in read_weight_map(index).items():
         by_file.setdefault(folder / file, []).append(name)
+    require_own_files(folder, [file for file in by_file if file.exists()])
     return by_file
 
 
@@ -91,11 +92,11 @@ def _memory(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _files(folder: Path) -> list[Path]:
     """The shards that the index names, or every safetensors file where there is no index."""
-    index = next(iter(sorted(folder.glob(_INDEX))), None)
+    index = find_index(folder)
     if index is None:
         files = sorted(folder.glob("*.safetensors"))
     else:
-        files = [folder / name for name in sorted(set(_weight_map(index).values()))]
+        files = [folder / name for name in sorted(set(read_weight_map(index).values()))]
     absent = [file.name for file in files if not file.is_file()]
     if absent or not files:
         raise UsageError(
@@ -103,20 +104,8 @@ def _files(folder: Path) -> list[Path]:
             why="weights are read from *.safetensors files, all those that the index names",
             fix="point --load-weights at the folder with the released files, or use --load-weights random",
         )
+    require_own_files(folder, files)
     return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Name of a tensor -> name of the file that holds it."""
-    document = read_foreign_json(index, MODEL_FILE)
-    shards = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise PerfOptError(
-            f"{index} is no index of weights.",
-            why='it has no object "weight_map" of file names',
-            fix="fetch the file again",
-        )
-    return shards
 
 
 @contextmanager
@@ -158,6 +147,12 @@ def _copy(place: torch.Tensor, tensor: torch.Tensor, name: str, file: Path) -> N
             why=f"it is {list(tensor.shape)} there and {list(place.shape)} in the model",
             fix="use the weights and the configuration of the same release",
         )
+    if place.is_floating_point() != tensor.is_floating_point():
+        raise PerfOptError(
+            f"{name} in {file.name} has the wrong type.",
+            why=f"it is {str(tensor.dtype)[6:]} there and {str(place.dtype)[6:]} in the model",
+            fix="use weights that are not quantised, of the same release as the configuration",
+        )
     place.copy_(tensor)
 
 
@@ -177,7 +172,6 @@ _RANDOM_FILLS = frozenset(
     {
         torch.Tensor.uniform_,
         torch.Tensor.normal_,
-        torch.Tensor.erfinv_,
         torch.Tensor.bernoulli_,
         torch.Tensor.random_,
         torch.Tensor.exponential_,
@@ -191,27 +185,48 @@ _RANDOM_FILLS = frozenset(
         init.orthogonal_,
     }
 )
+_DRAWS = frozenset({torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli})
 
 
-class _WithoutRandomFills(TorchFunctionMode):
-    """Lets random in-place fills of large tensors pass without doing anything; small ones are done."""
+class _OwnNumbers(TorchFunctionMode):
+    """Lets random in-place fills of large tensors pass without doing anything; small ones draw numbers of their own."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in _RANDOM_FILLS:
-            # torch.nn.init asks a mode before it does anything, and hands its tensor over by name
-            tensor = args[0] if args else kwargs["tensor"]
-            if tensor.numel() >= _LARGE and tensor.is_floating_point():
-                return tensor
-        return func(*args, **kwargs)
+        given = dict(kwargs or {})
+        is_fill = func in _RANDOM_FILLS
+        # torch.nn.init asks a mode before it does anything, and hands its tensor over by name
+        tensor: Any = args[0] if args else given.get("tensor")
+        if (is_fill or func is torch.Tensor.erfinv_) and tensor.numel() >= _LARGE and tensor.is_floating_point():
+            return tensor
+        if func is torch.rand_like or func is torch.randn_like:
+            made = torch.empty_like(*args, **given)
+            fill = made.uniform_ if func is torch.rand_like else made.normal_
+            return fill(generator=self._generator)
+        device = tensor.device if is_fill else given.get("device") or "cpu"
+        if (is_fill or func in _DRAWS) and given.get("generator") is None and torch.device(device).type == "cpu":
+            given["generator"] = self._generator
+        return func(*args, **given)
 
 
 @contextmanager
-def skip_random_fills() -> Iterator[None]:
-    """Build a model without drawing billions of random numbers; buffers and constant fills are as ever."""
-    with _WithoutRandomFills():
+def same_random_numbers(seed: int = 0) -> Iterator[None]:
+    """Build a model with the same random numbers each time; buffers and constant fills are as ever.
+
+    Billions of numbers are not drawn. The few that are come from a generator of their own, since torch's is of the
+    whole process: another thread would draw from it in between. With no other thread torch's has the seed too, for
+    whatever takes no generator, and is put back.
+    """
+    with ExitStack() as undo:
+        if is_alone():
+            undo.enter_context(torch.random.fork_rng(devices=()))
+            torch.manual_seed(seed)
+        undo.enter_context(_OwnNumbers(seed))
         yield
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.core.interrupts import Interruptible
 from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.source_figures import Method, SourceFigures, WorkFamily, family_of, operator_name
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
@@ -46,11 +48,12 @@ class ByteCounter:
 
     def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         """The figures of each stage of every phase, in the order in which the target declares them."""
-        return tuple(
-            figures
-            for target in adapter.targets(workload)
-            for figures in _of_phase(target, self._engine, self._routing)
-        )
+        with OneRun(), Interruptible():
+            return tuple(
+                figures
+                for target in adapter.targets(workload)
+                for figures in _of_phase(target, self._engine, self._routing)
+            )
 
 
 def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[SourceFigures]:

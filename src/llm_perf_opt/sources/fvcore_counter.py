@@ -14,7 +14,9 @@ from importlib.metadata import version
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.interrupts import Interruptible
 from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.source_figures import Method, SourceFigures
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.units import format_bytes
@@ -56,19 +58,21 @@ class FvcoreCounter:
 
     def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         """The figures of each stage of every phase, in the order in which they run."""
-        targets = adapter.targets(workload)
-        if importlib.util.find_spec("fvcore") is None:
-            return tuple(figures for target in targets for figures in failed_phase(target, SOURCE, NOT_INSTALLED))
-        return tuple(
-            figures for target in targets for figures in ask(target, self._engine, SOURCE, _of_stage, self._routing)
-        )
+        with OneRun(), Interruptible():
+            targets = adapter.targets(workload)
+            if importlib.util.find_spec("fvcore") is None:
+                return tuple(figures for target in targets for figures in failed_phase(target, SOURCE, NOT_INSTALLED))
+            return tuple(
+                figures for target in targets for figures in ask(target, self._engine, SOURCE, _of_stage, self._routing)
+            )
 
     def whole_runs(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         """Each phase as one module, as fvcore's own users ask it; a phase that it cannot trace has the reason."""
-        targets = adapter.targets(workload)
-        if importlib.util.find_spec("fvcore") is None:
-            return tuple(_failed_run(target, NOT_INSTALLED) for target in targets)
-        return tuple(self._whole_run(adapter, workload, place, target) for place, target in enumerate(targets))
+        with OneRun(), Interruptible():
+            targets = adapter.targets(workload)
+            if importlib.util.find_spec("fvcore") is None:
+                return tuple(_failed_run(target, NOT_INSTALLED) for target in targets)
+            return tuple(self._whole_run(adapter, workload, place, target) for place, target in enumerate(targets))
 
     def _whole_run(self, adapter: ModelAdapter, workload: Workload, place: int, target: Target) -> SourceFigures:
         start = time.perf_counter()

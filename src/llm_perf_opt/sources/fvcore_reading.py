@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.source_figures import BlindSpot, ModuleFigure, OperatorFigure, family_of
-from llm_perf_opt.harness.attribute_patches import replaced
+from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.sources.fvcore_gaps import (
     FLOPS_PER_MAC,
@@ -97,7 +97,8 @@ def _table(flops: Any, activations: Any, depth: int) -> str:
     from fvcore.nn import flop_count_table
 
     statistics = importlib.import_module("fvcore.nn.print_model_statistics")
-    with replaced(statistics, "_remove_zero_statistics", lambda _: _rows_with_work):
+    with ThreadPatches() as patches:
+        patches.replace(statistics, "_remove_zero_statistics", _rows_with_work)
         return str(flop_count_table(flops, max_depth=depth, activations=activations))
 
 
@@ -162,7 +163,8 @@ def _one_trace() -> Iterator[_Trace]:
 
         return traced
 
-    with replaced(importlib.import_module("fvcore.nn.jit_analysis"), "_get_trace_graph", traced_once):
+    with ThreadPatches() as patches:
+        patches.wrap(importlib.import_module("fvcore.nn.jit_analysis"), "_get_trace_graph", traced_once)
         yield kept
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.plain_text import error_line
 from llm_perf_opt.core.source_figures import BlindSpot, Method, SourceFigures
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.isolation import IsolatedCall, LooseOp, cut_apart, stage_roots
@@ -88,7 +89,7 @@ def _failed(source: str, phase: str, stage: str, failure: str) -> SourceFigures:
 
 def reason_of(error: BaseException) -> str:
     """What was raised, in one line."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+    return error_line(error)
 
 
 def _stage_names(target: Target) -> tuple[str, ...]:

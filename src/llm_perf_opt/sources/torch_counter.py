@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.core.interrupts import Interruptible
 from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.source_figures import Method, SourceFigures, WorkFamily, family_of
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.isolation import IsolatedCall
@@ -66,11 +68,12 @@ class TorchCounter:
 
     def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         """The figures of each stage of every phase, in the order in which they run."""
-        return tuple(
-            figures
-            for target in adapter.targets(workload)
-            for figures in ask(target, self._engine, SOURCE, _of_stage, self._routing)
-        )
+        with OneRun(), Interruptible():
+            return tuple(
+                figures
+                for target in adapter.targets(workload)
+                for figures in ask(target, self._engine, SOURCE, _of_stage, self._routing)
+            )
 
 
 def _of_stage(stage: IsolatedStage, engine: Engine) -> SourceFigures:

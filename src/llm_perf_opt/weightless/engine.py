@@ -23,12 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from llm_perf_opt.core.callgraph import CallGraphBuilder, OpKind
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.interrupts import Interruptible, puts_back
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, Budget
 from llm_perf_opt.weightless import fallbacks, propagation, real_ops
 from llm_perf_opt.weightless.composites import composite_parts, scratch_bytes
 from llm_perf_opt.weightless.dispatcher import UserRule
-from llm_perf_opt.weightless.environment import Disguise, environment
+from llm_perf_opt.weightless.environment import Disguise, Environment
 from llm_perf_opt.weightless.fallbacks import run_higher_order
-from llm_perf_opt.weightless.ghost import _ACTIVE, _LATEST, Ghost, adopt_module, new_ghost
+from llm_perf_opt.weightless.ghost import ENGINES, Ghost, adopt_module, new_ghost, stands_by
 from llm_perf_opt.weightless.keys import op_key, shape_key
 from llm_perf_opt.weightless.oracle import Limits, Oracle
 from llm_perf_opt.weightless.recipes import Fresh, Recipe
@@ -43,6 +46,18 @@ T = TypeVar("T")
 
 _EMPTY: Mapping[str, Any] = {}
 _RETRIES = 6
+# What model code raises when a value is not what it expects. Memory, files, imports and recursion are not a value's.
+_OF_A_GUESS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 
 
 class Entry:
@@ -98,7 +113,10 @@ class Engine(TorchDispatchMode):
         self.ops_dispatched = 0
         self._cache: dict[tuple[Any, ...], Entry] = {}
         self._pointwise: dict[int, bool] = {}
-        self._open: ExitStack | None = None
+        self._check_at = 0  # the op at which the limits are looked at next
+        self._ops_before = 0
+        self._budget = Budget()
+        self._open: list[ExitStack] = []  # one per nested entry
         self._depth = 0
 
     @classmethod
@@ -112,37 +130,47 @@ class Engine(TorchDispatchMode):
 
     # ---- opening and closing
 
+    @puts_back  # until it has returned, nobody would undo what it did
     def __enter__(self) -> Engine:
-        if self._depth == 0:
-            with ExitStack() as opening:
-                opening.enter_context(environment(self.disguise))
+        with ExitStack() as opening:
+            opening.enter_context(OneRun())
+            if self._depth == 0:
+                _refuse_other_modes()
+                self.disguise.inside = 0  # whatever an interrupted run left
+                self._budget, self._ops_before = Budget(), self.ops_dispatched
+                self._check_at = self.ops_dispatched + min(OPS_BETWEEN_CHECKS, self._budget.max_ops)
+                opening.enter_context(Environment(self.disguise))
                 opening.enter_context(torch.no_grad())
                 # Not inference_mode: its tensors refuse views of ordinary parameters.
                 opening.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
-                self._open = opening.pop_all()
-        self._depth += 1
-        _ACTIVE.append(self)
-        _LATEST[:] = [self]
-        super().__enter__()  # type: ignore[no-untyped-call]
+            super().__enter__()  # type: ignore[no-untyped-call]
+            opening.push(super().__exit__)
+            self._depth += 1
+            opening.callback(self._leave)
+            ENGINES.open.append(self)
+            ENGINES.latest = self
+            opening.enter_context(Interruptible())
+            self._open.append(opening.pop_all())
         return self
 
+    @puts_back
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        _ACTIVE.pop()
+        self._open.pop().__exit__(kind, error, trace)
+
+    def _leave(self) -> None:
         self._depth -= 1
-        if self._depth == 0 and self._open is not None:
-            self._open.close()
-            self._open = None
+        ENGINES.open.pop()
 
     @contextmanager
     def recording(self, builder: CallGraphBuilder) -> Iterator[OpRecorder]:
         """Write every op, oracle answer and freed storage into `builder` while the block runs."""
-        self.recorder = recorder = OpRecorder(builder, self.disguise.shown, self.real_storages)
-        self.oracle.on_answer = builder.answer
-        Storage.on_free = builder.free
+        recorder = OpRecorder(builder, self.disguise.shown, self.real_storages)
         try:
+            self.recorder = recorder
+            self.oracle.on_answer = builder.answer
+            Storage.on_free = builder.free
             yield recorder
         finally:
             Storage.on_free = None
@@ -153,10 +181,11 @@ class Engine(TorchDispatchMode):
     # ---- what a caller does
 
     def run(self, forward: Callable[[], T]) -> T:
-        """Call `forward` under the engine; if it raises after an oracle comparison, revise that and try again.
+        """Call `forward` under the engine; if it raises because of an oracle comparison, revise that and try again.
 
         A weightless run takes a fraction of a second, so a wrong guess (`if x.max() > limit: raise`) is cheaper to take
-        back than to foresee. The first error is the one that is raised when no revision helps.
+        back than to foresee. Errors that no guess can cause are raised at once, and the first error is the one that is
+        raised when no revision helps. What was revised is in the record: the answer's policy says so.
         """
         first: Exception | None = None
         for _ in range(_RETRIES + 1):
@@ -166,9 +195,9 @@ class Engine(TorchDispatchMode):
                     return forward()
             except PerfOptError:
                 raise  # a refusal, or recorded counts that do not fit: no other guess would make it right
-            except Exception as error:  # noqa: BLE001  re-raised below unless a revision cures it
+            except _OF_A_GUESS as error:
                 first = first or error
-                if self.oracle.revise() is None:
+                if self.oracle.revise(error) is None:
                     break
         assert first is not None
         raise first
@@ -201,6 +230,8 @@ class Engine(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.ops_dispatched += 1
+        if self.ops_dispatched >= self._check_at:
+            self._check_limits()
         disguise = self.disguise
         disguise.inside += 1  # our own machinery sees the true device
         try:
@@ -210,6 +241,13 @@ class Engine(TorchDispatchMode):
             raise
         finally:
             disguise.inside -= 1
+
+    def _check_limits(self) -> None:
+        ops = self.ops_dispatched - self._ops_before
+        reached = self._budget.exceeded(ops)
+        if reached is not None:
+            raise reached
+        self._check_at = self.ops_dispatched + max(1, min(OPS_BETWEEN_CHECKS, self._budget.max_ops - ops + 1))
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """One op, by one of the four ways."""
@@ -304,3 +342,22 @@ class Engine(TorchDispatchMode):
                 tensor.memory.uniform = None
             elif isinstance(tensor, torch.Tensor) and spec_of_tensor(tensor).is_float:
                 self.real_storages.taint(tensor)
+
+
+def _refuse_other_modes() -> None:
+    """A run within another one, or under FakeTensorMode, would see neither world whole."""
+    if ENGINES.open:
+        raise PerfOptError(
+            "A weightless run is open in this thread already.",
+            why="model code that it runs has begun another one",
+            fix="trace before or after, not within a forward that is being traced",
+        )
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        raise PerfOptError(
+            "FakeTensorMode is on in this thread.",
+            why="a weightless run takes its place in torch's dispatcher, and there is one such place",
+            fix="leave the FakeTensorMode block before tracing",
+        )
+
+
+stands_by(Engine)

@@ -3,15 +3,16 @@
 They are marked "not to be compiled" by a wrapper that asks dynamo to disable itself and remembers the answer on the
 function. Where dynamo is not loaded there is nothing to disable: the function itself is the answer.
 
-Each replacement is undone on every way out. They are needed because they decide in Python, before any op is dispatched.
+Each replacement holds in the thread of the run alone, and is undone on every way out. They are needed because they
+decide in Python, before any op is dispatched.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import CellType, FunctionType
 from typing import Any
 
@@ -24,11 +25,22 @@ import torch._refs.special
 import torch.nn.init
 from torch._decomp import global_decomposition_table
 from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from llm_perf_opt.core.interrupts import puts_back
+from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.weightless.ghost import Ghost
 
 ANSWER = "__dynamo_disable"
 _ROOMS = (torch._refs, torch._refs.special, torch._refs.nn.functional, torch._decomp.decompositions)
+
+# Model code, torch and our own dispatch use these. Each changes something and then returns: an interrupt in between
+# would leave it changed for good.
+_MODES = (torch.autocast, torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode)
+for _mode in (*_MODES, TorchDispatchMode, TorchFunctionMode):
+    puts_back(_mode.__enter__)
+    puts_back(_mode.__exit__)
 
 
 def functions_that_load_dynamo() -> tuple[Callable[..., Any], ...]:
@@ -62,9 +74,6 @@ def _is_filled(cell: CellType) -> bool:
     return cell != CellType()
 
 
-_ABSENT = object()
-
-
 class Disguise:
     """The device that model code sees. Inside the engine (`inside` above 0) every tensor tells the truth: `cpu`.
 
@@ -79,98 +88,79 @@ class Disguise:
         self.inside = 0
 
 
-class Patches:
-    """Attributes replaced for the time of a run."""
+class Environment(ThreadPatches):
+    """Everything the engine needs changed outside the dispatcher, in the thread that opens it, until it is closed."""
 
-    def __init__(self) -> None:
-        self._undo = ExitStack()
+    def __init__(self, disguise: Disguise) -> None:
+        super().__init__()
+        self._disguise = disguise
 
-    def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute; remember whether the owner had one of its own, as opposed to an inherited one."""
-        before = owner.__dict__.get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name, _ABSENT)
-        self.finally_(functools.partial(_restore, owner, name, before))
-        setattr(owner, name, value)
-
-    def finally_(self, undo: Callable[[], object]) -> None:
-        """Run `undo` when the patches are taken back, last in first out."""
-        self._undo.callback(undo)
-
-    def close(self) -> None:
-        """Put everything back."""
-        self._undo.close()
-
-
-def _restore(owner: Any, name: str, before: Any) -> None:
-    if before is _ABSENT:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, before)
+    def __enter__(self) -> Environment:
+        with ExitStack() as opening:
+            opening.callback(self.close)
+            _run_compiled_code_eagerly(self)
+            _keep_autocast(self)
+            _ignore_cuda_calls(self)
+            if self._disguise.is_cuda:
+                _show_cuda(self, self._disguise)
+            _skip_initialisation_of_ghosts(self)
+            _skip_slow_or_nested_paths(self)
+            opening.pop_all()
+        return self
 
 
-@contextmanager
-def environment(disguise: Disguise) -> Iterator[None]:
-    """Everything the engine needs changed outside the dispatcher, undone at the end."""
-    patches = Patches()
-    try:
-        _run_compiled_code_eagerly(patches)
-        _keep_autocast(patches)
-        _ignore_cuda_calls(patches)
-        if disguise.is_cuda:
-            _show_cuda(patches, disguise)
-        _skip_initialisation_of_ghosts(patches)
-        _skip_slow_or_nested_paths(patches)
-        yield
-    finally:
-        patches.close()
-
-
-def _run_compiled_code_eagerly(patches: Patches) -> None:
+def _run_compiled_code_eagerly(patches: ThreadPatches) -> None:
     def compile_nothing(model: Any = None, **options: Any) -> Any:
         return model if model is not None else (lambda function: function)
 
     patches.replace(torch, "compile", compile_nothing)
     # A function compiled before has loaded dynamo; loading it for nothing would take a second.
-    dynamo_config = sys.modules.get("torch._dynamo.config")
-    if dynamo_config is not None:
-        patches.replace(dynamo_config, "disable", True)
+    compiled_calls = sys.modules.get("torch._dynamo.eval_frame")
+    if compiled_calls is not None:
+        patches.replace(compiled_calls, "_callback_from_stance", lambda callback: None)
 
 
-def _keep_autocast(patches: Patches) -> None:
+def _keep_autocast(patches: ThreadPatches) -> None:
     """`autocast("cuda")` acts as `autocast("cpu")` with CUDA's default dtype: ghosts carry the CPU's autocast keys."""
-    original = torch.autocast.__init__
 
-    def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
-        if device_type in ("cuda", "meta"):
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        original(self, device_type, dtype, *args, **kwargs)
+    def on_the_cpu(plain: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
+            if device_type in ("cuda", "meta"):
+                device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+            plain(self, device_type, dtype, *args, **kwargs)
 
-    patches.replace(torch.autocast, "__init__", init)
+        return init
+
+    patches.wrap(torch.autocast, "__init__", on_the_cpu)
 
 
-def _ignore_cuda_calls(patches: Patches) -> None:
+def _ignore_cuda_calls(patches: ThreadPatches) -> None:
     for name in ("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all"):
         patches.replace(torch.cuda, name, lambda *args, **kwargs: None)
     patches.replace(torch.cuda, "is_current_stream_capturing", lambda: False)
     for owner, name in ((torch.nn.Module, "cuda"), (torch.Tensor, "cuda"), (torch.Tensor, "pin_memory")):
         patches.replace(owner, name, lambda self, *args, **kwargs: self)
     # Without this, torch.tensor(..., device="cuda") asks for a CUDA device after it has built the values on the CPU.
+    # It holds for all threads, and changes no result: values are made on the CPU first and moved afterwards.
     torch._C._ensureCUDADeviceGuardSet()
     lifts_only_cpu = torch._C._only_lift_cpu_tensors()
     patches.finally_(lambda: torch._C._set_only_lift_cpu_tensors(lifts_only_cpu))
     torch._C._set_only_lift_cpu_tensors(True)
 
 
-def _show_cuda(patches: Patches, disguise: Disguise) -> None:
-    true_device = torch._C.TensorBase.device
+def _show_cuda(patches: ThreadPatches, disguise: Disguise) -> None:
     shown = disguise.device
 
-    def device(tensor: torch.Tensor) -> torch.device:
-        actual: torch.device = true_device.__get__(tensor)
-        return actual if disguise.inside or actual.type == "meta" else shown
+    def shown_device(plain: Callable[[torch.Tensor], torch.device]) -> Callable[[torch.Tensor], torch.device]:
+        def device(tensor: torch.Tensor) -> torch.device:
+            actual = plain(tensor)
+            return actual if disguise.inside or actual.type == "meta" else shown
 
-    patches.replace(torch.Tensor, "device", property(device))
-    patches.replace(torch.Tensor, "is_cuda", property(lambda tensor: not disguise.inside))
-    patches.replace(torch.Tensor, "is_cpu", property(lambda tensor: bool(disguise.inside)))
+        return device
+
+    patches.wrap_property(torch.Tensor, "device", shown_device)
+    patches.wrap_property(torch.Tensor, "is_cuda", lambda plain: lambda tensor: not disguise.inside)
+    patches.wrap_property(torch.Tensor, "is_cpu", lambda plain: lambda tensor: bool(disguise.inside))
     patches.replace(torch.Tensor, "get_device", lambda tensor: shown.index)
     answers: dict[str, Any] = {
         "is_available": True,
@@ -185,29 +175,40 @@ def _show_cuda(patches: Patches, disguise: Disguise) -> None:
         patches.replace(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer)
 
 
-def _skip_initialisation_of_ghosts(patches: Patches) -> None:
+def _skip_initialisation_of_ghosts(patches: ThreadPatches) -> None:
     """A ghost has nothing to initialise; `trunc_normal_` rejects samples in a loop and would never end on one."""
     for name, function in list(vars(torch.nn.init).items()):
         if name.endswith("_") and not name.startswith("__") and callable(function):
-            patches.replace(torch.nn.init, name, _unless_ghost(function))
+            patches.wrap(torch.nn.init, name, _unless_ghost)
 
 
 def _unless_ghost(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
     def initialise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor if type(tensor) is Ghost else function(tensor, *args, **kwargs)
 
     return initialise
 
 
-def _skip_slow_or_nested_paths(patches: Patches) -> None:
+def _skip_slow_or_nested_paths(patches: ThreadPatches) -> None:
     for function in functions_that_load_dynamo():
-        patches.replace(function, ANSWER, function)
+        # For all threads: what the mark remembers is the function itself, which does the same.
+        patches.finally_(functools.partial(_forget_answer, function))
+        setattr(function, ANSWER, function)
     # C++ asks this Python function before every dispatched op (2 microseconds); no op here has such a rule.
     patches.replace(torch._library.simple_registry, "find_torch_dispatch_rule", lambda op, kind: None)
     # The fast path of nn.TransformerEncoder builds nested tensors, which have no strided layout.
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    patches.finally_(lambda: torch.backends.mha.set_fastpath_enabled(fast_path))
-    torch.backends.mha.set_fastpath_enabled(False)
+    patches.replace(torch.backends.mha, "get_fastpath_enabled", lambda: False)
     # Argument validation compares parameter values, which are not there.
-    patches.replace(Distribution, "_validate_args", False)
+    patches.wrap(Distribution, "__init__", _unvalidated)
+
+
+def _forget_answer(function: Callable[..., Any]) -> None:
+    if vars(function).get(ANSWER) is function:
+        delattr(function, ANSWER)
+
+
+def _unvalidated(plain: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, batch_shape: Any = (), event_shape: Any = (), validate_args: bool | None = None) -> None:
+        plain(self, torch.Size(batch_shape), torch.Size(event_shape), validate_args=False)
+
+    return init

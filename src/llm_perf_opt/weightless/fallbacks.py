@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.recording import flat_tensors
@@ -97,7 +98,7 @@ def without_meta(
 
 def _is_missing_kernel(error: Exception) -> bool:
     """Whether the meta kernel is absent or needs values, as opposed to arguments that are wrong for any kernel."""
-    text = str(error)
+    text = error_text(error)
     return (
         isinstance(error, NotImplementedError)
         or "DataDependent" in type(error).__name__

@@ -7,6 +7,8 @@ else reaches the engine as a dispatched op.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -29,15 +31,33 @@ class AnswersForGhosts(Protocol):
         ...
 
 
-_ACTIVE: list[AnswersForGhosts] = []  # innermost last
-_LATEST: list[AnswersForGhosts] = []  # the engine that ran last: ghosts that outlive its context still print and reduce
+class _OfThread(threading.local):
+    """The engines of one thread: those that are open, innermost last, and the one that ran last."""
+
+    def __init__(self) -> None:
+        self.open: list[AnswersForGhosts] = []
+        self.latest: AnswersForGhosts | None = None
+
+
+ENGINES = _OfThread()
+_STANDBY: list[Callable[[], AnswersForGhosts]] = []  # makes an engine for a thread that has none
+
+
+def stands_by(make: Callable[[], AnswersForGhosts]) -> None:
+    """How to make an engine for ghosts that were handed to a thread in which none ever ran."""
+    _STANDBY[:] = [make]
 
 
 def active_engine() -> AnswersForGhosts:
-    """The engine that answers for a ghost: the innermost open one, else the one that ran last."""
-    if _ACTIVE:
-        return _ACTIVE[-1]
-    return _LATEST[0]
+    """The engine that answers for a ghost in this thread: the innermost open one, else the one that ran last here.
+
+    Never one of another thread: that one may be recording.
+    """
+    if ENGINES.open:
+        return ENGINES.open[-1]
+    if ENGINES.latest is None:
+        ENGINES.latest = _STANDBY[0]()
+    return ENGINES.latest
 
 
 class Ghost(torch.Tensor):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.weightless.refusal import Site, calling_site, site_text
+from llm_perf_opt.weightless.refusal import Site, calling_site, failing_site, site_text
 from llm_perf_opt.weightless.routing import RoutingPolicy, UniformRouting
 from llm_perf_opt.weightless.spec import Spec
 
@@ -65,6 +65,7 @@ class Oracle:
         self._flipped: dict[Site, bool] = {}
         self._undecided: dict[Site, bool] = {}  # comparison sites in order of last use -> is a tensor, not a scalar
         self._forced: dict[Site, bool] = {}
+        self._revised_after: dict[Site, str] = {}  # a forced comparison -> the error that the first guess led to
         self._routing_calls = 0
 
     def begin_run(self) -> None:
@@ -73,18 +74,35 @@ class Oracle:
         self._undecided.clear()
         self._routing_calls = 0
 
-    def revise(self) -> Site | None:
-        """After the model raised: change the most recent comparison that can still change, and say which."""
+    def revise(self, error: Exception) -> Site | None:
+        """After the model raised: change the most recent comparison that can still change, and say which.
+
+        An assertion of the model is about a guess only where the comparison stands in the assertion itself.
+        """
+        if isinstance(error, (RecursionError, torch.OutOfMemoryError)):
+            return None  # RuntimeErrors to Python
         recent = list(reversed(self._undecided))
+        if isinstance(error, AssertionError):
+            failed = failing_site(error)
+            recent = [site for site in recent if site == failed]
         for site in recent:
             if site not in self._forced:
                 self._forced[site] = True
+                self._revised_after[site] = type(error).__name__
                 return site
         for site in recent:
             if self._forced[site] and self._undecided[site]:
                 self._forced[site] = False
                 return site
         return None
+
+    def revisions(self) -> list[str]:
+        """A sentence for each guess that the last run revised."""
+        return [
+            f"A guess was revised: with the first answer at {site_text(site)} the model raised {after}."
+            for site, after in self._revised_after.items()
+            if site in self._undecided
+        ]
 
     def note(self, op: str, policy: str, site: Site | None = None) -> None:
         """Write one answer down."""
@@ -133,7 +151,8 @@ class Oracle:
         site = calling_site()
         decided = self._decide(site, is_tensor=spec.numel > 1)
         if decided is not None:
-            self.note(name, f"decided {decided}", site)
+            after = self._revised_after.get(site)
+            self.note(name, f"decided {decided}" + (f", revised after {after}" if after else ""), site)
             return torch.full(spec.shape, decided, dtype=torch.bool)
         if spec.numel <= 1:  # `if x.min() < low: raise`, `while error > tolerance`
             self.note(name, "false", site)

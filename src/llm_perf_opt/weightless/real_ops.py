@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.propagation import meta_arguments, overloads
@@ -67,7 +68,7 @@ def _run_kernel(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
     try:
         return func(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as error:
-        if "not implemented for" not in str(error) or is_mutating(func):
+        if "not implemented for" not in error_text(error) or is_mutating(func):
             raise
         return _run_wider(func, args, kwargs)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.plain_text import error_line, error_notes
 from llm_perf_opt.weightless.recording import OpRecorder
 
 Site = tuple[CodeType, int]
@@ -24,6 +25,17 @@ def calling_site() -> Site:
     while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code, frame.f_lineno
+
+
+def failing_site(error: BaseException) -> Site | None:
+    """Where model code raised the error: the innermost such frame that it passed through."""
+    site = None
+    step = error.__traceback__
+    while step is not None:
+        if not _is_machinery(step.tb_frame.f_code.co_filename):
+            site = step.tb_frame.f_code, step.tb_lineno
+        step = step.tb_next
+    return site
 
 
 def _is_machinery(filename: str) -> bool:
@@ -71,12 +83,11 @@ def place(recorder: OpRecorder | None) -> str:
 
 def locate(error: BaseException, func: Any, recorder: OpRecorder | None) -> None:
     """Add to an ordinary torch error where it happened; its type stays, since model code may catch it."""
-    if any(note.startswith(_MARK) for note in getattr(error, "__notes__", ())):
+    if any(note.startswith(_MARK) for note in error_notes(error)):
         return
     error.add_note(f"{_MARK}while running {func} {place(recorder)}")
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error, short enough for one sentence."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160] if text else ''}"
+    return error_line(error, 160)

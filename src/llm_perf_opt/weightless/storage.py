@@ -17,6 +17,8 @@ from typing import ClassVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from llm_perf_opt.core.interrupts import puts_back
+
 Uniform = bool | int | float | None
 
 _next_number: Callable[[], int] = itertools.count().__next__
@@ -37,6 +39,7 @@ class Storage:
         self.number = _next_number()
         self.uniform = uniform
 
+    @puts_back  # an interrupt here would be dropped by Python, and with it the note that the block is free
     def __del__(self) -> None:
         listener = Storage.on_free
         if listener is not None:

@@ -153,7 +153,7 @@ def test_any_json_under_any_key_is_refused_or_sound(key: str, value: Any) -> Non
         ('{"runtime": {"a": 1e999}}', "the number 1e999 is too large"),
         ("[" * 1_000_000, "nested too deeply"),
         ('{"a":' * 1_000_000, "nested too deeply"),
-        ('{"schema_version": ' + "9" * 1_000_000 + "}", "integer string conversion"),
+        ('{"schema_version": ' + "9" * 1_000_000 + "}", "is too large"),
         ("\ufeff{}", "BOM"),
         ("[]", "expected an object, found a list of 0"),
         ("null", "expected an object, found null"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,37 @@ def test_too_many_values_are_refused_before_they_are_decoded(tmp_path: Path, mon
     monkeypatch.setattr(reader, "RECORDING_FILE", replace(RECORDING_FILE, max_elements=10))
     with pytest.raises(UsageError, match="more than 10 values"):
         read(tmp_path, kernel("gemm", 200))
+
+
+def test_events_around_one_another_without_end_are_refused(tmp_path: Path) -> None:
+    deep = [event("cpu_op", "aten::x", number, 10_000 - 2 * number) for number in range(2_000)]
+    with pytest.raises(PerfOptError, match="holds a value that cannot be") as refused:
+        read_recording(written(tmp_path, [*deep, kernel("gemm", 200)]))
+    assert "more than 1,000 events around one another" in refused.value.why
+
+
+def test_a_file_of_many_threads_takes_time_in_proportion(tmp_path: Path) -> None:
+    """Five thousand threads, each with a module and a kernel: a minute if each looked at all others."""
+    events = []
+    for number in range(5_000):
+        events += [
+            event("python_function", f"nn.Module: Block_{number}", 1, 9, tid=number),
+            event("cpu_op", "aten::x", 2, 5, tid=number),
+            event("cuda_runtime", "cudaLaunchKernel", 3, 1, tid=number, correlation=number),
+            kernel("gemm", 100 + number, correlation=number),
+        ]
+    began = time.process_time()
+    recording = read_recording(written(tmp_path, events))
+    assert time.process_time() - began < 10
+    assert [recording.chain_of(work)[0].modules for work in recording.work[:2]] == [("Block_0",), ("Block_1",)]
+
+
+def test_a_packed_file_that_needs_all_memory_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    from llm_perf_opt.core.work_limits import limits
+
+    file = tmp_path / "bomb.json.gz"
+    file.write_bytes(gzip.compress(b'{"traceEvents": [' + b"{}," * 1_000_000 + b"{}]}"))
+    assert file.stat().st_size < 10_000
+    with pytest.raises(PerfOptError, match="is too large for the memory") as refused, limits(max_memory=0.05):
+        read_recording(file)
+    assert "at least 76.3 MiB" in refused.value.why

@@ -95,3 +95,86 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
         connection.commit()
     with pytest.raises(PerfOptError, match="no database of Nsight Systems"):
         read_recording(file)
+
+
+ENDLESS = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+    "SELECT i AS start, i AS end, 1 AS demangledName, 0 AS deviceId FROM n"
+)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {ENDLESS}",
+        f"CREATE VIEW cupti_activity_kind_kernel AS {ENDLESS}",
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, demangledName AS (hex(zeroblob(9000000))))",
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, [a'], demangledName AS (hex(start)), [b'])",
+        "CREATE VIRTUAL TABLE CUPTI_ACTIVITY_KIND_KERNEL USING fts5(start, end, demangledName, deviceId)",
+    ],
+)
+def test_what_computes_when_it_is_read_is_refused(statement: str, tmp_path: Path) -> None:
+    file = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
+        connection.execute(statement)
+        connection.commit()
+    with pytest.raises(PerfOptError, match="no database of Nsight Systems") as caught:
+        read_recording(file)
+    assert "is not a plain table" in caught.value.why
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS start, i + 1 AS end"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        f"CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {ENDLESS}, 1 AS demangledName, 0 AS deviceId FROM n",
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end AS (start + length(zeroblob(start))), "
+        "demangledName INTEGER, deviceId INTEGER)",
+    ],
+    ids=["a view without end", "a column that is worked out"],
+)
+def test_what_is_no_plain_table_is_refused(made: str, tmp_path: Path) -> None:
+    file = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
+        connection.execute(made)
+        connection.commit()
+    with pytest.raises(PerfOptError, match="is no database of Nsight Systems") as refused:
+        read_recording(file)
+    assert "CUPTI_ACTIVITY_KIND_KERNEL is not a plain table" in refused.value.why
+
+
+def test_comments_of_a_table_are_no_code(tmp_path: Path) -> None:
+    """Nsight describes each column in a comment, also with the word AS and a bracket."""
+    file = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_MEMSET")
+        connection.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, -- time as (ns)\n end INTEGER, deviceId INTEGER)"
+        )
+        connection.commit()
+    assert len(read_recording(file).work) == 2
+
+
+def test_a_name_that_many_kernels_share_is_read_once(tmp_path: Path) -> None:
+    file = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executemany(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 1, 0, 1)", [(at, at + 1) for at in range(10_000)]
+        )
+        connection.commit()
+    assert len({id(work.name) for work in read_recording(file).work}) == 3
+
+
+def test_a_query_that_takes_too_long_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llm_perf_opt.core.recordings import nsight_export
+    from llm_perf_opt.core.work_limits import limits
+
+    monkeypatch.setattr(nsight_export, "_STEPS_BETWEEN_CHECKS", 1)
+    file = database(tmp_path / "report.sqlite")
+    with pytest.raises(PerfOptError, match="are over") as stopped, limits(max_seconds=0):
+        read_recording(file)
+    assert "--max-seconds" in stopped.value.fix

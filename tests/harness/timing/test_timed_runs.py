@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.harness.environment import environment
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.timing.operator_pass import PeakMemory, resident_bytes
+from llm_perf_opt.harness.timing.stage_clock import StageClock
 from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
@@ -43,6 +46,46 @@ def test_only_the_first_page_has_a_cold_pass_and_only_a_new_shape_is_warmed_up()
         *(timed, timed),  # a shape that was met before
         *(timed, untimed, timed, timed),  # a new shape: its first pass counts as no sample either
     ]
+
+
+def test_threads_of_torch_are_put_back(one_thread: None) -> None:
+    threads: list[int] = []
+
+    class Counts(Pretends):
+        def stage(self, name: str) -> AbstractContextManager[object]:
+            threads.append(torch.get_num_threads())
+            return super().stage(name)
+
+    model = Counts()
+    runs = TimedRuns(on_cpu(), warmup=0, repeats=1, threads=2, watch=model)
+    runs.measure(made_page(model, 100))
+    assert set(threads) == {2}
+    assert runs.environment()["torch"]["threads"] == 2
+    assert torch.get_num_threads() == 1
+
+
+def test_a_clock_that_fails_ends_the_stages_of_others() -> None:
+    class Fails:
+        def now(self) -> int:
+            raise MemoryError
+
+        def nanoseconds(self, notes: Sequence[int]) -> list[int]:
+            return list(notes)
+
+    open_stages: list[str] = []
+
+    class Other:
+        @contextmanager
+        def stage(self, name: str) -> Iterator[None]:
+            open_stages.append(name)
+            try:
+                yield
+            finally:
+                open_stages.remove(name)
+
+    with pytest.raises(MemoryError), StageClock(Fails(), Other()).stage("decode"):
+        pass
+    assert open_stages == []
 
 
 def test_samples_are_kept_one_per_time_a_stage_ran() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.protocols import PartialTrace
 from llm_perf_opt.core.target import Stage, Target
 from llm_perf_opt.harness.tracers.chrome_trace import Entered, Left, ProfiledOp, read_chrome_trace
 from llm_perf_opt.harness.tracers.profiler_tracer import ProfilerTracer
@@ -77,10 +79,38 @@ def test_the_chrome_trace_is_kept_with_ranges_for_stages_and_modules(tmp_path: P
     ]
 
 
+@pytest.mark.parametrize("left", ["", '{"traceEvents": [', None])
+def test_half_a_chrome_trace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None) -> None:
+    def on_a_full_disk(self: object, path: str) -> None:
+        if left is not None:
+            Path(path).write_text(left)
+
+    monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", on_a_full_disk)
+    with pytest.raises(PerfOptError, match="Cannot write the Chrome trace"):
+        ProfilerTracer(keep_in=tmp_path).trace(target())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_a_folder_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ProfilerTracer().trace(target())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_range_that_cannot_be_opened_is_the_error_that_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that a range is missing afterwards."""
+    texts: list[str] = []
+
+    def fails(text: str) -> str:
+        texts.append(text)
+        if len(texts) == 3:
+            raise KeyError("no range")
+        return text
+
+    monkeypatch.setattr("llm_perf_opt.harness.tracers.profiler_tracer.range_text", fails)
+    with pytest.raises(PartialTrace) as stopped:
+        ProfilerTracer().trace(target())
+    assert isinstance(stopped.value.__cause__, KeyError)
 
 
 def slice_of(cat: str, name: str, start: float, duration: float, tid: int = 1, **args: Any) -> dict[str, Any]:

@@ -148,6 +148,31 @@ def test_large_weights_lie_beside_the_onnx_file(tmp_path: Path, monkeypatch: pyt
         lpo.export("deepseek-ocr-tiny", "projector", load_weights="random", out=tmp_path, **WORKLOAD)
 
 
+def test_an_old_onnx_graph_never_meets_the_data_of_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weighted_files, "ONE_FILE_BYTES", 0)
+    moved = weighted_files.move_whole
+
+    def full_at_the_graph(file: Path, path: Path) -> None:
+        if path.suffix == ".onnx":
+            raise PerfOptError(f"Cannot write {path}.", why="No space left on device", fix="make room there")
+        moved(file, path)
+
+    monkeypatch.setattr(weighted_files, "move_whole", full_at_the_graph)
+    (tmp_path / "projector.onnx").write_text("old graph")
+    (tmp_path / "projector.onnx.data").write_text("old data")
+    options = {"checks": ("export", "onnx"), "load_weights": "random", "force": True}
+    with pytest.raises(PerfOptError, match="Cannot write"):
+        lpo.export("deepseek-ocr-tiny", "projector", out=tmp_path, **options, **WORKLOAD)
+    assert not (tmp_path / "projector.onnx").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_is_an_error_and_not_the_end_of_the_process() -> None:
+    program = torch.export.export(nn.Linear(64, 64), (torch.zeros(1, 64),))
+    with pytest.raises(OSError, match="No space left"):
+        weighted_files._save(program, Path("/dev/full"))
+
+
 def test_names_that_do_not_fit_are_named(checkpoint: Path, tmp_path: Path) -> None:
     index = checkpoint / "model.safetensors.index.json"
     files = json.loads(index.read_text("utf-8"))["weight_map"]

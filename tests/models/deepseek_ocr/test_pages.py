@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +143,21 @@ def test_a_file_that_is_no_image_is_refused(tmp_path: Path) -> None:
     path.write_text("not an image")
     with pytest.raises(UsageError, match="Cannot read"):
         open_page(str(path))
+
+
+@pytest.mark.parametrize("read", [open_page, stored_size])
+def test_a_small_file_of_a_huge_page_is_refused(tmp_path: Path, read: Callable[[str], object]) -> None:
+    """Its head says 20,000 x 20,000 pixels, which would take 1.2 GB."""
+    path = tmp_path / "bomb.png"
+    size = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    chunks = [
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in ((b"IHDR", size), (b"IDAT", b""))
+    ]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    with pytest.raises(UsageError, match="Cannot read") as refused:
+        read(str(path))
+    assert "exceeds limit" in refused.value.why
 
 
 def test_a_page_too_thin_to_pad_is_refused() -> None:

@@ -131,12 +131,56 @@ def test_hostile_fields_end_in_an_error_of_ours(tmp_path: Path, change: dict[str
 
 
 def test_architectures_of_another_model_are_not_loaded(tmp_path: Path) -> None:
-    write_folder(tmp_path, {**LLAMA, "architectures": ["Trainer", 3, "BertModel"]})
+    write_folder(tmp_path, {**LLAMA, "architectures": ["Trainer", "", "BertModel"]})
     assert HuggingFaceAdapter(tmp_path, trust_remote_code=False).title.startswith("LlamaForCausalLM")
 
 
 def test_a_folder_without_a_configuration_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.json"):
+        HuggingFaceAdapter(tmp_path, trust_remote_code=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"auto_map": []}, "auto_map"),
+        ({"auto_map": "modeling.Model"}, "auto_map"),
+        ({"auto_map": {"AutoModel": 3}}, r"auto_map\['AutoModel'\]"),
+        ({"auto_map": {"AutoModel": None}}, r"auto_map\['AutoModel'\]"),
+        ({"auto_map": {"AutoModel": ["a.B", {}]}}, r"auto_map\['AutoModel'\]"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"architectures": [3]}, r"architectures\[0\]"),
+        ({"architectures": {"a": 1}}, "architectures"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": "\x1b[31mllama"}, "model_type"),
+        ({"model_type": "x" * 999}, "model_type"),
+    ],
+)
+@pytest.mark.parametrize("trust", [False, True])
+def test_what_a_configuration_says_it_is_has_the_right_types(
+    tmp_path: Path, change: dict[str, Any], where: str, trust: bool
+) -> None:
+    write_folder(tmp_path, {**LLAMA, **change})
+    with pytest.raises(UsageError, match=f"malformed at {where}") as refusal:
+        HuggingFaceAdapter(tmp_path, trust_remote_code=trust)
+    assert "\x1b" not in str(refusal.value)
+    assert refusal.value.fix
+
+
+@pytest.mark.parametrize("name", ["../evil.Model", "/etc/evil.Model", "evil", "a b.Model", "evil.Model\n", "--x.Y", ""])
+def test_an_auto_map_names_a_module_beside_it(tmp_path: Path, name: str) -> None:
+    write_folder(tmp_path, {**LLAMA, "auto_map": {"AutoModel": name}})
+    with pytest.raises(UsageError, match="The auto_map names"):
+        HuggingFaceAdapter(tmp_path, trust_remote_code=True)
+
+
+def test_an_auto_map_may_hold_lists_and_other_folders(tmp_path: Path) -> None:
+    """Tokenizers have a slow and a fast class, either of which may be missing."""
+    auto_map = {"AutoTokenizer": ["tokens.Slow", None], "AutoModel": "org/name--modeling.Model"}
+    adapter = HuggingFaceAdapter(write_folder(tmp_path, {**LLAMA, "auto_map": auto_map}), trust_remote_code=False)
+    assert adapter.title.startswith("LlamaForCausalLM")
+    write_folder(tmp_path, {"model_type": "unheard_of", "auto_map": auto_map})
+    with pytest.raises(UsageError, match=r"brings its own Python code .org/name--modeling.Model, tokens.Slow."):
         HuggingFaceAdapter(tmp_path, trust_remote_code=False)
 
 

@@ -5,13 +5,21 @@ Integers in base units; null is unknown, never zero.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
 from llm_perf_opt.analyses.reconcile import FIGURES
+from llm_perf_opt.core.reading import FileKind, read_json
 
 STATIC_VERSION: Literal[3] = 3
+STATIC_FILE = FileKind(
+    name="file of static costs",
+    fix="work it out again: llm-perf-opt cost MODEL --out DIR",
+    schema_version=STATIC_VERSION,
+    is_sealed=True,
+)
 
 Count = Annotated[int, Meta(ge=0)]
 Texts = tuple[str, ...]
@@ -288,3 +296,8 @@ class StaticFile(_Object, frozen=True, kw_only=True):
         Meta(description="Weights, KV cache and live activations, from tensor lifetimes in the trace."),
     ]
     notes: Texts
+
+
+def read_static(path: Path) -> StaticFile:
+    """The static costs in a file, as they were written."""
+    return read_json(path, StaticFile, STATIC_FILE)

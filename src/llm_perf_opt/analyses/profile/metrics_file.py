@@ -17,6 +17,7 @@ METRICS_FILE = FileKind(
     name="metrics file",
     fix="run the same command again: what is measured is kept, and the file is made afresh",
     schema_version=METRICS_VERSION,
+    is_sealed=True,
 )
 
 Count = Annotated[int, Meta(ge=0)]

@@ -107,7 +107,9 @@ class CalibratedRates:
 
     def _work_time(self, work: CalibratedWork) -> RateTime | None:
         table = self.calibration.table(work.family, work.dtype)
-        return None if table is None else _rate_time(work.family, time_at(table, work.sizes), work.times)
+        if table is None or not work.sizes.keys() >= set(table.axes):  # a table of the same name, of other work
+            return None
+        return _rate_time(work.family, time_at(table, work.sizes), work.times)
 
     def launch_time(self) -> Band:
         """A measured op includes its launch."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from llm_perf_opt.api.profile.request import ProfilerChoice
+from llm_perf_opt.api.profile.run_folder import RUN_TEXT, RunFolder
 from llm_perf_opt.core.measurement import OperatorTime
+from llm_perf_opt.core.reading import naming_file
 
 CHROME_TRACE = "chrome-trace.json"
 OPERATORS = "operators.csv"
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _COLUMNS = ("stage", "operator", "calls", "self_ns", "total_ns", "device_ns")
 
 
@@ -35,33 +38,45 @@ def operators_text(operators: Sequence[OperatorTime], columns: Sequence[str] = _
     return text.getvalue()
 
 
-def kept_operators(folder: Path, profiler: ProfilerChoice) -> tuple[OperatorTime, ...] | None:
+def kept_operators(folder: RunFolder, profiler: ProfilerChoice) -> tuple[OperatorTime, ...] | None:
     """Those that an earlier run left with the same options of the profiler; None where the pass is still to be made."""
-    file = folder / OPERATORS
-    if not file.is_file() or not (folder / CHROME_TRACE).is_file():
+    text = folder.text_with_digest(OPERATORS)
+    if text is None or not (folder.path / CHROME_TRACE).is_file():
         return None
-    text = file.read_text("utf-8")
-    heading = tuple(next(csv.reader(io.StringIO(text)), ()))
-    return read_operators(text) if heading == operator_columns(profiler) else None
+    heading = tuple(text.partition("\n")[0].split(","))
+    if heading != operator_columns(profiler):
+        return None
+    with naming_file(folder.path / OPERATORS):
+        return read_operators(text)
 
 
 def read_operators(text: str) -> tuple[OperatorTime, ...]:
-    """Back from `operators_text`."""
-    return tuple(
-        OperatorTime(
-            stage=row["stage"],
-            operator=row["operator"],
-            calls=int(row["calls"]),
-            self_ns=int(row["self_ns"]),
-            total_ns=int(row["total_ns"]),
-            device_ns=_number(row["device_ns"]),
-            module=row.get("module") or None,
-            source=row.get("source") or None,
-            self_allocated_bytes=_number(row.get("self_allocated_bytes")),
-        )
-        for row in csv.DictReader(io.StringIO(text))
+    """Back from `operators_text`; a table that it could not have made is refused."""
+    try:
+        return tuple(_operator(row) for row in csv.DictReader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise RUN_TEXT.refusal("is no table of operators", str(error)[:300]) from None
+
+
+def _operator(row: Mapping[str | None, str | None]) -> OperatorTime:
+    if None in row or None in row.values():
+        raise RUN_TEXT.refusal("is no table of operators", "a line has more or fewer fields than the heading")
+    return OperatorTime(
+        stage=row["stage"] or "",
+        operator=row["operator"] or "",
+        calls=_whole(row, "calls"),
+        self_ns=_whole(row, "self_ns"),
+        total_ns=_whole(row, "total_ns"),
+        device_ns=_whole(row, "device_ns") if row["device_ns"] else None,
+        module=row.get("module") or None,
+        source=row.get("source") or None,
+        self_allocated_bytes=_whole(row, "self_allocated_bytes") if row.get("self_allocated_bytes") else None,
     )
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text else None
+def _whole(row: Mapping[str | None, str | None], column: str) -> int:
+    """A number of 64 bits; an operator may free more than it allocates."""
+    text = row[column] or ""
+    if not _WHOLE.fullmatch(text):
+        raise RUN_TEXT.malformed(column, "a whole number", text)
+    return int(text)

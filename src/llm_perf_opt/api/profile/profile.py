@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -26,6 +25,7 @@ from llm_perf_opt.api.profile.request import (
 )
 from llm_perf_opt.api.tracing import module_adapter
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,8 +160,8 @@ def _folder(out: str | Path | None) -> Iterator[Path]:
     if out is not None:
         yield Path(out)
         return
-    with tempfile.TemporaryDirectory(prefix="llm-perf-opt-profile-") as scratch:
-        yield Path(scratch)
+    with scratch_folder() as scratch:
+        yield scratch
 
 
 def _config_text(request: ProfileRequest) -> str:

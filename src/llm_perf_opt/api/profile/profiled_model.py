@@ -11,6 +11,9 @@ from llm_perf_opt.api.tracing import find_adapter
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDER_INPUTS, MODELS, folder_model_type, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter, OpensCheckpoint, RealRun, RunsForReal, SpeaksText
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
 
 if TYPE_CHECKING:
@@ -57,7 +60,9 @@ class ProfiledModel:
             "dtype": request.model.dtype,
             "attention": request.model.attention,
         }
-        return make_workload(self.adapter, **{name: value for name, value in chosen.items() if value is not None})
+        asked = make_workload(self.adapter, **{name: value for name, value in chosen.items() if value is not None})
+        refuse_workload(batch=asked.batch, tokens=asked.prompt_tokens or 0, decode_steps=asked.decode_steps)
+        return asked
 
     def _real_run(self, workload: Workload, prompt: str | None) -> RealRun:
         if isinstance(self.real, RunsForReal):
@@ -68,7 +73,8 @@ class ProfiledModel:
                 why="none is read for this model; without one only the number of tokens counts",
                 fix="give workload.prompt_tokens instead",
             )
-        return RealRun(targets=self.adapter.targets(workload), workload=workload)
+        with OneRun(), RunWatch(f"{self.adapter.title}, looking for its inputs"):
+            return RealRun(targets=self.adapter.targets(workload), workload=workload)
 
 
 def open_model(choice: ModelChoice, torch_device: str) -> ProfiledModel:

@@ -226,14 +226,14 @@ def _operators(
     profiler = request.profiler
     if not profiler.enabled:
         return ()
-    if (known := kept_operators(kept.path, profiler)) is not None:
+    if (known := kept_operators(kept, profiler)) is not None:
         return known
     options = ProfilerOptions(
         with_stack=profiler.with_stack, with_modules=profiler.with_modules, profile_memory=profiler.profile_memory
     )
     page = model.page_run(request, images[0])
     found = runs.operators(page, kept.path / CHROME_TRACE, modules=profiler.modules, options=options)
-    kept.write_text(OPERATORS, operators_text(found, operator_columns(profiler)))
+    kept.write_with_digest(OPERATORS, operators_text(found, operator_columns(profiler)))
     return found
 
 

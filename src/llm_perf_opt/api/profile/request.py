@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import Option
 from llm_perf_opt.core.plugins import workload_options
-from llm_perf_opt.core.reading import FileKind, naming_file, read_json
+from llm_perf_opt.core.reading import FileKind, as_record, naming_file, read_bytes, read_json
 
 Record = TypeVar("Record")
 
@@ -169,20 +169,18 @@ class ProfileRequest:
         return list_pages(self.workload.image, sample=self.workload.sample, seed=self.workload.seed)
 
 
-_REQUEST = FileKind(name="request of a run", fix="choose another run.folder", max_bytes=2**20)
+_REQUEST = FileKind(name="request of a run", fix="choose another run.folder", max_bytes=2**20, is_sealed=True)
 
 
 def read_request(file: Path) -> ProfileRequest:
     """Back from a file of its `asdict`."""
     groups = read_json(file, dict[str, dict[str, str | int | float | bool | None]], _REQUEST)
-    default, known = ProfileRequest(), {group.name for group in fields(ProfileRequest)}
+    default = ProfileRequest()
+    kinds = {group.name: type(getattr(default, group.name)) for group in fields(default)}
     with naming_file(file):
-        if groups.keys() != known:
-            raise _REQUEST.malformed("the top level", f"the groups {', '.join(sorted(known))}", groups)
-        try:
-            return ProfileRequest(**{name: replace(getattr(default, name), **given) for name, given in groups.items()})
-        except TypeError as error:  # a value that its group does not have
-            raise _REQUEST.refusal("is of another version", str(error)) from error
+        if groups.keys() != kinds.keys():
+            raise _REQUEST.malformed("the top level", f"the groups {', '.join(sorted(kinds))}", groups)
+        return ProfileRequest(**{name: as_record(groups[name], kind, _REQUEST) for name, kind in kinds.items()})
 
 
 def _require_at_least(name: str, value: int | None, least: int) -> None:
@@ -208,6 +206,10 @@ def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 LIST_SUFFIX = ".txt"
+_PAGE_LIST = FileKind(
+    name="list of pages", fix="write one image file or size per line", max_bytes=2**24, error=UsageError
+)
+_LONGEST_NAME = 4096
 
 
 def list_pages(image: str | None, *, sample: int | None = None, seed: int = 0) -> tuple[str | None, ...]:
@@ -249,7 +251,12 @@ def _all_pages(image: str) -> tuple[str, ...]:
 
 def _listed(file: Path) -> list[str]:
     """One page per line; a file is looked for beside the list, and `#` begins a comment line."""
-    lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
+    try:
+        lines = [line.strip() for line in read_bytes(file, _PAGE_LIST).decode("utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is no list of pages.", why=f"it is not UTF-8: {error}", fix=_PAGE_LIST.fix) from error
+    if unusable := next((line for line in lines if not line.isprintable() or len(line) > _LONGEST_NAME), None):
+        raise UsageError(f"{file} is no list of pages.", why=f"a line is {unusable[:80]!r}", fix=_PAGE_LIST.fix)
     return [line if _is_size(line) else str(file.parent / line) for line in lines if line and not line.startswith("#")]
 
 

@@ -6,10 +6,12 @@ depend on (see `NOT_MEASURED`) are the same run: the pages stay, and what is mad
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,18 @@ from typing import Any
 from llm_perf_opt.api.profile.request import NOT_MEASURED, ProfileRequest, read_request
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import PageMeasurement
-from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.core.reading import FileKind, read_json
+from llm_perf_opt.core.output_files import cannot_write, make_folder, write_whole
+from llm_perf_opt.core.reading import FileKind, read_bytes, read_json
+from llm_perf_opt.core.scratch import SUFFIX, remove_left_behind
+from llm_perf_opt.core.sealing import sealed_text
+
+log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"  # the request as a person writes it
 REQUEST_FILE = "request.json"  # which run this is
 FAILURE_FILE = "failure.txt"  # why a run of a sweep ended early
 LOCK_FILE = ".lock"
+DIGEST_SUFFIX = ".sha256"
 ENVIRONMENT_FILE = "env.json"
 METRICS_FILE = "metrics.json"  # the last to be written: a run that has it is finished
 PAGES = "pages"
@@ -32,6 +39,7 @@ MEASURED = (
     ENVIRONMENT_FILE,
     FAILURE_FILE,
     "operators.csv",
+    "operators.csv.sha256",
     "chrome-trace.json",
     "kernels.json",
     "nsys.nsys-rep",
@@ -40,8 +48,15 @@ MEASURED = (
 )
 
 
-_PAGE = FileKind(name="measurement of a page", fix="delete it, and its page is measured again")
-_ENVIRONMENT = FileKind(name="environment of a run", fix="choose another run.folder, or add --force", max_bytes=2**20)
+_PAGE = FileKind(name="measurement of a page", fix="delete it, and its page is measured again", is_sealed=True)
+_ENVIRONMENT = FileKind(
+    name="environment of a run", fix="choose another run.folder, or add --force", max_bytes=2**20, is_sealed=True
+)
+RUN_TEXT = FileKind(name="file of a run", fix="delete it, and it is made again")
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
 
 
 class RunFolder:
@@ -56,8 +71,28 @@ class RunFolder:
         return self.path / name
 
     def write_json(self, name: str, document: Any) -> Path:
-        """One JSON file, whole; what is no finite number is refused."""
-        return self.write_text(name, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        """One JSON file, whole, an object with a seal; what is no finite number is refused."""
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        return self.write_text(name, sealed_text(text) if isinstance(document, dict) else text + "\n")
+
+    def write_with_digest(self, name: str, text: str) -> Path:
+        """A file that has no place for a seal, and beside it its digest as `sha256sum --check` takes it."""
+        self.write_text(name + DIGEST_SUFFIX, f"{_digest(text.encode())}  {name}\n")
+        return self.write_text(name, text)
+
+    def text_with_digest(self, name: str) -> str | None:
+        """The text as `write_with_digest` left it; None where it is not there, or not as it was left."""
+        file, digest = self.path / name, self.path / (name + DIGEST_SUFFIX)
+        if not file.is_file() or not digest.is_file():
+            return None
+        raw = read_bytes(file, RUN_TEXT)
+        if read_bytes(digest, RUN_TEXT) == f"{_digest(raw)}  {name}\n".encode():
+            try:
+                return raw.decode()
+            except UnicodeDecodeError as error:
+                raise RUN_TEXT.error(f"{file} is no text.", why=str(error), fix=RUN_TEXT.fix) from None
+        log.warning("%s was changed after it was written: it is made again", file)
+        return None
 
     def keep_environment(self, environment: Any) -> None:
         """`env.json`; pages that were measured elsewhere, or with other settings, are no part of this run."""
@@ -75,16 +110,16 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete what a run writes and nothing else; `request.json` stays: it says that the folder is a run's."""
+        for name in (*JOINED, *MEASURED):  # the metrics first: without its pages a run is not finished
+            (self.path / name).unlink(missing_ok=True)
         for page in list(self._pages()):
             page.unlink()
         if (self.path / PAGES).is_dir() and not any((self.path / PAGES).iterdir()):
             (self.path / PAGES).rmdir()
-        for name in (*JOINED, *MEASURED):
-            (self.path / name).unlink(missing_ok=True)
 
     def keep_page(self, index: int, page: PageMeasurement) -> None:
         """A finished page, which a resumed run does not measure again."""
-        (self.path / PAGES).mkdir(exist_ok=True)
+        make_folder(self.path / PAGES)
         self.write_json(f"{PAGES}/{index:05d}.json", page.to_json())
 
     def finished_page(self, index: int, image: str | None) -> PageMeasurement | None:
@@ -103,18 +138,17 @@ def open_run_folder(path: Path, request: ProfileRequest, config_text: str, *, fo
     The lock is the operating system's, so it ends with the process however that ends. A folder of another run is
     refused, unless `force` clears it; a folder of anything else is refused always.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     _require_ours(path)
     with _locked(path):
-        for left_behind in (path / PAGES).glob(".*.partial"):
-            left_behind.unlink()  # of a run that was killed while it wrote
+        remove_left_behind(path / PAGES)  # what a run wrote when it was killed
         folder = RunFolder(path)
         if force:
             folder.clear()
         else:
             _require_same_run(path, request)
+        folder.write_json(REQUEST_FILE, asdict(request))  # the first: a folder that has it is a run's
         folder.write_text(CONFIG_FILE, config_text)
-        folder.write_json(REQUEST_FILE, asdict(request))
         yield folder
 
 
@@ -122,7 +156,7 @@ def _require_ours(path: Path) -> None:
     """Before anything is written to it: a folder with a run, or with nothing but what a run leaves that never began."""
     if (path / REQUEST_FILE).is_file():
         read_request(path / REQUEST_FILE)
-    elif any(file.name not in (LOCK_FILE, FAILURE_FILE) for file in path.iterdir() if file.suffix != ".partial"):
+    elif any(file.name not in (LOCK_FILE, FAILURE_FILE) for file in path.iterdir() if file.suffix != SUFFIX):
         raise PerfOptError(
             f"{path} is not empty and holds no run.",
             why=f"there is no {REQUEST_FILE} of a profile run in it, so its files are not ours",
@@ -161,17 +195,21 @@ def measured_part(record: Any) -> Any:
 def _locked(path: Path) -> Iterator[None]:
     import fcntl  # not everywhere: the other verbs do without it
 
-    with (path / LOCK_FILE).open("a+") as lock:
+    try:
+        opened = (path / LOCK_FILE).open("a+b", buffering=0)
+    except OSError as error:
+        raise cannot_write(path / LOCK_FILE, error) from error
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
             raise PerfOptError(
                 f"Another run is writing to {path}.",
-                why=f"process {lock.read().strip() or 'unknown'} holds its lock",
+                why=f"process {lock.read(20).decode('ascii', 'replace').strip() or 'unknown'} holds its lock",
                 fix="wait for it, or choose another run.folder",
             ) from error
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+        with suppress(OSError):  # a full disk: the lock holds, it only does not say whose it is
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n".encode())
         yield

@@ -11,8 +11,11 @@ from llm_perf_opt.analyses.profile.metrics_file import read_metrics
 from llm_perf_opt.api.profile.run_folder import FAILURE_FILE, METRICS_FILE
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.plain_text import visible_lines
+from llm_perf_opt.core.reading import FileKind, read_bytes
 from llm_perf_opt.core.report import Cell, Column, Kind, Report, Table
 
+_FAILURE = FileKind(name="reason why a run failed", fix="run it again", max_bytes=2**20)
 _COLUMNS = (
     Column("run"),
     Column("model"),
@@ -42,7 +45,7 @@ def failure_kept(run: Path, overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except PerfOptError as error:
-        write_whole(failure, [f"{' '.join(overrides)}\n{error}\n".encode()])
+        write_whole(failure, [visible_lines(f"{' '.join(overrides)}\n{error}\n").encode()])
 
 
 def read_sweep(folder: Path, runs: Sequence[Path]) -> Sweep:
@@ -58,7 +61,7 @@ def read_sweep(folder: Path, runs: Sequence[Path]) -> Sweep:
 def _failure(run: Path) -> str | None:
     """Why there are no figures of this run; None where there are."""
     if (run / FAILURE_FILE).is_file():
-        return (run / FAILURE_FILE).read_text("utf-8").strip()
+        return read_bytes(run / FAILURE_FILE, _FAILURE).decode("utf-8", "replace").strip()
     return None if (run / METRICS_FILE).is_file() else f"{run} has no {METRICS_FILE}"
 
 

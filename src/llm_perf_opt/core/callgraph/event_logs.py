@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
 
 from llm_perf_opt.core.callgraph.records import CallColumns, StorageColumns, TensorMeta
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 
 ORIGINS = ("parameter", "buffer", "input", "activation", "external", "scratch")
+_LARGEST = 2**63 - 1
 _CODES = {origin: code for code, origin in enumerate(ORIGINS)}
 
 
@@ -33,6 +35,12 @@ class StorageLog:
 
     def declare(self, token: int, size_bytes: int, origin: str) -> None:
         """A storage that existed before the run. Names that share it may see parts of it: the largest is its size."""
+        if size_bytes > _LARGEST:
+            raise PerfOptError(
+                f"A {origin} has {size_bytes:,} bytes.",
+                why="no machine can address as many",
+                fix="check the sizes in the configuration of the model",
+            )
         known_bytes, known_origin = self._weights.get(token, (0, origin))
         self._weights[token] = (max(known_bytes, size_bytes), known_origin)
 

@@ -14,7 +14,6 @@ from llm_perf_opt.core.callgraph.column_shapes import shape_problems
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
 from llm_perf_opt.core.callgraph.free_form import require_safe
 from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION, CallGraph
-from llm_perf_opt.core.callgraph.json_writer import check_seal
 from llm_perf_opt.core.callgraph.records import (
     CallColumns,
     Coverage,
@@ -28,6 +27,7 @@ from llm_perf_opt.core.callgraph.records import (
     TensorMeta,
 )
 from llm_perf_opt.core.reading import FileKind, decode_json, naming_file, read_bytes
+from llm_perf_opt.core.sealing import check_seal
 
 if TYPE_CHECKING:
     from llm_perf_opt.core.callgraph import json_layout as layout
@@ -58,7 +58,7 @@ def read_callgraph(path: Path) -> CallGraph:
         file = _decoded(raw)
         graph = _GraphReader(file).graph()
         if isinstance(file.content_sha256, str):
-            check_seal(raw, file.content_sha256)
+            check_seal(raw, CALLGRAPH_FILE)
         else:
             _refuse(graph.problems())
     return graph

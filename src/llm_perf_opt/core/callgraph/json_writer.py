@@ -6,8 +6,6 @@ mostly grow by little, so a million ops take tens of megabytes and no compressio
 
 from __future__ import annotations
 
-import hashlib
-import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -29,8 +27,7 @@ from llm_perf_opt.core.callgraph.records import (
 )
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import write_whole
-
-SEAL_KEY = "content_sha256"  # the last key: a digest of every byte before it
+from llm_perf_opt.core.sealing import sealed_lines
 
 
 def write_callgraph(graph: CallGraph, path: Path, *, overwrite: bool, with_events: bool = False) -> None:
@@ -44,38 +41,7 @@ def write_callgraph(graph: CallGraph, path: Path, *, overwrite: bool, with_event
             why="a trace is never overwritten silently",
             fix="choose another name, or ask to overwrite",
         )
-    try:
-        write_whole(path, _sealed(to_json_dict(graph, with_events=with_events)))
-    except OSError as error:
-        raise PerfOptError(
-            f"{path} could not be written.", why=str(error), fix="check that the folder exists and has room"
-        ) from error
-
-
-def _sealed(document: Mapping[str, Json]) -> Iterator[bytes]:
-    """The text in pieces, one line per top-level key, closed by the digest of all of it."""
-    digest = hashlib.sha256()
-    opening = "{"
-    for key, value in document.items():
-        line = f"{opening}{json.dumps(key)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)},\n".encode()
-        digest.update(line)
-        yield line
-        opening = ""
-    yield f'"{SEAL_KEY}":"{digest.hexdigest()}"}}\n'.encode()
-
-
-def check_seal(raw: bytes, written: str) -> None:
-    """Refuse a sealed file that is not, byte for byte, what was written up to its seal, or that goes on after it."""
-    start = raw.rfind(f'"{SEAL_KEY}"'.encode())
-    digest = hashlib.sha256(memoryview(raw)[:start]).hexdigest()
-    closing = b"".join(raw[start:].split())
-    if written != digest or closing != f'"{SEAL_KEY}":"{digest}"}}'.encode():
-        raise PerfOptError(
-            "The call-graph file was changed after it was written.",
-            why=f"its content does not have the digest in {SEAL_KEY!r}",
-            fix="trace the model again, or restore the file from a copy; "
-            f"if the change was meant, remove {SEAL_KEY!r} and the file is checked without it",
-        )
+    write_whole(path, sealed_lines(to_json_dict(graph, with_events=with_events)))
 
 
 def to_json_dict(graph: CallGraph, *, with_events: bool = False) -> dict[str, Json]:

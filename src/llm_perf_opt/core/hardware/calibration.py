@@ -20,14 +20,19 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE, Device
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.reading import FileKind, read_json
+from llm_perf_opt.core.sealing import sealed_text
 
 CALIBRATION_SCHEMA_VERSION = 1
 CALIBRATION_FILE = FileKind(
     name="calibration file",
     fix="measure again: llm-perf-opt devices calibrate --out calibration.json",
     schema_version=CALIBRATION_SCHEMA_VERSION,
+    is_sealed=True,
     has_every_key=True,
 )
+_SHORTEST_S, _LONGEST_S = 1e-15, 86_400.0
+_LARGEST_SIZE, _LARGEST_MEMORY, _MOST_THREADS = 2**48, 2**56, 2**20
+_POWERS = frozenset(range(4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,11 @@ class Timing:
     median_s: float
     fastest_s: float
     slowest_s: float
+
+    @property
+    def is_sound(self) -> bool:
+        """Positive, in order, and of this world: from a femtosecond to a day."""
+        return _SHORTEST_S <= self.fastest_s <= self.median_s <= self.slowest_s <= _LONGEST_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +72,9 @@ class RateTable:
             raise ValueError(f"{self.family}, {self.dtype}: {len(self.times)} times do not fill its axes")
         if any(not ticks or list(ticks) != sorted(set(ticks)) or ticks[0] < 1 for ticks in self.ticks):
             raise ValueError(f"{self.family}, {self.dtype}: ticks must be positive and ascend")
-        if any(not 0 < time.fastest_s <= time.median_s <= time.slowest_s < math.inf for time in self.times):
+        if any(ticks[-1] > _LARGEST_SIZE for ticks in self.ticks) or not set(self.growth) <= _POWERS:
+            raise ValueError(f"{self.family}, {self.dtype}: a size or a power of growth is out of range")
+        if any(not time.is_sound for time in self.times):
             raise ValueError(f"{self.family}, {self.dtype}: a time is not positive, or its ends are not in order")
 
 
@@ -85,6 +97,12 @@ class Calibration:
     is_smoke: bool = False  # only the smallest sizes were tried: times of larger ones mean nothing
     schema_version: int = field(default=CALIBRATION_SCHEMA_VERSION)
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.threads <= _MOST_THREADS or not 1 <= self.memory_bytes < _LARGEST_MEMORY:
+            raise ValueError("a machine with threads and memory, in a number that there can be")
+        if self.fresh_byte is not None and not self.fresh_byte.is_sound:
+            raise ValueError("a time of fresh memory that is positive, its ends in order")
+
     @property
     def title(self) -> str:
         """The machine and, of a processor, how much of it was used."""
@@ -101,8 +119,8 @@ class Calibration:
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """As JSON, whole or not at all."""
-    write_whole(path, [(json.dumps(asdict(calibration), indent=1) + "\n").encode()])
+    """As JSON with a seal, whole or not at all."""
+    write_whole(path, [sealed_text(json.dumps(asdict(calibration), indent=1)).encode()])
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -162,7 +180,7 @@ def best_rates(calibration: Calibration) -> dict[str, float]:
     """By dtype, the most FLOP/s that any measured product reached."""
     best: dict[str, float] = {}
     for table in calibration.tables:
-        if table.family in _PRODUCTS:
+        if table.family in _PRODUCTS and table.dtype in PEAKS_OF_DTYPE:
             rate = max(2 * math.prod(sizes.values()) / time.median_s for sizes, time in points(table))
             best[table.dtype] = max(rate, best.get(table.dtype, 0.0))
     return best
@@ -173,10 +191,10 @@ def largest_bandwidth(calibration: Calibration) -> float | None:
     found = []
     for table in calibration.tables:
         size = _BYTES_PER_VALUE.get(table.dtype, 0)
-        if table.family == "copy":
+        if table.family == "copy" and table.axes == ("elements",):
             *_, (sizes, time) = points(table)
             found.append(2 * sizes["elements"] * size / time.median_s)
-        elif table.family == "wide_product":
+        elif table.family == "wide_product" and {"rows", "columns", "depth"} <= set(table.axes):
             found += [
                 sizes["columns"] * sizes["depth"] * size / time.median_s
                 for sizes, time in points(table)

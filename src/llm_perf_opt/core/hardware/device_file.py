@@ -113,7 +113,7 @@ def _figure(_: type, value: Any) -> Figure:
 
 def _device(identifier: str, table: _DeviceTable) -> Device:
     def complain(what: str, why: str) -> UsageError:
-        return UsageError(f"Device {identifier!r}: {what}.", why=why, fix=DEVICE_FILE.fix)
+        return UsageError(f"Device {identifier[:80]!r}: {what}.", why=why, fix=DEVICE_FILE.fix)
 
     values: dict[str, Any] = {key: getattr(table, key) for key in _SAME}
     for key in _TEXTS:
@@ -122,6 +122,8 @@ def _device(identifier: str, table: _DeviceTable) -> Device:
     for key, (name, scale) in _SCALED.items():
         if (figure := getattr(table, key)) is not None:
             values[name] = int(figure * scale)
+            if values[name] < 1:
+                raise complain(f"{key!r} is too small", "it is less than one byte, nanosecond or thread")
     for key, name in _RATES.items():
         if (rates := getattr(table, key)) is not None:
             values[name] = _rates(rates, key, complain)
@@ -141,7 +143,7 @@ def _rates(rates: Mapping[str, Figure], key: str, complain: _Complain) -> dict[s
         raise complain(f"{key!r} is empty", known)
     for name in rates:
         if name not in PEAK_NAMES:
-            raise complain(f"there is no rate {name!r} in {key!r}", known)
+            raise complain(f"there is no rate {name[:80]!r} in {key!r}", known)
     return {name: int(rate * TERA) for name, rate in rates.items()}
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 _LARGEST_US = 2.0**53
+_MOST_LEVELS = 1000
 _GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, cuGraphLaunch, hipGraphLaunch
 
 Number = int | float | str
@@ -111,7 +112,8 @@ class TimedOp:
 def nested(events: Iterable[ChromeEvent]) -> list[TimedOp]:
     """The events of one thread in the order of their beginning, each with the one around it.
 
-    Times are rounded, so an event may seem to outlast the one around it by a nanosecond.
+    Times are rounded, so an event may seem to outlast the one around it by a nanosecond. More levels than Python's
+    stack can have raise ValueError: walking up from each event would take the square of their number.
     """
     timed = ((event.start_ns, event.end_ns, event) for event in events)
     found: list[TimedOp] = []
@@ -121,6 +123,8 @@ def nested(events: Iterable[ChromeEvent]) -> list[TimedOp]:
             open_rows.pop()
         parent = open_rows[-1] if open_rows else -1
         inner_end_ns = end_ns if parent < 0 else min(end_ns, found[parent].end_ns)
+        if len(open_rows) >= _MOST_LEVELS:
+            raise ValueError(f"more than {_MOST_LEVELS:,} events around one another")
         open_rows.append(len(found))
         found.append(TimedOp(event, start_ns, inner_end_ns, parent))
     return found
@@ -136,6 +140,7 @@ class Launches:
 
     def __init__(self, events: Iterable[ChromeEvent], ops_by_thread: Iterable[Sequence[TimedOp]]) -> None:
         self._threads = [ops for ops in ops_by_thread if ops]
+        self._thread_of = {ops[0].event.thread: number for number, ops in enumerate(self._threads)}
         self._starts = [[op.start_ns for op in ops] for ops in self._threads]
         self._by_id = {
             external_id: (thread, row)
@@ -165,12 +170,11 @@ class Launches:
         return None if launch is None else self._innermost(launch)
 
     def _innermost(self, launch: ChromeEvent) -> tuple[int, int] | None:
-        time_ns = launch.start_ns
-        for thread, (ops, starts) in enumerate(zip(self._threads, self._starts, strict=True)):
-            if ops[0].event.thread != launch.thread:
-                continue
-            row = bisect_right(starts, time_ns) - 1
-            while row >= 0 and ops[row].end_ns <= time_ns:
-                row = ops[row].parent
-            return (thread, row) if row >= 0 else None
-        return None
+        thread = self._thread_of.get(launch.thread)
+        if thread is None:
+            return None
+        ops, time_ns = self._threads[thread], launch.start_ns
+        row = bisect_right(self._starts[thread], time_ns) - 1
+        while row >= 0 and ops[row].end_ns <= time_ns:
+            row = ops[row].parent
+        return (thread, row) if row >= 0 else None

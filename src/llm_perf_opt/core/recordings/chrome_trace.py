@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +31,8 @@ from llm_perf_opt.core.recordings.recording import (
     Shape,
     busiest,
 )
+from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.core.work_limits import current_limits
 
 SOURCE = "torch.profiler"
 _MODULE = "nn.Module: "
@@ -38,12 +40,14 @@ _STEP = re.compile(r"ProfilerStep#?\s?(\d{1,9})$")
 _STEP_RANGES = {"user_annotation": 0, "gpu_user_annotation": 1}
 _KINDS = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": FILL}
 _MOST_DIMENSIONS = 64
+_BYTES_PER_EVENT = 80  # of the record of an event or of its arguments, without their texts
 
 
 def read_chrome_recording(raw: bytes, kind: FileKind) -> Recording:
     """The recording in the text of a Chrome trace; anything that is none is refused."""
     if raw.count(b",") >= kind.max_elements:
         raise kind.refusal("is too large", f"it holds more than {kind.max_elements:,} values")
+    _require_room(raw, kind)
     try:
         trace = msgspec.json.decode(raw, type=ChromeTrace)
     except msgspec.ValidationError as error:
@@ -56,6 +60,16 @@ def read_chrome_recording(raw: bytes, kind: FileKind) -> Recording:
         raise kind.refusal("holds a value that cannot be", str(error)[:300]) from None
 
 
+def _require_room(raw: bytes, kind: FileKind) -> None:
+    """A packed file of a few megabytes may hold events for all memory of the machine."""
+    allowed, needed = current_limits().max_memory_bytes, raw.count(b"{") * _BYTES_PER_EVENT
+    if allowed is not None and needed > allowed:
+        raise kind.refusal(
+            "is too large for the memory",
+            f"its events need at least {format_bytes(needed)}, and the limit is {format_bytes(allowed)}",
+        )
+
+
 def recording_of(trace: ChromeTrace) -> Recording:
     """What the busiest device of the trace ran."""
     events = [event for event in trace.traceEvents if event.ph == "X" and event.dur is not None]
@@ -64,9 +78,10 @@ def recording_of(trace: ChromeTrace) -> Recording:
     for event in on_device:
         spent[_device(event)] += event.duration_ns
     device, others = busiest(spent)
-    threads = [nested(ops) for ops in _host_ops(events)]
+    threads = [nested(ops) for ops in _by_thread(event for event in events if event.cat == "cpu_op").values()]
     launches = Launches(events, threads)
-    modules = [_module_stacks(ops, events) for ops in threads]
+    calls = _by_thread(event for event in events if _is_module_call(event))
+    modules = [_module_stacks(ops, nested(calls.get(ops[0].event.thread, ()))) for ops in threads]
     ops, first_rows = _ops(threads, modules)
     work = [_work(event, launches, first_rows) for event in on_device if _device(event) == device]
     if not work:
@@ -91,22 +106,19 @@ def _device(event: ChromeEvent) -> str:
     return str(event.pid if device is None else device)
 
 
-def _host_ops(events: Sequence[ChromeEvent]) -> list[list[ChromeEvent]]:
+def _by_thread(events: Iterable[ChromeEvent]) -> dict[Any, list[ChromeEvent]]:
     by_thread: dict[Any, list[ChromeEvent]] = {}
     for event in events:
-        if event.cat == "cpu_op":
-            by_thread.setdefault(event.thread, []).append(event)
-    return list(by_thread.values())
+        by_thread.setdefault(event.thread, []).append(event)
+    return by_thread
 
 
-def _module_stacks(ops: Sequence[TimedOp], events: Sequence[ChromeEvent]) -> list[tuple[str, ...]]:
+def _is_module_call(event: ChromeEvent) -> bool:
+    return event.cat == "python_function" and str(event.name).startswith(_MODULE)
+
+
+def _module_stacks(ops: Sequence[TimedOp], calls: Sequence[TimedOp]) -> list[tuple[str, ...]]:
     """Per op of a thread: the module calls around it, where Python's stack was recorded."""
-    thread = ops[0].event.thread
-    calls = nested(
-        event
-        for event in events
-        if event.cat == "python_function" and event.thread == thread and str(event.name).startswith(_MODULE)
-    )
     stacks: list[tuple[str, ...]] = []
     open_calls: list[tuple[int, tuple[str, ...]]] = [(2**63, ())]  # end and stack; the first never ends
     row = 0

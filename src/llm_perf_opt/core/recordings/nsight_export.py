@@ -11,13 +11,14 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.reading import FileKind
 from llm_perf_opt.core.recordings.recording import COPY, FILL, KERNEL, DeviceWork, Recording, busiest
+from llm_perf_opt.core.work_limits import Budget
 
 SOURCE = "Nsight Systems"
 GPU_TRACE_HEADING = ("Start (ns)", "Duration (ns)", "Name")  # nsys stats -r cuda_gpu_trace
@@ -27,11 +28,11 @@ _DEVICE = "Device"  # "NVIDIA H100 80GB HBM3 (0)"
 _LONGEST_FIELD = 2**20
 _MOST_ROWS = 2**24
 
-_KERNELS_QUERY = """
-SELECT k.start, k.end, s.value, k.deviceId FROM CUPTI_ACTIVITY_KIND_KERNEL AS k
-LEFT JOIN StringIds AS s ON s.id = k.demangledName ORDER BY k.start LIMIT ?
-"""
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_KERNELS_QUERY = f"SELECT start, end, demangledName, deviceId FROM {_KERNELS} LIMIT ?"
+_NAMES_QUERY = f"SELECT id, value FROM StringIds WHERE id IN (SELECT demangledName FROM {_KERNELS})"
 _COPIES_QUERY = "SELECT start, end, deviceId FROM CUPTI_ACTIVITY_KIND_{} LIMIT ?"
+_STEPS_BETWEEN_CHECKS = 1_000_000  # instructions of SQLite's machine: some hundredths of a second
 _OTHERS = {"MEMCPY": (COPY, "[CUDA memcpy]"), "MEMSET": (FILL, "[CUDA memset]")}
 
 
@@ -75,19 +76,56 @@ def read_table_recording(raw: bytes, kind: FileKind) -> Recording:
 
 
 def read_database_recording(path: Path, kind: FileKind) -> Recording:
-    """The recording in the SQLite export of Nsight Systems (`nsys export --type sqlite`). It is opened read-only."""
+    """The recording in the SQLite export of Nsight Systems (`nsys export --type sqlite`). It is opened read-only.
+
+    A name that a million kernels share is read once. What is not a plain table may compute without end, and is refused.
+    """
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+        with _opened(path) as database:
+            _require_tables(database, kind)
+            names: dict[Any, str] = {row: str(name) for row, name in database.execute(_NAMES_QUERY)}
             kernels = database.execute(_KERNELS_QUERY, (_MOST_ROWS,)).fetchall()
-            names = _device_names(database)
+            devices = _device_names(database)
             others = [(table, row) for table in _OTHERS for row in _rows_of(database, table)]
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise kind.refusal("is no database of Nsight Systems", str(error)[:300]) from None
-    work = [(_database_work(start, end, str(name or ""), KERNEL, kind), device) for start, end, name, device in kernels]
+    work = [
+        (_database_work(start, end, names.get(name, ""), KERNEL, kind), device) for start, end, name, device in kernels
+    ]
     for table, (start, end, device) in others:
-        what, name = _OTHERS[table]
-        work.append((_database_work(start, end, name, what, kind), device))
-    return _busiest_recording(work, names, kind)
+        what, title = _OTHERS[table]
+        work.append((_database_work(start, end, title, what, kind), device))
+    return _busiest_recording(work, devices, kind)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Without the functions that a schema may call, and stopped at the limits of time and memory."""
+    budget = Budget()
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+        database.execute("PRAGMA trusted_schema = OFF")
+        database.execute("PRAGMA cell_size_check = ON")
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_FIELD)
+        database.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        database.set_progress_handler(lambda: budget.exceeded() is not None, _STEPS_BETWEEN_CHECKS)
+        try:
+            yield database
+        except sqlite3.OperationalError:
+            reached = budget.exceeded()
+            if reached is None:
+                raise
+            raise reached from None
+
+
+def _require_tables(database: sqlite3.Connection, kind: FileKind) -> None:
+    wanted = ("StringIds", "TARGET_INFO_GPU", _KERNELS, *(f"CUPTI_ACTIVITY_KIND_{name}" for name in _OTHERS))
+    marks = ", ".join("?" * len(wanted))
+    query = f"SELECT name, type, sql FROM sqlite_master WHERE name COLLATE NOCASE IN ({marks})"
+    for name, what, sql in database.execute(query, wanted).fetchall():
+        computed = "SELECT count(*) FROM pragma_table_xinfo(?) WHERE hidden != 0"
+        is_plain = what == "table" and str(sql).upper().startswith("CREATE TABLE")  # and not CREATE VIRTUAL TABLE
+        if not is_plain or database.execute(computed, (name,)).fetchone()[0]:
+            raise kind.refusal("is no database of Nsight Systems", f"{name} is not a plain table")
 
 
 def _rows_of(database: sqlite3.Connection, table: str) -> list[Any]:

@@ -6,7 +6,6 @@ import json
 import logging
 import resource
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import torch
 from torch.profiler import profile
 
 from llm_perf_opt.core.measurement import OperatorTime
+from llm_perf_opt.core.output_files import move_whole, write_whole
+from llm_perf_opt.harness.chrome_export import exported_trace
 from llm_perf_opt.harness.profiler_details import OpDetail, ProfilerOptions, annotate, op_details
 from llm_perf_opt.harness.quiet import quiet_profiler
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
@@ -88,15 +89,14 @@ def profile_operators(
 
 
 def _export(profiler: profile, chrome_trace: Path, details: Mapping[int, OpDetail]) -> None:
-    """Whole or not at all: the profiler writes where it likes, and the finished file is moved into place."""
-    with tempfile.TemporaryDirectory(dir=chrome_trace.parent) as scratch:
-        file = Path(scratch) / chrome_trace.name
-        profiler.export_chrome_trace(str(file))
-        if details:
-            document = json.loads(file.read_text("utf-8", errors="replace"))
-            annotate(document, details)
-            file.write_text(json.dumps(document), encoding="utf-8")
-        file.replace(chrome_trace)
+    """Whole or not at all."""
+    with exported_trace(profiler, chrome_trace.parent) as file:
+        if not details:
+            move_whole(file, chrome_trace)
+            return
+        document = json.loads(file.read_text("utf-8", errors="replace"))
+    annotate(document, details)
+    write_whole(chrome_trace, [json.dumps(document).encode()])
 
 
 def _by_stage(events: Iterable[Any], details: Mapping[int, OpDetail], *, on_cuda: bool) -> tuple[OperatorTime, ...]:

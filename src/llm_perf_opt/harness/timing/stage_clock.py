@@ -138,14 +138,21 @@ class _OpenStage:
     def __enter__(self) -> None:
         if self._other is not None:
             self._other.__enter__()
-        self._clock.note(self._name)
+        try:
+            self._clock.note(self._name)
+        except BaseException as error:
+            if self._other is not None:
+                self._other.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._clock.note(None)
-        if self._other is not None:
-            self._other.__exit__(kind, error, trace)
+        try:
+            self._clock.note(None)
+        finally:
+            if self._other is not None:
+                self._other.__exit__(kind, error, trace)
 
 
 def own_times(names: Sequence[str | None], moments_ns: Sequence[int]) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,9 @@ import torch
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import OperatorTime, PageMeasurement, TimedPass
 from llm_perf_opt.core.protocols import RealRun, StageWatch
-from llm_perf_opt.harness.environment import environment
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.harness.environment import environment, torch_threads
 from llm_perf_opt.harness.phase_runs import PhasesDone, run_phases
 from llm_perf_opt.harness.profiler_details import ProfilerOptions
 from llm_perf_opt.harness.quiet import few_collections
@@ -48,9 +50,8 @@ class TimedRuns:
         threads: int | None = None,
         watch: StageWatch | None = None,
     ) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
         self._models = models
+        self._threads = threads
         self._warmup = warmup
         self._repeats = repeats
         self._stamps = stamps_for(clock, models.device)
@@ -60,10 +61,15 @@ class TimedRuns:
 
     def environment(self) -> dict[str, Any]:
         """Machine, libraries and settings that the times depend on."""
-        return environment(self._models.device)
+        with OneRun(), torch_threads(self._threads):
+            return environment(self._models.device)
 
     def measure(self, page: PageRun) -> PageMeasurement:
-        """One page; the garbage collector is put off while the clock runs."""
+        """One page; the garbage collector is put off while the clock runs, and no other thread runs a model here."""
+        with OneRun(), torch_threads(self._threads):
+            return self._measured(page)
+
+    def _measured(self, page: PageRun) -> PageMeasurement:
         self.model_for(page)  # built and loaded before anything is timed
         start_bytes = resident_bytes()
         memory = PeakMemory(self._models.device)
@@ -72,7 +78,7 @@ class TimedRuns:
             is_first = not self._shapes
             if self._is_new_shape(done):
                 for _ in range(self._warmup):
-                    self._pass(page, Unwatched())
+                    self._untimed_pass(page)
                 timed = [self.timed_pass(page) for _ in range(self._repeats)]
             else:
                 timed = [(done, cold), *(self.timed_pass(page) for _ in range(self._repeats - 1))]
@@ -95,10 +101,11 @@ class TimedRuns:
 
     def timed_pass(self, page: PageRun) -> tuple[PhasesDone, TimedPass]:
         """One pass with the clock, and whoever watches besides, on every stage."""
-        clock = StageClock(self._stamps, self._watch)
-        clock.start()
-        done = self._pass(page, clock)
-        return done, clock.finish()
+        with _watch(page):  # outside the clock: it takes a moment to begin and to end
+            clock = StageClock(self._stamps, self._watch)
+            clock.start()
+            done = self._pass(page, clock)
+            return done, clock.finish()
 
     def operators(
         self, page: PageRun, chrome_trace: Path, *, modules: bool, options: ProfilerOptions | None = None
@@ -107,18 +114,20 @@ class TimedRuns:
 
         `modules` names a range for each module call, which `with_modules` of the options needs.
         """
-        self.model_for(page)
         named = _ranges(modules or (options is not None and options.with_modules))
-        return profile_operators(
-            lambda: self._pass(page, Unwatched(), ranges=named), self._models.device, chrome_trace, options
-        )
+        with OneRun(), torch_threads(self._threads):
+            self.model_for(page)
+            return profile_operators(
+                lambda: self._untimed_pass(page, named), self._models.device, chrome_trace, options
+            )
 
     def ranged_pass(self, page: PageRun, *, modules: bool) -> None:
         """Warm up, then one pass inside a range of its own, for a profiler that watches from outside."""
-        for _ in range(self._warmup):
-            self._pass(page, Unwatched())
-        with named_range(PASS_RANGE):
-            self._pass(page, Unwatched(), ranges=_ranges(modules))
+        with OneRun(), torch_threads(self._threads):
+            for _ in range(self._warmup):
+                self._untimed_pass(page)
+            with named_range(PASS_RANGE):
+                self._untimed_pass(page, _ranges(modules))
 
     def model_for(self, page: PageRun) -> torch.nn.Module:
         """The model, built by the first page: pages differ in their inputs alone."""
@@ -136,11 +145,20 @@ class TimedRuns:
             ranges=ranges,
         )
 
+    def _untimed_pass(self, page: PageRun, ranges: str = "none") -> PhasesDone:
+        with _watch(page):
+            return self._pass(page, Unwatched(), ranges)
+
     def _is_new_shape(self, done: PhasesDone) -> bool:
         shape = (done.input_shapes, done.decode_steps)
         is_new = shape not in self._shapes
         self._shapes.add(shape)
         return is_new
+
+
+def _watch(page: PageRun) -> RunWatch:
+    """The limits of work hold for each pass."""
+    return RunWatch(f"{page.run.targets[0].model}, one pass")
 
 
 def _ranges(modules: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,14 +15,16 @@ from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind, Ten
 from llm_perf_opt.core.callgraph.free_form import canonical_text
 from llm_perf_opt.core.callgraph.queries import deepest_claim
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.output_files import move_whole, write_whole
 from llm_perf_opt.core.protocols import PartialTrace, Sight
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.harness.chrome_export import exported_trace
 from llm_perf_opt.harness.module_calls import StopSite, watch_modules
 from llm_perf_opt.harness.profiler_details import ProfilerOptions, annotate, op_details
 from llm_perf_opt.harness.quiet import quiet_profiler, silenced
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.recorded_modules import ModuleFilter, RecordedModules
-from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
+from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX, range_text
 from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, declare_modules, finished_graph, observing
 from llm_perf_opt.harness.tracers.chrome_trace import Entered, Left, ProfiledOp, ProfiledRun, read_chrome_trace
 from llm_perf_opt.harness.twins import RealTensors
@@ -118,17 +119,16 @@ class ProfilerTracer:
         return self._export(profiler, target.phase), facts, stop, failure
 
     def _export(self, profiler: profile, phase: str) -> Mapping[str, Any]:
-        name = f"{phase}{CHROME_SUFFIX}"
-        with tempfile.TemporaryDirectory(dir=self._keep_in) as scratch:
-            file = Path(scratch) / name
-            profiler.export_chrome_trace(str(file))
+        kept = None if self._keep_in is None else self._keep_in / f"{phase}{CHROME_SUFFIX}"
+        with exported_trace(profiler, self._keep_in) as file:
             document: Mapping[str, Any] = json.loads(file.read_text("utf-8", errors="replace"))
-            if self._options:
-                annotate(document, op_details(profiler, self._options))
-                file.write_text(json.dumps(document), encoding="utf-8")
-            if self._keep_in is not None:
-                file.replace(self._keep_in / name)  # whole or not at all
-            return document
+            if kept is not None and not self._options:
+                move_whole(file, kept)
+        if self._options:
+            annotate(document, op_details(profiler, self._options))
+            if kept is not None:
+                write_whole(kept, [json.dumps(document).encode()])
+        return document
 
 
 class _RangedCalls:
@@ -144,14 +144,14 @@ class _RangedCalls:
     def enter(self, path: str, tensors: Sequence[torch.Tensor]) -> None:
         around = self._open[-1][1] if self._open else None
         stage = deepest_claim(path, self._stage_of_path) or around
-        call = len(self._calls)
-        self._calls.append((path, self._tensors.pairs(tensors)))
+        pairs = self._tensors.pairs(tensors)
+        with ExitStack() as ranges:
+            if stage is not None and stage != around:
+                ranges.enter_context(record_function(range_text(f"{STAGE_PREFIX}{stage}")))
+            ranges.enter_context(record_function(range_text(f"{MODULE_PREFIX}{path or '(root)'}")))
+            self._open.append((len(self._calls), stage, ranges.pop_all()))
+        self._calls.append((path, pairs))
         self._outputs.append([])
-        ranges = ExitStack()
-        if stage is not None and stage != around:
-            ranges.enter_context(record_function(f"{STAGE_PREFIX}{stage}"))
-        ranges.enter_context(record_function(f"{MODULE_PREFIX}{path or '(root)'}"))
-        self._open.append((call, stage, ranges))
 
     def leave(self, tensors: Sequence[torch.Tensor]) -> None:
         call, _, ranges = self._open.pop()

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import importlib
 import shutil
-import tempfile
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.interrupts import Interruptible
 from llm_perf_opt.core.module_pictures import ModulePicture, require_modules
-from llm_perf_opt.core.output_files import write_result
+from llm_perf_opt.core.output_files import cannot_write, write_result
+from llm_perf_opt.core.plain_text import error_line, first_line, visible
 from llm_perf_opt.core.protocols import PartialTrace, Sight
+from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.module_calls import watch_forwards
 from llm_perf_opt.harness.quiet import silenced
@@ -96,16 +98,7 @@ class TorchLensTracer:
             with torch.no_grad(), _torch_restored(module):
                 options = self._options(recurrence_detection=picture.is_rolled)
                 seen = self._torchlens.trace(module, args, kwargs, capture=options)
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            drawn = Path(folder) / f"picture{picture.file.suffix}"
-            seen.draw(
-                vis_mode="rolled" if picture.is_rolled else "unrolled",
-                vis_outpath=str(drawn.with_suffix("")),
-                vis_fileformat=drawn.suffix[1:],
-                vis_save_only=True,
-            )
-            write_result(picture.file, drawn.read_bytes())
+        write_result(picture.file, _rendered(seen, picture))
 
     def _options(self, *, recurrence_detection: bool = False) -> Any:
         return self._torchlens.options.CaptureOptions(
@@ -119,6 +112,41 @@ class TorchLensTracer:
             random_seed=0,
             unwrap_when_done=True,
         )
+
+
+def _rendered(seen: Any, picture: ModulePicture) -> bytes:
+    """The picture that Graphviz makes of what TorchLens saw."""
+    with scratch_folder() as folder, warnings.catch_warnings(), Interruptible():
+        warnings.simplefilter("ignore")
+        drawn = folder / f"picture{picture.file.suffix}"
+        try:
+            seen.draw(
+                vis_mode="rolled" if picture.is_rolled else "unrolled",
+                vis_outpath=str(drawn.with_suffix("")),
+                vis_fileformat=drawn.suffix[1:],
+                vis_save_only=True,
+            )
+            raw = drawn.read_bytes()
+        except OSError as error:
+            raise cannot_write(drawn, error) from error
+        except (RuntimeError, ValueError) as error:
+            raise _not_drawn(picture, error) from error
+    if drawn.suffix != ".svg":
+        return raw
+    # Graphviz leaves characters in it that turn the direction of a line around.
+    return "\n".join(map(visible, raw.decode("utf-8", "backslashreplace").split("\n"))).encode()
+
+
+def _not_drawn(picture: ModulePicture, error: Exception) -> PerfOptError:
+    """Graphviz takes no control characters, which names of modules may hold, and it may run out of time or memory."""
+    cause = error.__cause__
+    said = cause.stderr if isinstance(cause, subprocess.CalledProcessError) and cause.stderr else None
+    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+    return PerfOptError(
+        f"TorchLens could not draw {picture.module or 'the model'}.",
+        why=error_line(error).partition(" DOT source")[0] if text is None else f"Graphviz: {first_line(text, 300)}",
+        fix="draw another module, or the folded picture, which needs no Graphviz: llm-perf-opt graph",
+    )
 
 
 def _unchanged(output: object) -> object:

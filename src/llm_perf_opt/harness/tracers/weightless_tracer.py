@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
+from llm_perf_opt.core.interrupts import InterruptsWait
 from llm_perf_opt.core.protocols import PartialTrace, Sight
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.module_calls import watch_modules
@@ -48,7 +49,7 @@ class WeightlessTracer:
                 failed.builder, target, failed.facts, "weightless", settings, stopped_in=failed.stopped_in
             )
             raise PartialTrace(graph, error) from error
-        return finished_graph(builder, target, facts, "weightless", settings)
+        return finished_graph(builder, target, facts, "weightless", settings, notes=engine.oracle.revisions())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def _record(
 ) -> tuple[CallGraphBuilder, RuntimeFacts]:
     builder = CallGraphBuilder()
     given = target.start(model)
-    with engine.recording(builder) as recorder, few_collections():
+    with InterruptsWait(), engine.recording(builder) as recorder, few_collections():
         declare_modules(builder, model, lambda tensor: _described(recorder, tensor))
         declare_inputs(builder, given, lambda tensor: _described(recorder, tensor))
         calls = _Calls(recorder)

@@ -14,7 +14,9 @@ import torch
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware.calibration import Calibration, RateTable, Timing
-from llm_perf_opt.harness.environment import library_versions
+from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.harness.environment import library_versions, torch_threads
 from llm_perf_opt.labs.calibrate.memory import (
     cast_probe,
     elementwise_probes,
@@ -80,17 +82,13 @@ def calibrate(
     machine is.
     """
     _refuse_absent(device)
-    previous_threads = torch.get_num_threads()
-    torch.set_num_threads(threads or previous_threads)
-    try:
+    with OneRun(), torch_threads(threads or None), Interruptible():
         watch = Stopwatch(device=device, clock=clock, swept=sweep_buffer(device))
         if smoke:
             probes = [probe.coarse() for probe in _probes(device, dtype, _SMOKE_POOL_BYTES)]
             return replace(_one_round(probes, replace(watch, fewest=2, most=3), "the only round"), is_smoke=True)
         probes = _probes(device, dtype, _POOL_BYTES)
         return combined([_one_round(probes, watch, f"round {number} of {rounds}") for number in range(1, rounds + 1)])
-    finally:
-        torch.set_num_threads(previous_threads)
 
 
 def _one_round(probes: list[Probe], watch: Stopwatch, title: str) -> Calibration:

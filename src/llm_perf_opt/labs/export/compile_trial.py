@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.export_outcome import Check, CompileFigures, CompileTrial, GraphBreak, Outcome, Verdict
+from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, runnable
 
@@ -109,7 +109,7 @@ def _empty_cache() -> Iterator[None]:
     """Inductor finds nothing that an earlier trial or another process compiled, and leaves nothing behind."""
     from torch._inductor.utils import fresh_cache  # loads Inductor
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, fresh_cache(dir=folder, delete=False):
+    with scratch_folder() as folder, fresh_cache(dir=str(folder), delete=False):
         yield
 
 

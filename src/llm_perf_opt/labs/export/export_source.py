@@ -18,7 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.export_outcome import Check
+from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.source_figures import BlindSpot, Method, OperatorFigure, SourceFigures, WorkFamily, family_of
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
@@ -86,11 +89,12 @@ class ExportSource:
 
     def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         """The figures of each stage of every phase, in the order in which they run."""
-        return tuple(
-            replace(figures, routing=self._engine.oracle.routing.name)
-            for target in adapter.targets(workload)
-            for figures in _of_phase(target, self._engine, self._routing)
-        )
+        with OneRun(), Interruptible():
+            return tuple(
+                replace(figures, routing=self._engine.oracle.routing.name)
+                for target in adapter.targets(workload)
+                for figures in _of_phase(target, self._engine, self._routing)
+            )
 
 
 def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[SourceFigures]:
@@ -100,13 +104,15 @@ def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[SourceFi
         cut = cut_apart(target, stage_roots(target, engine), engine)
     except (PerfOptError, *EXPORT_ERRORS) as error:
         for name in names:
-            yield replace(_without_figures(target, name), failure=f"{type(error).__name__}: {error}")
+            yield replace(_without_figures(target, name), failure=f"{type(error).__name__}: {error_text(error)}")
         return
     for name in names:
         calls = [call for call in cut.calls if call.stage == name]
         if calls:
+            loose = [op for op in cut.loose if op.stage == name]
             with quiet(), silenced():
-                yield _of_stage(_without_figures(target, name), calls, [op for op in cut.loose if op.stage == name])
+                figures = _of_stage(_without_figures(target, name), calls, loose)
+            yield figures
 
 
 def _without_figures(target: Target, stage: str) -> SourceFigures:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import linecache
 import logging
 import re
@@ -18,6 +17,8 @@ from types import FrameType
 import torch
 
 from llm_perf_opt.core.export_outcome import Check, Outcome, Verdict
+from llm_perf_opt.core.plain_text import error_text
+from llm_perf_opt.harness.quiet import errors_dropped
 
 # What exporters raise on code that they cannot take. Interrupts, memory and system errors are not among them.
 EXPORT_ERRORS = (
@@ -54,7 +55,7 @@ def failed(
     """The outcome of a check that raised."""
     chain = list(_causes(error))
     frame = next((found for link in reversed(chain) if (found := _model_frame(link)) is not None), None)
-    text = "\n".join(f"{type(link).__name__}: {link}" for link in chain)
+    text = "\n".join(f"{type(link).__name__}: {error_text(link)}" for link in chain)
     return Outcome(
         check=check,
         verdict=Verdict.FAILED,
@@ -109,7 +110,7 @@ def _is_machinery(filename: str) -> bool:
 
 def _reason(text: str, root: BaseException) -> str:
     """What went wrong in one sentence, with the first line of the first error behind it."""
-    message = next((line.strip() for line in str(root).splitlines() if line.strip()), type(root).__name__)[:300]
+    message = next((line.strip() for line in error_text(root).splitlines() if line.strip()), type(root).__name__)[:300]
     cause = next((words for pattern, words in _REMEDIES if re.search(pattern, text)), None)
     return message if cause is None else f"{cause} ({message})"
 
@@ -149,7 +150,7 @@ def quiet() -> Iterator[None]:
     try:
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), errors_dropped():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch.export import ExportedProgram
 
 from llm_perf_opt.core.export_outcome import Check, Outcome, Parity, Verdict
+from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, runnable
 
@@ -74,8 +74,8 @@ def write_onnx(subject: PartUnderTest, program: ExportedProgram) -> OnnxFile:
                 program, dynamo=True, optimize=False, verbose=False, input_names=list(subject.names)
             )
         assert converted is not None
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "part.onnx"
+        with scratch_folder() as folder:
+            file = folder / "part.onnx"
             converted.save(file, include_initializers=False, keep_initializers_as_inputs=True)
             content = file.read_bytes()
         model = onnx.load_model_from_string(content)
@@ -134,8 +134,8 @@ def compare_runtimes(subject: PartUnderTest) -> tuple[Outcome, Parity | None]:
 
 def _run_onnxruntime(call: TensorsOnly) -> list[torch.Tensor]:
     inputs = copied_inputs(call)
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "part.onnx"
+    with torch.no_grad(), scratch_folder() as folder:
+        file = folder / "part.onnx"
         names = save_with_weights(torch.export.export(call, inputs), file, external_data=True)
         return run_file(file, names, inputs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.target import Part, Target
+from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.isolation import build_on_ghosts, isolate
 from llm_perf_opt.harness.twins import distinct_tensors, is_cache, meta_twin, real_twin, tensors_in, with_tensors
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS
@@ -88,16 +89,16 @@ def signature_adaptations(call: TensorsOnly) -> tuple[str, ...]:
 @contextmanager
 def autocast_knows_meta() -> Iterator[None]:
     """Regions of `torch.autocast` for the meta device are taken as those of the CPU; as before afterwards."""
-    original = torch.autocast.__init__
 
-    def initialise(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+    def on_the_cpu(plain: Callable[..., None]) -> Callable[..., None]:
+        def initialise(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+            plain(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
-    torch.autocast.__init__ = initialise  # type: ignore[method-assign]  # a patch, taken off below
-    try:
+        return initialise
+
+    with ThreadPatches() as patches:
+        patches.wrap(torch.autocast, "__init__", on_the_cpu)
         yield
-    finally:
-        torch.autocast.__init__ = original  # type: ignore[method-assign]  # what it was
 
 
 EXPORTABLE = ("eager", "sdpa")

@@ -15,9 +15,9 @@ import torch
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.target import Part, Target
-from llm_perf_opt.harness.attribute_patches import replaced
+from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.quiet import silenced
-from llm_perf_opt.harness.weights import load_some_weights, skip_random_fills
+from llm_perf_opt.harness.weights import load_some_weights, same_random_numbers
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, fill_at_random, switch_attention, with_module
 
 RANDOM = "random"
@@ -53,8 +53,7 @@ def _require_values(module: torch.nn.Module, part: Part) -> None:
 
 
 def _built(target: Target) -> torch.nn.Module:
-    with torch.random.fork_rng(devices=()), skip_random_fills(), _parameters_on_meta():
-        torch.manual_seed(_SEED)
+    with same_random_numbers(_SEED), _parameters_on_meta():
         model: torch.nn.Module = target.build()
     return model.eval()
 
@@ -71,7 +70,8 @@ def _parameters_on_meta() -> Iterator[None]:
 
         return registered
 
-    with replaced(torch.nn.Module, "register_parameter", without_memory):
+    with ThreadPatches() as patches:
+        patches.wrap(torch.nn.Module, "register_parameter", without_memory)
         yield
 
 

@@ -10,6 +10,8 @@ import torch
 from torch.export import ExportedProgram
 
 from llm_perf_opt.core.export_outcome import AxisOutcome, Check, ExportOptions, Outcome, PartOutcome, Verdict
+from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.harness.quiet import silenced
@@ -43,16 +45,17 @@ class TorchLab:
 
     def examine(self, target: Target, part: Part, options: ExportOptions, fresh: Target | None = None) -> PartOutcome:
         """Try everything asked for; weights are made only where numbers are compared or timed, or asked for."""
-        subject = prepare(target, part, self._engine)
-        with quiet(), silenced():
-            subject = without_idle_cache(subject)
-            if (
-                options.load_weights is not None
-                and fresh is not None
-                and _too_large(Check.WEIGHTS, subject, options) is None
-            ):
-                subject = with_weights(subject, fresh, options.load_weights)
-            return _examined(subject, target, options)
+        with OneRun(), Interruptible():
+            subject = prepare(target, part, self._engine)
+            with quiet(), silenced():
+                subject = without_idle_cache(subject)
+                if (
+                    options.load_weights is not None
+                    and fresh is not None
+                    and _too_large(Check.WEIGHTS, subject, options) is None
+                ):
+                    subject = with_weights(subject, fresh, options.load_weights)
+                return _examined(subject, target, options)
 
 
 def _examined(subject: PartUnderTest, target: Target, options: ExportOptions) -> PartOutcome:

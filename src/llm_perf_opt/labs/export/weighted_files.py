@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
+import io
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch.export import ExportedProgram
 
 from llm_perf_opt.core.export_outcome import Check, FileCheck, Outcome, Verdict
+from llm_perf_opt.core.interrupts import InterruptsWait
+from llm_perf_opt.core.output_files import cannot_write, move_whole
+from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.units import format_count
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
 from llm_perf_opt.labs.export.onnx_trial import (
@@ -37,11 +42,12 @@ def write_weighted(
     started = time.perf_counter()
     checks: list[FileCheck] = []
     raised = () if missing_packages(Check.PARITY) is not None else runtime_errors()
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        place = Path(scratch)
+    with scratch_folder(folder) as place:
         try:
             with torch.no_grad():
                 checks.extend(_checked(subject, subject.real, place, with_onnx=with_onnx))
+        except OSError as error:
+            raise cannot_write((folder or place) / subject.part.name, error) from error
         except (*EXPORT_ERRORS, *raised) as error:
             outcome = failed(Check.WEIGHTS, error, instead=subject.part.instead, seconds=time.perf_counter() - started)
         else:
@@ -53,7 +59,7 @@ def _checked(subject: PartUnderTest, call: TensorsOnly, place: Path, *, with_onn
     expected = call(*copied_inputs(call))
     program = torch.export.export(call, copied_inputs(call))
     file = place / f"{subject.part.name}.pt2"
-    torch.export.save(program, file)
+    _save(program, file)
     found = torch.export.load(file).module()(*copied_inputs(call))
     yield FileCheck(
         file=file.name,
@@ -63,6 +69,40 @@ def _checked(subject: PartUnderTest, call: TensorsOnly, place: Path, *, with_onn
     )
     if with_onnx and missing_packages(Check.PARITY) is None:
         yield _checked_onnx(subject, call, program, expected, place / f"{subject.part.name}.onnx")
+
+
+def _save(program: ExportedProgram, file: Path) -> None:
+    """The .pt2. Where a write raises, torch ends the whole process: what the disk says is raised afterwards."""
+    with InterruptsWait(), file.open("wb") as opened:
+        archive = _Archive(opened)
+        torch.export.save(program, cast("BinaryIO", archive))
+        if archive.error is not None:
+            raise archive.error
+
+
+class _Archive(io.RawIOBase):
+    """A file that takes every byte, and keeps the first error."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True  # torch asks, and goes to the beginning when it is done
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return offset
+
+    def write(self, content: Any) -> int:
+        if self.error is None:
+            try:
+                self._file.write(content)
+            except OSError as error:
+                self.error = error
+        return memoryview(content).nbytes
 
 
 def _checked_onnx(
@@ -100,5 +140,9 @@ def _moved(place: Path, folder: Path | None, checks: Sequence[FileCheck]) -> Ite
     if folder is None:
         return
     for check in checks:
-        for file in sorted(place.glob(f"{check.file}*"), reverse=True):
-            yield file.replace(folder / file.name)
+        files = sorted(place.glob(f"{check.file}*"), reverse=True)
+        if len(files) > 1:
+            (folder / check.file).unlink(missing_ok=True)  # an old graph must never read new data
+        for file in files:
+            move_whole(file, folder / file.name)
+            yield folder / file.name

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.work_limits import refuse_memory
 from llm_perf_opt.models.deepseek_ocr.blueprint import ImageViews
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, ImageMode
 from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens
@@ -73,6 +74,9 @@ def _encoded(text: str, tokenizer: Any | None) -> PromptIds:
     )
 
 
+_BYTES_PER_TOKEN = 18  # its id and its place in the mask, as lists of Python and as tensors
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OcrInputs:
     """The arguments of a prefill, for `batch` copies of one page."""
@@ -113,6 +117,7 @@ def make_inputs(
     image_tokens = count_image_tokens(config, mode, views.grid)
     leading = [config.decoder.bos_token_id, *prompt.before]
     ids = [*leading, *[config.decoder.image_token_id] * image_tokens, *prompt.after]
+    refuse_memory(batch * len(ids) * _BYTES_PER_TOKEN, f"A batch of {batch:,} prompts of {len(ids):,} tokens")
     mask = [*[False] * len(leading), *[True] * image_tokens, *[False] * len(prompt.after)]
     page = pixels([views.global_view]).to(dtype)
     tiles = pixels(views.tiles).to(dtype) if views.tiles else torch.zeros_like(page)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +12,12 @@ from pathlib import Path
 from PIL import ExifTags, Image, ImageDraw, ImageOps
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.work_limits import refuse_memory
 from llm_perf_opt.models.deepseek_ocr.configuration import ImageMode
 from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES, view_grid, written_size
 
 PADDING_COLOUR = (127, 127, 127)
+_BYTES_PER_PIXEL = 30  # three colours: the stretched page, its tiles, and their values twice over as float32
 LYING_ORIENTATIONS = (5, 6, 7, 8)  # of the EXIF tag: the upright page has width and height exchanged
 
 
@@ -24,6 +28,10 @@ class PageViews:
     global_view: Image.Image
     tiles: tuple[Image.Image, ...]
     grid: tuple[int, int]
+
+
+# What the decoders of Pillow raise at damaged files.
+_BROKEN = (OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, struct.error, zlib.error, EOFError)
 
 
 def open_page(image: str) -> Image.Image:
@@ -46,10 +54,10 @@ def _opened(image: str) -> Iterator[Image.Image]:
     try:
         with Image.open(Path(image)) as stored:
             yield stored
-    except (OSError, Image.DecompressionBombError) as error:
+    except (*_BROKEN, Image.DecompressionBombError) as error:
         raise UsageError(
             f"Cannot read {image!r} as an image.",
-            why=str(error),
+            why=str(error) or type(error).__name__,
             fix="give the path of an image file, or a size such as 1240x1754 for a synthetic page",
         ) from error
 
@@ -77,6 +85,7 @@ def _global_view(page: Image.Image, mode: ImageMode) -> Image.Image:
 
 def _tiles(page: Image.Image, grid: tuple[int, int], tile: int) -> tuple[Image.Image, ...]:
     columns, rows = grid
+    refuse_memory(columns * rows * tile**2 * _BYTES_PER_PIXEL, f"A page of {columns}x{rows} crops")
     stretched = page.resize((columns * tile, rows * tile))
     corners = [(column * tile, row * tile) for row in range(rows) for column in range(columns)]
     return tuple(stretched.crop((left, top, left + tile, top + tile)) for left, top in corners)

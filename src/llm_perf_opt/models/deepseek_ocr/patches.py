@@ -11,7 +11,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from llm_perf_opt.core.target import Emit
-from llm_perf_opt.harness.attribute_patches import Wrap, replaced
+from llm_perf_opt.core.thread_patches import ThreadPatches, Wrap
 from llm_perf_opt.models.deepseek_ocr.clip import quick_gelu
 
 log = logging.getLogger(__name__)
@@ -123,16 +123,16 @@ def patched(model: nn.Module, emit: Emit = _ignore) -> Iterator[LoopFacts]:
         emit("missing_patch_points", {point.name: point.loss for point in missing})
     facts = LoopFacts(emit, _seen_facts(missing))
     own = frozenset(map(id, model.modules()))
-    with ExitStack() as stack:
+    with ThreadPatches() as patches:
         if ACTIVATION_POINT not in missing:
-            stack.enter_context(replaced(_home_of(classes[VISION_MLP]), ACTIVATION, _plain))
+            patches.wrap(_home_of(classes[VISION_MLP]), ACTIVATION, _plain)
         for point, class_name, wrap in (
             (FORWARD_POINT, WHOLE_MODEL, _around_model(facts, own)),
             (VISION_POINT, VISION_ENCODER, _before(own, lambda _, pixels: facts.encode(pixels))),
             (LAYER_POINT, DECODER_LAYER, _before(own, lambda layer, _: facts.layer(layer))),
         ):
             if point not in missing:
-                stack.enter_context(replaced(classes[class_name], "forward", wrap))
+                patches.wrap(classes[class_name], "forward", wrap)
         yield facts
 
 

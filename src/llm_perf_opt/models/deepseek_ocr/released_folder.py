@@ -6,13 +6,15 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
+from llm_perf_opt.core.reading import MODEL_FILE, as_record, naming_file, read_foreign_json
 from llm_perf_opt.models.deepseek_ocr.configuration import ClipConfig, DecoderConfig, DeepSeekOcrConfig, SamConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+# What reading a tokenizer may raise, beside `Exception` itself, which is all that the library below it knows.
+_TOKENIZER_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RecursionError)
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool) -> tuple[Any | None, str]:
@@ -27,7 +29,9 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> tuple[Any | None, s
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:
+        if type(error) is not Exception and not isinstance(error, _TOKENIZER_ERRORS):
+            raise
         return None, f"the folder's tokenizer cannot be read: {type(error).__name__}: {str(error)[:200]}"
     return tokenizer, f"tokenizer {type(tokenizer).__name__} of the folder"
 
@@ -44,6 +48,9 @@ _ONLY = {
     "attention_bias": False,
     "tie_word_embeddings": False,
 }
+_MAY_BE_ZERO = ("global_attn_indexes", "first_k_dense_replace", "n_shared_experts", "bos_token_id", "image_token_id")
+_LARGEST = 2**31
+Sizes = TypeVar("Sizes", SamConfig, ClipConfig, DecoderConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +73,12 @@ def read_released_folder(folder: Path) -> ReleasedFolder:
         )
     _refuse_other_ways(file, stored)
     encoders = _mapping(_mapping(stored, "vision_config"), "width")
-    config = DeepSeekOcrConfig(
-        sam=_sam(_mapping(encoders, _SAM), _mapping(stored, "vision_config")),
-        clip=_clip(_mapping(encoders, _CLIP)),
-        decoder=_decoder(stored),
-    )
+    with naming_file(file):
+        config = DeepSeekOcrConfig(
+            sam=_sam(_mapping(encoders, _SAM), _mapping(stored, "vision_config")),
+            clip=_clip(_mapping(encoders, _CLIP)),
+            decoder=_decoder(stored),
+        )
     eos = stored.get("eos_token_id")
     return ReleasedFolder(config=config, eos_token_id=eos if isinstance(eos, int) else None)
 
@@ -98,31 +106,35 @@ def _sam(width: Mapping[str, Any], vision: Mapping[str, Any]) -> SamConfig:
         "hidden_size": width.get("width"),
         "num_layers": width.get("layers"),
         "num_heads": width.get("heads"),
-        "global_attn_indexes": _tuple(width.get("global_attn_indexes")),
-        "downsample_channels": _tuple(width.get("downsample_channels")),
+        "global_attn_indexes": width.get("global_attn_indexes"),
+        "downsample_channels": width.get("downsample_channels"),
     }
-    return SamConfig(**_given(named))
+    return _checked(named, SamConfig)
 
 
 def _clip(width: Mapping[str, Any]) -> ClipConfig:
+    channels = width.get("width")
     named = {
         "image_size": width.get("image_size"),
         "patch_size": width.get("patch_size"),
-        "hidden_size": width.get("width"),
+        "hidden_size": channels,
         "num_layers": width.get("layers"),
         "num_heads": width.get("heads"),
-        "ffn_hidden_size": 4 * width["width"] if "width" in width else None,
+        "ffn_hidden_size": 4 * channels if isinstance(channels, int) else None,
     }
-    return ClipConfig(**_given(named))
+    return _checked(named, ClipConfig)
 
 
 def _decoder(stored: Mapping[str, Any]) -> DecoderConfig:
-    return DecoderConfig(**_given({field.name: stored.get(field.name) for field in fields(DecoderConfig)}))
+    return _checked({field.name: stored.get(field.name) for field in fields(DecoderConfig)}, DecoderConfig)
 
 
-def _given(named: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if value is not None}
-
-
-def _tuple(value: Any) -> tuple[int, ...] | None:
-    return tuple(value) if isinstance(value, list) else None
+def _checked(named: Mapping[str, Any], record: type[Sizes]) -> Sizes:
+    """The record of the sizes that are given, each of its type and of a model that there can be."""
+    given = {name: value for name, value in named.items() if value is not None}
+    for name, value in given.items():
+        numbers = value if isinstance(value, list) else [value]
+        least = 0 if name in _MAY_BE_ZERO else 1
+        if any(isinstance(number, int) and not least <= number < _LARGEST for number in numbers):
+            raise MODEL_FILE.malformed(name, f"a number from {least} to {_LARGEST - 1:,}", value)
+    return as_record(given, record, MODEL_FILE)

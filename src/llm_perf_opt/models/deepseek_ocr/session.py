@@ -11,6 +11,7 @@ from PIL import Image
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.protocols import ModelAdapter, RealRun, StageWatch
+from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.phase_runs import run_phases
 from llm_perf_opt.harness.quiet import silenced
@@ -125,10 +126,11 @@ class DeepSeekOCRSession:
                     why="it was made for weightless analysis",
                     fix='make it with weights="random", or from a folder that holds the released ones',
                 )
-            with silenced():
-                models = RealModels(weights=self._weights, device=self.device)
-                any_page = replace(self._workload, image="64x64", mode="tiny", decode_steps=0)
-                self._model = models.model_of(self.adapter.targets(any_page)[0])
+            with OneRun(), silenced():
+                if self._model is None:  # no other thread has built it meanwhile
+                    models = RealModels(weights=self._weights, device=self.device)
+                    any_page = replace(self._workload, image="64x64", mode="tiny", decode_steps=0)
+                    self._model = models.model_of(self.adapter.targets(any_page)[0])
         return self._model
 
     @property

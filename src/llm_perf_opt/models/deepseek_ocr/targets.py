@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -15,6 +14,7 @@ from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
 from llm_perf_opt.core.protocols import RealRun
 from llm_perf_opt.core.target import Chain, Json, Stage, Target
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.expected_calls import expected_decode, expected_prefill
@@ -141,18 +141,8 @@ def real_run(
 
 def build_blueprint(config: DeepSeekOcrConfig, attention: str, dtype: torch.dtype) -> DeepseekOCRForCausalLM:
     """The model in evaluation mode, its weights created in `dtype`; rotary frequencies stay in float32."""
-    with _default_dtype(dtype):
+    with default_dtype(dtype):
         return DeepseekOCRForCausalLM(config, attention).eval()
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(previous)
 
 
 def _inputs(plan: Plan, config: DeepSeekOcrConfig) -> OcrInputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -17,10 +17,13 @@ from llm_perf_opt.core.callgraph import CallGraph, StoredFormats
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.expected_calls import KEY as EXPECTED_CALLS
 from llm_perf_opt.core.missing_packages import import_failure
+from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.plugins import FOLDER_FORMS, FOLDER_INPUTS, FOLDER_PARTS, workload_type
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json, Part, Target
+from llm_perf_opt.core.work_limits import out_of_memory, refuse_depth
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.models.huggingface.expected_calls import expected_decode, expected_prefill
 from llm_perf_opt.models.huggingface.folder import import_transformers, load_config, load_model_class, read_folder
 from llm_perf_opt.models.huggingface.inputs import (
@@ -76,6 +79,7 @@ class HuggingFaceAdapter:
 
     def __init__(self, folder: Path, trust_remote_code: bool) -> None:
         self._folder = read_folder(folder)
+        refuse_depth(_layers(self._folder.fields))
         self._config = load_config(self._folder, trust_remote_code)
         self._model_class = load_model_class(self._folder, self._config, trust_remote_code)
         self.title = f"{self._model_class.__name__} in {folder}"
@@ -216,7 +220,7 @@ def _decode_notes(subject: Subject, probe: Probe, asked: int, steps: int) -> tup
     if steps or not asked:
         return ()
     if probe.decode_refusal is not None:
-        refusal = f"{type(probe.decode_refusal).__name__}: {str(probe.decode_refusal)[:200]}"
+        refusal = f"{type(probe.decode_refusal).__name__}: {error_text(probe.decode_refusal)[:200]}"
         return (f"No decode: {subject.class_name} refuses one more token after the prefill ({refusal}).",)
     is_told = subject.generates or asked > 1
     return (f"No decode: {subject.class_name} leaves no cache to continue from.",) if is_told else ()
@@ -228,15 +232,16 @@ def build_model(model_class: Any, config: Any, attention: str | None, dtype: str
     options: dict[str, Any] = {"dtype" if int(version.split(".")[0]) >= 5 else "torch_dtype": DTYPES[dtype]}
     if attention is not None:
         options["attn_implementation"] = TRANSFORMERS_NAMES.get(attention, attention)
-    default = torch.get_default_dtype()
     try:
-        return model_class._from_config(copy.deepcopy(config), **options).eval()
+        with default_dtype():  # transformers sets its own, and not all versions take it back
+            return model_class._from_config(copy.deepcopy(config), **options).eval()
     except BUILD_ERRORS as error:
-        torch.set_default_dtype(default)  # transformers sets its own, and not all versions take it back
+        if (no_memory := out_of_memory(error, f"{model_class.__name__} was being built")) is not None:
+            raise no_memory from error
         failure = import_failure(error)
         raise PerfOptError(
             f"{model_class.__name__} cannot be built from its configuration.",
-            why=f"{type(error).__name__}: {str(error)[:500]}" if failure is None else failure.why,
+            why=f"{type(error).__name__}: {error_text(error)[:500]}" if failure is None else failure.why,
             fix=f"check the configuration, install what it asks for, or use another transformers (this is {version})"
             if failure is None
             else failure.fix,
@@ -299,3 +304,14 @@ def _refuse_nonsense(workload: Workload) -> None:
             why="transformers calls the compiled flash_attn package for it, which needs a GPU",
             fix="use sdpa: torch's fused attention has the same shapes, FLOPs and memory",
         )
+
+
+_DEPTHS = frozenset(
+    ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers", "decoder_layers")
+)
+
+
+def _layers(fields: Mapping[str, Any]) -> int:
+    """Of all stacks that the configuration names, in it and in the configurations of its parts."""
+    own = sum(value for name, value in fields.items() if name in _DEPTHS and type(value) is int)
+    return own + sum(_layers(part) for part in fields.values() if isinstance(part, dict))

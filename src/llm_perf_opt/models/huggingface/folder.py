@@ -10,7 +10,9 @@ from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.missing_packages import import_failure
+from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
+from llm_perf_opt.models.huggingface.identity import code_names, require_identity
 
 # Heads in the order of preference: what the model is published for, before what can be put on top of it.
 HEADS = (
@@ -87,9 +89,8 @@ class ModelFolder:
 
     @property
     def code_map(self) -> Mapping[str, str]:
-        """Auto class -> `file.Class` of the folder's own code; empty when it has none."""
-        value = self.fields.get("auto_map")
-        return value if isinstance(value, dict) else {}
+        """Auto class -> `file.Class` of the folder's own code, the first of a list; empty when it has none."""
+        return dict(reversed(list(code_names(self.fields.get("auto_map")))))
 
 
 def read_folder(path: Path) -> ModelFolder:
@@ -103,6 +104,7 @@ def read_folder(path: Path) -> ModelFolder:
         )
     fields = read_foreign_json(file, MODEL_FILE)
     folder = ModelFolder(path=path, fields=fields if isinstance(fields, dict) else {})
+    require_identity(file, folder.fields)
     if not folder.model_type and not folder.code_map:
         raise UsageError(
             f"{file} does not say what it configures.",
@@ -124,7 +126,7 @@ def load_config(folder: ModelFolder, trust_remote_code: bool) -> Any:
         _raise_import_failure(folder, error)
         raise UsageError(
             f"transformers {transformers.__version__} cannot read the configuration in {folder.path}.",
-            why=f"{type(error).__name__}: {str(error)[:500]}",
+            why=f"{type(error).__name__}: {error_text(error)[:500]}",
             fix="check the fields it names, or use the version of transformers the folder was written for"
             + _written_for(folder),
         ) from error
@@ -164,7 +166,7 @@ def _class_in_folder(folder: ModelFolder) -> Any:
         _raise_import_failure(folder, error)
         raise PerfOptError(
             f"The code in {folder.path} cannot be loaded.",
-            why=f"{type(error).__name__}: {str(error)[:500]}",
+            why=f"{type(error).__name__}: {error_text(error)[:500]}",
             fix="install what it imports, and the version of transformers it was written for" + _written_for(folder),
         ) from error
 

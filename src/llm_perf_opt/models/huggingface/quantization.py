@@ -112,12 +112,12 @@ def stored_formats(folder: Path, fields: Block, graph: CallGraph) -> StoredForma
         rules = tuple(read(block))
         for rule in rules:
             weight_format(rule.format)
-        weights = _assigned(rules, graph)
-    except (KeyError, TypeError, ValueError, AttributeError, re.error, PerfOptError) as error:
+        weights, cache = _assigned(rules, graph), _cache(block)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, re.error, PerfOptError) as error:
         return _unread(method, f"{type(error).__name__}: {str(error)[:200]}")
     if not weights:
         return _unread(method, "none of its rules fits a weight of this model")
-    return StoredFormats(origin=method, weights=weights, cache=_cache(block))
+    return StoredFormats(origin=method, weights=weights, cache=cache)
 
 
 def _method(block: Block) -> str:

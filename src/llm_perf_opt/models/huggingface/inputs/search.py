@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, product
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.models.huggingface.inputs.companions import (
     CountLesson,
     ShapeLesson,
@@ -102,7 +103,7 @@ def find_inputs(subject: Subject, run: Callable[[Plan, str], object], wanted: fr
             try:
                 run(attempt.plan, candidate.entry)
             except REJECTIONS as error:
-                attempt, refused = attempt.corrected(str(error)), error
+                attempt, refused = attempt.corrected(error_text(error)), error
             else:
                 text = ("text",) if "input_ids" in attempt.plan else ()
                 return Found(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 from llm_perf_opt.models.huggingface.inputs.plan import Leaf, Run, Subject, Whole, nested_configs, number, ones
@@ -32,7 +32,7 @@ def ordinary_tokens(config: Any, length: int) -> list[int]:
     special = special_tokens(config)
     vocabulary = number(text_section(config), "vocab_size") or number(config, "vocab_size") or 100
     plain = [token for token in range(min(5, vocabulary - 1), min(vocabulary, 1000)) if token not in special] or [1]
-    return list(islice(plain * (length // len(plain) + 1), length))
+    return list(islice(cycle(plain), length))
 
 
 def special_tokens(config: Any) -> frozenset[int]:

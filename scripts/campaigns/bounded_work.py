@@ -1,0 +1,372 @@
+"""Work without end, by absurd numbers and by code: refused or stopped, with the place and the option; then all is well.
+
+Each case runs in a fork of this process with a bound on its memory, and is killed when nothing else ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import llm_perf_opt as lpo
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.work_limits import process_memory_bytes
+from scripts.campaigns.endless_models import BUILDING, RUNNING, WIDTH, write_folder
+from scripts.campaigns.fingerprint import fingerprint
+from scripts.campaigns.hostile_files import quiet
+from scripts.campaigns.plain_world import changes, look
+from scripts.campaigns.rows import Row
+from scripts.campaigns.verbs import CONFIG, Ended, run_here
+
+NAME = "bounded_work"
+MEMORY_BYTES = 6 << 30  # that a child may take, whatever else is there
+PATIENCE_S = 120.0  # then it was not bounded
+_GIB = 1 << 30
+_BILLION = 10**9
+OPS, SECONDS, MEMORY = "--max-ops", "--max-seconds", "--max-memory"
+TRACERS = ("weightless", "hooks")
+ROW = "absurd numbers, Python", "absurd numbers, each verb", "endless code, Python", "endless code, each verb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One piece of work. `option` is what the fix must name: None where no limit is the cause, as an overflow."""
+
+    row: str
+    name: str
+    run: Callable[[], str]  # what the caller was told; an empty text where nothing stopped it
+    option: str | None
+    is_stopped: bool = False  # at work, so that the place must be told: the module, the phase and the seconds
+
+
+def run(*, quick: bool, seed: int) -> list[Row]:
+    """A row for numbers and for code, through Python and through the command."""
+    del seed  # every case is tried
+    with tempfile.TemporaryDirectory() as name, _own_caches(Path(name)):
+        chosen = [case for case in cases(Path(name)) if not quick or case.name in QUICK]
+        warm_up(Path(name), quick=quick)
+        findings: dict[str, list[str]] = {row: [] for row in ROW}
+        counts = dict.fromkeys(ROW, 0)
+        for case in chosen:
+            counts[case.row] += 1
+            findings[case.row] += [f"{case.name}: {found}" for found in bounded(case)]
+    return [Row(campaign=NAME, what=row, tried=counts[row], findings=findings[row]) for row in ROW]
+
+
+@contextlib.contextmanager
+def _own_caches(folder: Path) -> Iterator[None]:
+    """Code of model folders is copied there, and not into the caches of whoever runs this."""
+    import transformers.utils.hub as hub
+    from transformers import dynamic_module_utils
+
+    place = str(folder / "modules")
+    before = hub.HF_MODULES_CACHE, dynamic_module_utils.HF_MODULES_CACHE
+    hub.HF_MODULES_CACHE = dynamic_module_utils.HF_MODULES_CACHE = place
+    try:
+        yield
+    finally:
+        hub.HF_MODULES_CACHE, dynamic_module_utils.HF_MODULES_CACHE = before
+
+
+def warm_up(folder: Path, *, quick: bool = False) -> None:
+    """Libraries load once, here and not in each child; what they change for good is no finding."""
+    tiny = f"{folder / 'tiny'} --prompt-tokens 4"
+    verbs = [f"trace {tiny}", f"trace {tiny} --tracer hooks", f"cost {tiny}"]
+    if not quick:
+        verbs += [f"export {tiny} --part model --check export", f"report {tiny} --format json"]
+        verbs += [f"profile model={folder / 'tiny'} run.folder={folder / 'warm'} run.repeats=1 run.warmup=0"]
+    with quiet():
+        for words in verbs:
+            run_here(words, folder)
+
+
+# ---- the cases
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    """All of them; the folders of models are made below `folder`."""
+    yield from _numbers(folder)
+    yield from _numbers_by_verb(folder)
+    yield from _code()
+    yield from _code_by_verb(folder)
+
+
+def _config(folder: Path, name: str, **fields: Any) -> str:
+    place = folder / name
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({**CONFIG, **fields}), "utf-8")
+    return str(place)
+
+
+def _numbers(folder: Path) -> Iterator[Case]:
+    tiny = _config(folder, "tiny")
+    layers = _config(folder, "layers", num_hidden_layers=10**6)
+    hidden = _config(folder, "hidden", hidden_size=10**12, intermediate_size=10**13)
+    absurd: dict[str, tuple[str, dict[str, Any], str | None]] = {
+        "10^6 layers": (layers, {}, OPS),
+        "10^9 decode steps": (tiny, {"decode_steps": _BILLION}, OPS),
+        "10^9 prompt tokens": (tiny, {"prompt_tokens": _BILLION}, MEMORY),
+        "a batch of 10^9": (tiny, {"batch": _BILLION}, MEMORY),
+        "hidden size 10^12": (hidden, {}, None),
+        "99x99 crops": ("deepseek-ocr", {"crops": (99, 99)}, MEMORY),
+        "10^9 decode steps of DeepSeek-OCR": ("deepseek-ocr", {"decode_steps": _BILLION}, OPS),
+        "10^12 prompt tokens of DeepSeek-OCR": ("deepseek-ocr", {"prompt_tokens": 10**12}, MEMORY),
+    }
+    for tracer in TRACERS:
+        for name, (model, workload, option) in absurd.items():
+            yield Case(
+                row=ROW[0], name=f"{name}, {tracer}", run=_python(model, tracer=tracer, **workload), option=option
+            )
+
+
+def _numbers_by_verb(folder: Path) -> Iterator[Case]:
+    """The numbers that each verb takes, as its user gives them."""
+    tiny, layers = str(folder / "tiny"), str(folder / "layers")
+    asked = {
+        "10^9 decode steps": ("--decode-steps 1000000000", OPS),
+        "10^9 prompt tokens": ("--prompt-tokens 1000000000", MEMORY),
+        "a batch of 10^9": ("--batch 1000000000", MEMORY),
+    }
+    verbs = {
+        "trace": "trace {}",
+        "trace, hooks": "trace {} --tracer hooks",
+        "cost": "cost {}",
+        "report": "report {}",
+        "predict": "predict {} --device h100-sxm",
+        "export": "export {} --part model --check export",
+    }
+    for verb, words in verbs.items():
+        yield Case(row=ROW[1], name=f"10^6 layers, {verb}", run=_command(words.format(layers)), option=OPS)
+        for name, (options, option) in asked.items():
+            yield Case(
+                row=ROW[1], name=f"{name}, {verb}", run=_command(f"{words.format(tiny)} {options}"), option=option
+            )
+    others = {
+        "99x99 crops, trace": ("trace deepseek-ocr --crops 99x99", MEMORY),
+        "99x99 crops, pages": ("pages deepseek-ocr --grids 99x99", MEMORY),
+        "10^9 decode steps, pages": ("pages deepseek-ocr --grids 1x1 --decode-steps 1000000000", OPS),
+        "10^9 new tokens, profile": (f"profile model={tiny} workload.max_new_tokens=1000000000", OPS),
+        "10^9 prompt tokens, profile": (f"profile model={tiny} workload.prompt_tokens=1000000000", MEMORY),
+        "10^6 layers, profile": (f"profile model={layers}", OPS),
+    }
+    for name, (words, option) in others.items():
+        yield Case(row=ROW[1], name=name, run=_command(words), option=option)
+
+
+_LIMITS: dict[str, dict[str, float]] = {OPS: {"max_ops": 3000}, SECONDS: {"max_seconds": 1.0}, MEMORY: {}}
+_ENDS: dict[str, tuple[str, ...]] = {  # by which limit each way of running ends
+    "ops": (OPS, SECONDS),
+    "a Python loop": (SECONDS,),
+    "Python objects": (MEMORY, SECONDS),
+    "tensors": (MEMORY, OPS),
+    "exponential recursion of modules": (OPS, SECONDS),
+}
+
+
+def _code() -> Iterator[Case]:
+    """Modules of a script, under each tracer, and in the other questions that run a module."""
+    for way, kind in RUNNING.items():
+        for option in _ENDS[way]:
+            for tracer in TRACERS:
+                if (way, option, tracer) == ("tensors", OPS, "hooks"):
+                    continue  # which sees modules, and this way calls none
+                yield Case(
+                    row=ROW[2],
+                    name=f"{way}, {option}, {tracer}",
+                    run=_limited(option, lambda kind=kind, tracer=tracer: _traced(kind(), tracer)),
+                    option=option,
+                    is_stopped=True,
+                )
+    yield Case(
+        row=ROW[2],
+        name="a Python loop, profiled",
+        run=_limited(SECONDS, lambda: lpo.profile(RUNNING["a Python loop"](), (torch.zeros(1, WIDTH),))),
+        option=SECONDS,
+        is_stopped=True,
+    )
+
+
+def _code_by_verb(folder: Path) -> Iterator[Case]:
+    """Folders with code. A real run looks for inputs without weights first: code that ends there goes on for real."""
+    verbs = {"trace": "trace {}", "cost": "cost {}", "report": "report {}", "predict": "predict {} --device h100-sxm"}
+    verbs["export"] = "export {} --part inner --check export"
+    for way in (*RUNNING, *BUILDING):
+        option = OPS if way in BUILDING else _ENDS[way][0]
+        place = write_folder(folder / "code" / way.replace(" ", "-").replace("^", ""), way)
+        chosen = verbs if way == "ops" else {"trace": verbs["trace"]}
+        for verb, words in chosen.items():
+            yield _case_of_folder(f"{way}, {verb}", f"{words.format(place)} --trust-remote-code", option)
+    for way in RUNNING:
+        place = write_folder(folder / "real" / way.replace(" ", "-"), way, only_for_real=True)
+        option = SECONDS if way == "tensors" else _ENDS[way][0]
+        words = f"trace {place} --trust-remote-code --tracer hooks"
+        yield _case_of_folder(f"{way} for real, hooks", words, option)
+    place = folder / "real" / "a-Python-loop"
+    words = f"profile model={place} model.trust_remote_code=true run.folder={folder / 'profiled'}"
+    yield _case_of_folder("a Python loop for real, profile", words, SECONDS)
+
+
+def _case_of_folder(name: str, words: str, option: str) -> Case:
+    def run() -> str:
+        limit = {OPS: "3000", SECONDS: "1", MEMORY: f"{_gib_allowed():.3f}"}[option]
+        return _command(f"{words} {option} {limit}")()
+
+    return Case(row=ROW[3], name=f"{name}, {option}", run=run, option=option, is_stopped=True)
+
+
+QUICK = frozenset(
+    {
+        "10^6 layers, weightless",
+        "99x99 crops, hooks",
+        "10^9 decode steps, predict",
+        "ops, --max-ops, weightless",
+        "a Python loop, --max-seconds, hooks",
+        "Python objects, --max-memory, weightless",
+        "exponential recursion of modules, --max-ops, hooks",
+        "10^7 experts, trace, --max-ops",
+        "ops, cost, --max-ops",
+    }
+)
+
+
+# ---- running one
+
+
+def _python(model: str, **options: Any) -> Callable[[], str]:
+    return _told(lambda: lpo.trace(model, **options))
+
+
+def _told(work: Callable[[], object]) -> Callable[[], str]:
+    """The message of the error that the work ends with, as the command would print it."""
+
+    def run() -> str:
+        try:
+            work()
+        except PerfOptError as error:
+            return f"error: {error}"
+        return ""
+
+    return run
+
+
+def _traced(module: nn.Module, tracer: str) -> object:
+    return lpo.trace(module, (torch.zeros(1, WIDTH),), tracer=tracer)
+
+
+def _limited(option: str, work: Callable[[], object]) -> Callable[[], str]:
+    def run() -> str:
+        given: Mapping[str, float] = _LIMITS[option] or {"max_memory": _gib_allowed()}
+        with lpo.limits(**given):
+            return _told(work)()
+
+    return run
+
+
+def _gib_allowed() -> float:
+    """A little more than this process holds now."""
+    return ((process_memory_bytes() or 0) + (200 << 20)) / _GIB
+
+
+def _command(words: str) -> Callable[[], str]:
+    def run() -> str:
+        ended: Ended = run_here(words, Path.cwd())
+        if ended.is_traceback or ended.code not in (0, 1, 2):
+            return f"exit code {ended.code}: {ended.err[-300:]}"
+        return ended.err[ended.err.rfind("error: ") :] if ended.code else ""
+
+    return run
+
+
+def bounded(case: Case) -> list[str]:
+    """What went wrong with one case, tried in a child."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        _inside(case, writing)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    began, text = time.monotonic(), b""
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        if time.monotonic() - began > PATIENCE_S:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(reading)
+            return [f"nothing stopped it within {PATIENCE_S:.0f} s"]
+        time.sleep(0.02)
+    with contextlib.suppress(BlockingIOError):
+        text = os.read(reading, 1 << 16)
+    os.close(reading)
+    try:
+        found: list[str] = json.loads(text)
+    except ValueError:
+        return ["the process ended without a word"]
+    return found
+
+
+def _inside(case: Case, writing: int) -> None:
+    """The child: never returns."""
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        found = list(faults(case))
+    except BaseException as error:  # noqa: BLE001  a finding
+        found = [f"{type(error).__name__}: {str(error)[:200]} at {traceback.extract_tb(error.__traceback__)[-1]}"[:500]]
+    os.write(writing, json.dumps(found[:20]).encode())
+    os._exit(0)
+
+
+def faults(case: Case) -> Iterator[str]:
+    """Whether the work is ended as it should be, and leaves the process as it was."""
+    with quiet(), tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        expected = _next_trace()
+        before, threads = look(random_state=False), set(threading.enumerate())
+        message = case.run()
+        yield from message_faults(case, message)
+        yield from changes(before, look(random_state=False))
+        if _next_trace() != expected:
+            yield "the next trace is another"
+        left = [thread.name for thread in threading.enumerate() if thread not in threads]
+        if left:
+            yield f"threads are left: {', '.join(left)}"
+
+
+def message_faults(case: Case, message: str) -> Iterator[str]:
+    """What is missing in the message."""
+    if not message:
+        yield "nothing refused or stopped it"
+    elif not all(word in message for word in ("error: ", "why: ", "fix: ")):
+        yield f"no message: {message[-200:]!r}"
+    else:
+        fix = message.rpartition("fix: ")[2]
+        if case.option is not None and case.option not in fix:
+            yield f"the fix does not name {case.option}: {message[:300]!r}"
+        if case.is_stopped and not ("stopped " in message and " of " in message and "after " in message):
+            yield f"the message does not say what was being done: {message[:300]!r}"
+
+
+def _next_trace() -> str:
+    (graph,) = lpo.trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (torch.zeros(2, 3),)).graphs
+    return fingerprint(graph)
+
+
+if __name__ == "__main__":  # one case by its name, for whoever looks into it
+    with tempfile.TemporaryDirectory() as made, _own_caches(Path(made)):
+        listed = list(cases(Path(made)))
+        warm_up(Path(made))
+        for tried in listed:
+            if any(word in f"{tried.row}: {tried.name}" for word in sys.argv[1:]):
+                started = time.monotonic()
+                print(f"{tried.row}: {tried.name}", bounded(tried), f"{time.monotonic() - started:.1f} s", flush=True)

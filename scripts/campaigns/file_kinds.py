@@ -1,0 +1,317 @@
+"""One good file of each kind that the program reads, as the program or its user makes it, and how it is read.
+
+Reading goes on until the content is used, so that what a reader lets pass cannot break something later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import llm_perf_opt as lpo
+from llm_perf_opt.analyses.cost.static_file import read_static
+from llm_perf_opt.analyses.profile.metrics_file import read_metrics
+from llm_perf_opt.api.profile.operators_file import CHROME_TRACE, OPERATORS, kept_operators
+from llm_perf_opt.api.profile.request import ProfilerChoice, list_pages, read_request
+from llm_perf_opt.api.profile.run_folder import RunFolder
+from llm_perf_opt.core.callgraph import read_callgraph
+from llm_perf_opt.core.hardware import device_template, load_devices
+from llm_perf_opt.core.hardware.calibration import (
+    Calibration,
+    RateTable,
+    Timing,
+    measured_device,
+    read_calibration,
+    write_calibration,
+)
+from llm_perf_opt.core.hardware.device_file import device_text
+from llm_perf_opt.core.sealing import split_seal
+from llm_perf_opt.formats.view_file import read_view
+from llm_perf_opt.harness.weights import load_weights
+from llm_perf_opt.models.deepseek_ocr.pages import open_page, stored_size
+from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
+from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.models.huggingface.quantization import stored_formats
+from llm_perf_opt.weightless.routing import read_replay
+from scripts.campaigns.foreign_kinds import foreign_kinds
+from scripts.campaigns.one_kind import Kind, at, questions, small_module
+
+EXPERTS = 3
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "auto_map": {"AutoModelForCausalLM": "modeling.Model", "AutoTokenizer": ["tokens.Slow", None]},
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+    "rope_theta": 10000.0,
+    "transformers_version": "4.46.3",
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True},
+                "input_activations": None,
+            }
+        },
+        "ignore": ["lm_head", "re:.*gate$"],
+        "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+    },
+}
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+RELEASED: dict[str, Any] = {
+    "model_type": "DeepseekOCR",
+    "eos_token_id": 1,
+    "vision_config": {
+        "image_size": 1024,
+        "width": {
+            "sam_vit_b": {"width": 768, "layers": 12, "heads": 12, "downsample_channels": [512, 1024]},
+            "clip-l-14-224": {"width": 1024, "layers": 24, "heads": 16, "image_size": 224, "patch_size": 14},
+        },
+    },
+    "hidden_size": 1280,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 10,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "vocab_size": 129280,
+}
+
+
+def file_kinds(folder: Path) -> list[Kind]:
+    """Every kind; a sealed one once more without its seal, as a person leaves it who changes it on purpose."""
+    own = [*_results(folder), *_run_files(folder), *_tables(folder), *_model_files(folder), *_pages(folder)]
+    kinds = [*own, *foreign_kinds(folder)]
+    return [
+        *kinds,
+        *(
+            replace(kind, name=f"{kind.name}, without seal", good=split_seal(kind.good)[0], is_sealed=False)
+            for kind in kinds
+            if kind.is_sealed and kind.is_json
+        ),
+    ]
+
+
+def _results(folder: Path) -> Iterator[Kind]:
+    trace = lpo.trace(small_module(), (torch.zeros(2, 8),), out=folder / "trace")
+    scratch = folder / "result.json"
+
+    def sealed(name: str, good: bytes, read: Callable[[Path], object]) -> Kind:
+        return Kind(name=name, good=good, read=at(scratch, read), is_sealed=True)
+
+    yield sealed("call graph", trace.files[0].read_bytes(), questions)
+    yield sealed("static costs", trace.cost().to_json().encode(), read_static)
+    view = trace.graph().draw("json")
+    yield sealed("grouped view", view.encode() if isinstance(view, str) else view, read_view)
+    write_calibration(_calibration(), scratch)
+
+    def predicted(file: Path) -> object:
+        calibration = read_calibration(file)
+        return calibration, measured_device(calibration), trace.predict(calibration=calibration).to_dict()
+
+    yield sealed("calibration", scratch.read_bytes(), predicted)
+
+
+def _calibration() -> Calibration:
+    def times(*medians: float) -> tuple[Timing, ...]:
+        return tuple(Timing(median_s=one, fastest_s=one * 0.9, slowest_s=one * 1.1) for one in medians)
+
+    def table(family: str, axes: dict[str, tuple[int, ...]], *medians: float, dtype: str = "float32") -> RateTable:
+        growth = (1,) * len(axes)
+        return RateTable(
+            family=family,
+            dtype=dtype,
+            axes=tuple(axes),
+            ticks=tuple(axes.values()),
+            growth=growth,
+            times=times(*medians),
+        )
+
+    return Calibration(
+        device="A Machine 9000",
+        kind="cpu",
+        threads=2,
+        memory_bytes=2**34,
+        library_versions={"torch": "2.13.0"},
+        tables=(
+            table("product", {"rows": (1, 1000), "columns": (1000,), "depth": (1000,)}, 1e-4, 2e-2),
+            table("copy", {"elements": (10, 1000)}, 1e-6, 1e-5),
+            table("arithmetic", {"elements": (16, 1024)}, 5e-6, 6e-6),
+        ),
+        fresh_byte=times(3e-10)[0],
+    )
+
+
+def _run_files(folder: Path) -> Iterator[Kind]:
+    run = folder / "run"
+    lpo.profile(small_module(), (torch.zeros(2, 8),), out=run, warmup=0, repeats=2)
+    kept = RunFolder(folder / "resumed")
+    kept.path.mkdir()
+    (kept.path / "pages").mkdir()
+    page, environment = run / "pages" / "00000.json", json.loads(split_seal((run / "env.json").read_bytes())[0])
+    (kept.path / "pages" / "00000.json").write_bytes(page.read_bytes())
+
+    def same_environment(_: Path) -> object:
+        return kept.keep_environment(environment)
+
+    def finished(_: Path) -> object:
+        found = kept.finished_page(1, None)
+        return found if found is None else asdict(found)
+
+    sealed = partial(Kind, is_sealed=True)
+    yield sealed(name="metrics", good=(run / "metrics.json").read_bytes(), read=at(folder / "m.json", read_metrics))
+    yield sealed(
+        name="request of a run", good=(run / "request.json").read_bytes(), read=at(folder / "r.json", read_request)
+    )
+    yield sealed(name="page of a run", good=page.read_bytes(), read=at(kept.path / "pages" / "00001.json", finished))
+    yield sealed(
+        name="environment of a run",
+        good=(run / "env.json").read_bytes(),
+        read=at(kept.path / "env.json", same_environment),
+    )
+    yield from _operators(run, kept)
+
+
+def _operators(run: Path, kept: RunFolder) -> Iterator[Kind]:
+    """The table has no place for a seal; its digest lies beside it."""
+    table, digest = (kept.path / name for name in (OPERATORS, f"{OPERATORS}.sha256"))
+    good, written = (run / OPERATORS).read_bytes(), (run / f"{OPERATORS}.sha256").read_bytes()
+    (kept.path / CHROME_TRACE).write_bytes((run / CHROME_TRACE).read_bytes())
+
+    def read(raw: bytes, beside: bytes) -> object:
+        table.write_bytes(raw)
+        digest.write_bytes(beside)
+        return kept_operators(kept, ProfilerChoice())
+
+    def with_new_digest(raw: bytes) -> object:
+        return read(raw, f"{hashlib.sha256(raw).hexdigest()}  {OPERATORS}\n".encode())
+
+    made = partial(Kind, is_json=False)
+    yield made(name="operators of a run", good=good, read=lambda raw: read(raw, written), is_sealed=True)
+    yield made(name="operators of a run, digest", good=written, read=lambda raw: read(good, raw), is_sealed=True)
+    yield made(name="operators of a run, with a new digest", good=good, read=with_new_digest)
+
+
+def _tables(folder: Path) -> Iterator[Kind]:
+    def devices(file: Path) -> object:
+        found = load_devices(file).devices
+        return [(device, device_text(device)) for device in found.values()]
+
+    def routing(file: Path) -> object:
+        policy = read_replay(file, "prefill")
+        return policy.choose(2, EXPERTS, 1, 0).tolist()
+
+    counts = {"prefill": [[1, 0, 1], [2, 0, 0]], "decode": [[1, 0, 0]]}
+    yield Kind(
+        name="device table", good=device_template().encode(), read=at(folder / "devices.toml", devices), is_json=False
+    )
+    yield Kind(name="expert counts", good=json.dumps(counts).encode(), read=at(folder / "counts.json", routing))
+
+
+def _model_files(folder: Path) -> Iterator[Kind]:
+    model = folder / "llama"
+    graph = read_callgraph(next((folder / "trace").glob("*.json")))
+
+    def configured(file: Path) -> object:
+        adapter = HuggingFaceAdapter(file.parent, trust_remote_code=False)
+        return adapter._config.to_dict(), adapter._folder.fields, adapter.stored_formats(graph)
+
+    yield Kind(
+        name="config.json of a folder", good=json.dumps(LLAMA).encode(), read=at(model / "config.json", configured)
+    )
+    yield Kind(
+        name="config.json, traced",
+        good=json.dumps({key: value for key, value in LLAMA.items() if key not in _NOT_TRACED}).encode(),
+        read=at(folder / "traced" / "config.json", _traced_counts),
+        one_in=20,
+    )
+    yield Kind(
+        name="config.json of DeepSeek-OCR",
+        good=json.dumps(RELEASED).encode(),
+        read=at(folder / "released" / "config.json", lambda file: read_released_folder(file.parent)),
+    )
+    yield Kind(
+        name="hf_quant_config.json",
+        good=json.dumps(MODELOPT).encode(),
+        read=at(folder / "nvidia" / "hf_quant_config.json", lambda file: stored_formats(file.parent, {}, graph)),
+    )
+    yield from _weights(folder)
+    yield from _tokenizer(folder)
+
+
+_NOT_TRACED = ("auto_map", "quantization_config")
+
+
+def _traced_counts(file: Path) -> object:
+    """Prefill and one step, with the sizes that the configuration gives."""
+    graphs = lpo.trace(str(file.parent), prompt_tokens=4, decode_steps=1).graphs
+    return [(graph.call_counts, [parameter.meta for parameter in graph.parameters]) for graph in graphs]
+
+
+def _weights(folder: Path) -> Iterator[Kind]:
+    from safetensors.torch import save
+
+    module = small_module()
+    names = dict.fromkeys(module.state_dict(), "model-00001-of-00001.safetensors")
+    content = save({name: tensor.detach().clone() for name, tensor in module.state_dict().items()})
+    index = json.dumps({"metadata": {"total_size": 1}, "weight_map": names}).encode()
+    for place in ("indexed", "plain"):
+        (folder / place).mkdir()
+    (folder / "indexed" / "model-00001-of-00001.safetensors").write_bytes(content)
+
+    def loaded(file: Path) -> object:
+        filled = small_module()
+        load_weights(filled, file.parent)
+        return [repr(tensor.tolist()) for tensor in filled.state_dict().values()]
+
+    yield Kind(
+        name="index of weights", good=index, read=at(folder / "indexed" / "model.safetensors.index.json", loaded)
+    )
+    yield Kind(name="weights", good=content, read=at(folder / "plain" / "model.safetensors", loaded), is_json=False)
+
+
+def _tokenizer(folder: Path) -> Iterator[Kind]:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    place = folder / "tokens"
+    place.mkdir()
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128, "unk_token": "?"}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    def tokenized(file: Path) -> object:
+        tokenizer, _ = load_tokenizer(file.parent, trust_remote_code=False)
+        return None if tokenizer is None else tokenizer.get_vocab()
+
+    yield Kind(name="tokenizer.json", good=made.to_str().encode(), read=at(place / "tokenizer.json", tokenized))
+
+
+def _pages(folder: Path) -> Iterator[Kind]:
+    from io import BytesIO
+
+    def shown(file: Path) -> object:
+        return stored_size(str(file)), open_page(str(file)).tobytes()
+
+    picture = BytesIO()
+    open_page("24x16").save(picture, "PNG")
+    yield Kind(name="image", good=picture.getvalue(), read=at(folder / "page.png", shown), is_json=False)
+    yield Kind(
+        name="list of pages",
+        good=b"# pages\n1240x1754\npage.png\n",
+        read=at(folder / "pages.txt", lambda file: list_pages(str(file))),
+        is_json=False,
+    )

@@ -1,0 +1,122 @@
+"""Damaged and hostile files of every kind that is read: the same content, or an error with its cause and a remedy.
+
+Of a file that this program seals, no damage may pass that changes what it says. Of any other kind a change within types
+and ranges is another file, and only counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import random
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.core.errors import PerfOptError
+from scripts.campaigns.file_kinds import Kind, file_kinds
+from scripts.campaigns.mutations import damaged
+from scripts.campaigns.rows import Row
+
+NAME = "hostile_files"
+FULL, QUICK = 10_000, 60
+_SLOW_S = 30.0
+_LONGEST_ERROR = 4_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What became of the mutations of one kind of file."""
+
+    kind: Kind
+    refused: int
+    same: int
+    changed: int
+    findings: list[str]
+
+    @property
+    def tried(self) -> int:
+        """All of them."""
+        return self.refused + self.same + self.changed + len(self.findings)
+
+    def row(self) -> Row:
+        """The tally as a line of the table."""
+        seal = "sealed" if self.kind.is_sealed else "no seal"
+        what = f"{self.kind.name} ({seal}): {self.refused:,} refused, {self.same:,} read the same"
+        if not self.kind.is_sealed:
+            what += f", {self.changed:,} as another file"
+        return Row(campaign=NAME, what=what, tried=self.tried, findings=self.findings)
+
+
+def run(*, quick: bool, seed: int) -> list[Row]:
+    """One row for each kind of file."""
+    return [tally.row() for tally in tallies(QUICK if quick else FULL, seed)]
+
+
+def tallies(count: int, seed: int) -> Iterator[Tally]:
+    """`count` mutations of each kind."""
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        kinds = file_kinds(Path(folder))
+        for kind in kinds:
+            yield attack(kind, count, seed, others_of(kind, kinds))
+
+
+def others_of(kind: Kind, kinds: Iterable[Kind]) -> list[bytes]:
+    """Files that do not belong in the place of this one."""
+    return [other.good for other in kinds if other.family != kind.family]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Libraries below warn about what they are given, some of them once for each file."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    nowhere = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def attack(kind: Kind, count: int, seed: int, others: list[bytes]) -> Tally:
+    """Damage the good file `count` times, each time in another way."""
+    draw = random.Random(f"{seed} {kind.name}")
+    expected = kind.read(kind.good)
+    outcomes: Counter[str] = Counter()
+    findings: list[str] = []
+    for number in range(max(1, count // kind.one_in)):
+        raw = damaged(draw, kind.good, is_json=kind.is_json, is_sealed=kind.is_sealed, others=others)
+        outcome = _outcome(kind, raw, expected)
+        outcomes[outcome] += 1
+        if outcome not in ("refused", "same", "changed") or (outcome == "changed" and kind.is_sealed):
+            findings.append(f"{kind.name}, mutation {number}: {outcome}")
+    changed = 0 if kind.is_sealed else outcomes["changed"]
+    return Tally(kind=kind, refused=outcomes["refused"], same=outcomes["same"], changed=changed, findings=findings)
+
+
+def _outcome(kind: Kind, raw: bytes, expected: object) -> str:
+    """`refused`, `same`, `changed`, or a sentence about what went wrong."""
+    began = time.monotonic()
+    try:
+        found = kind.read(raw)
+    except PerfOptError as error:
+        if not (error.what and error.why and error.fix):
+            return "the error does not say what, why and what to do"
+        if len(str(error)) > _LONGEST_ERROR:
+            return f"the error has {len(str(error)):,} characters"
+        outcome = "refused"
+    except Exception as error:  # noqa: BLE001  whatever else comes out is what is looked for
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {str(error)[:120]}"
+    else:
+        outcome = "refused" if found is None and expected is not None else "same" if found == expected else "changed"
+    spent = time.monotonic() - began
+    return outcome if spent < _SLOW_S else f"took {spent:.0f} s"

@@ -1,0 +1,226 @@
+"""Every output for a run in which one name is everywhere: of modules, classes, stages, kernels, pages, devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import llm_perf_opt as lpo
+from llm_perf_opt.analyses.profile import join
+from llm_perf_opt.analyses.run_description import run_notes
+from llm_perf_opt.core.callgraph import CallGraph, read_callgraph, to_json_dict, write_callgraph
+from llm_perf_opt.core.plugins import DRAWINGS, REPORTERS
+from llm_perf_opt.core.report import Report
+from scripts.campaigns.foreign_kinds import chrome_trace
+
+PLAIN = "plain"
+Made = str | bytes | Exception
+Ask = Callable[[str, lpo.Trace, Path], Report]
+_MODULES = 4
+_INPUTS = (torch.zeros(2, 4),)
+
+
+class _Holder(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.child_name = name
+        self.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+    def forward(self, values: Tensor) -> Tensor:
+        child: nn.Module = self._modules[self.child_name]  # type: ignore[assignment]
+        return child(values)
+
+
+def holder(name: str) -> nn.Module:
+    """With a child of that name, in which torch allows no dots."""
+    return _Holder(name.replace(".", "") or "empty")
+
+
+def traced(name: str) -> lpo.Trace:
+    """A run in which the name is a module's, a class's, the model's, the phase's and a stage's."""
+    trace = lpo.trace(holder(name), _INPUTS)
+    (graph,) = trace.graphs
+    types = {path: kind if path else name for path, kind in graph.module_types.items()}
+    params = {path: {**values, name: name} for path, values in graph.constructor_params.items()}
+    paths = tuple(path for path in graph.call_counts if path)[:1]
+    renamed = replace(
+        graph,
+        model=name,
+        phase=name,
+        module_types=types,
+        constructor_params=params,
+        stages=((name, paths),),
+        notes=(name, f"note of {name}"),
+        workload={**graph.workload, "image": name},
+    )
+    return replace(trace, name=name, graphs=(renamed,))
+
+
+def outputs(name: str, folder: Path) -> Iterator[tuple[str, Made]]:
+    """Each output by its name, and what was made or raised."""
+    trace = traced(name)
+    yield "trace file", _made(lambda: _written(trace.graphs[0], folder))
+    yield "chrome trace", _made(lambda: _profiled(name, folder))
+    for suffix, picture in _tried(lambda: _pictures(name, folder), PICTURES):
+        yield f"TorchLens picture {suffix}", picture
+    for drawing, options in VIEWS.items():
+        answer = trace.graph(**options)
+        for form in DRAWINGS.names():
+            yield f"{drawing} {form}", _made(partial(answer.draw, form))
+    for asked, ask in ANSWERS.items():
+        for form, made in _tried(partial(_rendered, ask, name, trace, folder), REPORTERS.names()):
+            yield f"{asked} {form}", made
+
+
+PICTURES = ("svg", "png")
+VIEWS: dict[str, dict[str, Any]] = {
+    "drawing": {"depth": 9},
+    "drawing of --only": {"only": "linear"},
+    "drawing of --ungrouped": {"ungrouped": True},
+}
+
+
+def _made(make: Callable[[], str | bytes]) -> Made:
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001  whatever comes out is a finding
+        return error
+
+
+def _tried(make: Callable[[], Mapping[str, Made]], forms: Sequence[str]) -> Iterable[tuple[str, Made]]:
+    """One output per format; what is raised on the way to them counts for each."""
+    try:
+        return make().items()
+    except Exception as error:  # noqa: BLE001  whatever comes out is a finding
+        return [(form, error) for form in forms]
+
+
+def _rendered(ask: Ask, name: str, trace: lpo.Trace, folder: Path) -> dict[str, Made]:
+    report = ask(name, trace, folder)
+    return {form: _made(partial(REPORTERS.get(form)().render, report)) for form in REPORTERS.names()}
+
+
+def _written(graph: CallGraph, folder: Path) -> str:
+    """The trace as it is read back from its file."""
+    file = folder / "trace.json"
+    write_callgraph(graph, file, overwrite=True)
+    return json.dumps(to_json_dict(read_callgraph(file)))
+
+
+def _profiled(name: str, folder: Path) -> str:
+    """The file of torch's profiler, with a range for each module."""
+    (graph,) = lpo.trace(holder(name), _INPUTS, tracer="profiler", out=folder, force=True).graphs
+    if len(graph.call_counts) != _MODULES:
+        raise ValueError(f"{len(graph.call_counts)} of {_MODULES} modules are in the trace")
+    return next(folder.glob("*.chrome-trace.json")).read_bytes().decode("utf-8")
+
+
+def _pictures(name: str, folder: Path) -> dict[str, str | bytes]:
+    svg, png = (folder / f"picture.{suffix}" for suffix in PICTURES)
+    lpo.trace(holder(name), _INPUTS, tracer="torchlens", pictures=[str(svg), str(png)], force=True)
+    return {"svg": svg.read_text("utf-8"), "png": png.read_bytes()}
+
+
+# ---- answers
+
+
+def _cost(name: str, trace: lpo.Trace, folder: Path) -> Report:
+    report = trace.cost(("counted",)).report()
+    return replace(report, notes=(*report.notes, *run_notes(trace.graphs)))
+
+
+def _join(name: str, trace: lpo.Trace, folder: Path) -> Report:
+    """A recording in which ops, modules, the device and a kernel that no op explains have that name."""
+    seen = name.encode("utf-8", "replace").decode()
+    document = chrome_trace()
+    *_, kernel = document["traceEvents"]
+    document["deviceProperties"][0]["name"] = seen
+    document["traceEvents"] += [
+        {**kernel, "name": f"no_rule {seen}", "ts": 900.0, "args": {"device": 0}},
+        {"ph": "X", "cat": "python_function", "name": f"nn.Module: {seen}", "ts": 2, "dur": 50, "pid": 1, "tid": 1},
+        {"ph": "X", "cat": "cpu_op", "name": f"vllm::{seen}", "ts": 95, "dur": 3, "pid": 1, "tid": 1, "args": {}},
+    ]
+    file = folder / "recording.json"
+    file.write_text(json.dumps(document), "utf-8")
+    return trace.join(file).report()
+
+
+@cache
+def _plain_pages() -> lpo.PagesAnswer:
+    return lpo.pages("deepseek-ocr-tiny", grids=("1x1", "2x1"), device="h100-sxm")
+
+
+def _pages(name: str, trace: lpo.Trace, folder: Path) -> Report:
+    answer = _plain_pages()
+    pages = tuple(replace(page, name=name) for page in answer.pages)
+    graphs = tuple(replace(graph, workload={**graph.workload, "prompt": name}) for graph in answer._graphs)
+    return replace(answer, model=name, pages=pages, _graphs=graphs).report()
+
+
+@cache
+def _plain_export() -> lpo.ExportAnswer:
+    return lpo.export(holder(PLAIN), PLAIN, args=_INPUTS, phase="forward", checks=("export", "dynamic"))
+
+
+def _export(name: str, trace: lpo.Trace, folder: Path) -> Report:
+    answer: lpo.ExportAnswer = with_name(_plain_export(), PLAIN, name)
+    return answer.report()
+
+
+@cache
+def _plain_profile() -> lpo.ProfileAnswer:
+    """On a busy machine a pass may be interrupted for long, which is no finding here."""
+    gap_ns, join._GAP_NS = join._GAP_NS, 10**12
+    try:
+        return lpo.profile(holder(PLAIN), _INPUTS, warmup=0, repeats=1)
+    finally:
+        join._GAP_NS = gap_ns
+
+
+def _profile(name: str, trace: lpo.Trace, folder: Path) -> Report:
+    answer = replace(_plain_profile(), model=PLAIN, notes=(PLAIN,))
+    renamed: lpo.ProfileAnswer = with_name(with_name(answer, PLAIN, name), "aten::relu", name)
+    return renamed.report()
+
+
+ANSWERS: dict[str, Ask] = {
+    "cost report": _cost,
+    "memory report": lambda name, trace, folder: trace.memory().report(),
+    "prediction": lambda name, trace, folder: trace.predict("h100-sxm").report(),
+    "comparison": lambda name, trace, folder: trace.compare(trace).report(),
+    "whole report": lambda name, trace, folder: replace(trace, origin=None).report().report(),
+    "join report": _join,
+    "pages report": _pages,
+    "export matrix": _export,
+    "profile report": _profile,
+}
+
+
+def with_name(value: Any, old: str, new: str) -> Any:
+    """A record in which every text has the new name in the place of the old."""
+    if isinstance(value, str) and type(value) is str:
+        return value.replace(old, new)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {one.name: with_name(getattr(value, one.name), old, new) for one in fields(value) if one.init}
+        return replace(value, **changed)
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(with_name(item, old, new) for item in value)
+    if isinstance(value, Mapping):
+        return {with_name(key, old, new): with_name(item, old, new) for key, item in value.items()}
+    return value
+
+
+OUTPUTS = (
+    "trace file",
+    "chrome trace",
+    *(f"TorchLens picture {suffix}" for suffix in PICTURES),
+    *(f"{drawing} {form}" for drawing in VIEWS for form in DRAWINGS.names()),
+    *(f"{asked} {form}" for asked in ANSWERS for form in REPORTERS.names()),
+)

@@ -1,0 +1,175 @@
+"""Faults on purpose: in forwards and in our own code, at writes and kills, in files, names and threads.
+
+    python scripts/fault_campaign.py --quick                    a sample of each, within three minutes
+    python scripts/fault_campaign.py                            all of them, within the hour
+    python scripts/fault_campaign.py --only threads,memory      some of them
+    python scripts/fault_campaign.py --write docs/reliability.md
+
+A campaign is a file in `scripts/campaigns` with a `NAME` and a function `run(*, quick, seed)` that gives rows. Each
+runs in a process of its own, so that none can hide or cause what another finds. Exit code 1: something was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CAMPAIGNS = ROOT / "scripts" / "campaigns"
+START, END = "<!-- table: begin -->", "<!-- table: end -->"
+SHOWN = 40  # findings printed in full for one campaign
+LIMIT_S = {True: 900, False: 3600}  # of one campaign, by `quick`; whatever takes longer is a finding
+# They begin first.
+LONGEST = ("hostile_files", "hostile_names", "forward_faults", "own_faults", "kills", "write_faults", "interrupts")
+sys.path.insert(0, str(ROOT))
+
+from scripts.campaigns.rows import Row  # noqa: E402  found once the root is on the path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What one campaign found, and how long it took."""
+
+    rows: list[Row]
+    seconds: float
+    cpu_seconds: float | None = None  # of its process and those it started; None where it broke off
+
+
+def names() -> list[str]:
+    """The campaigns there are: files that define `NAME` and `run`."""
+    texts = {file.stem: file.read_text("utf-8") for file in sorted(CAMPAIGNS.glob("*.py"))}
+    return [stem for stem, text in texts.items() if "\nNAME = " in text and "\ndef run(" in text]
+
+
+def run_campaign(name: str, *, quick: bool, seed: int) -> Campaign:
+    """One campaign in a process of its own. One that breaks off, or has no end, is a finding."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        command = [sys.executable, __file__, "--inside", name, "--rows", str(file), "--seed", str(seed)]
+        reason = _run([*command, *(["--quick"] if quick else [])], LIMIT_S[quick])
+        if file.exists():
+            found = json.loads(file.read_text("utf-8"))
+            rows, cpu_seconds = [Row(**row) for row in found["rows"]], found["cpu_seconds"]
+        else:
+            rows, cpu_seconds = [Row(campaign=name, what="the campaign itself", tried=0, findings=[reason])], None
+    return Campaign(rows=rows, seconds=time.perf_counter() - started, cpu_seconds=cpu_seconds)
+
+
+def _run(command: list[str], limit_s: int) -> str:
+    """Run it to its end; how it ended."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        return f"broke off: not over after {limit_s} s"
+    last = " / ".join(done.stderr.strip().splitlines()[-3:])
+    return f"broke off: {last[:600]}"
+
+
+def _environment() -> dict[str, str]:
+    """One thread for torch, nothing from the network, and this tree before any installed one."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "PYTHONHASHSEED": "0"}
+    return {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def run_inside(name: str, file: Path, *, quick: bool, seed: int) -> None:
+    """The other side of `run_campaign`: run it here and leave the rows in `file`."""
+    module = importlib.import_module(f"scripts.campaigns.{name}")
+    rows = module.run(quick=quick, seed=seed)
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_seconds = sum(one.ru_utime + one.ru_stime for one in spent)
+    file.write_text(json.dumps({"rows": [asdict(row) for row in rows], "cpu_seconds": cpu_seconds}), "utf-8")
+
+
+def table(found: dict[str, Campaign]) -> str:
+    """The rows as Markdown, with the time of each campaign beside its first row and a line of totals."""
+    lines = ["| campaign | what | tried | findings | seconds |", "|---|---|--:|--:|--:|"]
+    for name, campaign in found.items():
+        for place, row in enumerate(campaign.rows):
+            title, seconds = ("", "") if place else (f"`{name}`", f"{campaign.seconds:,.0f}")
+            lines.append(f"| {title} | {row.what} | {row.tried:,} | {len(row.findings):,} | {seconds} |")
+    rows = [row for campaign in found.values() for row in campaign.rows]
+    tried, findings = sum(row.tried for row in rows), sum(len(row.findings) for row in rows)
+    took = sum(campaign.seconds for campaign in found.values())
+    lines.append(f"| **all** | | **{tried:,}** | **{findings:,}** | **{took:,.0f}** |")
+    return "\n".join(lines)
+
+
+def write_page(page: Path, text: str) -> None:
+    """Put the table between the markers of the page."""
+    before, start, rest = page.read_text("utf-8").partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise SystemExit(f"{page} has no markers {START} and {END}.")
+    page.write_text(f"{before}{START}\n{text}\n{END}{after}", "utf-8")
+
+
+def run_all(chosen: Sequence[str], *, quick: bool, seed: int, jobs: int) -> dict[str, Campaign]:
+    """So many campaigns at a time, those that take longest first; in the order of `chosen`."""
+    found: dict[str, Campaign] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        begun = sorted(chosen, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
+        name_of = {pool.submit(run_campaign, name, quick=quick, seed=seed): name for name in begun}
+        for done in as_completed(name_of):
+            found[name_of[done]] = done.result()
+            _tell(name_of[done], done.result())
+    return {name: found[name] for name in chosen}
+
+
+def _tell(name: str, campaign: Campaign) -> None:
+    findings = [finding for row in campaign.rows for finding in row.findings]
+    tried = sum(row.tried for row in campaign.rows)
+    cpu = "" if campaign.cpu_seconds is None else f" ({campaign.cpu_seconds:.0f} s of CPU)"
+    print(f"{name}: {tried:,} tried, {len(findings):,} findings, {campaign.seconds:.0f} s{cpu}", file=sys.stderr)
+    for finding in findings[:SHOWN]:
+        print(f"  {finding}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a sample of each campaign")
+    parser.add_argument("--only", metavar="NAMES", help=f"some of: {', '.join(names())}")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="campaigns at a time")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between the markers of this page")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.inside:
+        run_inside(options.inside, options.rows, quick=options.quick, seed=options.seed)
+        return 0
+    chosen = options.only.split(",") if options.only else names()
+    if unknown := set(chosen) - set(names()):
+        parser.error(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(names())}")
+    if options.write and (options.quick or options.only):
+        parser.error("--write is for the whole campaign: leave --quick and --only out")
+    found = run_all(chosen, quick=options.quick, seed=options.seed, jobs=options.jobs)
+    print(table(found))
+    if options.write:
+        write_page(options.write, table(found))
+    return int(any(row.findings for campaign in found.values() for row in campaign.rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

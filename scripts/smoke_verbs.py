@@ -1,0 +1,194 @@
+"""Run every verb once on a tiny model and check the exit code and one thing that it prints or writes.
+
+    python scripts/smoke_verbs.py [--extras all|none] [PYTHON]
+
+PYTHON is an interpreter with the package installed (default: this one). With `--extras none` the package has no extras:
+what needs one must exit 1 and name the exact pip command, and everything else must work. Each command is a process of
+its own, as users run it. Fails at the end, with every step that did not do what it should. Takes about a minute on two
+cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+}
+RECORDING = {
+    "traceEvents": [
+        {"ph": "X", "cat": "kernel", "name": "sm90_xmma_gemm_bf16bf16", "ts": 100 * row, "dur": 40, "pid": 0, "tid": 7}
+        for row in range(8)
+    ],
+    "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
+}
+TINY = "deepseek-ocr-tiny --mode base"
+LONGEST_S = 300
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, what its output must hold, and the extra without which it must refuse."""
+
+    command: str
+    shows: str  # a regular expression, in stdout, or in the file that the command writes
+    extra: str | None = None
+    file: str | None = None
+    without: str | None = None  # the command that is tried without the extra, if it is another one
+    is_refused: bool = True  # without the extra: exit 1; False: the answer comes in part, and names the pip command
+
+    @property
+    def verb(self) -> str:
+        return self.command.split()[0]
+
+
+STEPS = (
+    Step("doctor", r"torch +2\.13"),
+    Step("models", r"deepseek-ocr-tiny"),
+    Step("devices list", r"h100-sxm"),
+    Step("devices show h100-sxm", r"NVIDIA H100"),
+    Step("devices template", r"peak_tflops_dense"),
+    Step("devices calibrate --smoke --threads 1 --out machine.json", r'"schema_version"', file="machine.json"),
+    Step(f"trace {TINY} --out run", r"(?m)^decode .* 0$"),
+    Step("graph run --format text", r"DeepseekV2"),
+    Step("graph run --format text --only attention", r"(?m)^Only attention, "),
+    Step("graph run --out page.html", r"<html", file="page.html"),
+    Step("graph run --out picture.svg", r"<svg", file="picture.svg"),
+    Step("report run", r"(?m)^total "),
+    Step(f"report {TINY} --device h100-sxm --out report.html", r"How fast could it be", file="report.html"),
+    Step("compare run run", r"(?m)^decode .* =$"),
+    Step("predict run --device h100-sxm", r"lower bound"),
+    Step("cost run --sources counted,torch-counter,closed-form", r"FLOPs"),
+    Step("pages deepseek-ocr-tiny --grids 1x1,2x1", r"(?m)^2x1 "),
+    Step("join run recording.json", r"attributed +100 %"),
+    Step(
+        f"export {TINY} --part projector --check export --load-weights random --out parts",
+        r"projector\.pt2 .* 0\.0e\+00",
+    ),
+    Step("trace llama --prompt-tokens 16 --out other", r"(?m)^decode .* 0$", extra="hf"),
+    Step("graph run --out picture.png", r"PNG", extra="png", file="picture.png"),
+    Step(f"trace {TINY} --tracer torchlens", r"(?m)^decode ", extra="torchlens"),
+    Step(
+        "trace llama --prompt-tokens 16 --tracer hooks --load-weights llama",
+        r"(?m)^decode ",
+        extra="weights",
+        without=f"trace {TINY} --tracer hooks --load-weights llama",  # the folder itself needs the extra hf as well
+    ),
+    Step(
+        f"export {TINY} --part projector --check onnx --check onnxruntime",
+        r"onnxruntime",
+        extra="onnx",
+        is_refused=False,
+    ),
+    Step("cost run --sources counted,fvcore", r"fvcore", extra="fvcore", is_refused=False),
+    Step(
+        "profile model=deepseek-ocr-tiny workload.image=90x130 run=quick run.folder=timed/",
+        r"prefill",
+        extra="profile",
+    ),
+)
+
+FIRST = 1 + next(index for index, step in enumerate(STEPS) if "--out run" in step.command)  # the others read that trace
+
+
+def prepare(folder: Path) -> None:
+    """A folder of a Hugging Face model with weights, all of them 0 in bfloat16, and a recording of eight kernels."""
+    (folder / "recording.json").write_text(json.dumps(RECORDING))
+    (folder / "llama").mkdir()
+    (folder / "llama" / "config.json").write_text(json.dumps(LLAMA))
+    header: dict[str, object] = {}
+    end = 0
+    for name, shape in llama_tensors():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    (folder / "llama" / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+def llama_tensors() -> list[tuple[str, list[int]]]:
+    """Name and shape of every tensor of that model."""
+    hidden, inner, words = 64, 128, 1000
+    tensors = [("model.embed_tokens.weight", [words, hidden])]
+    for layer in range(2):
+        path = f"model.layers.{layer}"
+        tensors += [(f"{path}.self_attn.{name}_proj.weight", [hidden, hidden]) for name in "qkvo"]
+        tensors += [(f"{path}.mlp.{name}_proj.weight", [inner, hidden]) for name in ("gate", "up")]
+        tensors += [(f"{path}.mlp.down_proj.weight", [hidden, inner])]
+        tensors += [(f"{path}.{name}_layernorm.weight", [hidden]) for name in ("input", "post_attention")]
+    return [*tensors, ("model.norm.weight", [hidden]), ("lm_head.weight", [words, hidden])]
+
+
+def problem_of(step: Step, python: str, folder: Path, extras: str) -> str | None:
+    """What the step did wrong, or None."""
+    is_without = step.extra is not None and extras == "none"
+    asked = step.without if is_without and step.without else step.command
+    command = [python, "-P", "-m", "llm_perf_opt", *asked.split()]
+    try:
+        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"not done after {LONGEST_S} s"
+    said = f"exit code {ran.returncode}: {(ran.stderr or ran.stdout)[-400:].strip()}"
+    if "Traceback" in ran.stderr:
+        return f"a traceback, {said}"
+    if is_without:
+        return None if _names_extra(step, ran) else f"should name the extra {step.extra!r}, {said}"
+    if ran.returncode != 0:
+        return said
+    shown = ran.stdout
+    if step.file is not None:
+        written = folder / step.file
+        shown = written.read_bytes().decode("utf-8", "replace") if written.exists() else ""
+    if not re.search(step.shows, shown):
+        return f"does not show {step.shows!r} in {step.file or 'stdout'}: {shown[:400]}"
+    asks = extras == "all" and "pip install" in shown
+    return "asks for an extra that is installed" if asks else None
+
+
+def _names_extra(step: Step, ran: subprocess.CompletedProcess[str]) -> bool:
+    said = (ran.stdout + ran.stderr).replace('"', "'")
+    return ran.returncode == int(step.is_refused) and f"pip install 'llm-perf-opt[{step.extra}]'" in said
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--extras", choices=("all", "none"), default="all")
+    parser.add_argument("python", nargs="?", default=sys.executable)
+    asked = parser.parse_args()
+    os.environ.update(HF_HUB_OFFLINE="1", NO_COLOR="1", COLUMNS="160")
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
+        prepare(Path(name))
+
+        def is_right(step: Step) -> bool:
+            began = time.perf_counter()
+            problem = problem_of(step, asked.python, Path(name), asked.extras)
+            line = f"   {time.perf_counter() - began:5.1f} s  {step.command}"
+            print(line if problem is None else f"{line}\n      FAILED: {problem}", flush=True)
+            return problem is None
+
+        right = list(pool.map(is_right, STEPS[:FIRST]))
+        right += pool.map(is_right, STEPS[FIRST:-1])
+        right.append(is_right(STEPS[-1]))  # the timed one alone, or its times do not add up
+    print(f"   {sum(right)} of {len(STEPS)} commands did what they should (extras: {asked.extras}).")
+    return 0 if all(right) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

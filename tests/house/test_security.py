@@ -1,0 +1,102 @@
+"""What SECURITY.md promises of the source: no pickles, no shell, no requests, no program but those it names."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import smoke_verbs
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "llm_perf_opt"
+REQUESTS = {"asyncio", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}
+PICKLES = {"dill", "marshal", "pickle", "shelve"}
+CALLS = {"eval", "exec", "compile", "torch.load", "torch.hub.load", "joblib.load", "np.load", "numpy.load"}
+PROGRAMS = {"subprocess", "os.system", "os.popen", "pty", "webbrowser"}
+STARTERS = {  # file -> what SECURITY.md names for it
+    "harness/timing/nsight.py": ("`nsys`", "`ncu`"),
+    "harness/tracers/torchlens_tracer.py": ("`dot`",),
+    "cli/report_command.py": ("`report --open`",),
+}
+
+
+def findings(source: str) -> Iterator[tuple[str, str]]:
+    """Kind and name of every import and call that a promise is about."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for name in (name.split(".")[0] for name in names):
+                if name in REQUESTS | PICKLES:
+                    yield "import", name
+                if name in PROGRAMS:
+                    yield "program", name
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in CALLS:
+                yield "call", called
+            if called in PROGRAMS or any(keyword.arg == "shell" for keyword in node.keywords):
+                yield "call", f"{called} of a shell"
+
+
+def test_the_source_opens_no_pickle_and_makes_no_request() -> None:
+    found = {
+        (file.relative_to(PACKAGE).as_posix(), what)
+        for file in PACKAGE.rglob("*.py")
+        for kind, what in findings(file.read_text("utf-8"))
+        if kind != "program"
+    }
+    assert found == set()
+
+
+def test_every_program_that_is_started_is_named() -> None:
+    starting = {
+        file.relative_to(PACKAGE).as_posix()
+        for file in PACKAGE.rglob("*.py")
+        if any(kind == "program" for kind, _ in findings(file.read_text("utf-8")))
+    }
+    assert starting == STARTERS.keys()
+    (row,) = re.findall(r"^\| programs on the `PATH` \|.*$", (ROOT / "SECURITY.md").read_text("utf-8"), re.MULTILINE)
+    assert [name for names in STARTERS.values() for name in names if name not in row] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("import pickle", "import"),
+        ("from urllib.request import urlopen", "import"),
+        ("import torch\ntorch.load('x')", "call"),
+        ("eval('1')", "call"),
+        ("run('ls', shell=True)", "call"),
+        ("import os\nos.system('ls')", "call"),
+        ("import subprocess", "program"),
+    ],
+)
+def test_a_breach_is_found(source: str, kind: str) -> None:
+    assert [found for found, _ in findings(source)] == [kind]
+    assert list(findings("import torch\nmodel.eval()\ntorch.compile(model)\nre.compile('x')")) == []
+
+
+@pytest.mark.slow
+def test_a_folder_of_transformers_is_traced_without_a_request(tmp_path: Path) -> None:
+    """Also where the user has not set HF_HUB_OFFLINE. The stand-in ends the process: nobody can catch that."""
+    smoke_verbs.prepare(tmp_path)
+    program = (
+        "import os, socket, sys\n"
+        "def refuse(*given, **options): os.write(2, b'a request\\n'); os._exit(9)\n"
+        "socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse\n"
+        "sys.argv = ['llm-perf-opt', *sys.argv[1:]]\n"
+        "from llm_perf_opt.__main__ import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program, "trace", "llama", "--prompt-tokens", "4", "--trust-remote-code"]
+    world = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    ran = subprocess.run(command, cwd=tmp_path, env=world, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr[-1000:]
+    assert re.search(r"(?m)^decode ", ran.stdout)

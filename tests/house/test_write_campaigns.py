@@ -1,0 +1,99 @@
+"""Slices of the campaigns on writes, kills and interrupts find nothing, and their checks find what is planted."""
+
+from __future__ import annotations
+
+import errno
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.core import output_files
+from scripts.campaigns import interrupts, kills, write_faults
+from scripts.campaigns.forward_faults import quiet_streams, traced
+from scripts.campaigns.stand_in import make_target, plain_model
+from scripts.campaigns.verbs import VERBS, Ended, half_files, is_whole, restore, results, temporaries, workplace
+
+
+def in_place(path: Path, pieces: list[bytes]) -> None:
+    """A write that is not whole: it truncates the old file first."""
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+@pytest.mark.slow  # a tiny model is traced, and torch is loaded
+def test_faults_and_kills_at_writes_leave_whole_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    with workplace(("trace", "graph")) as place:
+        for verb in ("trace", "graph"):
+            row = write_faults._row(verb, place, 5, random.Random(1))
+            assert (row.tried, row.findings) == (5, [])
+        row = kills._row("graph", place, 4, random.Random(1))
+        assert (row.tried, row.findings) == (4, [])
+        row = interrupts._children("graph", place, 2, random.Random(1))
+        assert (row.tried, row.findings) == (2, [])
+        monkeypatch.setattr(
+            "llm_perf_opt.cli.graph_command.write_result", lambda file, text: in_place(file, [text.encode()])
+        )
+        row = write_faults._row("graph", place, None, random.Random(1))
+        assert any("half a file" in finding for finding in row.findings)
+
+
+def test_an_interrupt_in_process_leaves_torch_as_it_was() -> None:
+    module = plain_model()
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    try:
+        with quiet_streams():
+            row = interrupts.pressed_in_process(
+                "weightless", lambda: traced("weightless", make_target()), module, 12, random.Random(2)
+            )
+    finally:
+        signal.signal(signal.SIGINT, found)
+    assert (row.tried, row.findings) == (12, [])
+
+
+def test_half_files_and_temporaries_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    old = {"graph.html": b"<html></html>", "run/decode.callgraph.json": b"{}\n"}
+    restore(tmp_path, old)
+    assert results(tmp_path) == old
+    assert list(half_files(tmp_path, old)) == []
+    (tmp_path / "graph.html").write_bytes(b"<html></ht")
+    (tmp_path / "run" / "decode.callgraph.json").write_bytes(b"{")
+    assert len(list(half_files(tmp_path, old))) == 2
+    with output_files.temporary_path(tmp_path / "run") as path:
+        path.touch()
+        assert temporaries(tmp_path) == [f"run/{path.name}"]
+    (tmp_path / "tmp" / "tmpabc").mkdir()
+    assert temporaries(tmp_path) == ["tmp/tmpabc"]
+    assert not is_whole("operators.csv", b"a,b\n1,")
+
+
+def test_ends_that_are_wrong_are_seen() -> None:
+    assert list(interrupts.interrupted(Ended(code=130, out="", err="Interrupted.\n"))) == []
+    assert len(list(interrupts.interrupted(Ended(code=1, out="", err="Aborted!\n")))) == 1
+    traceback = "Traceback (most recent call last):\nKeyboardInterrupt\n"
+    assert len(list(interrupts.interrupted(Ended(code=-2, out="", err=traceback)))) == 2
+    assert Ended(code=1, out="", err="error: x\n  why: y\n  fix: z").is_told
+    assert not Ended(code=1, out="", err="error: x").is_told
+
+
+def test_the_plan_counts_and_acts_at_files_below_its_place(tmp_path: Path) -> None:
+    def act() -> None:
+        raise OSError(errno.EIO, "planned")
+
+    (tmp_path / "place").mkdir()
+    with write_faults.planned(tmp_path / "place") as plan:
+        output_files.write_whole(tmp_path / "place" / "file", [b"1"])
+        output_files.write_whole(tmp_path / "elsewhere", [b"1"])
+    assert {kind: plan.counts[kind] for kind in ("open", "rename")} == {"open": 1, "rename": 1}
+    with pytest.raises(OSError, match="planned"), write_faults.planned(tmp_path / "place", ("open", 1), act):
+        (tmp_path / "place" / "file").write_bytes(b"2")
+
+
+def test_the_full_campaigns_are_as_large_as_promised() -> None:
+    assert sum(kills.FULL.values()) >= 200
+    assert kills.FULL.keys() == VERBS.keys()
+    count = sum(interrupts.HERE.values()) + interrupts.CHILDREN * len(VERBS) + interrupts.STARTS
+    assert count >= 500
