@@ -102,18 +102,34 @@ def run_inside(name: str, file: Path, *, quick: bool, seed: int) -> None:
     file.write_text(json.dumps({"rows": [asdict(row) for row in rows], "cpu_seconds": cpu_seconds}), "utf-8")
 
 
-def table(found: dict[str, Campaign]) -> str:
-    """The rows as Markdown, with the time of each campaign beside its first row and a line of totals."""
-    lines = ["| campaign | what | tried | findings | seconds |", "|---|---|--:|--:|--:|"]
+def lines_of(found: dict[str, Campaign]) -> dict[str, list[str]]:
+    """Campaign -> its rows as Markdown, with its time beside the first."""
+    lines: dict[str, list[str]] = {}
     for name, campaign in found.items():
         for place, row in enumerate(campaign.rows):
             title, seconds = ("", "") if place else (f"`{name}`", f"{campaign.seconds:,.0f}")
-            lines.append(f"| {title} | {row.what} | {row.tried:,} | {len(row.findings):,} | {seconds} |")
-    rows = [row for campaign in found.values() for row in campaign.rows]
-    tried, findings = sum(row.tried for row in rows), sum(len(row.findings) for row in rows)
-    took = sum(campaign.seconds for campaign in found.values())
-    lines.append(f"| **all** | | **{tried:,}** | **{findings:,}** | **{took:,.0f}** |")
-    return "\n".join(lines)
+            text = f"| {title} | {row.what} | {row.tried:,} | {len(row.findings):,} | {seconds} |"
+            lines.setdefault(name, []).append(text)
+    return lines
+
+
+def table(lines: dict[str, list[str]]) -> str:
+    """The rows of all campaigns, and a line of totals."""
+    rows = [line for name in sorted(lines) for line in lines[name]]
+    cells = [[cell.strip().replace(",", "") for cell in row.split("|")[-4:-1]] for row in rows]
+    tried, findings, took = (sum(int(cell or 0) for cell in column) for column in zip(*cells, strict=True))
+    head = ["| campaign | what | tried | findings | seconds |", "|---|---|--:|--:|--:|"]
+    return "\n".join([*head, *rows, f"| **all** | | **{tried:,}** | **{findings:,}** | **{took:,}** |"])
+
+
+def lines_on(page: Path) -> dict[str, list[str]]:
+    """The rows that a page has, by campaign."""
+    lines: dict[str, list[str]] = {}
+    name = ""
+    for line in page.read_text("utf-8").partition(START)[2].partition(END)[0].strip().splitlines()[2:-1]:
+        name = line.split("|")[1].strip().strip("`") or name
+        lines.setdefault(name, []).append(line)
+    return lines
 
 
 def write_page(page: Path, text: str) -> None:
@@ -152,7 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="NAMES", help=f"some of: {', '.join(names())}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="campaigns at a time")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between the markers of this page")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="put the table between the markers of this page; rows of campaigns that did not run stay",
+    )
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -162,12 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.only.split(",") if options.only else names()
     if unknown := set(chosen) - set(names()):
         parser.error(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(names())}")
-    if options.write and (options.quick or options.only):
-        parser.error("--write is for the whole campaign: leave --quick and --only out")
+    if options.write and options.quick:
+        parser.error("--write is for whole campaigns: leave --quick out")
     found = run_all(chosen, quick=options.quick, seed=options.seed, jobs=options.jobs)
-    print(table(found))
+    print(table(lines_of(found)))
     if options.write:
-        write_page(options.write, table(found))
+        write_page(options.write, table({**lines_on(options.write), **lines_of(found)}))
     return int(any(row.findings for campaign in found.values() for row in campaign.rows))
 
 

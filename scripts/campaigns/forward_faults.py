@@ -217,11 +217,20 @@ def outcome(work: Callable[[], object]) -> object:
         return error
 
 
+_OF_PYTHON = ("unsupported operand type(s)", "not supported between instances")
+
+
 def is_told(raised: list[BaseException], caught: object) -> bool:
-    """Whether a planned error reached the caller, by itself or as the cause of ours."""
+    """Whether a planned error reached the caller, by itself or as the cause of ours.
+
+    torch's operators take a TypeError for "not this operand", and Python then raises one of its own.
+    """
     chain = caught if isinstance(caught, BaseException) else None
+    is_operand = any(isinstance(one, TypeError) for one in raised)
     while chain is not None:
         if any(chain is one for one in raised):
+            return True
+        if is_operand and isinstance(chain, TypeError) and any(text in str(chain) for text in _OF_PYTHON):
             return True
         chain = chain.__cause__
     return False

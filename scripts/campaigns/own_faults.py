@@ -87,7 +87,7 @@ class Tracing:
         if not _is_ours(code.co_filename):
             return None
         if _first_yield(code) is not None:
-            return _Lines(self).on_event
+            return None if code.co_name == "<genexpr>" or _is_putting_back(frame) else _Lines(self).on_event
         if self._at is None or self._at.code is code:
             if not _is_putting_back(frame):
                 self.reach(code, "call")
@@ -96,7 +96,7 @@ class Tracing:
         return None
 
     def _on_return(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "return" and frame.f_code.co_name != "__enter__" and _is_putting_back(frame):
+        if event == "return" and _is_putting_back(frame):
             self.reach(frame.f_code, "return")
         return self._on_return
 
@@ -144,7 +144,8 @@ def _first_yield(code: CodeType) -> int | None:
 
 
 def _is_putting_back(frame: FrameType | None) -> bool:
-    while frame is not None:
+    """Not what is entered meanwhile: that is taken, and can be given back only after it is."""
+    while frame is not None and frame.f_code.co_name != "__enter__":
         if frame.f_code in interrupts._PUTTING_BACK:
             return True
         frame = frame.f_back

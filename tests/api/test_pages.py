@@ -102,6 +102,7 @@ def test_the_curve_and_the_bars_hold_the_figures_of_the_table() -> None:
         ("deepseek-ocr-tiny", {"sizes": ["A4"]}, "not the size of a page"),
         ("deepseek-ocr-tiny", {"grids": ["2by2"]}, "not a grid"),
         ("deepseek-ocr-tiny", {"image": "640x640"}, "--image is one page"),
+        ("deepseek-ocr-tiny", {"sizes": ()}, "--sizes names no page"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_work(model: str, options: dict[str, object], message: str) -> None:

@@ -120,7 +120,7 @@ def test_every_campaign_is_listed_and_named_like_its_file() -> None:
 
 def test_the_table_adds_up_and_goes_between_the_markers(tmp_path: Path) -> None:
     rows = [Row(campaign="a", what="x", tried=1200), Row(campaign="a", what="y", tried=30, findings=["bad"])]
-    text = fault_campaign.table({"a": fault_campaign.Campaign(rows=rows, seconds=61.4)})
+    text = fault_campaign.table(fault_campaign.lines_of({"a": fault_campaign.Campaign(rows=rows, seconds=61.4)}))
     assert text.splitlines()[2:] == [
         "| `a` | x | 1,200 | 0 | 61 |",
         "|  | y | 30 | 1 |  |",
@@ -129,6 +129,9 @@ def test_the_table_adds_up_and_goes_between_the_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{fault_campaign.START}\nold\n{fault_campaign.END}\nafter\n")
     fault_campaign.write_page(page, text)
+    again = fault_campaign.Campaign(rows=rows[:1], seconds=2.0)
+    kept = {**fault_campaign.lines_on(page), **fault_campaign.lines_of({"b": again})}
+    assert list(kept) == ["a", "b"] and fault_campaign.table({"a": kept["a"]}) == text
     assert page.read_text() == f"before\n{fault_campaign.START}\n{text}\n{fault_campaign.END}\nafter\n"
 
 

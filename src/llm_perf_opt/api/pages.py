@@ -112,6 +112,9 @@ def _pages_to_show(
     takes = type(origin.workload).options()
     if sizes is not None and grids is not None:
         raise UsageError("Sizes and grids exclude each other.", why="a size fixes its grid", fix="give one of the two")
+    for option, given in (("--sizes", sizes), ("--grids", grids)):
+        if given is not None and not given:
+            raise UsageError(f"{option} names no page.", why="the list is empty", fix=f"name one or leave {option} out")
     if sizes is None and grids is None and "image" not in takes:
         grids = DEFAULT_GRIDS
     field, option = ("image", "--sizes") if grids is None else ("crops", "--grids")

@@ -34,8 +34,7 @@ class OneRun:
     def __enter__(self) -> None:
         with ExitStack() as opening:
             opening.enter_context(InterruptsWait())
-            _wait_for_turn()
-            opening.callback(_LOCK.release)
+            _wait_for_turn(opening)
             self._open = opening.pop_all()
 
     @puts_back
@@ -45,7 +44,8 @@ class OneRun:
             opened.close()
 
 
-def _wait_for_turn() -> None:
+def _wait_for_turn(opening: ExitStack) -> None:
+    """Take the lock, and leave its release to `opening`."""
     began = time.monotonic()
     is_said = False
     while not _LOCK.acquire(timeout=_POLL_S):
@@ -53,3 +53,4 @@ def _wait_for_turn() -> None:
             if not is_said and time.monotonic() - began > _SAY_AFTER_S:
                 log.info("Waiting: another thread of this process runs a model ...")
                 is_said = True
+    opening.callback(_LOCK.release)

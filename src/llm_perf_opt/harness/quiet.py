@@ -22,13 +22,16 @@ log = logging.getLogger(__name__)
 
 _LOCK = threading.RLock()
 
+PutBack = Callable[[], None]
+Keep = Callable[[PutBack], None]  # how to put a change back is kept before the change is made
+
 
 class _Shared:
     """Something process-wide that is changed while anybody wants it so."""
 
-    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
+    def __init__(self, change: Callable[[Keep], None]) -> None:
         self._change = change
-        self._put_back: Callable[[], None] | None = None
+        self._put_back: PutBack | None = None
         self.users: set[object] = set()
 
     @contextmanager
@@ -39,8 +42,11 @@ class _Shared:
                 undo.callback(self._leave, user)
                 self.users.add(user)
                 if self._put_back is None:
-                    self._put_back = self._change()
+                    self._change(self._keep)
             yield
+
+    def _keep(self, put_back: PutBack) -> None:
+        self._put_back = put_back
 
     @puts_back
     def _leave(self, user: object) -> None:
@@ -51,22 +57,21 @@ class _Shared:
                 put_back()
 
 
-def _collect_rarely() -> Callable[[], None]:
+def _collect_rarely(keep: Keep) -> None:
     thresholds: tuple[Any, ...] = gc.get_threshold()
+    keep(lambda: gc.set_threshold(*thresholds))
     gc.set_threshold(200_000, 50, 1000)
-    return lambda: gc.set_threshold(*thresholds)
 
 
-def _quieten_profiler() -> Callable[[], None]:
+def _quieten_profiler(keep: Keep) -> None:
     name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
-        return lambda: None
-    os.environ[name] = "6"
+    if name not in os.environ:
+        keep(lambda: _unset(name))
+        os.environ[name] = "6"
 
-    def put_back() -> None:
-        os.environ.pop(name, None)
 
-    return put_back
+def _unset(name: str) -> None:
+    os.environ.pop(name, None)
 
 
 _COLLECTOR, _PROFILER = _Shared(_collect_rarely), _Shared(_quieten_profiler)

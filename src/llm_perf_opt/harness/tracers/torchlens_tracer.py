@@ -10,8 +10,8 @@ import importlib
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.interrupts import Interruptible, puts_back
 from llm_perf_opt.core.module_pictures import ModulePicture, require_modules
 from llm_perf_opt.core.output_files import cannot_write, write_result
 from llm_perf_opt.core.plain_text import error_line, first_line, visible
@@ -280,18 +280,30 @@ def _torch_restored(model: torch.nn.Module) -> Iterator[None]:
     own_names = {heir: set(vars(heir)) for heir in heirs}
     functions = vars(importlib.import_module("torch._VF"))
     known_functions = set(functions)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        wrappers.unwrap_torch()
-        for heir, names in own_names.items():
-            for name in vars(heir).keys() - names:
-                if heir is torch.Tensor or any(vars(base).get(name) is vars(heir)[name] for base in heir.__mro__[1:]):
-                    delattr(heir, name)
-        for name in functions.keys() - known_functions:  # looked up in torch's own table again when asked for
-            del functions[name]
+    with ExitStack() as undo:
+        undo.callback(_drop_functions, functions, known_functions)
+        undo.callback(_drop_names, own_names)
+        undo.callback(wrappers.unwrap_torch)
+        undo.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield
+
+
+@puts_back
+def _drop_names(own_names: Mapping[type, Collection[str]]) -> None:
+    """What was added to classes: to tensors in any case, to others where it is the original of an ancestor."""
+    for heir, names in own_names.items():
+        for name in vars(heir).keys() - names:
+            inherited = {id(vars(base).get(name)) for base in heir.__mro__[1:]}
+            if heir is torch.Tensor or id(vars(heir)[name]) in inherited:
+                delattr(heir, name)
+
+
+@puts_back
+def _drop_functions(functions: dict[str, Any], known: Collection[str]) -> None:
+    """They are looked up in torch's own table again when asked for."""
+    for name in functions.keys() - known:
+        del functions[name]
 
 
 def _import_torchlens() -> Any:
