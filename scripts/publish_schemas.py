@@ -65,6 +65,11 @@ PUBLISHED = (
         title="static_compute.json",
     ),
     PublishedSchema(
+        file="analyses/function/files/function.schema.json",
+        record="analyses.function.files.layout:FunctionFile",
+        title="llm-perf-opt function of a workload, schema version 1",
+    ),
+    PublishedSchema(
         file="formats/graph_view.schema.json",
         record="formats.view_file:ViewFile",
         title="llm-perf-opt grouped view",

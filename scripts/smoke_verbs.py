@@ -78,6 +78,7 @@ STEPS = (
     Step("predict run --device h100-sxm", r"lower bound"),
     Step("cost run --sources counted,torch-counter,closed-form", r"FLOPs"),
     Step("pages deepseek-ocr-tiny --grids 1x1,2x1", r"(?m)^2x1 "),
+    Step(f"sweep {TINY} --batch 1 --context 1k..2k --traces 12", r"(?m)^decode +1 "),
     Step("join run recording.json", r"attributed +100 %"),
     Step(
         f"export {TINY} --part projector --check export --load-weights random --out parts",

@@ -1,6 +1,7 @@
 """Takes the pictures of a report page that the documentation shows, in a real browser, on a desk and on a phone.
 
     python -m scripts.take_report_screenshots report.html docs/images
+    python -m scripts.take_report_screenshots sweep.html docs/images sweep
 
 A page that says something on the console is an error. `bash scripts/pictures.sh` takes all pictures there are.
 """
@@ -15,17 +16,19 @@ from tests.browser.chromium import chromium
 
 COST = "What does it cost?"
 
-# name -> (width, height, dark, the chapter that is scrolled to, or None for the top)
+# name -> (width, height, dark, the chapter that is scrolled to, or None for the top); the name begins with the page's
 SCENES: dict[str, tuple[int, int, bool, str | None]] = {
     "report-light": (1280, 1240, False, None),
     "report-dark": (1280, 1240, True, COST),
     "report-phone": (390, 844, False, None),
+    "sweep-light": (1280, 1440, False, None),
 }
 
 
-def main(page: Path, folder: Path) -> None:
+def main(page: Path, folder: Path, of: str = "report") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (width, height, dark, chapter) in SCENES.items():
+    scenes = {name: scene for name, scene in SCENES.items() if name.startswith(of)}
+    for name, (width, height, dark, chapter) in scenes.items():
         with tempfile.TemporaryDirectory() as profile, chromium(Path(profile), width, height, dark=dark) as driver:
             driver.get(page.resolve().as_uri())
             if chapter is not None:
@@ -38,4 +41,4 @@ def main(page: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

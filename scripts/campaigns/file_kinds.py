@@ -41,7 +41,7 @@ from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.weightless.routing import read_replay
 from scripts.campaigns.foreign_kinds import foreign_kinds
-from scripts.campaigns.one_kind import Kind, at, questions, small_module
+from scripts.campaigns.one_kind import Kind, at, function_questions, questions, small_module
 
 EXPERTS = 3
 LLAMA: dict[str, Any] = {
@@ -69,6 +69,21 @@ LLAMA: dict[str, Any] = {
         "ignore": ["lm_head", "re:.*gate$"],
         "kv_cache_scheme": {"num_bits": 8, "type": "float"},
     },
+}
+MIXTURE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
 }
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
 RELEASED: dict[str, Any] = {
@@ -116,6 +131,7 @@ def _results(folder: Path) -> Iterator[Kind]:
     yield sealed("static costs", trace.cost().to_json().encode(), read_static)
     view = trace.graph().draw("json")
     yield sealed("grouped view", view.encode() if isinstance(view, str) else view, read_view)
+    yield sealed("function", _function(folder), function_questions)
     write_calibration(_calibration(), scratch)
 
     def predicted(file: Path) -> object:
@@ -123,6 +139,15 @@ def _results(folder: Path) -> Iterator[Kind]:
         return calibration, measured_device(calibration), trace.predict(calibration=calibration).to_dict()
 
     yield sealed("calibration", scratch.read_bytes(), predicted)
+
+
+def _function(folder: Path) -> bytes:
+    """Of a mixture of experts with one layer: forms with steps in them, several cells."""
+    model = folder / "experts"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MIXTURE))
+    traced = lpo.trace(model, prompt_tokens=4)
+    return traced.over(batch=(2, 3), context=(1, 12)).save(folder / "x.function.json").read_bytes()
 
 
 def _calibration() -> Calibration:

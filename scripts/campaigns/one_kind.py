@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -59,6 +60,30 @@ def questions(file: Path) -> object:
         lambda: trace.compare(trace).to_dict(),
     )
     return [to_json_dict(graph) for graph in trace.graphs], [_answered(ask) for ask in asked]
+
+
+def function_questions(file: Path) -> object:
+    """A function as it is read, evaluated in every cell, at points it does not hold, and as the trace of a point."""
+    function = lpo.load_function(file)
+    asked: list[Callable[[], object]] = []
+    for phase in function.phases:
+        low = {name: ends[0] for name, ends in phase.domain.items()}
+        beyond = {name: [ends[1] + 1] for name, ends in phase.domain.items()}
+        for cell in phase.cells:
+            corners = {name: list(ends) for name, ends in cell.region.items()}
+            asked.append(partial(_figures, function, phase.phase, corners))
+        asked.append(partial(_figures, function, phase.phase, beyond))
+        asked.append(partial(_point_of, function, **low))
+    return [_answered(ask) for ask in asked]
+
+
+def _figures(function: lpo.TraceFunction, phase: str, points: dict[str, list[int]]) -> object:
+    return {name: column.tolist() for name, column in function.figures(phase, points).items()}
+
+
+def _point_of(function: lpo.TraceFunction, **point: int) -> object:
+    trace = function.at(**point)
+    return [to_json_dict(graph) for graph in trace.graphs], trace.cost(("counted",)).to_dict()
 
 
 def _answered(ask: Callable[[], object]) -> object:

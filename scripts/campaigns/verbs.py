@@ -48,6 +48,8 @@ VERBS = {
     "calibrate": "devices calibrate --smoke --out machine.json --force",
     "join": "join base recording.json --out join.html --force",
     "pages": "pages deepseek-ocr-tiny --grids 1x1,2x1 --out pages.html --force",
+    "sweep": "sweep tiny --batch 2 --context 16..19 --out sweep.html --csv points.csv "
+    "--save-function tiny.function.json --force",
     "export with weights": "export tiny --prompt-tokens 4 --part model.layers.0.mlp --check onnx --load-weights random "
     "--out weighted --force",
     "trace under the profiler": "trace tiny --prompt-tokens 4 --tracer profiler --with-modules --out profiled --force",

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.cost_answer import CostAnswer
     from llm_perf_opt.api.devices import DeviceAnswer, DevicesAnswer, device, devices
     from llm_perf_opt.api.export import ExportAnswer, export
+    from llm_perf_opt.api.function import TraceFunction
+    from llm_perf_opt.api.function_files import load_function
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.join import JoinAnswer
     from llm_perf_opt.api.memory import MemoryAnswer
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
         write_static_compute_markdown,
     )
     from llm_perf_opt.api.static_analysis.inputs import AnalysisConfig
+    from llm_perf_opt.api.sweep import sweep
+    from llm_perf_opt.api.sweep_answer import SweepAnswer
     from llm_perf_opt.api.trace import Trace
     from llm_perf_opt.api.tracing import load, trace
     from llm_perf_opt.api.what_if import AttentionAnswer
@@ -51,9 +55,11 @@ __version__ = "0.1.0"
 __all__ = [
     "trace",
     "load",
+    "load_function",
     "read_result",
     "cost",
     "pages",
+    "sweep",
     "export",
     "profile",
     "devices",
@@ -64,10 +70,12 @@ __all__ = [
     "known_models",
     "doctor",
     "Trace",
+    "TraceFunction",
     "Answer",
     "StagesAnswer",
     "CostAnswer",
     "PagesAnswer",
+    "SweepAnswer",
     "MemoryAnswer",
     "PredictionAnswer",
     "AttentionAnswer",
@@ -97,12 +105,15 @@ __all__ = [
 _HOMES = {
     "trace": "api.tracing",
     "load": "api.tracing",
+    "load_function": "api.function_files",
     "read_result": "api.result_files",
     "profile": "api.profile.profile",
     "ProfileAnswer": "api.profile.profiling",
     "cost": "api.cost",
     "pages": "api.pages",
     "PagesAnswer": "api.pages",
+    "sweep": "api.sweep",
+    "SweepAnswer": "api.sweep_answer",
     "export": "api.export",
     "devices": "api.devices",
     "device": "api.devices",
@@ -112,6 +123,7 @@ _HOMES = {
     "known_models": "api.catalogue",
     "doctor": "api.catalogue",
     "Trace": "api.trace",
+    "TraceFunction": "api.function",
     "Answer": "api.answer",
     "StagesAnswer": "api.stages",
     "CostAnswer": "api.cost_answer",

@@ -27,7 +27,7 @@ class Pages(Workload):
 
 def test_a_declaration_says_everything_once() -> None:
     declared = Workload.options()
-    assert list(declared) == ["prompt_tokens", "decode_steps", "batch", "dtype", "attention"]
+    assert list(declared) == ["prompt_tokens", "decode_steps", "new_tokens", "batch", "dtype", "attention"]
     batch = declared["batch"]
     assert (batch.kind, batch.default, batch.at_least, batch.flag) == (int, 1, 1, "--batch")
     assert declared["dtype"].choices == ("bfloat16", "float16", "float32")

@@ -220,6 +220,21 @@ def test_decades_are_equally_far_apart_on_a_log_axis() -> None:
     assert gaps == pytest.approx([gaps[0]] * len(gaps), abs=0.02)
 
 
+def test_an_axis_of_powers_of_two_names_every_digit() -> None:
+    shown = log_range([1024, 131_072], 2)
+    texts = ["1,024", "2,048", "4,096", "8,192", "16,384", "32,768", "65,536", "131,072"]
+    assert [tick.text for tick in ticks(Kind.COUNT, shown, 10)] == texts
+    assert [tick.text for tick in ticks(Kind.COUNT, shown, 4)] == ["1,024", "4,096", "16,384", "65,536"]
+    assert [tick.text for tick in ticks(Kind.COUNT, log_range([1, 512], 2), 5)] == ["1", "4", "16", "64", "256"]
+
+
+def test_lines_of_one_family_have_one_colour() -> None:
+    lines = [Line(name, ((1, 1), (2, place)), family=name[:1]) for place, name in enumerate(("a1", "b1", "a2"), 1)]
+    chart = LineChart(title="t", x=Axis("x", Kind.COUNT), y=Axis("y", Kind.COUNT), lines=tuple(lines))
+    curves = re.findall(r'<g class="hue-(\d)"><title>(\w+)</title>', chart_svg(chart, Hues()).wide)
+    assert curves == [("0", "a1"), ("1", "b1"), ("0", "a2")]
+
+
 def test_a_roofline_bends_at_the_ridge() -> None:
     (way,) = [path.attrib["d"] for path in elements(drawn(made_reports.roofline()).wide, "path", "curve line")][-1:]
     assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+H[\d.]+", way)

@@ -56,6 +56,7 @@ def test_the_pages_show_commands_at_all() -> None:
 SCHEMAS = {
     "callgraph-file.md": "core/callgraph/schema.json",
     "static-compute-file.md": "analyses/cost/static_compute.schema.json",
+    "function-file.md": "analyses/function/files/function.schema.json",
 }
 
 

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llm_perf_opt.analyses.function.files.function_file import read_function
+from llm_perf_opt.analyses.function.files.writer import function_document
 from llm_perf_opt.analyses.profile.metrics_file import read_metrics
 from llm_perf_opt.api.profile.request import ProfileRequest, read_request
 from llm_perf_opt.api.profile.run_folder import open_run_folder
@@ -24,6 +26,7 @@ from llm_perf_opt.core.hardware import device_template, load_devices
 from llm_perf_opt.core.hardware.calibration import read_calibration
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 from llm_perf_opt.core.recordings.read import read_recording
+from tests.analyses.function.made_phases import BATCH, CONTEXT, MadePhase, Variant
 from tests.analyses.profile.made_runs import made_page, made_pass
 from tests.analyses.profile.test_document import document as metrics
 from tests.analyses.time.made_calibrations import calibration, product_seconds, table
@@ -76,9 +79,16 @@ def _json(document: object) -> bytes:
     return json.dumps(document).encode()
 
 
+def _made_function() -> bytes:
+    phase = MadePhase(variants=lambda point: Variant(), domain={BATCH: (2, 4), CONTEXT: (1, 40)})
+    header = {"schema_version": 1, "function_of": "toy", "tool_version": "1", "media_tokens": 0}
+    return _json(function_document(header | {"workload": {}, "deployment": {}}, [phase.function()], None))
+
+
 RECORDED_KERNEL = kernel("gemm", 200, 5.5, External_id=2, correlation=11)
 JSON_FILES = {
     "call graph": Read(_json(to_json_dict(toy_graph(), with_events=True)), read_callgraph),
+    "function": Read(_made_function(), read_function),
     "calibration": Read(_json(asdict(_made_calibration())), read_calibration),  # type: ignore[call-overload]
     "metrics": Read(_json(metrics("all known")), read_metrics),
     "page": Read(_json(made_page(made_pass(20, 10, (3, 5)), cold=made_pass(40, 20, (7, 8))).to_json()), _page),

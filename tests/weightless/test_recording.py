@@ -60,6 +60,22 @@ def test_a_composite_without_a_formula_carries_its_parts() -> None:
     assert "aten.bmm.default" in [part.name for part in kind.parts]
 
 
+def test_a_mask_is_the_same_ops_whether_its_values_are_held_or_not() -> None:
+    """Masks up to a limit are real tensors and larger ones ghosts: the length alone must not change what runs."""
+
+    def made(side: int) -> CallGraph:
+        def forward(engine: Engine) -> torch.Tensor:
+            return torch.where(torch.ones(side, side, dtype=torch.bool), torch.tensor(0.0), -1.0)
+
+        return record(forward)
+
+    small, large = made(512), made(1536)
+    assert names(small) == names(large)
+    assert [len(kind.parts) for kind in small.op_kinds] == [len(kind.parts) for kind in large.op_kinds]
+    assert small.storages is not None and large.storages is not None
+    assert small.storages.origin == large.storages.origin
+
+
 def test_views_share_memory_and_in_place_ops_write_it() -> None:
     def forward(engine: Engine) -> torch.Tensor:
         x = engine.ghost(4, 6) * 2

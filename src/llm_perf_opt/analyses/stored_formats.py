@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from llm_perf_opt.analyses.memory.kv_cache import DECODE, TracedKvCache, cached_storages, kv_cache
+from llm_perf_opt.analyses.memory.kv_cache import STEPS, TracedKvCache, cached_storages, kv_cache, new_tokens
 from llm_perf_opt.analyses.retyping import StoredAs, retype
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
@@ -191,14 +191,14 @@ def _keys_and_values(graphs: Sequence[CallGraph], cache: TracedKvCache) -> froze
 
     A recurrent state is overwritten, and the state of a convolution, though it slides, has no heads.
     """
-    decoding = [graph for graph in graphs if graph.phase == DECODE]
+    decoding = [graph for graph in graphs if graph.phase in STEPS]
     written = {meta for graph in decoding for meta in _appended_to(graph)}
-    leaving = {meta for graph in decoding for meta in _handed_on(graph)}
+    leaving = {(meta, new_tokens(graph)) for graph in decoding for meta in _handed_on(graph)}
     return frozenset(
         meta
         for meta in cache.tensors
         if (meta in written and len(meta.shape) == _ATTENTION_DIMENSIONS)
-        or any(_is_one_longer(meta, other) for other in leaving)
+        or any(_is_longer(meta, other, new) for other, new in leaving)
     )
 
 
@@ -219,10 +219,11 @@ def _handed_on(graph: CallGraph) -> set[TensorMeta]:
     }
 
 
-def _is_one_longer(before: TensorMeta, after: TensorMeta) -> bool:
+def _is_longer(before: TensorMeta, after: TensorMeta, tokens: int) -> bool:
+    """By the new tokens of a step, in one dimension."""
     if before.dtype != after.dtype or len(before.shape) != len(after.shape):
         return False
     return sorted(new - old for old, new in zip(before.shape, after.shape, strict=True)) == [
         *[0] * (len(before.shape) - 1),
-        1,
+        tokens,
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.memory.need import RunMemory, need_table, run_memory
 from llm_perf_opt.analyses.run_description import deployment_notes
@@ -14,11 +15,15 @@ from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.prediction_report import prediction_report
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.predicted_run import PredictedRun, predicted_run, with_run
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
 from llm_perf_opt.core.report import Level, Note, Report
+
+if TYPE_CHECKING:
+    from llm_perf_opt.api.trace import Trace
 
 _AS_DENSE = Note(
     "The calibration timed products whose weights are not quantised: other formats are timed as if they were those.",
@@ -61,6 +66,7 @@ class PredictionAnswer(Answer):
     stages: tuple[PredictedStage, ...]
     needed_bytes: int | None
     serving: ServingFit | None
+    run: PredictedRun | None = None  # prefill and several decode steps, where they were asked for
     _graphs: tuple[CallGraph, ...]
     _rates: Rates
     _times: tuple[tuple[StageTime, ...], ...]  # of each graph
@@ -93,7 +99,8 @@ class PredictionAnswer(Answer):
     def report(self) -> Report:
         """Stages with bound and band, where they come from, the slowest ops, and the memory that is needed."""
         notes = tuple(deployment_notes(self._graphs))
-        report = prediction_report(self._graphs, _source_of(self._rates, self.execution), self._times)
+        report = prediction_report(self._graphs, source_of(self._rates, self.execution), self._times)
+        report = with_run(report, self.run)
         if isinstance(self._rates, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
         report = replace(report, tables=(*report.tables, need_table(self._memory, self._rates)))
@@ -149,7 +156,7 @@ def prediction_answer(
     """The prediction of every stage of every phase."""
     device = rates if isinstance(rates, Device) else None
     fit = None if device is None else traced_fit(graphs, device)
-    source, memory = _source_of(rates, execution), run_memory(graphs)
+    source, memory = source_of(rates, execution), run_memory(graphs)
     times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
@@ -167,6 +174,14 @@ def prediction_answer(
     )
 
 
+def prediction_of_run(
+    trace: Trace, rates: Rates, execution: str = Execution.EAGER, *, decode_steps: int
+) -> PredictionAnswer:
+    """The prediction of a trace, and with it the run of so many decode steps."""
+    answer = prediction_answer(trace.graphs, rates, execution)
+    return replace(answer, run=predicted_run(trace, answer._times, source_of(rates, execution), decode_steps))
+
+
 def _stage(phase: str, stage: StageTime) -> PredictedStage:
     return PredictedStage(
         phase=phase,
@@ -180,5 +195,6 @@ def _stage(phase: str, stage: StageTime) -> PredictedStage:
     )
 
 
-def _source_of(rates: Rates, execution: str) -> RateSource:
+def source_of(rates: Rates, execution: str) -> RateSource:
+    """The rates as a prediction takes them."""
     return CalibratedRates(rates) if isinstance(rates, Calibration) else DataSheetRates(rates, Execution(execution))

@@ -12,20 +12,21 @@ from llm_perf_opt.core.reading import FileKind, read_bytes
 
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.cost.static_file import StaticFile
+    from llm_perf_opt.analyses.function.files.function_file import SavedFunction
     from llm_perf_opt.analyses.profile.metrics_file import MetricsFile
     from llm_perf_opt.formats.view_file import ViewFile
 
-    Result: TypeAlias = "CallGraph | MetricsFile | StaticFile | ViewFile | Calibration"
+    Result: TypeAlias = "CallGraph | SavedFunction | MetricsFile | StaticFile | ViewFile | Calibration"
 
 _ANY = FileKind(
     name="file of results",
-    fix="give a trace, metrics.json, static_compute.json, a .view.json or a calibration",
+    fix="give a trace, a .function.json, metrics.json, static_compute.json, a .view.json or a calibration",
     max_bytes=2**29,
 )
 
 
 def read_result(path: str | Path) -> Result:
-    """The record in a trace, `metrics.json`, `static_compute.json`, a `.view.json` or a calibration.
+    """The record in a trace, `.function.json`, `metrics.json`, `static_compute.json`, `.view.json` or a calibration.
 
     The fields are the keys of the file. A file that was changed since it was written, or that is none of these, raises
     a `PerfOptError` that says where and why.
@@ -36,6 +37,12 @@ def read_result(path: str | Path) -> Result:
         if f'"{key}"'.encode() in raw:
             return read(path)
     raise _ANY.refusal("is none of this program", f"it has none of the keys {', '.join(_READERS)}")
+
+
+def _function(path: Path) -> SavedFunction:
+    from llm_perf_opt.analyses.function.files.function_file import read_function
+
+    return read_function(path)
 
 
 def _metrics(path: Path) -> MetricsFile:
@@ -59,6 +66,7 @@ def _view(path: Path) -> ViewFile:
 # A key that each kind must have, and no kind above it in the list.
 _READERS: dict[str, Callable[[Path], Result]] = {
     "call_counts": read_callgraph,
+    "function_of": _function,
     "model_figure": _metrics,
     "ledger": _static,
     "boxes": _view,

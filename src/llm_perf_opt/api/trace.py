@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.comparison import ComparisonAnswer
     from llm_perf_opt.api.cost_answer import CostAnswer
     from llm_perf_opt.api.export import ExportAnswer
+    from llm_perf_opt.api.function import TraceFunction
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.join import JoinAnswer
     from llm_perf_opt.api.memory import MemoryAnswer
@@ -110,18 +111,22 @@ class Trace:
         calibration: str | Path | Calibration | None = None,
         devices_file: Path | None = None,
         execution: str = "eager",
+        decode_steps: int | None = None,
     ) -> PredictionAnswer:
         """How long each stage takes, from the figures of a device or from a calibration of one machine.
 
-        Default device: the one that the trace was made for.
+        `decode_steps` adds the whole run: the prefill and so many steps, each with one more token in the cache. They
+        are evaluated at once from a few further traces. Default device: the one that the trace was made for.
         """
-        from llm_perf_opt.api.prediction import find_rates, prediction_answer
+        from llm_perf_opt.api.prediction import find_rates, prediction_answer, prediction_of_run
 
         graphs = self._finished()
         if device is None and calibration is None:
             device = deployed_device(graphs)
         rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
-        return prediction_answer(graphs, rates, execution)
+        if decode_steps is None:
+            return prediction_answer(graphs, rates, execution)
+        return prediction_of_run(self, rates, execution, decode_steps=decode_steps)
 
     def what_if(
         self, what: str = "attention", device: str | Device | None = None, *, devices_file: Path | None = None
@@ -171,6 +176,26 @@ class Trace:
             ungrouped=ungrouped,
         )
 
+    def over(
+        self,
+        *,
+        batch: int | tuple[int, int] = 1,
+        context: tuple[int, int],
+        new_tokens: tuple[int, int] | None = None,
+        traces: int | None = None,
+    ) -> TraceFunction:
+        """The trace as a function of batch and context, over ranges of both, ends included.
+
+        With a range of `new_tokens` it has a further phase, `chunk`: a step of so many new tokens on a cache of
+        `context` tokens.
+
+        It is made from at most `traces` further traces per phase, and proven by those that took no part in it.
+        """
+        from llm_perf_opt.api.function import TRACES, trace_function
+
+        most = TRACES if traces is None else traces
+        return trace_function(self, batch=batch, context=context, new_tokens=new_tokens, traces=most)
+
     def join(
         self,
         recording: str | Path,
@@ -205,12 +230,20 @@ class Trace:
         return comparison_answer(self, other, phases=phases, budgets=budgets, rows=rows)
 
     def report(
-        self, *, device: str | Device | None = None, devices_file: Path | None = None, exports: bool = False
+        self,
+        *,
+        device: str | Device | None = None,
+        devices_file: Path | None = None,
+        exports: bool = False,
+        sweep: bool = False,
     ) -> WholeReport:
-        """All of it on one page: what runs, what it costs, does it fit and, with `device`, how fast it could be."""
+        """All of it on one page: what runs, what it costs, does it fit and, with `device`, how fast it could be.
+
+        `sweep` adds how that changes with batch and context, `exports` what exports; both run the model many times.
+        """
         from llm_perf_opt.api.whole_report import whole_report
 
-        return whole_report(self, device=device, devices_file=devices_file, exports=exports)
+        return whole_report(self, device=device, devices_file=devices_file, exports=exports, sweep=sweep)
 
     def save(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
         """Keep the call graphs, one file per phase; `load` reads them again."""

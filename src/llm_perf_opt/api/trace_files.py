@@ -21,7 +21,12 @@ TRACE_SUFFIX = ".callgraph.json"
 PARTIAL = ".partial"  # before the suffix: the model raised in this phase
 OLDER_NAMES = ("*call-graph*.json", "*callgraph*.json")  # files from before there was a suffix of their own
 _BESIDE = ("grouped", "runtime")  # in the names of what older scripts wrote beside them
-PHASE_ORDER = ("vision", "prefill", "decode")  # the order in which phases run; a phase of another name comes last
+PHASE_ORDER = (
+    "vision",
+    "prefill",
+    "chunk",
+    "decode",
+)  # the order of the phases; one of another name comes last
 
 
 def trace_files(paths: Sequence[Path]) -> list[Path]:

@@ -71,7 +71,7 @@ def trace(
     - `with_stack`, `with_modules`, `profile_memory`, of `profiler`: the options of torch.profiler.
     - `out`: a folder for the call graphs. `events`: with the enter and exit of every call, in order.
     - `keep_partial`: keep a phase in which the model raises as far as it ran. Default: the error is raised.
-    - `workload`: `prompt_tokens`, `decode_steps`, `batch`, `dtype`, `attention`, and the options of the model.
+    - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and those of the model.
     """
     hardware = find_device(device, devices_file) if isinstance(device, str) else device
     if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
@@ -192,7 +192,12 @@ def find_origin(
     """The model and its workload, checked before anything runs; the parameters are those of `trace`."""
     adapter = module_adapter(model, args, kwargs) or find_adapter(str(model), trust_remote_code)
     asked = make_workload(adapter, **workload)
-    refuse_workload(batch=asked.batch, tokens=asked.prompt_tokens or 0, decode_steps=asked.decode_steps)
+    refuse_workload(
+        batch=asked.batch,
+        tokens=asked.prompt_tokens or 0,
+        decode_steps=asked.decode_steps,
+        new_tokens=asked.new_tokens,
+    )
     return Origin(
         name=str(model) if isinstance(model, (str, Path)) else adapter.title,
         adapter=adapter,

@@ -41,6 +41,7 @@ from llm_perf_opt.core.units import (
 )
 
 if TYPE_CHECKING:
+    from llm_perf_opt.api.sweep_answer import SweepAnswer
     from llm_perf_opt.api.trace import Trace
 
 _UNKNOWN = "not known"
@@ -159,6 +160,7 @@ class WholeReport(Answer):
     device: Device | None
     exports: ExportAnswer | None
     attention: AttentionAnswer | None = None  # None: a phase stopped half-way, or there is no attention
+    sweep: SweepAnswer | None = None  # None: not asked for
 
     def report(self) -> Report:
         """The answers at a glance, then the chapters."""
@@ -181,6 +183,8 @@ class WholeReport(Answer):
         yield from others
         if self.attention is not None:
             yield self._attention(self.attention), other_attention(self.attention.cases)
+        if self.sweep is not None:
+            yield replace(self.sweep.report(), title="How does it change with batch and context?"), self.sweep.headline
         if self.exports is not None:
             yield replace(self.exports.report(), title="What exports?"), what_exports(self.exports.parts)
 
@@ -197,8 +201,11 @@ def whole_report(
     device: str | Device | None = None,
     devices_file: Path | None = None,
     exports: bool = False,
+    sweep: bool = False,
 ) -> WholeReport:
     """Ask a trace everything. Where its model can be run again, every source but the export is asked about costs."""
+    from llm_perf_opt.api.sweep import default_sweep
+
     found = find_report_device(device, devices_file)
     sources = None if trace.origin is None else QUICK_SOURCES  # exporting is asked for by its own word
     cost = trace.cost(sources, other_attention=True)
@@ -208,6 +215,7 @@ def whole_report(
         device=found,
         exports=trace.export() if exports else None,
         attention=_attention(trace, found),
+        sweep=default_sweep(trace, found) if sweep else None,
     )
 
 

@@ -21,6 +21,7 @@ from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
 from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life
 from llm_perf_opt.cli.report_command import report
+from llm_perf_opt.cli.sweep_command import sweep
 from llm_perf_opt.cli.terminal import visible_streams
 from llm_perf_opt.cli.trace_command import trace
 
@@ -38,6 +39,7 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (graph, "Fold a trace into a picture that a person can read."),
     (cost, "What each stage costs, from several sources."),
     (pages, "What pages of several sizes cost; one more crop."),
+    (sweep, "How cost changes with batch and context."),
     (report, "Everything that needs no weights, on one page."),
     (predict, "How fast it could be on a device you need not have."),
     (profile, "Run it for real, and say what holds it back."),

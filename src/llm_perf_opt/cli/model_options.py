@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -55,12 +55,14 @@ WeightsOption = Annotated[str | None, _option(_DEPLOYMENT["weights"])]
 CacheOption = Annotated[str | None, _option(_DEPLOYMENT["cache"])]
 
 
-def takes_workload(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_workload(
+    *, without: Collection[str] = (), **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the options of every model in the place of a verb's parameter `workload`, and give it those that are set.
 
     The limits of work come behind the verb's own options, and hold while it runs.
 
-    `defaults` are those in which the verb differs from the others.
+    `defaults` are those in which the verb differs from the others; `without` names those that it does not take.
     """
 
     def decorated(verb: Callable[..., None]) -> Callable[..., None]:
@@ -69,11 +71,11 @@ def takes_workload(**defaults: Any) -> Callable[[Callable[..., None]], Callable[
             values = {name: given.pop(name) for name in declared}
             verb(workload={name: value for name, value in values.items() if value != declared[name].default}, **given)
 
-        declared = {name: option for name, (option, _) in workload_options().items()}
+        declared = {name: option for name, (option, _) in workload_options().items() if name not in without}
         own = inspect.signature(verb, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
-            parameters += _parameters(defaults) if parameter.name == "workload" else [parameter]
+            parameters += _parameters(defaults, without) if parameter.name == "workload" else [parameter]
         _declare(with_workload, own, parameters)
         return takes_limits(with_workload)
 
@@ -100,10 +102,11 @@ def _declare(verb: Callable[..., None], own: inspect.Signature, parameters: Sequ
     verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
-def _parameters(defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
+def _parameters(defaults: Mapping[str, Any], without: Collection[str]) -> list[inspect.Parameter]:
     return [
         _parameter(name, declared, defaults.get(name, declared.default), takers)
         for name, (declared, takers) in workload_options().items()
+        if name not in without
     ]
 
 

@@ -21,7 +21,9 @@ from llm_perf_opt.cli.model_options import (
     trace_or_load,
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.progress import few_lines_per_trace
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.work_limits import refuse_decode_steps
 from llm_perf_opt.core.workload import Deployment
 
 CalibrationOption = Annotated[
@@ -72,9 +74,11 @@ def predict(
             device, calibration=calibration, devices_file=devices, execution=execution, weights=weights, cache=cache
         )
         torch_device = torch_device_of(rates)
+    refuse_decode_steps(steps := workload.get("decode_steps", 1))
+    has_run = what_if is None and steps > 1 and not is_trace(model)
     traced = trace_or_load(
         model,
-        workload,
+        {**workload, "decode_steps": 1} if has_run else workload,
         weights=weights,
         cache=cache,
         routing=routing,
@@ -86,7 +90,14 @@ def predict(
             compared = traced.what_if(what_if, device, devices_file=devices)
         show(compared.report(), reporter)
         return
-    answer = traced.predict(device, calibration=calibration, devices_file=devices, execution=execution)
+    with model_prints_apart(), few_lines_per_trace():
+        answer = traced.predict(
+            device,
+            calibration=calibration,
+            devices_file=devices,
+            execution=execution,
+            decode_steps=steps if has_run else None,
+        )
     report = answer.report()
     is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
     show(replace(report, charts=()) if is_short else report, reporter)

@@ -87,6 +87,18 @@ def log_debug_too() -> None:
     logging.getLogger("llm_perf_opt").setLevel(logging.DEBUG)
 
 
+@contextmanager
+def few_lines_per_trace() -> Iterator[None]:
+    """For a verb that traces many points: each without its lines, as long as nothing goes wrong."""
+    logger = logging.getLogger("llm_perf_opt.api.traced_phases")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def say(line: str) -> None:
     """One line on stderr."""
     line = visible_lines(line)

@@ -37,6 +37,9 @@ TimesOption = Annotated[
     list[Path] | None, typer.Option(metavar="TRACE", help="Traces that measured time, to put on the costs.")
 ]
 ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try what exports; takes a minute more.")]
+SweepOption = Annotated[
+    bool, typer.Option("--sweep", help="Also over batch 1..64 and context 1k..8k; takes a minute more.")
+]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page in a browser.")]
@@ -52,6 +55,7 @@ def report(
     device: DeviceOption = None,
     devices: DevicesOption = None,
     exports: ExportsOption = False,
+    sweep: SweepOption = False,
     out: OutOption = None,
     force: ForceOption = False,
     open_page: OpenOption = False,
@@ -65,11 +69,11 @@ def report(
     """
     reporter = _reporter(format_name, json_wanted, out)
     _refuse_overwriting(out, force=force, open_page=open_page)
-    formats = {"weights": weights, "cache": cache}
+    formats, longer = {"weights": weights, "cache": cache}, {"exports": exports, "sweep": sweep}
     if devices is None and _is_for_tables(sources, out, device):
-        answer = _stages(sources, times or (), workload, formats, exports)
+        answer = _stages(sources, times or (), workload, formats, longer)
     else:
-        answer = _whole(_one(sources, times), workload, formats, device, devices, exports, trust_remote_code)
+        answer = _whole(_one(sources, times), workload, formats, device, devices, longer, trust_remote_code)
     if out is None:
         show(answer.report(), reporter)
         return
@@ -90,12 +94,12 @@ def _stages(
     times: Sequence[Path],
     workload: Mapping[str, Any],
     formats: Mapping[str, str | None],
-    exports: bool,
+    longer: Mapping[str, bool],
 ) -> Answer:
     from llm_perf_opt.api.trace_files import refuse_options
     from llm_perf_opt.api.tracing import load
 
-    refuse_options(workload, exports=exports)
+    refuse_options(workload, **longer)
     return load(sources, **formats).stages(load(times) if times else None)
 
 
@@ -115,7 +119,7 @@ def _whole(
     formats: Mapping[str, str | None],
     device: str | None,
     devices: Path | None,
-    exports: bool,
+    longer: Mapping[str, bool],
     trust_remote_code: bool,
 ) -> Answer:
     from llm_perf_opt.api.trace_files import is_trace, refuse_options
@@ -123,7 +127,7 @@ def _whole(
 
     found = find_report_device(device, devices)
     if is_trace(model):
-        refuse_options(workload, exports=exports)
+        refuse_options(workload, **longer)
     traced = trace_or_load(
         model,
         workload,
@@ -134,7 +138,7 @@ def _whole(
         trust_remote_code=trust_remote_code,
     )
     with model_prints_apart():
-        return traced.report(device=found, exports=exports)
+        return traced.report(device=found, exports=longer["exports"], sweep=longer["sweep"])
 
 
 def _reporter(format_name: str | None, json_wanted: bool, out: Path | None) -> Reporter:

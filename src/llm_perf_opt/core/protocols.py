@@ -135,6 +135,15 @@ class KnowsStoredFormats(Protocol):
 
 
 @runtime_checkable
+class KnowsLengths(Protocol):
+    """An adapter whose configuration says at which lengths of a context something may begin."""
+
+    def lengths_of_interest(self) -> tuple[int, ...]:
+        """Windows and chunks, in tokens."""
+        ...
+
+
+@runtime_checkable
 class KnowsParts(Protocol):
     """An adapter that names the pieces of its model that an exporter should take."""
 

@@ -39,11 +39,12 @@ LINE_STYLES = ("line", "step", "scatter", "dashed")
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What runs along one side, in base units."""
+    """What runs along one side, in base units. The labels of a logarithmic axis are powers of `base`; 2 for bytes."""
 
     name: str
     kind: Kind
     is_log: bool = False
+    base: int = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,15 @@ class BarChart:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points in order of x. A step line holds its value until the next point; a scatter joins nothing, in any order."""
+    """Points in order of x. A step line holds its value until the next point; a scatter joins nothing, in any order.
+
+    Lines of one `family` have one colour; without it each line has its own.
+    """
 
     name: str
     points: tuple[tuple[float, float], ...]
     style: str = "line"  # one of LINE_STYLES
+    family: str = ""
 
     def __post_init__(self) -> None:
         if self.style not in LINE_STYLES:

@@ -99,12 +99,18 @@ _BYTES_PER_TOKEN = 24  # of an id: in Python, in a tensor, and its position
 _FEWEST_TOKENS = 32  # of a prompt whose length the model decides
 
 
-def refuse_workload(*, batch: int, tokens: int, decode_steps: int) -> None:
+def refuse_workload(*, batch: int, tokens: int, decode_steps: int, new_tokens: int = 1) -> None:
     """Refuse a workload of which the numbers alone say that it is too much."""
-    refuse_ops((decode_steps - 1) * _OPS_PER_STEP, f"{format_count(decode_steps)} decode steps")
+    refuse_decode_steps(decode_steps)
     refuse_memory(
-        batch * (tokens or _FEWEST_TOKENS) * _BYTES_PER_TOKEN, f"A batch of {format_count(batch)} such prompts"
+        batch * max(tokens or _FEWEST_TOKENS, new_tokens) * _BYTES_PER_TOKEN,
+        f"A batch of {format_count(batch)} such prompts",
     )
+
+
+def refuse_decode_steps(steps: int) -> None:
+    """Refuse more steps than anybody decodes, traced or evaluated."""
+    refuse_ops((steps - 1) * _OPS_PER_STEP, f"{format_count(steps)} decode steps")
 
 
 def refuse_depth(layers: int) -> None:

@@ -28,6 +28,11 @@ class Workload(OptionRecord):
 
     prompt_tokens: int | None = option(None, at_least=0, help="Text tokens in the prompt; image tokens come on top.")
     decode_steps: int = option(1, at_least=0, help="Tokens to decode after the prefill.")
+    new_tokens: int = option(
+        1,
+        at_least=1,
+        help="Tokens that the step after the prefill computes for each sequence. More than one: a chunk of a prefill.",
+    )
     batch: int = option(1, at_least=1, help="Sequences run together.")
     dtype: str = option("bfloat16", choices=DTYPES, help="Type of weights and activations.")
     attention: str | None = option(

@@ -22,6 +22,11 @@ def expected_distinct(experts: int, chosen: int, tokens: int) -> float:
     return experts * (1 - (1 - chosen / experts) ** tokens)
 
 
+def touched_experts(experts: int, chosen: int, tokens: int) -> int:
+    """How many experts get rows under uniform routing: the expected number, rounded, at least one token's."""
+    return min(experts, max(chosen, round(expected_distinct(experts, chosen, tokens))))
+
+
 def grouped_product(kind: OpKind) -> OpCost:
     """Rows sorted by group, one weight per group: each row meets one weight, and only groups with rows are read.
 

@@ -26,6 +26,11 @@ from llm_perf_opt.weightless.spec import is_contiguous, spec_of_tensor
 
 # Composites that every counter prices as one op: their parts would only make the file larger.
 _RECORDED_WHOLE = overloads(*(name.removeprefix("aten.") for name, op in op_table().items() if op.is_recorded_whole))
+# What is one op under another name; on real tensors it is recorded without parts too. A mask that is real when it is
+# small and a ghost when it is large would otherwise change the ops of a run with its length.
+_OTHER_NAMES = overloads(
+    "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "where.Scalar", "where.ScalarOther", "where.ScalarSelf"
+)
 
 
 class _PartCollector(TorchDispatchMode):
@@ -55,7 +60,7 @@ def composite_parts(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], recorder: OpRecorder
 ) -> tuple[OpKind, ...]:
     """The primitive ops of a composite; empty for a primitive one, or where the decomposition needs values."""
-    if func in _RECORDED_WHOLE or is_view(func) or is_pointwise(func) or not is_composite(func):
+    if func in _RECORDED_WHOLE or func in _OTHER_NAMES or is_view(func) or is_pointwise(func) or not is_composite(func):
         return ()
     twins = meta_arguments(args, kwargs)
     collector = _PartCollector(recorder)
@@ -78,7 +83,9 @@ def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
     """Bytes of temporaries beyond the result, at the widest moment inside the op; 0 for a primitive op."""
     if func in _ATTENTION:
         return _attention_scratch(args, kwargs, is_cuda=is_cuda)
-    if func in _WITHOUT_SCRATCH or is_view(func) or is_pointwise(func) or not _is_composite(func):
+    if func in _WITHOUT_SCRATCH or func in _OTHER_NAMES or is_view(func) or is_pointwise(func):
+        return 0
+    if not _is_composite(func):
         return 0
     if func in _LINEAR and is_contiguous(spec_of_tensor(args[0])):
         return 0  # rows are flattened and multiplied as they are: the common case, not worth a decomposition

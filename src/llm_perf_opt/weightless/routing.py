@@ -14,7 +14,7 @@ import torch
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.reading import FileKind, as_record, naming_file, read_json
-from llm_perf_opt.ops.grouped_experts import expected_distinct
+from llm_perf_opt.ops.grouped_experts import touched_experts
 
 _REPLAY_FILE = FileKind(
     name="file of expert counts",
@@ -55,8 +55,7 @@ class UniformRouting:
     name = "uniform"
 
     def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
-        touched = min(candidates, max(k, round(expected_distinct(candidates, k, rows))))
-        return (torch.arange(rows * k) % max(touched, 1)).view(rows, k)
+        return (torch.arange(rows * k) % max(touched_experts(candidates, k, rows), 1)).view(rows, k)
 
 
 class OneExpertRouting:

@@ -15,7 +15,7 @@ from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, Reason, necessary_by_stage
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
 from llm_perf_opt.analyses.time.predict import predict
-from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
@@ -291,3 +291,28 @@ def test_a_tracer_that_does_not_see_tensors_gives_no_bound_rather_than_another(t
 def test_a_prefill_is_no_step(tmp_path: Path) -> None:
     with pytest.raises(PerfOptError, match="decode step"):
         decoder_needs(traced(tmp_path, LLAMA)["prefill"])
+
+
+def test_an_attention_op_whose_query_has_no_positions_is_no_site() -> None:
+    """No model runs it, and a file that somebody wrote may hold it: as a product of activations it is not necessary."""
+    builder = CallGraphBuilder()
+    builder.module("", "Toy", (), {})
+    flat, keys = builder.meta((8,), "bfloat16", "cuda"), builder.meta((1, 2, 5, 8), "bfloat16", "cuda")
+    kind = OpKind(
+        name="aten.scaled_dot_product_attention.default",
+        inputs=(flat, keys, keys),
+        outputs=(flat,),
+        input_names=("query", "key", "value"),
+        output_aliases=(-1,),
+    )
+    for token in (1, 2, 3):
+        builder.given(token, 16)
+    builder.enter("", [(flat, 1)])
+    builder.allocate(4, 16)
+    builder.op(kind, (1, 2, 3), (4,))
+    builder.leave([(flat, 4)])
+    graph = builder.finish(
+        model="toy", phase="decode", tracer="weightless", workload={}, stages=(), runtime={}, library_versions={}
+    )
+    (needs,) = necessary_by_stage(graph).values()
+    assert (needs.flops, needs.other_bytes) == (0, 3 * 16)

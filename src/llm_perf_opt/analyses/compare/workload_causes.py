@@ -13,6 +13,7 @@ from typing import TypeGuard
 from llm_perf_opt.analyses.compare.difference import COST_ASPECTS, Aspect, Claim, Difference, Pair
 from llm_perf_opt.analyses.compare.routing_causes import expert_places, rows_of_siblings, rows_scale
 from llm_perf_opt.analyses.compare.side import Side, Tensor, Tensors
+from llm_perf_opt.analyses.memory.kv_cache import new_tokens
 from llm_perf_opt.core.module_selection import ONLY, ONLY_STAGES
 
 _OF_CODE = COST_ASPECTS | {Aspect.MODULE, Aspect.CLASS, Aspect.WEIGHTS}
@@ -181,7 +182,7 @@ class _Evidence:
     def _are_lengths(self, gone: set[int], new: set[int], field: tuple[int, int]) -> bool:
         """Every dimension that differs is the field, or at most the decoded tokens more."""
         return all(
-            first <= dim <= first + max(1, decode_steps(side))
+            first <= dim <= first + max(1, decode_steps(side), new_tokens(side.graph))
             for dims, first, side in zip((gone, new), field, self._pair.sides, strict=True)
             for dim in dims
         )

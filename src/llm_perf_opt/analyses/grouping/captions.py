@@ -145,6 +145,8 @@ def _facts(graph: CallGraph) -> Iterator[str]:
         yield f"decoder depth {format_count(depth)}"
     if _is_count(steps := runtime.get("decode_steps")) and steps:
         yield _plural(steps, "decode step")
+    if _is_count(tokens := runtime.get("new_tokens")) and tokens:
+        yield _plural(tokens, "new token")
 
 
 def _depth_findings(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[int]) -> Iterator[Finding]:

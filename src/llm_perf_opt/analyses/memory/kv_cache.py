@@ -1,4 +1,4 @@
-"""The key-value cache, found in the run itself: what a decode step takes in, reads, and hands on grown by one token.
+"""The key-value cache, found in the run itself: what a step takes in, reads, and hands on grown by its new tokens.
 
 No name and no class of a cache is looked at. Recurrent states qualify too; they do not grow.
 """
@@ -14,6 +14,8 @@ from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 
 DECODE = "decode"
+CHUNK = "chunk"  # a step of several new tokens
+STEPS = (DECODE, CHUNK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class TracedKvCache:
 
     tensors: tuple[TensorMeta, ...]
     bytes: int
-    bytes_per_token: int  # added by one step, for each sequence of the batch; 0 where it does not grow
+    bytes_per_token: int  # added by one new token of each sequence of the batch; 0 where it does not grow
 
 
 Held = tuple[TensorMeta, int]  # a tensor and the row of its storage
@@ -30,8 +32,14 @@ Held = tuple[TensorMeta, int]  # a tensor and the row of its storage
 
 def kv_cache(graphs: Sequence[CallGraph]) -> TracedKvCache | None:
     """The cache that the phases of one run share; None where none of them decodes, as in a prefill alone."""
-    decoding = (graph for graph in graphs if graph.phase == DECODE)
+    decoding = (graph for graph in graphs if graph.phase in STEPS)
     return next((cache for graph in decoding if (cache := _cache_of(graph)) is not None), None)
+
+
+def new_tokens(graph: CallGraph) -> int:
+    """Tokens that one step of a phase adds to each sequence."""
+    found = graph.runtime.get("new_tokens", 1)
+    return found if isinstance(found, int) and found > 0 else 1
 
 
 def _cache_of(graph: CallGraph) -> TracedKvCache | None:
@@ -41,10 +49,13 @@ def _cache_of(graph: CallGraph) -> TracedKvCache | None:
     pairs = list(_carried(graph, first))
     if not pairs:
         return None
-    grown = sum(tensor_bytes(after) - tensor_bytes(before) for before, after in pairs)
+    new = new_tokens(graph)
+    # A window that fills during the step grows by less than its tokens, and no further.
+    growing = [pair for pair in pairs if _grown(*pair) == [new]]
+    grown = sum(tensor_bytes(after) - tensor_bytes(before) for before, after in growing)
     before = tuple(before for before, _ in pairs)
     batch = graph.workload.get("batch", 1)
-    return TracedKvCache(tensors=before, bytes=sum(map(tensor_bytes, before)), bytes_per_token=grown // batch)
+    return TracedKvCache(tensors=before, bytes=sum(map(tensor_bytes, before)), bytes_per_token=grown // (batch * new))
 
 
 def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMeta]]:
@@ -58,18 +69,23 @@ def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMe
     for meta, storage in dict.fromkeys(call_tensors(graph, call, "input")):
         if storage not in read or len(meta.shape) < 2:
             continue
-        match = next((held for held in leaving if _continues(meta, held[0], steps=1)), None)
+        match = next((held for held in leaving if _continues(meta, held[0], tokens=new_tokens(graph))), None)
         if match is not None:
             leaving.remove(match)
             yield meta, match[0]
 
 
-def _continues(before: TensorMeta, after: TensorMeta, *, steps: int) -> bool:
-    """Whether one may be the other up to so many steps later: `[1, 8, 100, 64]` and `[1, 8, 101, 64]`."""
+def _continues(before: TensorMeta, after: TensorMeta, *, tokens: int) -> bool:
+    """Whether one may be the other up to so many tokens later: `[1, 8, 100, 64]` and `[1, 8, 101, 64]`."""
     if before.dtype != after.dtype or len(before.shape) != len(after.shape):
         return False
-    grown = [new - old for old, new in zip(before.shape, after.shape, strict=True) if new != old]
-    return not grown or (len(grown) == 1 and 0 < grown[0] <= steps)
+    grown = _grown(before, after)
+    return not grown or (len(grown) == 1 and 0 < grown[0] <= tokens)
+
+
+def _grown(before: TensorMeta, after: TensorMeta) -> list[int]:
+    """By how much each dimension grew that did."""
+    return [new - old for old, new in zip(before.shape, after.shape, strict=True) if new != old]
 
 
 def cached_storages(graph: CallGraph, cache: TracedKvCache) -> frozenset[int]:
@@ -77,7 +93,5 @@ def cached_storages(graph: CallGraph, cache: TracedKvCache) -> frozenset[int]:
     calls = calls_of(graph)
     forwards = [call for call, parent in enumerate(calls.parent) if parent == -1]
     held = {one for call in forwards for side in ("input", "output") for one in call_tensors(graph, call, side)}
-    before = set(cache.tensors)
-    return frozenset(
-        storage for meta, storage in held if any(_continues(one, meta, steps=len(forwards)) for one in before)
-    )
+    before, added = set(cache.tensors), len(forwards) * new_tokens(graph)
+    return frozenset(storage for meta, storage in held if any(_continues(one, meta, tokens=added) for one in before))

@@ -94,6 +94,18 @@ def run_memory(graphs: Sequence[CallGraph]) -> RunMemory:
     return RunMemory(phases=tuple(_phase(graph, cache) for graph in graphs), cache=cache)
 
 
+def resident_bytes(graph: CallGraph) -> int | None:
+    """What a device holds from the first op of a phase to the last: weights, buffers and constants; None: not known."""
+    if graph.storages is None:
+        return None
+    return sum(size_bytes for _, size_bytes, _ in _weights(graph)) + _constant_bytes(graph)
+
+
+def weight_bytes(graph: CallGraph) -> int:
+    """Bytes of all weights of a phase, tied ones once and buffers apart."""
+    return sum(size_bytes for _, size_bytes, origin in _weights(graph) if origin == "parameter")
+
+
 def _phase(graph: CallGraph, cache: TracedKvCache | None) -> PhaseMemory:
     curve = timeline(graph)
     peak = None if curve is None else peak_of(graph, curve.whole)

@@ -172,6 +172,8 @@ def _fused_sites(graph: CallGraph, writers: frozenset[int], positions: NeededPos
         query, key, value = (
             operand(kind, place, name, name[0]) for place, name in enumerate(("query", "key", "value"))
         )
+        if min(len(one.shape) for one in (query, key, value)) < 2:
+            continue  # no attention that anybody runs; a file may hold it
         queries, keys = query.shape[-2], key.shape[-2]
         lanes = math.prod(kind.outputs[0].shape[:-1]) // max(queries, 1)
         if cost.flops != 2 * lanes * queries * keys * (query.shape[-1] + value.shape[-1]):

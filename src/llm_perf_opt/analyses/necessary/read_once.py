@@ -104,11 +104,13 @@ def _limit_to_visible(
 
 
 def _visible_share(site: AttentionSite, context: int | None) -> float:
-    """Of the keys that were there before: how many some query sees; one query sees no more than its span."""
+    """Of the keys that were there before: how many some query sees; the first query sees no fewer than later ones."""
     before = site.keys - site.queries
-    if before <= 0 or site.queries != 1 or not site.span.is_limited:
+    if before <= 0 or not site.span.is_limited:
         return 1.0
-    return min(1.0, (site.pairs(context) - 1) / before)
+    later = site.queries - 1
+    seen = site.span.pairs(1, site.keys - later, None if context is None else context - later)
+    return min(1.0, (seen - 1) / before)
 
 
 def _latent_bytes(graph: CallGraph, site: AttentionSite) -> int:

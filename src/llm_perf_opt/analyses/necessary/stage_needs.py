@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from llm_perf_opt.analyses.memory.kv_cache import STEPS, new_tokens
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
 from llm_perf_opt.analyses.necessary.expert_blocks import FEWEST, ExpertBlock, routing_policy_of
 from llm_perf_opt.analyses.necessary.read_once import StageReads, reads_by_stage
@@ -117,12 +118,13 @@ def contexts_of(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
 
     Caches that keep only a window hold fewer; a step then stands where the workload says that the context ended.
     """
-    context = graph.workload.get("context_tokens") if graph.phase == "decode" else None
+    context = graph.workload.get("context_tokens") if graph.phase in STEPS else None
+    new = new_tokens(graph)
     contexts: dict[int, int] = {}
     for site in anatomy.attentions:
         if site.span.is_causal:
             forward = anatomy.forward_of_ops[site.row]
-            known = context + forward if isinstance(context, int) else 0
+            known = context + forward * new if isinstance(context, int) else 0
             contexts[forward] = max(contexts.get(forward, 0), site.keys, known)
     return contexts
 

@@ -80,8 +80,12 @@ class DataSheetRates:
 
     def least_s(self, lower_bound: LowerBound) -> float:
         """Bytes at the best share of the bandwidth that any source found."""
-        best = max(self.priors.weight_bandwidth.high, self.priors.vector_bandwidth.high)
-        return max(lower_bound.seconds, lower_bound.bandwidth_s / best)
+        return max(lower_bound.seconds, lower_bound.bandwidth_s / self.best_bandwidth_share)
+
+    @property
+    def best_bandwidth_share(self) -> float:
+        """The largest share of the bandwidth that any source found."""
+        return max(self.priors.weight_bandwidth.high, self.priors.vector_bandwidth.high)
 
 
 def kernel_time(kernel: Kernel, device: Device, priors: EfficiencyPriors) -> RateTime:
@@ -89,7 +93,7 @@ def kernel_time(kernel: Kernel, device: Device, priors: EfficiencyPriors) -> Rat
 
     At the low edge bytes that fit in the device's cache are found there, at the high edge every byte comes from memory.
     """
-    floor, fraction, bandwidth = _priors_of(kernel, priors)
+    floor, fraction, bandwidth = priors_of(kernel, priors)
     compute = _compute_band(kernel, fraction, device)
     needed = max(0, kernel.bytes_moved - kernel.avoidable_bytes - (device.cache_bytes or 0))
     traffic = Band(
@@ -115,12 +119,16 @@ def _compute_band(kernel: Kernel, fraction: Prior, device: Device) -> Band:
     if not kernel.flops:
         return Band(0.0, 0.0)
     required = kernel.flops - kernel.skippable_flops
-    best = fastest_peak(kernel.dtype, device)
-    usual = _usual_peak(kernel.dtype, device, best)
-    return Band(
-        required / (best * _ceiling(kernel.dtype, fraction.high, device)),
-        required / (usual * min(fraction.low, _ceiling(kernel.dtype, fraction.high, device))),
-    )
+    fast, slow = compute_rates(kernel.dtype, fraction, device)
+    return Band(required / fast, required / slow)
+
+
+def compute_rates(dtype: str, fraction: Prior, device: Device) -> tuple[float, float]:
+    """FLOP/s at the low and at the high edge of a band."""
+    best = fastest_peak(dtype, device)
+    usual = _usual_peak(dtype, device, best)
+    ceiling = _ceiling(dtype, fraction.high, device)
+    return best * ceiling, usual * min(fraction.low, ceiling)
 
 
 def _usual_peak(dtype: str, device: Device, best: int) -> int:
@@ -143,7 +151,7 @@ def _ceiling(dtype: str, fraction: float, device: Device) -> float:
     return fraction
 
 
-def _priors_of(kernel: Kernel, priors: EfficiencyPriors) -> tuple[Prior, Prior, Prior]:
+def priors_of(kernel: Kernel, priors: EfficiencyPriors) -> tuple[Prior, Prior, Prior]:
     """Floor in microseconds, share of the peak, share of the bandwidth."""
     if kernel.kind is KernelKind.ATTENTION:
         bandwidth = (

@@ -32,6 +32,14 @@ _Group = tuple[object, ...]
 
 def fused_kernels(graph: CallGraph) -> dict[str, Counter[Kernel]]:
     """Stage -> the kernels left after fusion, and how many of each."""
+    fused: dict[str, Counter[Kernel]] = {name: Counter() for name in stage_names(graph)}
+    for stage, kernel in fused_sequence(graph):
+        fused[stage][kernel] += 1
+    return fused
+
+
+def fused_sequence(graph: CallGraph) -> list[tuple[str, Kernel]]:
+    """The kernels left after fusion with their stages, in the order in which each begins."""
     names, siblings = stage_names(graph), _Siblings(graph)
     members: dict[_Group, list[Kernel]] = {}
     last: dict[int, _Group] = {}  # per stage: the product that ran last
@@ -46,10 +54,7 @@ def fused_kernels(graph: CallGraph) -> dict[str, Counter[Kernel]]:
             else:
                 group = last[stage] = (stage, *siblings.group_of(row, kernel))
             members.setdefault(group, []).append(kernel)
-    fused: dict[str, Counter[Kernel]] = {name: Counter() for name in names}
-    for group, kernels in members.items():
-        fused[names[cast("int", group[0])]][_as_one(kernels)] += 1
-    return fused
+    return [(names[cast("int", group[0])], _as_one(kernels)) for group, kernels in members.items()]
 
 
 class _Siblings:

@@ -55,8 +55,8 @@ class PageChoice:
 
 
 ALL_OPTIONS = {name: declared for name, (declared, _) in workload_options().items()}
-# `image` and `max_new_tokens` are above; the others are `model.dtype` and `model.attention`
-_TOLD_ELSEWHERE = ("image", "decode_steps", "dtype", "attention")
+# `image` and `max_new_tokens` are above, and `model.dtype` and `model.attention`; a timed run decodes token by token
+_TOLD_ELSEWHERE = ("image", "decode_steps", "new_tokens", "dtype", "attention")
 WORKLOAD_OPTIONS = {name: declared for name, declared in ALL_OPTIONS.items() if name not in _TOLD_ELSEWHERE}
 """The fields of any model's workload that `profile` takes as `workload.NAME`."""
 

@@ -25,6 +25,7 @@ class Range:
     low: float
     high: float
     is_log: bool = False
+    base: int = 10  # of the powers that a logarithmic axis names
 
     def shows(self, value: float) -> bool:
         """A logarithmic axis has no place for zero and below."""
@@ -69,13 +70,13 @@ def range_around(values: Sequence[float], *, is_padded: bool) -> Range:
     return Range(low - margin, high + margin)
 
 
-def log_range(values: Sequence[float]) -> Range:
+def log_range(values: Sequence[float], base: int = 10) -> Range:
     """Holds every value above zero with room on both sides; the others have no place on it."""
     shown = [value for value in values if value > 0] or [1.0]
     low, high = min(shown), max(shown)
     factor = max(math.exp((math.log(high) - math.log(low)) * _MARGIN), 1.05) if high > low else 4.0
     low = max(low / factor, sys.float_info.min)
-    return Range(low, min(max(high, low) * factor, sys.float_info.max), is_log=True)
+    return Range(low, min(max(high, low) * factor, sys.float_info.max), is_log=True, base=base)
 
 
 def _is_a_point(low: float, high: float) -> bool:
@@ -148,7 +149,7 @@ def _even_ticks(kind: Kind, shown: Range, most: int) -> list[Tick]:
 
 def _log_ticks(kind: Kind, shown: Range, most: int) -> list[Tick]:
     """Powers of ten, of two for bytes; in a short range also 2 and 5 of each ten."""
-    base = 2 if kind is Kind.BYTES else 10
+    base = 2 if kind is Kind.BYTES else shown.base
     lowest = math.ceil(math.log(shown.low, base) - 1e-9)
     highest = math.floor(math.log(shown.high, base) + 1e-9)
     count = highest - lowest + 1
@@ -159,13 +160,17 @@ def _log_ticks(kind: Kind, shown: Range, most: int) -> list[Tick]:
             return [Tick(value, _plain(kind, value)) for value in inside]
     stride = next((stride for stride in (1, 2, 3, 5, 6, 10, 20, 30) if math.ceil(count / stride) <= most), count)
     first = math.ceil(lowest / stride) * stride
-    return [
-        Tick(float(base) ** power, _plain(kind, float(base) ** power)) for power in range(first, highest + 1, stride)
-    ]
+    name = _whole if kind is Kind.COUNT and base == 2 and lowest >= 0 else _plain
+    return [Tick(float(base) ** power, name(kind, float(base) ** power)) for power in range(first, highest + 1, stride)]
 
 
 def _written(value: float, decimals: int) -> str:
     return f"{value:,.{decimals}f}" if abs(value) < _LARGEST and decimals < _FINEST else f"{value:.4g}"
+
+
+def _whole(kind: Kind, value: float) -> str:
+    """A power of two has every digit: 131.072 k would be none that anyone knows."""
+    return f"{value:,.0f}" if value < _LARGEST else _plain(kind, value)
 
 
 def _plain(kind: Kind, value: float) -> str:

@@ -83,10 +83,13 @@ def plane_for(chart: LineChart, points: Sequence[Point], width: float, top: floa
     """Axes that fit the points, below `top`."""
     top += NAME_LINE
     bottom = top + (_NARROW_HEIGHT if width <= NARROW else _HEIGHT)
-    shown_up = log_range([y for _, y in points]) if chart.y.is_log else range_from_zero([y for _, y in points])
+    up = [y for _, y in points]
+    shown_up = log_range(up, chart.y.base) if chart.y.is_log else range_from_zero(up)
     found = ticks_up(chart.y.kind, shown_up, bottom - top)
     across = [x for x, _ in points]
-    shown_across = log_range(across) if chart.x.is_log else range_around(across, is_padded=_is_padded(chart))
+    shown_across = (
+        log_range(across, chart.x.base) if chart.x.is_log else range_around(across, is_padded=_is_padded(chart))
+    )
     return Plane(
         chart=chart,
         width=width,
@@ -176,7 +179,7 @@ def line_picture(chart: LineChart, hues: Hues, width: float) -> Picture:
     points = [point for point in _all_points(chart) if _has_place(chart, *point)]
     if not points:
         return nothing_to_draw(width)
-    numbers = hues.of([line.name for line in chart.lines])
+    numbers = hues.of([line.family or line.name for line in chart.lines])
     keys = [Key(line.name, hue, _SIGNS.get(line.style, "line")) for line, hue in zip(chart.lines, numbers, strict=True)]
     head = legend(keys if len(keys) > 1 else [], width)
     plane = plane_for(chart, points, width, head.height)

@@ -96,6 +96,12 @@ def page_size(image: str) -> tuple[int, int]:
 
 def _refuse_nonsense(workload: DeepSeekOcrWorkload, config: DeepSeekOcrConfig) -> None:
     """What depends on the configuration: its image modes, and which of them cut a page."""
+    if workload.new_tokens > 1:
+        raise UsageError(
+            f"DeepSeek-OCR does not run {workload.new_tokens:,} new tokens after its cache.",
+            why="its forward takes more than one token for a new page, and looks at the page again",
+            fix="leave --new-tokens out",
+        )
     mode = workload.mode or DEFAULT_MODE
     if mode not in config.modes:
         raise UsageError(

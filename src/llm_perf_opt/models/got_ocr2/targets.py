@@ -228,6 +228,12 @@ def _transformers() -> Any:
 
 
 def _refuse_nonsense(workload: Workload) -> None:
+    if workload.new_tokens > 1:
+        raise UsageError(
+            f"GOT-OCR 2.0 is not traced with {workload.new_tokens:,} new tokens after its cache.",
+            why="its decode is prepared for one token at a time",
+            fix="leave --new-tokens out",
+        )
     if workload.attention not in (None, *ATTENTIONS):
         raise UsageError(
             f"GOT-OCR 2.0 has no attention named {workload.attention!r}.",

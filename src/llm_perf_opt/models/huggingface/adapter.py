@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -130,6 +130,10 @@ class HuggingFaceAdapter:
             return {name: value for name, value in asdict(workload).items() if value is not None}
         return FOLDER_FORMS.get(self._folder.model_type)(self._folder.path).describe(workload)
 
+    def lengths_of_interest(self) -> tuple[int, ...]:
+        """Every window and chunk that the configuration names, also those of nested ones."""
+        return tuple(sorted(set(_windows(self._folder.fields))))
+
     def parts(self) -> tuple[Part, ...]:
         """Those of the model type's own folder here, or one of each kind of block."""
         if self._folder.model_type in FOLDER_PARTS.names():
@@ -145,11 +149,12 @@ class HuggingFaceAdapter:
         fed = fed_by(subject, found.plan, found.modalities)
         refuse_what_did_not_run(workload, subject, found, fed)
         encoder_tokens, chain = probe.encoder_tokens, probe.chain(found.plan, found.entry, generates=subject.generates)
-        state = probe.decode_state(found.plan, found.entry) if workload.decode_steps else None
-        steps = _steps_that_run(subject, probe, found, state, workload.decode_steps)
+        new = workload.new_tokens
+        state = probe.decode_state(found.plan, found.entry, new) if workload.decode_steps else None
+        steps = _steps_that_run(subject, probe, found, state, workload)
         notes = (
             *modality_notes(workload, subject, found, fed),
-            *trained_length_note(subject, _positions(fed, steps)),
+            *trained_length_note(subject, _positions(fed, steps * new)),
             *_decode_notes(subject, probe, workload.decode_steps, steps),
         )
         ran = resolved_workload(workload, subject, found, fed, encoder_tokens=encoder_tokens, decode_steps=steps)
@@ -172,6 +177,19 @@ class HuggingFaceAdapter:
             chain=chain,
         )
         return (first,) if state is None else (first, _decode_target(first, probe, state, found.plan, steps))
+
+
+_LENGTH_NAMES = ("window", "chunk", "conv_kernel", "d_conv")
+_OTHER_LENGTHS = frozenset(("vision_config", "audio_config"))  # of pixels and sound, not of a context
+
+
+def _windows(fields: Mapping[str, Any]) -> Iterator[int]:
+    names = _LENGTH_NAMES[1:] if fields.get("use_sliding_window") is False else _LENGTH_NAMES
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _windows({} if name in _OTHER_LENGTHS else value)
+        elif type(value) is int and value > 1 and "layers" not in name and any(part in name for part in names):
+            yield value
 
 
 def _accepted_inputs(subject: Subject, probe: Probe, workload: HuggingFaceWorkload) -> Found:
@@ -199,14 +217,26 @@ def _not_fed(subject: Subject, workload: HuggingFaceWorkload, kind: str, why: st
     return UsageError(f"{subject.class_name} does not run with {asked}.", why=why or "it refuses it", fix=fix)
 
 
-def _steps_that_run(subject: Subject, probe: Probe, found: Found, state: DecodeState | None, steps: int) -> int:
+def _steps_that_run(
+    subject: Subject, probe: Probe, found: Found, state: DecodeState | None, workload: HuggingFaceWorkload
+) -> int:
     """All that were asked for, or none where the model keeps no cache; steps beyond its positions are refused."""
-    refusal = probe.decode_refusal if state is None else None
+    refusal, steps, new = probe.decode_refusal if state is None else None, workload.decode_steps, workload.new_tokens
+    if state is None and new > 1:
+        raise UsageError(
+            f"{subject.class_name} does not run {new:,} new tokens after a prefill.",
+            why="it leaves no cache to continue from"
+            if refusal is None
+            else f"{type(refusal).__name__}: {error_text(refusal)[:200]}",
+            fix="leave --new-tokens out",
+        )
     if state is None and refusal is None:
         return 0
     ids = found.plan.get("decoder_input_ids", found.plan.get("input_ids"))
     assert isinstance(ids, Whole), "a model that was asked for a step was fed token ids"
-    require_room_for_steps(subject, found, probe.prefill, context_tokens=ids.shape[1], steps=steps, refusal=refusal)
+    require_room_for_steps(
+        subject, found, probe.prefill, context_tokens=ids.shape[1], steps=steps, new_tokens=new, refusal=refusal
+    )
     return steps if state is not None else 0
 
 
@@ -251,11 +281,11 @@ def build_model(model_class: Any, config: Any, attention: str | None, dtype: str
 def _decode_target(first: Target, probe: Probe, state: DecodeState, plan: Plan, steps: int) -> Target:
     return replace(
         first,
-        phase="decode",
+        phase="decode" if state.new_tokens == 1 else "chunk",
         workload={**first.workload, "inputs": probe.step_shapes(state, plan)},
         prepare=lambda _: prepare_decode(state, plan, steps),
         invoke=decode,
-        runtime=_decode_runtime(first, probe, steps),
+        runtime=_decode_runtime(first, probe, steps, state.new_tokens),
         chain=replace(
             first.chain,
             follow=partial(follow_prefill, state=state, plan=plan, steps=steps),
@@ -265,9 +295,10 @@ def _decode_target(first: Target, probe: Probe, state: DecodeState, plan: Plan, 
     )
 
 
-def _decode_runtime(first: Target, probe: Probe, steps: int) -> dict[str, Json]:
+def _decode_runtime(first: Target, probe: Probe, steps: int, new_tokens: int) -> dict[str, Json]:
     kept = {name: fact for name, fact in first.runtime.items() if name != EXPECTED_CALLS}
-    return {**kept, "images": 0, "decode_steps": steps, **expected_decode(probe.model, first.stages, steps)}
+    counts: dict[str, Json] = {"decode_steps": steps} if new_tokens == 1 else {"new_tokens": new_tokens}
+    return {**kept, "images": 0, **counts, **expected_decode(probe.model, first.stages, steps)}
 
 
 def _sizes(workload: HuggingFaceWorkload, model_class: Any) -> Sizes:
@@ -298,6 +329,12 @@ def _image_sides(image: str | None) -> tuple[int, int] | None:
 def _refuse_nonsense(workload: Workload) -> None:
     if workload.prompt_tokens == 0:
         raise UsageError("A text has at least one token.", why="prompt_tokens is 0", fix="leave it out, or give more")
+    if workload.new_tokens > 1 and workload.decode_steps != 1:
+        raise UsageError(
+            f"{workload.decode_steps} steps of {workload.new_tokens:,} new tokens are not traced.",
+            why="a chunk is one step after the prefill",
+            fix="leave --decode-steps out, and trace a later chunk with a longer --prompt-tokens",
+        )
     if workload.attention not in (None, *ATTENTIONS):
         raise UsageError(
             f"Attention {workload.attention!r} cannot be run for a Hugging Face folder.",

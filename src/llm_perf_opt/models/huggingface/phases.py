@@ -18,7 +18,7 @@ import torch
 
 from llm_perf_opt.core.target import Choose, PhaseBefore
 from llm_perf_opt.models.huggingface.inputs import Plan, make_inputs
-from llm_perf_opt.models.huggingface.inputs.plan import Whole
+from llm_perf_opt.models.huggingface.inputs.plan import LOGITS_ARGUMENTS, Whole
 
 
 class ZerosLike:
@@ -92,6 +92,9 @@ class DecodeState:
     `with_mask`: whether the step carries a mask over the whole context. Without one every position is visible, which is
     the same for an unpadded prompt; some models accept only the one, some only the other, and a state space model that
     accepts both stretches its one token over all positions of a mask.
+
+    `new_tokens`: how many a step computes. With more than one the model's own code hides from each those that follow
+    it, as in a prefill.
     """
 
     entry: str
@@ -102,6 +105,11 @@ class DecodeState:
     batch: int
     token: int
     with_mask: bool
+    new_tokens: int = 1
+
+    def tokens(self) -> torch.Tensor:
+        """The ids of one step: always the same, which changes no shape."""
+        return torch.full((self.batch, self.new_tokens), self.token)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,7 +134,7 @@ def _entered(model: Any, entry: str) -> Any:
     return model if entry == "forward" else getattr(model, entry)
 
 
-def decode_state(output: Any, plan: Plan, entry: str, *, with_mask: bool) -> DecodeState | None:
+def decode_state(output: Any, plan: Plan, entry: str, *, with_mask: bool, new_tokens: int = 1) -> DecodeState | None:
     """What a decode needs from the output of a prefill; None when it left no cache to continue from."""
     name = next((name for name in CACHES if getattr(output, name, None) is not None), None)
     ids = plan.get("decoder_input_ids", plan.get("input_ids"))
@@ -141,24 +149,22 @@ def decode_state(output: Any, plan: Plan, entry: str, *, with_mask: bool) -> Dec
         batch=ids.shape[0],
         token=ids.values[-1],
         with_mask=with_mask,
+        new_tokens=new_tokens,
     )
 
 
 def prepare_decode(state: DecodeState, plan: Plan, steps: int) -> DecodeStart:
-    """A decode that stands alone: a cache of zeros as long as the prefill left it, and `steps` forwards of one token.
-
-    The token is always the same: which one comes out changes no shape.
-    """
+    """A decode that stands alone: a cache of zeros as long as the prefill left it, and `steps` forwards on it."""
     cache = with_zeros(state.cache)
-    token = torch.full((state.batch, 1), state.token)
+    token = state.tokens()
     given = _steps(state, plan, steps, token, with_zeros(state.encoder_states))
     return _decode_start(state, cache, given, lambda _: token)
 
 
 def follow_prefill(_: Any, before: PhaseBefore, state: DecodeState, plan: Plan, steps: int) -> DecodeStart:
     """A decode that continues a prefill: its cache, and the tokens that are chosen, where the model gives logits."""
-    is_chosen = before.token is not None
-    token = before.token if is_chosen else torch.full((state.batch, 1), state.token)
+    is_chosen = before.token is not None and state.new_tokens == 1
+    token = before.token if is_chosen else state.tokens()
     encoded = None if state.encoder_states is None else before.output.encoder_last_hidden_state
     given = _steps(state, plan, steps, token, encoded)
     return _decode_start(
@@ -199,8 +205,7 @@ def cache_tokens(cache_name: str, output: Any) -> int:
 def generate_passes_mask(model: Any, state: DecodeState) -> bool:
     """Whether the model's own `generate` hands a step the mask that `state` asks for, or drops it after the prefill."""
     cache = {state.cache_name: with_zeros(state.cache)}
-    token = torch.full((state.batch, 1), state.token)
-    (asked,) = _steps(state, {}, 1, token, with_zeros(state.encoder_states))
+    (asked,) = _steps(state, {}, 1, state.tokens(), with_zeros(state.encoder_states))
     generator = _entered(model, state.entry)
     given = generator.prepare_inputs_for_generation(**asked, **cache, use_cache=True, is_first_iteration=False)
     return given.get("attention_mask") is not None
@@ -215,13 +220,18 @@ def _encoder_output(states: Any) -> Any:
 def _steps(
     state: DecodeState, plan: Plan, steps: int, token: torch.Tensor, encoder_states: Any
 ) -> list[dict[str, Any]]:
-    """What each step takes beside the cache; masks are views of the last one, so that many steps take no more room."""
+    """What each step takes beside the cache; masks are views of the last one, so that many steps take no more room.
+
+    Of several new tokens the logits are asked for as the prefill asks for them: of the last one where it can be told.
+    """
+    kept = {name: plan[name] for name in LOGITS_ARGUMENTS if name in plan and state.new_tokens > 1}
+    logits = make_inputs(kept)
     if encoder_states is not None:
         given = {"attention_mask": plan["attention_mask"]} if "attention_mask" in plan else {}
         encoded = {"encoder_outputs": _encoder_output(encoder_states), **make_inputs(given)}
-        return [{"decoder_input_ids": token, **encoded} for _ in range(steps)]
+        return [{"decoder_input_ids": token, **encoded, **logits} for _ in range(steps)]
     if not state.with_mask:
-        return [{"input_ids": token} for _ in range(steps)]
-    mask = torch.ones((state.batch, state.context_tokens + steps), dtype=torch.int64)
-    lengths = range(state.context_tokens + 1, state.context_tokens + steps + 1)
-    return [{"input_ids": token, "attention_mask": mask[:, :length]} for length in lengths]
+        return [{"input_ids": token, **logits} for _ in range(steps)]
+    ends = [state.context_tokens + state.new_tokens * step for step in range(1, steps + 1)]
+    mask = torch.ones((state.batch, ends[-1]), dtype=torch.int64)
+    return [{"input_ids": token, "attention_mask": mask[:, :end], **logits} for end in ends]

@@ -44,9 +44,9 @@ class Probe:
         """Run once with `plan`; whatever the model raises is for the caller to learn from."""
         self.output = self._engine.run(lambda: prefill(self.model, make_inputs(plan, self._dtype), entry))
 
-    def decode_state(self, plan: Plan, entry: str) -> DecodeState | None:
+    def decode_state(self, plan: Plan, entry: str, new_tokens: int = 1) -> DecodeState | None:
         """How to continue after the last prefill, or None when the model keeps no cache or refuses to go on."""
-        masked = decode_state(self.output, plan, entry, with_mask=True)
+        masked = decode_state(self.output, plan, entry, with_mask=True, new_tokens=new_tokens)
         if masked is None:
             return None
         bare = replace(masked, with_mask=False)

@@ -60,7 +60,7 @@ def resolved_workload(
             **{name: value for name, value in lengths.items() if value is not None},
             "modalities": " + ".join(found.modalities),
             "inputs": {name: described(leaf) for name, leaf in found.plan.items()},
-            "decode_steps": decode_steps,
+            **({"decode_steps": decode_steps} if workload.new_tokens == 1 else {}),
             "batch": workload.batch,
             "dtype": workload.dtype,
             "attention": workload.attention or getattr(subject.config, "_attn_implementation", None) or "model default",
@@ -206,28 +206,35 @@ def _longest_prompt(subject: Subject, run: Run, wanted: frozenset[str]) -> int |
 
 
 def require_room_for_steps(
-    subject: Subject, found: Found, run: Run, *, context_tokens: int, steps: int, refusal: Exception | None
+    subject: Subject,
+    found: Found,
+    run: Run,
+    *,
+    context_tokens: int,
+    steps: int,
+    new_tokens: int,
+    refusal: Exception | None,
 ) -> None:
-    """Refuse steps beyond the end of the positions.
+    """Refuse new tokens beyond the end of the positions.
 
     `refusal` is what the model said to the first step. If it took that one, a prefill as long as the last step's
     context tells whether it takes all of them.
     """
-    named = named_positions(subject.config)
-    if named is None or context_tokens + steps <= named:
+    named, tokens = named_positions(subject.config), steps * new_tokens
+    if named is None or context_tokens + tokens <= named:
         return
     if refusal is None and context_tokens <= named:
-        plan = found.plan_of(_with_prompt(subject, prompt_length(subject) + steps))
+        plan = found.plan_of(_with_prompt(subject, prompt_length(subject) + tokens))
         try:
             run(plan, found.entry)
         except REJECTIONS as error:
             refusal = error
     if refusal is not None:
-        room = max(named - context_tokens, 0)
+        room, option = max(named - context_tokens, 0), "--decode-steps" if new_tokens == 1 else "--new-tokens"
         raise UsageError(
-            f"{subject.class_name} has no position for {_steps(steps)} after {context_tokens:,} tokens.",
+            f"{subject.class_name} has no position for {_new(steps, new_tokens)} after {context_tokens:,} tokens.",
             why=f"its positions end at {named:,} ({type(refusal).__name__}: {str(refusal)[:200]})",
-            fix=f"shorten the prompt by {context_tokens + steps - named}, or use --decode-steps {room}",
+            fix=f"shorten the prompt by {context_tokens + tokens - named}, or use {option} {room}",
         )
 
 
@@ -246,5 +253,7 @@ def _with_prompt(subject: Subject, tokens: int) -> Subject:
     return replace(subject, sizes=replace(subject.sizes, prompt_tokens=tokens))
 
 
-def _steps(steps: int) -> str:
+def _new(steps: int, new_tokens: int) -> str:
+    if new_tokens > 1:
+        return f"{new_tokens:,} new tokens"
     return "a decode step" if steps == 1 else f"{steps:,} decode steps"

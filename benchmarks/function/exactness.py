@@ -1,0 +1,203 @@
+"""One function against fresh traces: at random points, at both sides of every boundary, and at a batch of one."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import llm_perf_opt as lpo
+from benchmarks.function.subjects import Subject
+from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
+from llm_perf_opt.analyses.function.figures.costs import Region
+from llm_perf_opt.analyses.function.phase_function import PhaseFunction
+from llm_perf_opt.analyses.function.program.alignment import same_run
+from llm_perf_opt.analyses.function.search.sampling import Stride
+from llm_perf_opt.analyses.memory.kv_cache import kv_cache
+from llm_perf_opt.analyses.memory.live_memory import live_bytes
+from llm_perf_opt.analyses.memory.need import weight_bytes_by_stage
+from llm_perf_opt.api.function import TraceFunction
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.queries import count_kinds, ops_of
+from llm_perf_opt.ops.table import kernels_of, price
+
+Point = Mapping[str, int]
+Figures = dict[str, int | None]
+BATCH, CONTEXT = "batch", "context"
+SHORT_PROMPT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What a function says of a point, where a trace says something else."""
+
+    point: Point
+    what: str
+    text: str
+    share: float | None = None  # of a figure: how far off
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseRecord:
+    """The points of one phase: equal, different, or in no proven cell."""
+
+    phase: str
+    exact: int = 0
+    outside: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+
+def make_function(model: str, subject: Subject) -> TraceFunction:
+    """The function of a subject over its ranges; a context holds one token of text at least."""
+    trace = lpo.trace(model, prompt_tokens=SHORT_PROMPT, **subject.options)
+    first = int(trace.graphs[0].workload.get("context_tokens", SHORT_PROMPT)) - SHORT_PROMPT + 1
+    low, high = subject.context
+    return trace.over(batch=subject.batch, context=(max(low, first), high if high > first else first + 512))
+
+
+def compared(
+    function: TraceFunction, model: str, subject: Subject, count: int, seed: int
+) -> tuple[list[PhaseRecord], list[Point]]:
+    """Every phase at so many random points and at all boundaries, against one fresh trace of each point."""
+    records = [PhaseRecord(phase=one.phase) for one in function.phases]
+    points = list(_points(function, count, random.Random(seed)))
+    for point in points:
+        prompt = point[CONTEXT] - function.media_tokens
+        fresh = lpo.trace(model, batch=point[BATCH], prompt_tokens=prompt, **subject.options)
+        for phase, record, graph in zip(function.phases, records, fresh.graphs, strict=True):
+            _compare(phase, record, graph, point)
+    return records, points
+
+
+def _compare(phase: PhaseFunction, record: PhaseRecord, graph: CallGraph, point: Point) -> None:
+    cell = phase.cell_at(point)
+    if cell is None:
+        record.outside += 1
+        return
+    made = cell.cell.program.graph_at(point)
+    found = list(_differences(made, graph, point))
+    if cell.figures is not None:
+        columns = phase.figures({name: np.array([value]) for name, value in point.items()})
+        found += _unequal({name: int(column[0]) for name, column in columns.items()}, figures_of(graph), point)
+    record.differences += found
+    record.exact += not found
+
+
+def _differences(made: CallGraph, fresh: CallGraph, point: Point) -> Iterator[Difference]:
+    parting = same_run(made, fresh)
+    if parting is not None:
+        yield Difference(point=point, what=f"op table ({parting.what})", text=str(parting))
+    if made.workload != fresh.workload or made.runtime != fresh.runtime:
+        yield Difference(point=point, what="header", text=f"{made.workload} {made.runtime}")
+    yield from _unequal(figures_of(made), figures_of(fresh), point)
+
+
+def _unequal(made: Figures, fresh: Figures, point: Point) -> list[Difference]:
+    return [
+        Difference(point=point, what=name, text=f"{value} for {fresh[name]}", share=_share(value, fresh[name]))
+        for name, value in made.items()
+        if value != fresh[name]
+    ]
+
+
+def _share(made: int | None, fresh: int | None) -> float | None:
+    return None if made is None or not fresh else abs(made - fresh) / fresh
+
+
+def figures_of(graph: CallGraph) -> Figures:
+    """What the analyses say of one graph."""
+    kinds = count_kinds(graph)
+    costs = [(cost, count) for kind, count in kinds.items() if (cost := price(kind)) is not None]
+    cache = kv_cache([graph])
+    assert graph.storages is not None, "weightless traces follow memory"
+    return {
+        "flops": sum(cost.flops * count for cost, count in costs),
+        "vector_flops": sum(cost.vector_flops * count for cost, count in costs),
+        "bytes_moved": sum(cost.bytes_moved * count for cost, count in costs),
+        "launches": sum(len(kernels_of(kind)) * count for kind, count in kinds.items()),
+        "peak_bytes": max(live_bytes(graph.storages, len(ops_of(graph).kind)), default=0),
+        "parameters": count_distinct_parameters([graph]),
+        "weight_bytes": sum(weight_bytes_by_stage(graph).values()),
+        "cache_bytes": None if cache is None else cache.bytes,
+    }
+
+
+def _points(function: TraceFunction, count: int, rng: random.Random) -> Iterator[Point]:
+    """A batch of one among the random points, and both sides of every boundary."""
+    domain = function.phases[0].domain
+    (fewest, most), (shortest, longest) = domain[BATCH], domain[CONTEXT]
+    seen: set[tuple[int, int]] = set()
+    wanted = [(fewest, _spread(rng, shortest, longest)) for _ in range(max(count // 8, 1))]
+    wanted += [(_spread(rng, fewest, most), _spread(rng, shortest, longest)) for _ in range(count - len(wanted))]
+    for phase in function.phases:
+        for batch, length in _sides(phase):
+            wanted += [(batch, length)]
+    for batch, length in wanted:
+        if (batch, length) not in seen:
+            seen.add((batch, length))
+            yield {BATCH: batch, CONTEXT: length}
+
+
+def _sides(phase: PhaseFunction) -> Iterator[tuple[int, int]]:
+    """The points beside a boundary along the length: the first and the last batch of the cell, one on each side."""
+    regions = [one.region for one in (*phase.cells, *phase.open_regions)]
+    for batches in sorted({region[BATCH] for region in regions}):
+        beside = sorted({region[CONTEXT] for region in regions if region[BATCH] == batches})
+        for (_, end), (start, _) in pairwise(beside):
+            yield batches[1], end
+            yield batches[0], end
+            yield batches[0], start
+            yield batches[1], start
+
+
+def _spread(rng: random.Random, low: int, high: int) -> int:
+    """Short lengths as often as long ones."""
+    return min(high, max(low, round(exp(rng.uniform(log(low), log(high + 1))))))
+
+
+def record_of(subject: Subject, count: int, seed: int) -> dict[str, Any]:
+    """The whole comparison of a subject, as JSON."""
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        model = subject.model(Path(folder))
+        function = make_function(model, subject)
+        made_s = time.process_time() - began
+        records, points = compared(function, model, subject, count, seed)
+    return {
+        "status": "ok",
+        "kind": subject.kind,
+        "is_reduced": subject.is_reduced,
+        "cpu_s": round(made_s, 1),
+        "points": len(points),
+        "phases": [_phase_json(p, r) for p, r in zip(function.phases, records, strict=True)],
+    }
+
+
+def _phase_json(phase: PhaseFunction, record: PhaseRecord) -> dict[str, Any]:
+    return {
+        "phase": phase.phase,
+        "traces": phase.traces,
+        "cells": [_region_json(one.region, one.cell.stride) for one in phase.cells],
+        "priced_by_point": [str(one.no_figures) for one in phase.cells if one.no_figures is not None],
+        "open": [{"region": _region_json(one.region, one.stride), "why": str(one.why)} for one in phase.open_regions],
+        "exact": record.exact,
+        "outside": record.outside,
+        "differences": _differences_json(record.differences),
+    }
+
+
+def _region_json(region: Region, stride: Stride | None) -> dict[str, Any]:
+    only = {} if stride is None else {"only": str(stride)}
+    return {**{name: list(ends) for name, ends in region.items()}, **only}
+
+
+def _differences_json(found: Sequence[Difference]) -> list[dict[str, Any]]:
+    return [{"point": dict(one.point), "what": one.what, "text": one.text[:300], "share": one.share} for one in found]

@@ -1,0 +1,117 @@
+"""How fast a function of the workload answers: many points of Llama 70B, beside the bare formulas in numpy.
+
+Both sides run in one process, rounds interleaved, medians of process CPU time on one thread. The bare side is the same
+closed forms, term by term, without any check that a sum fits in 64 bits; it is given which figures do not.
+
+    python benchmarks/function_speed.py                       the table
+    python benchmarks/function_speed.py --model FOLDER --rounds 9
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_perf_opt.analyses.function.form import Form
+from llm_perf_opt.analyses.function.phase_function import FunctionCell, PhaseFunction
+
+ROOT = Path(__file__).resolve().parent.parent
+LLAMA_70B = ROOT / "tests" / "facts" / "deployment" / "configs" / "llama31-70b"
+NAMES = ("flops", "vector_flops", "bytes_moved", "peak_bytes")
+BATCHES, CONTEXTS = (2, 512), (2, 131_072)
+
+
+def bare(cell: FunctionCell, points: Mapping[str, Any], large: Sequence[str] = ()) -> list[Any]:
+    """The four figures as one would write them by hand; those in `large` with Python's integers."""
+    assert cell.figures is not None
+    total, wide = cell.figures.total, {name: column.astype(object) for name, column in points.items() if large}
+    columns = [_value(getattr(total, name), wide if name in large else points) for name in NAMES[:3]]
+    peak = _value(cell.figures.peak_bytes[0], points)
+    for form in cell.figures.peak_bytes[1:]:
+        peak = np.maximum(peak, _value(form, points))
+    return [*columns, peak]
+
+
+def _value(form: Form, points: Mapping[str, Any]) -> Any:
+    total: Any = 0
+    for monomial, coefficient in form.terms.items():
+        product: Any = coefficient
+        for atom in monomial:
+            product = product * points[str(atom)]
+        total = total + product
+    return total
+
+
+def random_points(cell: FunctionCell, count: int) -> dict[str, Any]:
+    """Points of one cell, the same at each call."""
+    rng = np.random.default_rng(count)
+    return {name: rng.integers(low, high + 1, count) for name, (low, high) in cell.region.items()}
+
+
+def largest_cell(phase: PhaseFunction) -> FunctionCell:
+    """The one with the most points."""
+    return max(phase.cells, key=lambda cell: np.prod([high - low + 1.0 for low, high in cell.region.values()]))
+
+
+def cpu_ms(sides: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Median CPU time of each side."""
+    spent: list[list[float]] = [[] for _ in sides]
+    for _ in range(rounds):
+        for place, side in enumerate(sides):
+            began = time.process_time()
+            side()
+            spent[place].append(time.process_time() - began)
+    return [1e3 * statistics.median(one) for one in spent]
+
+
+def compared(phase: PhaseFunction, count: int, rounds: int) -> tuple[float, float, str]:
+    """Milliseconds of the function and of the bare formulas, and the numbers that it needed."""
+    cell = largest_cell(phase)
+    points = random_points(cell, count)
+    large = [name for name, column in phase.figures(points, NAMES).items() if column.dtype == object]
+    ours, theirs = cpu_ms([lambda: phase.figures(points, NAMES), lambda: bare(cell, points, large)], rounds)
+    return ours, theirs, f"Python integers for {', '.join(large)}" if large else "64 bits"
+
+
+def main() -> None:
+    """Print one row for each phase and number of points."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=LLAMA_70B)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch", type=int, nargs=2, default=BATCHES)
+    parser.add_argument("--context", type=int, nargs=2, default=CONTEXTS)
+    given = parser.parse_args()
+
+    import llm_perf_opt as lpo
+    from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+    from llm_perf_opt.core.hardware import find_device
+
+    began = time.process_time()
+    function = lpo.trace(given.model, prompt_tokens=64).over(batch=tuple(given.batch), context=tuple(given.context))
+    traces = sum(phase.traces for phase in function.phases)
+    print(f"{given.model.name}: made in {time.process_time() - began:.0f} s of CPU from {traces} traces")
+    print("phase    points     function, ms  bare numpy, ms  ratio  numbers")
+    for phase in function.phases:
+        for count in (10**5, 10**6):
+            ours, theirs, numbers = compared(phase, count, given.rounds)
+            print(f"{phase.phase:8} {count:9,}  {ours:12.1f}  {theirs:14.1f}  {ours / theirs:5.2f}  {numbers}")
+        for execution in Execution:
+            rates = DataSheetRates(find_device("h100-sxm"), execution)
+            points = random_points(largest_cell(phase), 10**5)
+            began = time.process_time()
+            origin = phase.times(random_points(largest_cell(phase), 10), rates).origin
+            first = time.process_time() - began
+            if origin == "by form":
+                (spent,) = cpu_ms([partial(phase.times, points, rates)], 3)
+                print(f"{phase.phase:8}   100,000  {spent:12.1f}  times, {execution}, {origin}; {first:.1f} s before")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Figures and times of a program as forms."""

@@ -1,0 +1,125 @@
+"""The kernels that a program launches, with sizes that are forms: what a source of rates times at many points.
+
+Eager execution launches the kernels of each op. An engine fuses them: which ones is a matter of the structure of the
+program, so its kernels are one list at every point, and their sizes are fitted like any other figure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.function.figures.costs import Fit, OpFitting
+from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
+from llm_perf_opt.analyses.function.form import Form, Point
+from llm_perf_opt.analyses.function.program.alignment import Parting
+from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
+from llm_perf_opt.analyses.necessary.read_once import preparation
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
+from llm_perf_opt.analyses.time.engine_kernels import fused_sequence
+from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.ops.table import kernels_of
+
+_SIZES = (
+    "flops",
+    "skippable_flops",
+    "bytes_moved",
+    "avoidable_bytes",
+    "rows",
+    "weights",
+    "sequences",
+    "queries",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelForms:
+    """One launch; the fields are those of a kernel."""
+
+    kind: KernelKind
+    dtype: str
+    flops: Form
+    skippable_flops: Form
+    bytes_moved: Form
+    avoidable_bytes: Form
+    rows: Form
+    weights: Form
+    sequences: Form
+    queries: Form
+
+    def at(self, point: Point) -> Kernel:
+        """The kernel at one point."""
+        return Kernel(kind=self.kind, dtype=self.dtype, **{name: getattr(self, name).at(point) for name in _SIZES})
+
+
+KernelCounts = Mapping[str, Mapping[KernelForms, int]]  # stage -> its kernels, and how often each is launched
+
+
+def kernel_forms(rebuilt: Rebuilt, execution: Execution) -> KernelCounts:
+    """The kernels of each stage in a cell; `NoRule` where they are no fixed list with sizes that are forms."""
+    if len(set(_loop_counts(rebuilt))) > 1:
+        raise _no_rule("a loop runs more or less often, by the workload")
+    return _fused(rebuilt) if execution is Execution.FUSED else _as_written(rebuilt)
+
+
+def _loop_counts(rebuilt: Rebuilt) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How often each loop runs at the low and at the high end of the region: never less with more of anything."""
+    low, high = ({name: ends[side] for name, ends in rebuilt.region.items()} for side in (0, 1))
+    loops = rebuilt.program.loops
+    return tuple(loop.count.at(low) for loop in loops), tuple(loop.count.at(high) for loop in loops)
+
+
+def _as_written(rebuilt: Rebuilt) -> KernelCounts:
+    shape, fitting = rebuilt.program.shape(_loop_counts(rebuilt)[0]), OpFitting(rebuilt.region)
+    skeleton = shape.graph
+    names, stages, kinds = stage_names(skeleton), stage_of_ops(skeleton), ops_of(skeleton).kind
+    prepared = preparation(skeleton).stop
+    counts = Counter(zip(stages[prepared:], kinds[prepared:], strict=True))
+    launched = {
+        number: fitting.found(shape.kinds[number], _kernels_of_op)
+        for number in dict.fromkeys(kind for _, kind in counts)
+    }
+    found: dict[str, Counter[KernelForms]] = {name: Counter() for name in names}
+    for (stage, kind), count in counts.items():
+        for kernel in launched[kind]:
+            found[names[stage]][kernel] += count
+    return {stage: kernels for stage, kernels in found.items() if kernels}
+
+
+def _kernels_of_op(kinds: Sequence[OpKind], fit: Fit) -> list[KernelForms] | None:
+    return _aligned([kernels_of(kind) for kind in kinds], fit)
+
+
+def _aligned(lists: Sequence[Sequence[Kernel]], fit: Fit) -> list[KernelForms] | None:
+    """Kernels of several points side by side; None where they are not the same kernels, or a size is no form."""
+    if len({tuple((kernel.kind, kernel.dtype) for kernel in kernels) for kernels in lists}) > 1:
+        return None
+    found: list[KernelForms] = []
+    for same in zip(*lists, strict=True):
+        sizes = {name: fit(tuple(getattr(kernel, name) for kernel in same)) for name in _SIZES}
+        if None in sizes.values():
+            return None
+        found.append(KernelForms(kind=same[0].kind, dtype=same[0].dtype, **sizes))  # type: ignore[arg-type]
+    return found
+
+
+def _fused(rebuilt: Rebuilt) -> KernelCounts:
+    for points, fitter in rebuilt.bases():
+        lists = [fused_sequence(rebuilt.graph(point)) for point in points]
+        stages = [stage for stage, _ in lists[0]]
+        if any([stage for stage, _ in one] != stages for one in lists):
+            raise _no_rule("what an engine fuses differs from point to point")
+        kernels = _aligned([[kernel for _, kernel in one] for one in lists], fitter.fit)
+        if kernels is not None:
+            found: dict[str, Counter[KernelForms]] = {}
+            for stage, kernel in zip(stages, kernels, strict=True):
+                found.setdefault(stage, Counter())[kernel] += 1
+            return found
+    raise _no_rule("the size of a fused kernel is no polynomial")
+
+
+def _no_rule(text: str) -> NoRule:
+    return NoRule(Parting(what=NO_RULE, op=None, text=text))

@@ -1,0 +1,144 @@
+"""Figures of a program with loops, as forms.
+
+Sums are asked of the analyses at rebuilt points, with the number of blocks among the terms. The peak is found in a
+program of a few blocks: what each block leaves behind is there as often as the loop has run before its last block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from llm_perf_opt.analyses.function.columns import Evaluation
+from llm_perf_opt.analyses.function.figures.costs import (
+    CostForms,
+    FigureForms,
+    OpFitting,
+    Region,
+    generic_points,
+    undominated,
+)
+from llm_perf_opt.analyses.function.figures.needs import stage_costs_of
+from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
+from llm_perf_opt.analyses.function.form import Form, Monomial, Step, StepKind
+from llm_perf_opt.analyses.function.program.alignment import Parting, storages_of
+from llm_perf_opt.analyses.function.program.loops import Loop
+from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program
+from llm_perf_opt.analyses.function.program.unfolding import Row, unfold
+from llm_perf_opt.analyses.memory.live_memory import LIVE_ORIGINS
+from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
+
+_MOST_BLOCKS = 24  # of a loop, at points that are rebuilt to find forms
+_SHOWN_BLOCKS = 5  # two at the start, two of the middle, and the last
+_MIDDLE = 2  # the block that stands for all but the last of the middle
+_POINTS = 400  # at which the largest of many curves is looked for
+_STEPS = frozenset({StepKind.BITS, StepKind.MAX})
+_FIGURES = ("flops", "vector_flops", "bytes_moved", "launches", "ops", "unpriced_ops")
+
+
+def small_region(program: Program, region: Region) -> Region:
+    """The part of a region in which loops run few times; forms that hold there hold everywhere, and are checked."""
+    repeated = {atom for loop in program.loops if loop.routed is None for atom in loop.count.atoms()}
+    return {
+        name: (low, min(high, max(low, 2) + _MOST_BLOCKS)) if name in repeated else (low, high)
+        for name, (low, high) in region.items()
+    }
+
+
+def looped_figures(program: Program, region: Region) -> FigureForms:
+    """The figures of a program with loops in a region in which it runs."""
+    apart = _stepped_ops(program, region)
+    names = {program.kinds[kind].kind.name for _, kind in apart}
+    found = Rebuilt(program, region, small_region(program, region)).fit(lambda graph: stage_costs_of(graph, names))
+    if found.by_point:
+        text = f"{', '.join(sorted({figure for _, figure in found.by_point}))}: no polynomial of the workload"
+        raise NoRule(Parting(what=NO_RULE, op=None, text=text))
+    forms = {key: form or Form() for key, form in found.forms.items()}
+    stages = dict.fromkeys(stage for stage, _ in forms)
+    by_stage = {stage: CostForms(**{name: forms[stage, name] for name in _FIGURES}) for stage in stages}
+    for (stage, _), cost in apart.items():
+        by_stage[stage] = by_stage.get(stage, CostForms()) + cost
+    return FigureForms(by_stage=by_stage, peak_bytes=_peak_forms(program, region))
+
+
+def _stepped_ops(program: Program, region: Region) -> dict[tuple[str, int], CostForms]:
+    """Stage and kind -> the figures of ops outside all loops whose price is no polynomial: sorts, broadcasts."""
+    looped = {row for loop in program.loops for row in range(loop.first_op, loop.end_op)}
+    ops, stages = ops_of(program.skeleton), stage_of_ops(program.skeleton)
+    names, fitting = stage_names(program.skeleton), OpFitting(region)
+    counts = Counter((stages[row], kind) for row, kind in enumerate(ops.kind) if row not in looped)
+    inside = {program.kinds[ops.kind[row]].kind.name for row in looped}
+    found: dict[tuple[str, int], CostForms] = {}
+    for (stage, number), count in counts.items():
+        kind = program.kinds[number]
+        if kind.kind.name in inside or any(form.varies_by_block for form in kind.forms()):
+            continue
+        cost = fitting.cost(kind)
+        if any(isinstance(atom, Step) and atom.kind in _STEPS for atom in cost.vector_flops.atoms()):
+            found[names[stage], number] = cost.times(count)
+    apart = {program.kinds[number].kind.name for _, number in found}
+    for (stage, number), count in counts.items():  # all ops of such a name are left out of the sums
+        if program.kinds[number].kind.name in apart and (names[stage], number) not in found:
+            found[names[stage], number] = fitting.cost(program.kinds[number]).times(count)
+    return found
+
+
+def _peak_forms(program: Program, region: Region) -> tuple[Form, ...]:
+    """The forms of which the largest is the most bytes alive during one op."""
+    counts = tuple(loop.blocks if loop.routed is not None else _SHOWN_BLOCKS for loop in program.loops)
+    shape, rows = program.shape(counts), unfold(program.skeleton, program.loops, counts)
+    columns, op_count = storages_of(shape.graph), len(ops_of(shape.graph).kind)
+    steps: list[dict[Monomial, int]] = [{} for _ in range(op_count + 1)]
+    lives = zip(columns.origin, columns.born_op, columns.freed_op, shape.block_bytes, rows.storages, strict=True)
+    for origin, born, freed, size, row in lives:
+        if origin in LIVE_ORIGINS:
+            _lives(steps, Form.of(size), born, freed)
+            begin = _copies_from(row, program.loops, rows.loop_ops, born, freed)
+            if begin is not None:
+                more = program.loops[row.loop].count - _SHOWN_BLOCKS
+                _lives(steps, Form.of(size) * more, begin, freed)
+    live: dict[Monomial, int] = {}
+    curves: dict[frozenset[tuple[Monomial, int]], None] = {}
+    for step in steps[:-1]:
+        for one, coefficient in step.items():
+            live[one] = live.get(one, 0) + coefficient
+        curves[frozenset((one, value) for one, value in live.items() if value)] = None
+    found = [Form(dict(curve)) for curve in curves]
+    return undominated([form.terms for form in _largest(found, region)])
+
+
+def _lives(steps: Sequence[dict[Monomial, int]], size: Form, born: int, freed: int) -> None:
+    for one, coefficient in size.terms.items():
+        steps[born][one] = steps[born].get(one, 0) + coefficient
+        steps[freed][one] = steps[freed].get(one, 0) - coefficient
+
+
+def _copies_from(row: Row, loops: Sequence[Loop], first_ops: Sequence[int], born: int, freed: int) -> int | None:
+    """From which op on there are as many copies of a middle block's memory as there are further middle blocks.
+
+    None where there is one at a time: what a block makes and the next one frees.
+    """
+    if row.loop < 0 or loops[row.loop].routed is not None or row.block != _MIDDLE:
+        return None
+    loop, first = loops[row.loop], first_ops[row.loop]
+    if born < first or not loop.length:
+        return born
+    last_middle = first + (_SHOWN_BLOCKS - 2) * loop.length
+    return last_middle if freed > last_middle + loop.length else None
+
+
+def _largest(curves: Sequence[Form], region: Region) -> tuple[Form, ...]:
+    """Of many curves those that are the largest somewhere: experts have as many curves as there are experts."""
+    points = generic_points(region, _POINTS)
+    at = Evaluation({name: np.array([point[name] for point in points], dtype=np.int64) for name in region})
+    columns = [at.of(form) for form in curves]
+    largest = at.largest_of(curves)
+    kept: list[Form] = []
+    covered = np.zeros(len(points), dtype=bool)
+    for form, column in sorted(zip(curves, columns, strict=True), key=lambda pair: -int((pair[1] == largest).sum())):
+        if ((column == largest) & ~covered).any():
+            kept.append(form)
+            covered |= column == largest
+    return tuple(kept)

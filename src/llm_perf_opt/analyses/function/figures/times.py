@@ -1,0 +1,277 @@
+"""The time of a phase at many points at once, by any source of rates.
+
+The rates of a data sheet are applied to columns of kernel sizes. Every other source, and a cell whose kernels are no
+forms, is asked point by point; the answer says which of the two it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_perf_opt.analyses.function.columns import Column, Evaluation
+from llm_perf_opt.analyses.function.figures.kernel_forms import KernelCounts, KernelForms
+from llm_perf_opt.analyses.function.figures.need_columns import must_read_bytes
+from llm_perf_opt.analyses.function.figures.needs import NecessaryForms
+from llm_perf_opt.analyses.time.datasheet_rates import (
+    LARGE_WEIGHTS,
+    SMALL_WEIGHTS,
+    DataSheetRates,
+    compute_rates,
+    priors_of,
+)
+from llm_perf_opt.analyses.time.lower_bound import BoundBy, fastest_peak
+from llm_perf_opt.analyses.time.predict import StageTime
+from llm_perf_opt.core.hardware.priors import Prior
+from llm_perf_opt.ops.op import Kernel, KernelKind
+
+Floats = NDArray[np.float64]
+_BOUNDS = tuple(BoundBy)
+_MICRO = 1e-6
+
+
+class AnsweredBy(StrEnum):
+    """How figures at many points were found."""
+
+    FORM = "by form"  # all points at once
+    POINT = "by point"  # the call graph of each point, analysed by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeColumns:
+    """A phase at many points, its stages one after the other; the fields are those of a stage's time.
+
+    `bound_by` is what limits the stage that takes longest. None: the source has no such figure, or not at every point.
+    """
+
+    lower_bound_s: Floats | None
+    low_s: Floats
+    high_s: Floats
+    expected_s: Floats | None
+    device_low_s: Floats
+    device_high_s: Floats
+    host_low_s: Floats
+    host_high_s: Floats
+    bound_by: NDArray[np.object_]  # of BoundBy, or None
+    untimed_ops: NDArray[np.int64]  # that no rate of the source describes: they are in no sum
+    origin: AnsweredBy
+
+    def taken(self, rows: Column) -> TimeColumns:
+        """The columns with these rows, in their order."""
+        changed: dict[str, Any] = {
+            one.name: None if (column := getattr(self, one.name)) is None else column[rows]
+            for one in fields(self)
+            if one.name != "origin"
+        }
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageColumns:
+    lower_bound_s: Floats | None
+    device_low_s: Floats
+    device_high_s: Floats
+    host_low_s: float
+    host_high_s: float
+    bound_by: NDArray[np.int64]  # place in BoundBy
+
+    @property
+    def low_s(self) -> Floats:
+        return np.maximum(self.device_low_s, self.host_low_s)
+
+    @property
+    def high_s(self) -> Floats:
+        return np.maximum(self.device_high_s, self.host_high_s)
+
+
+def times_by_form(
+    kernels: KernelCounts, needs: Mapping[str, NecessaryForms], policy: str, at: Evaluation, rates: DataSheetRates
+) -> TimeColumns:
+    """The times of all points from forms; equal to a prediction of each point but for the last digits of a float."""
+    stages = [_stage(counts, needs.get(name), policy, at, rates) for name, counts in kernels.items()]
+    zero = np.zeros(at.size)
+    bounds = [stage.lower_bound_s for stage in stages]
+    known = [bound for bound in bounds if bound is not None]
+    slowest = np.argmax(np.stack([stage.high_s for stage in stages]), axis=0) if stages else np.zeros(at.size, int)
+    limits = np.array(_BOUNDS, dtype=object)
+    by_stage = np.stack([stage.bound_by for stage in stages]) if stages else np.zeros((1, at.size), dtype=np.int64)
+    return TimeColumns(
+        lower_bound_s=sum(known, zero) if len(known) == len(bounds) else None,
+        low_s=sum((stage.low_s for stage in stages), zero),
+        high_s=sum((stage.high_s for stage in stages), zero),
+        expected_s=None,
+        device_low_s=sum((stage.device_low_s for stage in stages), zero),
+        device_high_s=sum((stage.device_high_s for stage in stages), zero),
+        host_low_s=zero + sum(stage.host_low_s for stage in stages),
+        host_high_s=zero + sum(stage.host_high_s for stage in stages),
+        bound_by=limits[by_stage[slowest, np.arange(at.size)]],
+        untimed_ops=np.zeros(at.size, dtype=np.int64),
+        origin=AnsweredBy.FORM,
+    )
+
+
+def _stage(
+    counts: Mapping[KernelForms, int],
+    needs: NecessaryForms | None,
+    policy: str,
+    at: Evaluation,
+    rates: DataSheetRates,
+) -> _StageColumns:
+    low, high = np.zeros(at.size), np.zeros(at.size)
+    shares = np.zeros((len(_BOUNDS), at.size))
+    for kernel, count in counts.items():
+        fast, slow, limit = _kernel_times(kernel, at, rates)
+        low += fast * count
+        high += slow * count
+        for place in range(len(_BOUNDS)):
+            shares[place] += np.where(limit == place, slow * count, 0.0)
+    bound = None if needs is None else _lower_bound(needs, policy, at, rates)
+    if bound is not None:
+        seconds, bandwidth_s = bound
+        least = np.maximum(seconds, bandwidth_s / rates.best_bandwidth_share)
+        low, high = np.maximum(low, least), np.maximum(high, least)
+    launch, launches = rates.launch_time(), sum(counts.values())
+    host_low, host_high = launch.low * launches, launch.high * launches
+    is_host = np.sqrt(host_low * host_high) > np.sqrt(low * high)
+    return _StageColumns(
+        lower_bound_s=None if bound is None else bound[0],
+        device_low_s=low,
+        device_high_s=high,
+        host_low_s=host_low,
+        host_high_s=host_high,
+        bound_by=np.where(is_host, _BOUNDS.index(BoundBy.LAUNCHES), np.argmax(shares, axis=0)),
+    )
+
+
+def _lower_bound(needs: NecessaryForms, policy: str, at: Evaluation, rates: DataSheetRates) -> tuple[Floats, Floats]:
+    """The bound in seconds, and the part of it that is bandwidth."""
+    device = rates.device
+    compute_s = np.zeros(at.size)
+    for dtype, flops in needs.flops_by_dtype.items():
+        compute_s += _floats(at.of(flops)) / fastest_peak(dtype, device)
+    must_read = np.zeros(at.size) if needs.bytes is None else _floats(must_read_bytes(needs, policy, at))
+    from_memory = np.maximum(must_read - at.of(needs.forwards) * (device.cache_bytes or 0), 0.0)
+    bandwidth_s = from_memory / device.bandwidth_bytes_per_s
+    return np.maximum(compute_s, bandwidth_s), bandwidth_s
+
+
+def _kernel_times(kernel: KernelForms, at: Evaluation, rates: DataSheetRates) -> tuple[Floats, Floats, Column]:
+    """Low and high edge of one launch, and the place of what limits it."""
+    low, high = np.zeros(at.size), np.zeros(at.size)
+    limit = np.zeros(at.size, dtype=np.int64)
+    flops = _floats(at.of(kernel.flops))
+    required = flops - _floats(at.of(kernel.skippable_flops))
+    moved = _floats(at.of(kernel.bytes_moved))
+    needed = np.maximum(moved - _floats(at.of(kernel.avoidable_bytes)) - (rates.device.cache_bytes or 0), 0.0)
+    for rows, (floor, fraction, bandwidth) in _classes(kernel, at, rates):
+        has_products = bool(kernel.flops.terms)  # the peaks of a device hold for no other work
+        fast, slow = compute_rates(kernel.dtype, fraction, rates.device) if has_products else (1.0, 1.0)
+        device_rate = rates.device.bandwidth_bytes_per_s
+        parts = np.stack(
+            (
+                required[rows] / slow,
+                moved[rows] / (device_rate * bandwidth.low),
+                np.full(len(moved[rows]), floor.high * _MICRO),
+            )
+        )
+        low[rows] = floor.low * _MICRO + np.maximum(
+            required[rows] / fast, needed[rows] / (device_rate * bandwidth.high)
+        )
+        high[rows] = parts[2] + np.maximum(parts[0], parts[1])
+        limit[rows] = np.argmax(parts, axis=0)
+    return low, high, limit
+
+
+def _classes(
+    kernel: KernelForms, at: Evaluation, rates: DataSheetRates
+) -> Iterator[tuple[slice | Column, tuple[Prior, Prior, Prior]]]:
+    """Points at which the same priors hold for a kernel, and these: asked for one kernel of each class."""
+    sizes = {name: at.of(getattr(kernel, name)) for name in ("rows", "weights", "sequences", "queries")}
+    priors = rates.priors
+    classes = [
+        _bands(sizes["rows"], priors.small_matmul_fraction),
+        _bands(sizes["rows"], priors.large_matmul_fraction),
+        np.searchsorted([SMALL_WEIGHTS + 1, LARGE_WEIGHTS], _floats(sizes["weights"]), side="right"),
+        _bands(sizes["sequences"], priors.attention_bandwidth),
+        sizes["queries"] == 1,
+    ]
+    numbers = reduce(lambda total, column: total * 16 + column, classes, np.zeros(at.size, dtype=np.int64))
+    for number in np.unique(numbers):
+        rows = numbers == number
+        first = int(np.argmax(rows))
+        one = Kernel(
+            kind=KernelKind(kernel.kind),
+            dtype=kernel.dtype,
+            flops=1,
+            skippable_flops=0,
+            bytes_moved=1,
+            **{name: int(column[first]) for name, column in sizes.items()},
+        )
+        yield slice(None) if rows.all() else rows, priors_of(one, priors)
+
+
+def _bands(sizes: Column, bands: Sequence[Prior]) -> Column:
+    assert len(bands) < 16, "a class is one of 16"
+    return np.searchsorted([prior.at_least for prior in bands], _floats(sizes), side="right")
+
+
+def _floats(column: Column) -> Floats:
+    return column.astype(np.float64)
+
+
+def times_by_point(predictions: Sequence[Sequence[StageTime]]) -> TimeColumns:
+    """The times of points whose stages were predicted one by one."""
+
+    def column(values: Iterator[float]) -> Floats:
+        return np.array(list(values), dtype=np.float64)
+
+    bounds = [[stage.lower_bound_s for stage in stages] for stages in predictions]
+    expected = [[stage.wall.expected for stage in stages] for stages in predictions]
+    limits = [max(stages, key=lambda stage: stage.wall.high).bound_by if stages else None for stages in predictions]
+    bound_by = np.empty(len(predictions), dtype=object)
+    bound_by[:] = limits
+    return TimeColumns(
+        lower_bound_s=_sums(bounds),
+        low_s=column(sum(stage.wall.low for stage in stages) for stages in predictions),
+        high_s=column(sum(stage.wall.high for stage in stages) for stages in predictions),
+        expected_s=_sums(expected),
+        device_low_s=column(sum(stage.device_time.low for stage in stages) for stages in predictions),
+        device_high_s=column(sum(stage.device_time.high for stage in stages) for stages in predictions),
+        host_low_s=column(sum(stage.host_time.low for stage in stages) for stages in predictions),
+        host_high_s=column(sum(stage.host_time.high for stage in stages) for stages in predictions),
+        bound_by=bound_by,
+        untimed_ops=np.array([sum(sum(one.untimed.values()) for one in stages) for stages in predictions], np.int64),
+        origin=AnsweredBy.POINT,
+    )
+
+
+def _sums(rows: Sequence[Sequence[float | None]]) -> Floats | None:
+    known = [[value for value in row if value is not None] for row in rows]
+    if any(len(some) < len(row) for some, row in zip(known, rows, strict=True)):
+        return None
+    return np.array([sum(row) for row in known], dtype=np.float64)
+
+
+def joined(parts: Sequence[tuple[Column, TimeColumns]], size: int) -> TimeColumns:
+    """Parts that hold the rows of different points, as one."""
+    if len(parts) == 1:
+        return parts[0][1]
+    columns: dict[str, Column | None] = {}
+    for name in (one.name for one in fields(TimeColumns) if one.name != "origin"):
+        found = [(rows, getattr(part, name)) for rows, part in parts]
+        if any(values is None for _, values in found):
+            columns[name] = None
+            continue
+        column: Column = np.empty(size, dtype=found[0][1].dtype)
+        for rows, values in found:
+            column[rows] = values
+        columns[name] = column
+    origins = {part.origin for _, part in parts}
+    origin = AnsweredBy.POINT if AnsweredBy.POINT in origins else AnsweredBy.FORM
+    return TimeColumns(**columns, origin=origin)  # type: ignore[arg-type]

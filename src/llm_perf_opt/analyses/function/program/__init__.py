@@ -1,0 +1,1 @@
+"""A phase as a program whose sizes are forms."""

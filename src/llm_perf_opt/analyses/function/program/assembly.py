@@ -1,0 +1,156 @@
+"""From unfolded rows to a call graph: its columns, its counts, and tables of what its rows are."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llm_perf_opt.analyses.function.program.alignment import storages_of
+from llm_perf_opt.analyses.function.program.loop_memory import GIVEN_ORIGINS, homes_of
+from llm_perf_opt.analyses.function.program.loops import Loop
+from llm_perf_opt.analyses.function.program.unfolding import Entry, Unfolded, unfold
+from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
+from llm_perf_opt.core.callgraph.records import Coverage, OpKind, StorageColumns
+
+Tensors = tuple[Sequence[Entry], Sequence[Entry]]  # the inputs and the outputs of an op
+KindAt = Callable[[int, int, Tensors], int]  # kind of the old row, block, tensors -> kind of the new row
+MetaAt = Callable[[int, int], int]  # tensor of the old row, block -> tensor of the new row
+
+
+def assembled(graph: CallGraph, rows: Unfolded, kind_at: KindAt, meta_at: MetaAt) -> CallGraph:
+    """The graph with these rows; its kinds, tensors and the bytes of its memory are left for the caller to fill."""
+    old_ops, old_calls, old_storages = ops_of(graph), calls_of(graph), storages_of(graph)
+    inputs_at, outputs_at = _starts(old_calls.input_count), _starts(old_calls.output_count)
+    tensors = zip(rows.op_inputs, rows.op_outputs, strict=True)
+    kinds = (kind_at(old_ops.kind[row.what], row.block, got) for row, got in zip(rows.ops, tensors, strict=True))
+    used = {old: new for new, old in enumerate(dict.fromkeys(old_calls.path[row.what] for row in rows.calls))}
+    paths = tuple(graph.paths[old] for old in used)
+    ops = replace(
+        old_ops,
+        kind=array("q", kinds),
+        call=rows.op_calls,
+        input_storages=array("q", (one.storage for got in rows.op_inputs for one in got)),
+        output_storages=array("q", (one.storage for got in rows.op_outputs for one in got)),
+    )
+    calls = replace(
+        old_calls,
+        path=array("q", (used[old_calls.path[row.what]] for row in rows.calls)),
+        parent=rows.parents,
+        first_op=rows.first_op,
+        end_op=rows.end_op,
+        input_count=array("q", map(len, rows.call_inputs)),
+        output_count=array("q", map(len, rows.call_outputs)),
+        input_metas=_metas(rows, rows.call_inputs, old_calls.input_metas, inputs_at, meta_at),
+        input_storages=array("q", (one.storage for got in rows.call_inputs for one in got)),
+        output_metas=_metas(rows, rows.call_outputs, old_calls.output_metas, outputs_at, meta_at),
+        output_storages=array("q", (one.storage for got in rows.call_outputs for one in got)),
+    )
+    return replace(
+        graph,
+        ops=ops,
+        calls=calls,
+        paths=paths,
+        storages=StorageColumns(
+            bytes=array("q", bytes(8 * len(rows.storages))),
+            born_op=rows.born_op,
+            freed_op=rows.freed_op,
+            origin=tuple(old_storages.origin[row.where] for row in rows.storages),
+        ),
+        parameters=tuple(
+            replace(one, storage=rows.new_storage[one.storage]) if one.storage >= 0 else one for one in graph.parameters
+        ),
+        coverage=Coverage(ops=len(ops.kind), op_kinds=len(set(ops.kind))),
+        call_counts=count_calls(paths, calls),
+        root_calls=count_root_calls(paths, calls),
+        edges=count_edges(paths, calls),
+        op_call_counts=count_own_ops(paths, calls, ops),
+        input_metadata={},
+        output_metadata={},
+    )
+
+
+def _metas(
+    rows: Unfolded, got: Sequence[Sequence[Entry]], old: Sequence[int], starts: Sequence[int], meta_at: MetaAt
+) -> array[int]:
+    return array(
+        "q",
+        (
+            meta_at(old[starts[row.what] + one.place], one.block)
+            for row, entries in zip(rows.calls, got, strict=True)
+            for one in entries
+        ),
+    )
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    starts = [0]
+    for count in counts:
+        starts.append(starts[-1] + count)
+    return starts
+
+
+def is_list(tensors: Tensors, kind: OpKind, block: int) -> bool:
+    """Whether an op has other tensors in their places, or those of other blocks: a list over a loop."""
+    return any(
+        len(entries) != len(metas) or any(one.place != at or one.block != block for at, one in enumerate(entries))
+        for entries, metas in zip(tensors, (kind.inputs, kind.outputs), strict=True)
+    )
+
+
+def with_places(kind: OpKind, tensors: Tensors) -> OpKind:
+    """An op with other inputs and outputs."""
+
+    def chosen(items: Sequence[Any], entries: Sequence[Entry]) -> tuple[Any, ...]:
+        return tuple(items[one.place] for one in entries) if items else ()
+
+    inputs, outputs = tensors
+    return replace(
+        kind,
+        inputs=chosen(kind.inputs, inputs),
+        input_names=chosen(kind.input_names, inputs),
+        outputs=chosen(kind.outputs, outputs),
+        output_aliases=chosen(kind.output_aliases, outputs),
+    )
+
+
+def refolded(graph: CallGraph, rows: Unfolded) -> CallGraph:
+    """A traced graph with its loops run another number of times; sizes of blocks that were not traced are another's."""
+    kinds = list(graph.op_kinds)
+
+    def kind_at(number: int, block: int, tensors: Tensors) -> int:
+        if not is_list(tensors, kinds[number], block):
+            return number
+        kinds.append(with_places(kinds[number], tensors))
+        return len(kinds) - 1
+
+    result = assembled(graph, rows, kind_at, lambda number, block: number)
+    sizes = array("q", (storages_of(graph).bytes[row.what] for row in rows.storages))
+    return replace(result, op_kinds=tuple(kinds), storages=replace(storages_of(result), bytes=sizes))
+
+
+def folded(graph: CallGraph, loops: Sequence[Loop], most: int) -> tuple[CallGraph, tuple[Loop, ...]]:
+    """The graph with so many blocks at most in loops whose blocks are all alike."""
+    counts = [loop.blocks if loop.routed is not None else min(loop.blocks, most) for loop in loops]
+    if all(count == loop.blocks for count, loop in zip(counts, loops, strict=True)):
+        return graph, tuple(loops)
+    rows = unfold(graph, loops, counts)
+    result = refolded(graph, rows)
+    homes = homes_of(graph, loops)
+    given: list[list[list[tuple[int, int]]]] = [[[] for _ in range(count)] for count in counts]
+    for new, row in enumerate(rows.storages):
+        if row.loop >= 0 and storages_of(graph).origin[row.where] in GIVEN_ORIGINS:
+            given[row.loop][row.block].append((homes[row.where].place, new))
+    return result, tuple(
+        replace(
+            loop,
+            blocks=counts[number],
+            first_op=rows.loop_ops[number],
+            first_call=rows.loop_calls[number],
+            given=tuple(tuple(new for _, new in sorted(one)) for one in given[number]) if loop.given else (),
+        )
+        for number, loop in enumerate(loops)
+    )

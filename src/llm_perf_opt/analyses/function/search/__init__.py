@@ -1,0 +1,1 @@
+"""Regions in which a phase is one program."""

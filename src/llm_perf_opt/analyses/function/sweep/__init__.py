@@ -1,0 +1,1 @@
+"""Points of a grid, what they show, tables and charts."""

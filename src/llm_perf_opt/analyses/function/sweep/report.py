@@ -1,0 +1,230 @@
+"""A sweep as a report: the answers at a glance, every point, and how the figures were proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.function.sweep.findings import SEQUENCE, AddedCost, Bend, LargestBatch
+from llm_perf_opt.analyses.function.sweep.points import PREFILL, PointOrigin, SweepPoint
+from llm_perf_opt.core.number_ranges import NumberRange, thinned
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Table, table_of
+from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_seconds
+
+EVERY_POINT, GLANCE, CELLS, OPEN = "Every point", "At a glance", "Proven cells", "Not proven"
+_SHOWN = 4  # values of each range in a terminal
+_LONGEST_FORM = 90  # characters
+_NOTHING_S = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenCell:
+    """A region in which a phase is one program. `flops` is its formula; None: figures are worked out point by point.
+
+    `only` says which contexts of the range it holds, None: all. At `checked_points` a trace was the same run.
+    """
+
+    phase: str
+    batch: tuple[int, int]
+    context: tuple[int, int]
+    only: str | None
+    checked_points: int
+    flops: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCell:
+    """A region that no traces prove, and the reason."""
+
+    phase: str
+    batch: tuple[int, int]
+    context: tuple[int, int]
+    only: str | None
+    why: str
+
+
+def glance_table(
+    added: Sequence[AddedCost],
+    largest: Sequence[LargestBatch],
+    bends: Sequence[Bend],
+    points: Sequence[SweepPoint],
+    device_name: str | None,
+) -> Table:
+    """A row per question; `largest` and `points` at the contexts to name."""
+    rows = [*_added_rows(added)]
+    if device_name is not None:
+        rows.append((f"Which batch fits on {device_name}?", "; ".join(map(_largest_text, largest)) or "not known"))
+        rows += _limit_rows(bends, [point for point in points if point.bound_by is not None])
+    return Table(title=GLANCE, columns=(Column("question"), Column("answer")), rows=tuple(rows))
+
+
+def _added_rows(added: Sequence[AddedCost]) -> Iterator[tuple[str, str]]:
+    for one in sorted(added, key=lambda one: one.what):
+        place = f"at batch {one.batch:,} and context {one.context:,}"
+        where = place if one.what == SEQUENCE else f"{place}, each sequence one token longer"
+        yield f"What does one more {one.what} add to {one.phase}?", f"{_added_text(one)}; {where}"
+
+
+def headline(added: Sequence[AddedCost]) -> str:
+    """One more sequence and one more token in the last phase."""
+    last = [one for one in added if one.phase == added[-1].phase]
+    if not last:
+        return "not known"
+    parts = "; ".join(f"one more {one.what} adds {_added_text(one)}" for one in last)
+    return f"{last[0].phase} at batch {last[0].batch:,} and context {last[0].context:,}: {parts}"
+
+
+def _added_text(one: AddedCost) -> str:
+    parts = [
+        None if one.flops is None else format_flops(one.flops),
+        None if one.bytes_moved is None else f"{format_bytes(one.bytes_moved)} moved",
+        None if one.cache_bytes is None else f"{format_bytes(one.cache_bytes)} of cache",
+        None if one.low_s is None or one.high_s is None else _time_text(one.low_s, one.high_s),
+    ]
+    return ", ".join(part for part in parts if part) or "not known"
+
+
+def _time_text(low_s: float, high_s: float) -> str:
+    """A difference of two bands; what is below a picosecond is the rounding of floats."""
+    if max(abs(low_s), abs(high_s)) < _NOTHING_S:
+        return "no time"
+    return f"{format_seconds(low_s if abs(low_s) > _NOTHING_S else 0.0)} to {format_seconds(high_s)}"
+
+
+def _largest_text(one: LargestBatch) -> str:
+    if one.batch is None:
+        fits = "not known"
+    elif one.next_batch is None:
+        fits = f"{one.batch:,} or more"
+    elif one.batch == 0:
+        fits = f"none, not even {one.next_batch:,}"
+    else:
+        fits = f"{one.batch:,}" + ("" if one.next_batch == one.batch + 1 else f", and not {one.next_batch:,}")
+    served = "" if one.served is None else f" (a server: {one.served:,})"
+    return f"context {one.context:,}: {fits}{served}"
+
+
+def _limit_rows(bends: Sequence[Bend], points: Sequence[SweepPoint]) -> Iterator[tuple[str, str]]:
+    """Of a step after the prefill, context by context: what takes most of the time, and from which batch on."""
+    for phase in dict.fromkeys(point.phase for point in points if point.phase != PREFILL):
+        found = [point for point in points if point.phase == phase]
+        contexts = sorted({point.context for point in found})
+        texts = (f"context {context:,}: {_limits(context, bends, found)}" for context in contexts)
+        yield f"What limits the time of {phase}?", "; ".join(texts)
+
+
+def _limits(context: int, bends: Sequence[Bend], decode: Sequence[SweepPoint]) -> str:
+    first = min((point for point in decode if point.context == context), key=lambda point: point.batch)
+    steps = [f"{bend.bound_by} from batch {bend.batch:,}" for bend in bends if bend.context == context]
+    return ", ".join((str(first.bound_by), *steps)) if steps else f"{first.bound_by} throughout"
+
+
+Cells = Mapping[Column, Callable[[SweepPoint], Cell]]
+_COST: Cells = {
+    Column("phase"): lambda point: point.phase,
+    Column("batch", Kind.COUNT): lambda point: point.batch,
+    Column("context", Kind.COUNT): lambda point: point.context,
+    Column("FLOPs", Kind.FLOPS): lambda point: point.flops,
+    Column("vector FLOPs", Kind.FLOPS): lambda point: point.vector_flops,
+    Column("bytes moved", Kind.BYTES): lambda point: point.bytes_moved,
+    Column("launches", Kind.COUNT): lambda point: point.launches,
+    Column("KV cache", Kind.BYTES): lambda point: point.cache_bytes,
+    Column("weights", Kind.BYTES): lambda point: point.weight_bytes,
+    Column("peak", Kind.BYTES): lambda point: point.peak_bytes,
+    Column("memory needed", Kind.BYTES): lambda point: point.needed_bytes,
+    Column("lower bound", Kind.SECONDS): lambda point: point.lower_bound_s,
+    Column("low", Kind.SECONDS): lambda point: point.low_s,
+    Column("high", Kind.SECONDS): lambda point: point.high_s,
+    Column("tokens per s, low", Kind.COUNT): lambda point: point.tokens_per_s_low,
+    Column("tokens per s, high", Kind.COUNT): lambda point: point.tokens_per_s_high,
+    Column("limited by"): lambda point: point.bound_by,
+    Column("figures from"): lambda point: str(point.origin),
+}
+_LEFT_OUT_IN_SHORT = ("vector FLOPs", "weights", "peak", "figures from")
+
+
+def points_table(points: Sequence[SweepPoint], title: str = EVERY_POINT) -> Table:
+    """A row per phase and point; a column of which nothing is known is left out."""
+    return _known(table_of(title, points, _COST))
+
+
+def short_table(points: Sequence[SweepPoint]) -> Table:
+    """Some points and the figures that are asked for most, for a terminal."""
+    batches, contexts = (
+        thinned(sorted({getattr(point, name) for point in points}), _SHOWN) for name in ("batch", "context")
+    )
+    shown = [point for point in points if point.batch in batches and point.context in contexts]
+    cells = {column: cell for column, cell in _COST.items() if column.name not in _LEFT_OUT_IN_SHORT}
+    title = EVERY_POINT if len(shown) == len(points) else f"{len(shown):,} of {len(points):,} points"
+    return _known(table_of(title, shown, cells))
+
+
+def _known(table: Table) -> Table:
+    kept = [place for place, _ in enumerate(table.columns) if any(row[place] is not None for row in table.rows)]
+    return Table(
+        title=table.title,
+        columns=tuple(table.columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in table.rows),
+    )
+
+
+def proof_tables(cells: Sequence[ProvenCell], left_open: Sequence[OpenCell]) -> tuple[Table, ...]:
+    """The cells with their formulas, and the regions left open with the reason."""
+    proven = table_of(
+        CELLS,
+        cells,
+        {
+            Column("phase"): lambda one: one.phase,
+            Column("batch"): lambda one: _span(one.batch),
+            Column("context"): lambda one: _span(one.context, one.only),
+            Column("points checked", Kind.COUNT): lambda one: one.checked_points,
+            Column("FLOPs"): lambda one: "point by point" if one.flops is None else _cut(one.flops),
+        },
+    )
+    if not left_open:
+        return (proven,)
+    unproven = table_of(
+        OPEN,
+        left_open,
+        {
+            Column("phase"): lambda one: one.phase,
+            Column("batch"): lambda one: _span(one.batch),
+            Column("context"): lambda one: _span(one.context, one.only),
+            Column("reason"): lambda one: one.why,
+        },
+    )
+    return proven, unproven
+
+
+def _span(ends: tuple[int, int], only: str | None = None) -> str:
+    low, high = ends
+    text = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return text if only is None else f"{text}, {only}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_FORM else f"{text[: _LONGEST_FORM - 4].rstrip()} ..."
+
+
+def range_text(values: NumberRange) -> str:
+    """`1 to 512`, or the values that were listed."""
+    return _span(values.ends) if values.is_range else ", ".join(map(format_count, values.values))
+
+
+def proof_notes(points: Sequence[SweepPoint], traces: int) -> Iterator[Note]:
+    """What was traced and compared, and what is not known."""
+    yield Note(
+        f"Made from {traces:,} traces of single points. In each cell the program was rebuilt at its corners, at random "
+        "points and at every other traced point, and was the same run as the trace, op by op, shape by shape. Inside a "
+        "proven cell every figure is exact, not interpolated."
+    )
+    traced = sum(point.origin is PointOrigin.TRACE for point in points)
+    if traced:
+        yield Note(f"{traced:,} rows lie outside all proven cells; each is from a trace of that point.")
+    unknown = sum(point.origin is PointOrigin.OPEN for point in points)
+    if unknown:
+        yield Note(
+            f"{unknown:,} of {len(points):,} rows lie outside all proven cells and are not known. Ask for fewer points "
+            "there, which are then traced one by one, or trace one with llm-perf-opt trace.",
+            Level.WARNING,
+        )

@@ -1,0 +1,318 @@
+"""A trace as a function of batch and context: made from a few traces, asked at as many points as one likes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llm_perf_opt.analyses.function.figures.costs import Region
+from llm_perf_opt.analyses.function.form import Point
+from llm_perf_opt.analyses.function.phase_function import FIGURES, PhaseFunction, find_function
+from llm_perf_opt.analyses.function.search.cells import CellSearch
+from llm_perf_opt.analyses.function.search.traces import Traces
+from llm_perf_opt.analyses.memory.kv_cache import CHUNK
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
+from llm_perf_opt.api.chunk_function import NEW_TOKENS, ChunkTraces, chunk_function, phase_not_proven
+from llm_perf_opt.api.trace import Origin, Trace
+from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
+from llm_perf_opt.core.protocols import KnowsLengths, Tracer
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Workload
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analyses.function.columns import Column, Points
+    from llm_perf_opt.analyses.function.figures.times import TimeColumns
+    from llm_perf_opt.api.mixed_step import MixedStepAnswer, MixedSteps
+    from llm_perf_opt.api.sweep_answer import SweepAnswer
+    from llm_perf_opt.core.hardware.calibration import Calibration
+
+log = logging.getLogger(__name__)
+
+BATCH, CONTEXT = "batch", "context"
+TRACES = 40  # at most, for each phase
+COMMON_CHUNKS = (64, 128, 256)  # in which code cuts a sequence whose configuration does not say so
+
+
+class PointTraces(Protocol):
+    """Where the graph of a point comes from that no cell proves."""
+
+    def origin_at(self, point: Point) -> Origin | None:
+        """The origin with the workload of a point; None where there is no model."""
+
+    def graph(self, phase: str, point: Point) -> CallGraph:
+        """The graph of one phase at a point; an error where there is no model to trace."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TraceFunction:
+    """What a model runs, as a function of how many sequences run together and how long their context is.
+
+    `context` counts the tokens that a prefill computes, and that a decode step finds in the cache: prompt and image
+    tokens. All other fields are those of `workload`. A function that was read from a file has no `origin`: it answers
+    what its cells prove, and refuses all other points.
+    """
+
+    name: str
+    phases: tuple[PhaseFunction, ...]
+    workload: Workload  # that was varied
+    origin: Origin | None
+    media_tokens: int  # of the context: what images and sound add to the prompt
+    _traces: PointTraces = field(repr=False)
+    chunk: PhaseFunction | None = None  # a step of several new tokens, over `batch`, `new_tokens` and `context`
+    _chunk_traces: ChunkTraces | None = field(default=None, repr=False)
+
+    def phase(self, name: str) -> PhaseFunction:
+        """The function of one phase."""
+        phases = self.phases if self.chunk is None else (*self.phases, self.chunk)
+        found = next((one for one in phases if one.phase == name), None)
+        if found is None:
+            known = ", ".join(one.phase for one in phases)
+            raise UsageError(f"There is no phase {name!r}.", why=f"there are: {known}", fix="choose one")
+        return found
+
+    def at(self, *, batch: int = 1, context: int) -> Trace:
+        """The trace of one point. A phase that no cell proves there is traced."""
+        point = {BATCH: batch, CONTEXT: context}
+        graphs = tuple(self._graph(one, point) for one in self.phases)
+        return Trace(name=self.name, graphs=graphs, origin=self._traces.origin_at(point))
+
+    def chunk_at(self, *, batch: int = 1, context: int, new_tokens: int) -> Trace:
+        """The trace of one chunk: `new_tokens` after a cache of `context`. Where no cell proves it, it is traced."""
+        point = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}
+        phase = self.phase(CHUNK)
+        found, traces = phase.graph_at(point), self._chunk_traces
+        if found is None and traces is None:
+            raise phase_not_proven(phase, point)
+        graph = traces.graph(point) if found is None and traces is not None else found
+        assert graph is not None
+        return Trace(name=self.name, graphs=(graph,), origin=None if traces is None else traces.origin_at(point))
+
+    def mixed_step(self, *, chunks: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> MixedStepAnswer:
+        """One packed step: chunks of (new, cached) tokens, and sequences that decode on so many cached tokens."""
+        return self._mixed_steps.answer(chunks, decodes)
+
+    @cached_property
+    def _mixed_steps(self) -> MixedSteps:
+        from llm_perf_opt.api.mixed_step import MixedSteps
+
+        return MixedSteps(
+            model=self.name, chunk=self.phase(CHUNK), phases={phase.phase: phase for phase in self.phases}
+        )
+
+    def _graph(self, phase: PhaseFunction, point: Point) -> CallGraph:
+        from llm_perf_opt.analyses.function.points import sizes_in_range
+
+        with sizes_in_range():
+            found = phase.graph_at(point)
+        if found is None:
+            log.info("%s at %s lies outside the proven cells: it is traced", phase.phase, _text(point))
+            return self._traces.graph(phase.phase, point)
+        return found
+
+    def figures(self, phase: str, points: Mapping[str, Any], names: Sequence[str] = FIGURES) -> dict[str, Column]:
+        """Figures at many points at once: arrays of `batch` and `context` to arrays of exact integers.
+
+        Every point must lie in a cell. One that does not is traced by `at`, one by one.
+        """
+        from llm_perf_opt.analyses.function.points import sizes_in_range
+
+        columns = self._inside(phase, points)
+        with sizes_in_range():
+            return self.phase(phase).figures(columns, names)
+
+    def times(
+        self,
+        phase: str,
+        points: Mapping[str, Any],
+        device: str | Device | None = None,
+        *,
+        calibration: str | Path | Calibration | None = None,
+        devices_file: Path | None = None,
+        execution: str = Execution.EAGER,
+    ) -> TimeColumns:
+        """Times at many points at once, as `predict` gives them for one; the rates are those that `predict` takes."""
+        from llm_perf_opt.analyses.function.points import sizes_in_range
+        from llm_perf_opt.api.prediction import find_rates, source_of
+
+        rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
+        columns = self._inside(phase, points)
+        with sizes_in_range():
+            return self.phase(phase).times(columns, source_of(rates, execution))
+
+    def _inside(self, phase: str, points: Mapping[str, Any]) -> Points:
+        """Points as columns, every one of them in a cell."""
+        from llm_perf_opt.analyses.function.points import as_points, first_outside
+
+        function = self.phase(phase)
+        columns = as_points(points, function.domain)
+        outside = first_outside(function, columns)
+        if outside is not None:
+            raise outside_cells(phase, outside, has_model=self.origin is not None)
+        return columns
+
+    def sweep(
+        self,
+        *,
+        batch: Given | NumberRange | None = None,
+        context: Given | NumberRange | None = None,
+        points: int = POINTS,
+        device: str | Device | None = None,
+        devices_file: Path | None = None,
+        execution: str = Execution.EAGER,
+    ) -> SweepAnswer:
+        """Cost, memory and time over a grid of batches and contexts, by default over the whole range of both."""
+        from llm_perf_opt.api.sweep import sweep_answer
+
+        domain = self.phases[0].domain
+        ranges = (
+            given if isinstance(given, NumberRange) else read_range(given or domain[name], name, points=points)
+            for name, given in ((BATCH, batch), (CONTEXT, context))
+        )
+        batches, contexts = ranges
+        hardware = find_device(device, devices_file) if isinstance(device, str) else device
+        return sweep_answer(
+            self, self._traces.graph, batches=batches, contexts=contexts, device=hardware, execution=execution
+        )
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Keep it in one file, which `load_function` reads without torch. `force` overwrites."""
+        from llm_perf_opt.api.function_files import save_function
+
+        return save_function(self, Path(path), force=force)
+
+
+def outside_cells(phase: str, point: Point, *, has_model: bool) -> UsageError:
+    """The refusal of a point that no cell proves."""
+    given = ", ".join(f"{name}={value}" for name, value in point.items())
+    wider = ", ".join(f"{name}=(..., {value})" for name, value in point.items())
+    return UsageError(
+        f"The function has no {phase} at {_text(point)}.",
+        why="it lies outside the cells that are proven" + ("" if has_model else ", and a file holds no model to trace"),
+        fix=f"trace the point: function.at({given})"
+        if has_model
+        else f"trace the model over a wider range, trace(MODEL).over({wider}), and save it again",
+    )
+
+
+def _text(point: Point) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in point.items())
+
+
+@dataclass(eq=False)
+class _PhaseTraces:
+    """Traces of an origin at points, each made once for all phases."""
+
+    origin: Origin
+    media_tokens: int
+    _known: dict[tuple[int, int], dict[str, CallGraph]] = field(default_factory=dict)
+
+    def origin_at(self, point: Point) -> Origin:
+        """The origin with the workload of a point."""
+        prompt = point[CONTEXT] - self.media_tokens
+        return replace(self.origin, workload=replace(self.origin.workload, batch=point[BATCH], prompt_tokens=prompt))
+
+    def is_known(self, point: Point) -> bool:
+        """Whether a point was traced already."""
+        return self._key(point) in self._known
+
+    def graph(self, phase: str, point: Point) -> CallGraph:
+        """The graph of one phase at a point. The first phase brings the others; one of these is traced alone."""
+        known = self._known.setdefault(self._key(point), {})
+        if phase not in known:
+            targets = self._targets(point)
+            chosen = [one for one in targets if one.phase not in known and phase in (targets[0].phase, one.phase)]
+            origin = self.origin
+            traced = trace_targets(self._tracer, origin.adapter, chosen, origin.deployment)
+            known.update({graph.phase: graph for graph in traced.graphs})
+        return known[phase]
+
+    def _key(self, point: Point) -> tuple[int, int]:
+        return point[BATCH], point[CONTEXT]
+
+    def _targets(self, point: Point) -> tuple[Target, ...]:
+        """The phases at a point; all points share one built model."""
+        targets = self.origin_at(point).targets()
+        self._builds.append(targets[0].build)
+        return tuple(replace(target, build=self._builds[0]) for target in targets)
+
+    @cached_property
+    def _tracer(self) -> Tracer:
+        return make_tracer(routing=self.origin.routing, torch_device=self.origin.torch_device)
+
+    @cached_property
+    def _builds(self) -> list[Any]:
+        return []
+
+
+def trace_function(
+    trace: Trace,
+    *,
+    batch: int | tuple[int, int],
+    context: tuple[int, int],
+    new_tokens: tuple[int, int] | None = None,
+    traces: int = TRACES,
+) -> TraceFunction:
+    """The function of a traced model over ranges of batch and context, both ends included."""
+    origin = trace.origin
+    if origin is None or origin.is_module:
+        raise UsageError(
+            "This trace cannot be varied.",
+            why="a function is made by tracing the model at other batches and lengths, and it was read from a file "
+            "or is of a module with given inputs",
+            fix="trace the model by its name or folder",
+        )
+    if "prompt_tokens" not in trace.graphs[0].workload:
+        raise UsageError(
+            f"{trace.name} has no context that could vary.",
+            why="it takes no prompt: its inputs have one size",
+            fix="trace it with each batch",
+        )
+    media = _media_tokens(trace)
+    made = _PhaseTraces(origin, media)
+    batches = batch if isinstance(batch, tuple) else (batch, batch)
+    domain: Region = {BATCH: batches, CONTEXT: context}
+    hints, boundaries, phases = _hints(origin), list[int](), list[PhaseFunction]()
+    for graph in (one for one in trace.graphs if new_tokens is None or one.phase != CHUNK):
+        held = Traces(trace=partial(made.graph, graph.phase), budget=traces, is_traced=made.is_known)
+        search = CellSearch(
+            traces=held,
+            domain=domain,
+            length=CONTEXT,
+            hints=hints,
+            chunks=(*hints, *COMMON_CHUNKS),
+            boundaries=boundaries,
+        )
+        phases.append(find_function(graph.phase, search))
+    chunks = None if new_tokens is None else ChunkTraces(origin=origin, media_tokens=media)
+    return TraceFunction(
+        name=trace.name,
+        phases=tuple(phases),
+        workload=origin.workload,
+        origin=origin,
+        media_tokens=media,
+        _traces=made,
+        chunk=None
+        if chunks is None or new_tokens is None
+        else chunk_function(
+            chunks, batch=batches, context=context, new_tokens=new_tokens, hints=(*hints, *boundaries), traces=traces
+        ),
+        _chunk_traces=chunks,
+    )
+
+
+def _media_tokens(trace: Trace) -> int:
+    workload = trace.graphs[0].workload
+    prompt = int(workload.get("prompt_tokens", 0))
+    return int(workload.get("context_tokens", prompt)) - prompt
+
+
+def _hints(origin: Origin) -> list[int]:
+    return list(origin.adapter.lengths_of_interest()) if isinstance(origin.adapter, KnowsLengths) else []
