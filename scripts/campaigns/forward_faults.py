@@ -33,7 +33,7 @@ from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
 from llm_perf_opt.labs.export.torch_lab import TorchLab
 from llm_perf_opt.sources.fvcore_counter import FvcoreCounter
 from scripts.campaigns.fingerprint import fingerprint
-from scripts.campaigns.plain_world import changes, describe, look, put_right
+from scripts.campaigns.plain_world import World, changes, describe, look, put_right
 from scripts.campaigns.rows import Row
 from scripts.campaigns.stand_in import ERRORS, PART, PLAN, StandInAdapter, inputs, make_target, plain_model
 
@@ -197,6 +197,11 @@ def faulted(subject: Subject, at: int, error: type[BaseException], first: object
     PLAN.set(0, RuntimeError)
     if subject.is_traced and not is_told(raised, caught):
         yield f"the caller got {caught!r:.120}"
+    yield from left_behind(subject, before, module, first)
+
+
+def left_behind(subject: Subject, before: World, module: object, first: object) -> Iterator[str]:
+    """What is not as it was before a fault: the world, the caller's module, the next run."""
     found = list(changes(before, look()))
     yield from found
     if found:
@@ -205,7 +210,7 @@ def faulted(subject: Subject, at: int, error: type[BaseException], first: object
         yield "the caller's module was changed"
     again = outcome(subject.run)
     if again != first:
-        yield f"the next run gave other figures: {again!r:.120}"
+        yield f"the next run gave other figures: {again!r:.160}"
     yield from (f"after the next run, {change}" for change in changes(before, look()))
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import llm_perf_opt
 from llm_perf_opt.core import interrupts
 from llm_perf_opt.weightless import engine
-from scripts.campaigns.forward_faults import Subject, is_told, outcome, quiet_streams, subjects
-from scripts.campaigns.plain_world import changes, describe, look, put_right
+from scripts.campaigns.forward_faults import Subject, is_told, left_behind, outcome, quiet_streams, subjects
+from scripts.campaigns.plain_world import describe, look
 from scripts.campaigns.rows import Row
 from scripts.campaigns.stand_in import ERRORS, PLAN
 
@@ -205,16 +205,7 @@ def faulted(subject: Subject, place: Place, error: type[BaseException], first: o
             yield f"the caller got {caught!r:.160}"
     elif caught != first and not may_go_on:
         yield "the run went on and gave other figures"
-    found = list(changes(before, look()))
-    yield from found
-    if found:
-        put_right(before)
-    if subject.module is not None and describe(subject.module) != module:
-        yield "the caller's module was changed"
-    again = outcome(subject.run)
-    if again != first:
-        yield f"the next run gave other figures: {again!r:.160}"
-    yield from (f"after the next run, {change}" for change in changes(before, look()))
+    yield from left_behind(subject, before, module, first)
 
 
 @contextlib.contextmanager

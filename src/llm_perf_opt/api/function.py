@@ -221,7 +221,7 @@ class _PhaseTraces:
 
     def is_known(self, point: Point) -> bool:
         """Whether a point was traced already."""
-        return self._key(point) in self._known
+        return bool(self._known.get(self._key(point)))
 
     def graph(self, phase: str, point: Point) -> CallGraph:
         """The graph of one phase at a point. The first phase brings the others; one of these is traced alone."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from bisect import bisect_left
+from functools import cache, partial
 
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.source_figures import WorkFamily
@@ -25,6 +26,12 @@ def expected_distinct(experts: int, chosen: int, tokens: int) -> float:
 def touched_experts(experts: int, chosen: int, tokens: int) -> int:
     """How many experts get rows under uniform routing: the expected number, rounded, at least one token's."""
     return min(experts, max(chosen, round(expected_distinct(experts, chosen, tokens))))
+
+
+@cache
+def tokens_for_all(experts: int, chosen: int) -> int:
+    """Tokens from which on every expert gets rows under uniform routing."""
+    return bisect_left(range(2**31), True, key=lambda tokens: touched_experts(experts, chosen, tokens) >= experts)
 
 
 def grouped_product(kind: OpKind) -> OpCost:

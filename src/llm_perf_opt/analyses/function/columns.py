@@ -8,29 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llm_perf_opt.analyses.function.form import Atom, Form, Step, StepKind, step_value
-from llm_perf_opt.ops.grouped_experts import touched_experts
+from llm_perf_opt.ops.grouped_experts import tokens_for_all
 
 Column = NDArray[Any]  # of int64, or of Python's integers
 Points = Mapping[str, Column]  # variable -> its value at each point, int64
 
 _EXACT = float(2**53)  # whole numbers that float64 holds
 _FITS = float(2**62)  # a margin of two against sums of floats that round
-
-
-@cache
-def _all_touched(chosen: int, experts: int) -> int:
-    """Rows from which on every expert gets some."""
-    rows = 1
-    while touched_experts(experts, chosen, rows) < experts:
-        rows *= 2
-    return rows
 
 
 class Evaluation:
@@ -106,7 +96,8 @@ class Evaluation:
         if step.kind is StepKind.BITS and float(np.max(values, initial=0)) < _EXACT:
             return np.frexp(np.maximum(values, 0).astype(np.float64))[1].astype(np.int64)
         if step.kind is StepKind.TOUCHED:
-            values = np.minimum(values, _all_touched(*step.constants))
+            chosen, experts = step.constants
+            values = np.minimum(values, tokens_for_all(experts, chosen))
         distinct, inverse = np.unique(values, return_inverse=True)
         found = [step_value(step.kind, int(value), step.constants) for value in distinct]
         return np.asarray(found, dtype=np.int64)[inverse]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, product
 from math import exp, log, prod
@@ -219,15 +219,18 @@ def _spread(rng: random.Random, low: int, high: int) -> int:
 def peak_forms(program: Program) -> tuple[Form, ...]:
     """The forms of which the largest is the most bytes alive during one op: inputs, activations, scratch."""
     storages, op_count = storages_of(program.skeleton), len(ops_of(program.skeleton).kind)
-    if not op_count:
-        return (ZERO,)
-    steps: list[dict[Monomial, int]] = [{} for _ in range(op_count + 1)]
     rows = zip(storages.origin, storages.born_op, storages.freed_op, program.block_bytes, strict=True)
-    for origin, born, freed, size in rows:
-        if origin in LIVE_ORIGINS:
-            for one, coefficient in Form.of(size).terms.items():
-                steps[born][one] = steps[born].get(one, 0) + coefficient
-                steps[freed][one] = steps[freed].get(one, 0) - coefficient
+    lives = ((Form.of(size), born, freed) for origin, born, freed, size in rows if origin in LIVE_ORIGINS)
+    return undominated(live_curves(lives, op_count)) if op_count else (ZERO,)
+
+
+def live_curves(lives: Iterable[tuple[Form, int, int]], op_count: int) -> list[Mapping[Monomial, int]]:
+    """The bytes alive at each op, each sum once; a life is how many bytes, from which op, up to which."""
+    steps: list[dict[Monomial, int]] = [{} for _ in range(op_count + 1)]
+    for size, born, freed in lives:
+        for one, coefficient in size.terms.items():
+            steps[born][one] = steps[born].get(one, 0) + coefficient
+            steps[freed][one] = steps[freed].get(one, 0) - coefficient
     live: dict[Monomial, int] = {}
     curves: dict[frozenset[tuple[Monomial, int]], None] = {}
     for step in steps[:-1]:
@@ -235,7 +238,7 @@ def peak_forms(program: Program) -> tuple[Form, ...]:
             for one, coefficient in step.items():
                 live[one] = live.get(one, 0) + coefficient
             curves[frozenset((one, value) for one, value in live.items() if value)] = None
-    return undominated([dict(curve) for curve in curves])
+    return [dict(curve) for curve in curves]
 
 
 def undominated(curves: Sequence[Mapping[Monomial, int]]) -> tuple[Form, ...]:

@@ -7,7 +7,7 @@ program of a few blocks: what each block leaves behind is there as often as the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,15 +18,16 @@ from llm_perf_opt.analyses.function.figures.costs import (
     OpFitting,
     Region,
     generic_points,
+    live_curves,
     undominated,
 )
 from llm_perf_opt.analyses.function.figures.needs import stage_costs_of
 from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
-from llm_perf_opt.analyses.function.form import Form, Monomial, Step, StepKind
+from llm_perf_opt.analyses.function.form import Form, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import Parting, storages_of
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program
-from llm_perf_opt.analyses.function.program.unfolding import Row, unfold
+from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program, Shape
+from llm_perf_opt.analyses.function.program.unfolding import Row, Unfolded, unfold
 from llm_perf_opt.analyses.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
 
@@ -89,30 +90,22 @@ def _peak_forms(program: Program, region: Region) -> tuple[Form, ...]:
     """The forms of which the largest is the most bytes alive during one op."""
     counts = tuple(loop.blocks if loop.routed is not None else _SHOWN_BLOCKS for loop in program.loops)
     shape, rows = program.shape(counts), unfold(program.skeleton, program.loops, counts)
-    columns, op_count = storages_of(shape.graph), len(ops_of(shape.graph).kind)
-    steps: list[dict[Monomial, int]] = [{} for _ in range(op_count + 1)]
+    curves = live_curves(_lives(program, shape, rows), len(ops_of(shape.graph).kind))
+    largest = _largest([Form(curve) for curve in curves], region)
+    return undominated([form.terms for form in largest])
+
+
+def _lives(program: Program, shape: Shape, rows: Unfolded) -> Iterator[tuple[Form, int, int]]:
+    """How long memory lives in a program of a few blocks, with what further middle blocks leave behind."""
+    columns = storages_of(shape.graph)
     lives = zip(columns.origin, columns.born_op, columns.freed_op, shape.block_bytes, rows.storages, strict=True)
     for origin, born, freed, size, row in lives:
-        if origin in LIVE_ORIGINS:
-            _lives(steps, Form.of(size), born, freed)
-            begin = _copies_from(row, program.loops, rows.loop_ops, born, freed)
-            if begin is not None:
-                more = program.loops[row.loop].count - _SHOWN_BLOCKS
-                _lives(steps, Form.of(size) * more, begin, freed)
-    live: dict[Monomial, int] = {}
-    curves: dict[frozenset[tuple[Monomial, int]], None] = {}
-    for step in steps[:-1]:
-        for one, coefficient in step.items():
-            live[one] = live.get(one, 0) + coefficient
-        curves[frozenset((one, value) for one, value in live.items() if value)] = None
-    found = [Form(dict(curve)) for curve in curves]
-    return undominated([form.terms for form in _largest(found, region)])
-
-
-def _lives(steps: Sequence[dict[Monomial, int]], size: Form, born: int, freed: int) -> None:
-    for one, coefficient in size.terms.items():
-        steps[born][one] = steps[born].get(one, 0) + coefficient
-        steps[freed][one] = steps[freed].get(one, 0) - coefficient
+        if origin not in LIVE_ORIGINS:
+            continue
+        yield Form.of(size), born, freed
+        begin = _copies_from(row, program.loops, rows.loop_ops, born, freed)
+        if begin is not None:
+            yield Form.of(size) * (program.loops[row.loop].count - _SHOWN_BLOCKS), begin, freed
 
 
 def _copies_from(row: Row, loops: Sequence[Loop], first_ops: Sequence[int], born: int, freed: int) -> int | None:

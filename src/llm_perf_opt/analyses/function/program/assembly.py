@@ -10,7 +10,7 @@ from typing import Any
 from llm_perf_opt.analyses.function.program.alignment import storages_of
 from llm_perf_opt.analyses.function.program.loop_memory import GIVEN_ORIGINS, homes_of
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.unfolding import Entry, Unfolded, unfold
+from llm_perf_opt.analyses.function.program.unfolding import Entry, Unfolded, offsets_of, unfold
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
@@ -24,7 +24,7 @@ MetaAt = Callable[[int, int], int]  # tensor of the old row, block -> tensor of 
 def assembled(graph: CallGraph, rows: Unfolded, kind_at: KindAt, meta_at: MetaAt) -> CallGraph:
     """The graph with these rows; its kinds, tensors and the bytes of its memory are left for the caller to fill."""
     old_ops, old_calls, old_storages = ops_of(graph), calls_of(graph), storages_of(graph)
-    inputs_at, outputs_at = _starts(old_calls.input_count), _starts(old_calls.output_count)
+    inputs_at, outputs_at = offsets_of(old_calls.input_count), offsets_of(old_calls.output_count)
     tensors = zip(rows.op_inputs, rows.op_outputs, strict=True)
     kinds = (kind_at(old_ops.kind[row.what], row.block, got) for row, got in zip(rows.ops, tensors, strict=True))
     used = {old: new for new, old in enumerate(dict.fromkeys(old_calls.path[row.what] for row in rows.calls))}
@@ -84,13 +84,6 @@ def _metas(
             for one in entries
         ),
     )
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    starts = [0]
-    for count in counts:
-        starts.append(starts[-1] + count)
-    return starts
 
 
 def is_list(tensors: Tensors, kind: OpKind, block: int) -> bool:

@@ -27,7 +27,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.tensor_formats import tensor_bytes
-from llm_perf_opt.ops.grouped_experts import touched_experts
+from llm_perf_opt.ops.grouped_experts import tokens_for_all, touched_experts
 from llm_perf_opt.ops.op import OpRole
 from llm_perf_opt.ops.table import op_role
 
@@ -68,24 +68,21 @@ def _skeleton(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[CallGraph, t
 def _fuller(point: Point, fitter: Fitter) -> Point | None:
     """A point at which every expert has rows; None where that is so already."""
     for routed in fitter.routed:
-        rows, name = routed.tokens.at(point), _longest(routed.tokens)
-        if touched_experts(routed.experts, routed.chosen, rows) < routed.experts:
-            more = range(point[name], 2**20)
-            is_full = lambda one: routed.tokens.at({**point, name: one}) >= _all_touched(routed)  # noqa: B023, E731  # used at once
-            return {**point, name: point[name] + bisect_left(more, True, key=is_full)}
+        if touched_experts(routed.experts, routed.chosen, routed.tokens.at(point)) < routed.experts:
+            return _with_tokens_for_all(point, routed)
     return None
+
+
+def _with_tokens_for_all(point: Point, routed: Routed) -> Point:
+    name, enough = _longest(routed.tokens), tokens_for_all(routed.experts, routed.chosen)
+    more = range(point[name], 2**20)
+    return {**point, name: more[bisect_left(more, enough, key=lambda one: routed.tokens.at({**point, name: one}))]}
 
 
 def _longest(tokens: Form) -> str:
     """The variable that is raised to have more tokens: a length, if there is one."""
     names = [atom for atom in tokens.atoms() if isinstance(atom, str)]
     return next((name for name in names if name != BATCH), BATCH)
-
-
-def _all_touched(routed: Routed) -> int:
-    """Rows from which on every expert has some."""
-    has_all = lambda rows: touched_experts(routed.experts, routed.chosen, rows) >= routed.experts  # noqa: E731  # short
-    return bisect_left(range(2**20), True, key=has_all)
 
 
 def _rows(skeleton: CallGraph, loops: Sequence[Loop], graph: CallGraph, point: Point) -> Unfolded:

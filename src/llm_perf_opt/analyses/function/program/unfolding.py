@@ -8,9 +8,9 @@ refers to a loop in any other way cannot be unfolded.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from llm_perf_opt.analyses.function.program.alignment import storages_of
@@ -104,8 +104,8 @@ class _Unfolding:
             for row in self._op_rows
         )
         calls = self._calls
-        call_inputs = self._tensors(self._call_rows, calls.input_storages, _offsets(calls.input_count))
-        call_outputs = self._tensors(self._call_rows, calls.output_storages, _offsets(calls.output_count))
+        call_inputs = self._tensors(self._call_rows, calls.input_storages, offsets_of(calls.input_count))
+        call_outputs = self._tensors(self._call_rows, calls.output_storages, offsets_of(calls.output_count))
         return Unfolded(
             ops=self._op_rows,
             op_calls=array("q", (self._call_of(self._ops.call[row.where], row) for row in self._op_rows)),
@@ -310,8 +310,6 @@ class _Unfolding:
         return self._outside(op, self._op_shift)
 
 
-def _offsets(counts: Sequence[int]) -> list[int]:
-    offsets = [0]
-    for count in counts:
-        offsets.append(offsets[-1] + count)
-    return offsets
+def offsets_of(counts: Iterable[int]) -> list[int]:
+    """Where the entries of each row begin, and at last where all of them end."""
+    return list(accumulate(counts, initial=0))
