@@ -13,6 +13,7 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from tests.slowness import slowness
 
 ASK = """
 import json, sys
@@ -57,4 +58,4 @@ def test_nothing_heavy_is_imported_and_it_takes_half_a_second_at_most() -> None:
         assert json.loads(done.stdout) == {"heavy": [], "flops": 4_582_251_702_272}
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(once() for _ in range(3)) < 0.5
+    assert min(once() for _ in range(3)) < 0.5 * slowness()

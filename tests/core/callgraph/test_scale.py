@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +11,7 @@ import pytest
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind, TensorMeta, read_callgraph, write_callgraph
 from llm_perf_opt.core.callgraph.queries import count_kinds_by_stage
 from tests.core.callgraph.made_graphs import finished
+from tests.slowness import timed
 
 pytestmark = pytest.mark.slow
 
@@ -99,13 +99,6 @@ class Mixture:
     def _next_token(self) -> int:
         self._tokens += 1
         return self._tokens
-
-
-def timed(limit_s: float, action: Callable[[], T]) -> T:
-    start = time.process_time()
-    result = action()
-    assert time.process_time() - start < limit_s
-    return result
 
 
 def build() -> CallGraph:
