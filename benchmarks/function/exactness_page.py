@@ -17,6 +17,10 @@ cache. *Exact* means equal to the last integer. Points are random (small ones as
 among them, with both sides of every boundary between cells. A point in no proven cell is traced, not computed: it is
 counted as *outside*.
 
+One trace of a point gives all its phases. So the traces of a phase are those that no earlier phase had asked for: a
+decode with 0 traces was found and checked at the points of its prefill. At most 40 are made for a phase. A region that
+is open when they are spent stays open: its points are traced when they are asked for.
+
 ```text
 python scripts/function_table.py --points 50 --write docs/function-exactness.md
 ```

@@ -132,7 +132,7 @@ def _hugging_face() -> Iterator[Subject]:
     yield from _released("encoder-decoder", "t5-3b", "flan-t5-xl", context=(1, 4096))
     yield from _default("encoder-decoder", "bart", context=(1, 1000))
     yield from _released("audio", "whisper-large-v3", context=(1, 440))
-    yield from _default("audio", "qwen2_audio", options={"audio_seconds": 30.0})
+    yield from _default("audio", "qwen2_audio")
 
 
 def _deepseek_ocr() -> Iterator[Subject]:

@@ -21,10 +21,11 @@ Span = tuple[int, int]
 
 @dataclass(eq=False, kw_only=True)
 class ChunkTraces:
-    """Traces of one chunk at points; the prefill before it is not traced."""
+    """Traces of one chunk at points; the prefill before it is traced only where a model keeps something from it."""
 
     origin: Origin
     media_tokens: int
+    after_all_phases: bool = False
     _known: dict[tuple[int, int, int], CallGraph] = field(default_factory=dict)
 
     def origin_at(self, point: Point) -> Origin:
@@ -44,8 +45,9 @@ class ChunkTraces:
         if key not in self._known:
             origin = self.origin_at(point)
             tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
-            targets = [target for target in origin.targets() if target.phase == CHUNK]
-            (self._known[key],) = trace_targets(tracer, origin.adapter, targets, origin.deployment).graphs
+            targets = [one for one in origin.targets() if self.after_all_phases or one.phase == CHUNK]
+            graphs = trace_targets(tracer, origin.adapter, targets, origin.deployment).graphs
+            self._known[key] = next(graph for graph in graphs if graph.phase == CHUNK)
         return self._known[key]
 
 

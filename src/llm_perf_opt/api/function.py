@@ -224,15 +224,30 @@ class _PhaseTraces:
         return bool(self._known.get(self._key(point)))
 
     def graph(self, phase: str, point: Point) -> CallGraph:
-        """The graph of one phase at a point. The first phase brings the others; one of these is traced alone."""
+        """The graph of one phase at a point. The first phase brings the others.
+
+        A later one that was not asked for with it is traced alone, unless the model keeps something between phases.
+        """
+        from llm_perf_opt.harness.kept_state import state_of
+
         known = self._known.setdefault(self._key(point), {})
         if phase not in known:
             targets = self._targets(point)
-            chosen = [one for one in targets if one.phase not in known and phase in (targets[0].phase, one.phase)]
+            is_whole = phase == targets[0].phase or self.keeps_state
+            chosen = [one for one in targets if is_whole or one.phase == phase]
             origin = self.origin
             traced = trace_targets(self._tracer, origin.adapter, chosen, origin.deployment)
             known.update({graph.phase: graph for graph in traced.graphs})
+            if is_whole and len(self._states) < 2:
+                self._states.append(state_of(self._builds[0]()))
         return known[phase]
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether what a phase runs may depend on the phase before it: not, if two points left the model the same."""
+        from llm_perf_opt.harness.kept_state import is_same_state
+
+        return len(self._states) < 2 or not is_same_state(*self._states)
 
     def _key(self, point: Point) -> tuple[int, int]:
         return point[BATCH], point[CONTEXT]
@@ -250,6 +265,10 @@ class _PhaseTraces:
     @cached_property
     def _builds(self) -> list[Any]:
         return []
+
+    @cached_property
+    def _states(self) -> list[Any]:
+        return []  # of the model after its first two points
 
 
 def trace_function(
@@ -291,7 +310,11 @@ def trace_function(
             boundaries=boundaries,
         )
         phases.append(find_function(graph.phase, search))
-    chunks = None if new_tokens is None else ChunkTraces(origin=origin, media_tokens=media)
+    chunks = (
+        None
+        if new_tokens is None
+        else ChunkTraces(origin=origin, media_tokens=media, after_all_phases=made.keeps_state)
+    )
     return TraceFunction(
         name=trace.name,
         phases=tuple(phases),

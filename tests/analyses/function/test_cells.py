@@ -77,6 +77,23 @@ def test_lengths_without_a_remainder_are_a_cell_of_their_own(chunk: int) -> None
         assert same_run(held[0].program.graph_at(point), fresh) is None
 
 
+def test_a_window_that_begins_at_a_multiple_of_a_chunk_is_no_chunk() -> None:
+    windowed = search(lambda point: Variant(further_ops=point[CONTEXT] >= 4096), hints=(4096,), chunks=(64, 128, 4096))
+    found = list(windowed.run())
+    assert {one.region[CONTEXT] for one in found} == {(1, 4095), (4096, 8192)}
+    assert all(one.stride is None and not isinstance(one, OpenRegion) for one in found)
+
+
+def test_a_cell_keeps_its_random_points_when_it_is_cut() -> None:
+    """Two in each cell with more than one batch, whatever was asked before; one with a batch of one."""
+    plain = search(lambda point: Variant(further_ops=point[CONTEXT] >= 300))
+    for cell in plain.run():
+        assert not isinstance(cell, OpenRegion)
+        inside = [one for one in plain._drawn if holds(cell.region, cell.stride, one)]
+        assert len(inside) >= (1 if cell.region[BATCH] == (1, 1) else 2)
+        assert all(one in cell.checked and one not in cell.program.samples for one in inside)
+
+
 def test_a_program_that_changes_with_every_length_is_left_open_after_a_few_traces() -> None:
     looped = search(lambda point: Variant(further_ops=pow(point[CONTEXT], 3, 13)), budget=100)
     found = list(looped.run())

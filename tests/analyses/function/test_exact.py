@@ -1,6 +1,7 @@
 """Functions of real models against fresh traces of the same points: ops, shapes, memory and figures, to the integer.
 
-One or two layers of each stack, in the released widths. `scripts/function_table.py` compares all models.
+One or two layers of each stack, in the released widths, and contexts that are as short as what a model shows allows.
+`scripts/function_table.py` compares all models, over longer contexts.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ POINTS = 10
 TWO_LAYERS = ("kimi-k2",)  # whose layers are of two kinds
 IN_A_LOOP = "mixtral-8x7b, experts in a loop"
 QUICK = ("llama32-1b", "bart")
-PROVEN = (*QUICK, "kimi-k2", "whisper-large-v3", IN_A_LOOP)  # at every point of the domain
-SLOW = ("kimi-k2", "whisper-large-v3", IN_A_LOOP, "mistral-7b-v0.1", "mamba2-2.7b")
+SLOW = ("kimi-k2", "whisper-large-v3", IN_A_LOOP, "mistral-7b-v0.1", "mamba2-2.7b", "mamba", "qwen25-vl-7b")
+NOT_ALL_PROVEN = ("mamba2-2.7b",)  # remainders of its chunks, and contexts below its kernel: more cells than traces
+LONGEST = {"mamba2-2.7b": 1300, "mamba": 40, "whisper-large-v3": 440}  # several chunks; a step for each token
+CHANGES = {"mistral-7b-v0.1": {"sliding_window": 300}}
+OPTIONS = {"qwen25-vl-7b": {"image": "112x112"}}
 
 
 def is_all_proven(phase: PhaseFunction) -> bool:
@@ -32,7 +36,15 @@ def is_all_proven(phase: PhaseFunction) -> bool:
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_function_is_what_fresh_traces_say(name: str, tmp_path: Path, one_thread: None) -> None:
-    subject = replace(SUBJECTS[name], layers=2 if name in TWO_LAYERS else 1, depth={}, batch=(1, 8))
+    subject = replace(
+        SUBJECTS[name],
+        layers=2 if name in TWO_LAYERS else 1,
+        depth={},
+        batch=(1, 8),
+        context=(1, LONGEST.get(name, 700)),
+        changes={**SUBJECTS[name].changes, **CHANGES.get(name, {})},
+        options=OPTIONS.get(name, {}),
+    )
     model = subject.model(tmp_path)
     function = make_function(model, subject)
     records, points = compared(function, model, subject, POINTS, seed=3)
@@ -41,7 +53,7 @@ def test_a_function_is_what_fresh_traces_say(name: str, tmp_path: Path, one_thre
         assert record.differences == []
         assert record.exact + record.outside == len(points)
         assert phase.traces <= 40
-        if name in PROVEN:
+        if name not in NOT_ALL_PROVEN:
             assert is_all_proven(phase)
             assert record.outside == 0
 

@@ -101,3 +101,24 @@ def test_a_whole_basis_is_solved_and_checked() -> None:
     values[-1] += 1
     assert fitter.fit(tuple(values)) is None
     assert fitter.checks == len(points) - len(monomials)
+
+
+def test_steps_of_two_chunks_are_not_mixed() -> None:
+    """batch (1 + ceil(context / 256)) is also batch (3 ceil(context / 256) - ceil(context / 128)) at these samples."""
+    samples = [(2, 259), (5, 298), (2, 353), (3, 259), (2, 1300)]
+    points = [{"batch": batch, "context": context} for batch, context in samples]
+    fitter = Fitter(points=points, variables=("batch", "context"), chunks=(64, 128, 256))
+    mixed = [3 * -(-context // 256) - -(-context // 128) for _, context in samples]
+    assert mixed == [1 + -(-context // 256) for _, context in samples]
+    form = fitter.size(tuple(2_621_440 * batch * (1 + -(-context // 256)) for batch, context in samples))
+    assert form is not None
+    chunks = {atom.constants for atom in form.atoms() if isinstance(atom, Step)}
+    assert len(chunks) == 1
+
+
+def test_a_size_in_chunks_is_found_with_the_chunk_that_a_configuration_names() -> None:
+    points = [{"batch": 2, "context": context} for context in (259, 298, 353, 1300)]
+    fitter = Fitter(points=points, variables=("context",), chunks=(256, 64, 128, 256))
+    form = fitter.size(tuple(1024 * (1 + -(-point["context"] // 256)) for point in points))
+    assert form is not None
+    assert form.at({"context": 1261}) == 1024 * 6

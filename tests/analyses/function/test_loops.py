@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from llm_perf_opt.analyses.function.program.sizing import program_of
 from llm_perf_opt.core.callgraph import CallGraph
 
 SAMPLES = ((2, 5), (3, 7), (5, 7), (6, 11), (7, 5), (5, 13))
-WIDTH = 8
+WIDTH, CHUNK = 8, 4
 
 
 class PerSequence(nn.Module):
@@ -52,7 +52,7 @@ class Scan(nn.Module):
 
 
 class Growing(nn.Module):
-    """Each step copies all that was there before it: no two blocks have the same memory."""
+    """Each step copies all that was there before it: each block has more memory than the one before."""
 
     def forward(self, x: Tensor) -> Tensor:
         seen = x[:, :1]
@@ -61,30 +61,95 @@ class Growing(nn.Module):
         return seen
 
 
+class TypedScan(nn.Module):
+    """A state that is whole numbers before the first step, and none after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, seen = torch.zeros_like(x[:, 0], dtype=torch.int32), []
+        for step in range(x.shape[1]):
+            state = state * 2 + x[:, step]
+            seen.append(state.tanh())
+        return torch.stack(seen, dim=1)
+
+
+class ChunkedScan(nn.Module):
+    """A step for each chunk of four tokens; the state of one step is freed at the end of the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % CHUNK))
+        chunks = padded.reshape(x.shape[0], -1, CHUNK * WIDTH)
+        state = torch.zeros_like(x[:, 0])
+        for number in range(chunks.shape[1]):
+            state = state * 3 + self.layer(chunks[:, number])
+        return state
+
+
+class TwoLoops(nn.Module):
+    """Views of a tensor for each sequence, a list made of them, and a loop over that list with a number in its code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [row.transpose(0, 1) for row in x.unbind(0)]
+        flat = torch.cat(rows) + 1
+        wide = [self.layer(row) for row in x]
+        return torch.stack([row.relu() for row in wide]).sum() + flat.sum() + torch.cat(flat.split(WIDTH)).sum()
+
+
+class Irregular(nn.Module):
+    """Every third step does more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x[:, 0]
+        for step in range(x.shape[1]):
+            state = torch.tanh(state + x[:, step])
+            if step % 3 == 0:
+                state = state.exp()
+        return state
+
+
 def graph_of(model: nn.Module, batch: int, context: int) -> CallGraph:
     return lpo.trace(model, (torch.zeros(batch, context, WIDTH),)).graphs[0]
 
 
-def fitted(model: nn.Module, samples: Sequence[tuple[int, int]] = SAMPLES) -> Program:
-    points = [{"batch": batch, "context": context} for batch, context in samples]
+def fitted(model: nn.Module) -> Program:
+    points = [{"batch": batch, "context": context} for batch, context in SAMPLES]
     graphs = [graph_of(model, **point) for point in points]
-    return program_of(graphs, Fitter(points=points, variables=("batch", "context")))
+    return program_of(graphs, Fitter(points=points, variables=("batch", "context"), chunks=(CHUNK,)))
 
 
-@pytest.mark.parametrize("model", [PerSequence(), Scan()], ids=["sequences", "scan"])
-@pytest.mark.parametrize(("batch", "context"), [(2, 2), (4, 9), (9, 4), (23, 17), (3, 40)])
-def test_a_loop_runs_as_often_as_the_workload_says(
-    model: nn.Module, batch: int, context: int, one_thread: None
-) -> None:
-    program, traced = fitted(model), graph_of(model, batch, context)
-    assert len(program.loops) == 1
-    assert same_run(program.graph_at({"batch": batch, "context": context}), traced) is None
+LOOPED: Mapping[str, tuple[nn.Module, int]] = {  # and how many loops it has
+    "sequences": (PerSequence(), 1),
+    "scan": (Scan(), 1),
+    "first step of another type": (TypedScan(), 1),
+    "chunks": (ChunkedScan(), 1),
+    "views and lists": (TwoLoops(), 3),
+    "growing": (Growing(), 1),
+}
+POINTS = ((2, 5), (4, 9), (9, 5), (17, 13), (3, 30))
 
 
-@pytest.mark.parametrize("model", [PerSequence(), Scan()], ids=["sequences", "scan"])
-def test_its_figures_are_those_of_a_trace(model: nn.Module, one_thread: None) -> None:
-    forms = looped_figures(fitted(model), {"batch": (2, 500), "context": (2, 900)})
-    for batch, context in ((2, 2), (3, 3), (4, 9), (31, 5), (5, 37), (60, 61)):
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_loop_runs_as_often_as_the_workload_says(name: str, one_thread: None) -> None:
+    model, loops = LOOPED[name]
+    program = fitted(model)
+    assert len(program.loops) == loops
+    for batch, context in POINTS:
+        traced = graph_of(model, batch, context)
+        assert same_run(program.graph_at({"batch": batch, "context": context}), traced) is None
+
+
+@pytest.mark.parametrize("name", ["sequences", "scan", "first step of another type", "chunks"])
+def test_its_figures_are_those_of_a_trace(name: str, one_thread: None) -> None:
+    model, _ = LOOPED[name]
+    forms = looped_figures(fitted(model), {"batch": (2, 500), "context": (5, 901)})
+    for batch, context in ((2, 5), (4, 9), (31, 5), (5, 37), (40, 41)):
         found = costs_of(graph_of(model, batch, context))
         assert {name: forms.at(name, {"batch": batch, "context": context}) for name in found} == found
 
@@ -97,9 +162,9 @@ def test_a_scan_costs_what_a_hand_count_says(one_thread: None) -> None:
     assert forms.at("peak_bytes", {"batch": 3, "context": 4096}) in range(3 * one, 4 * one + one // 64)
 
 
-def test_memory_that_is_another_in_each_block_is_no_rule(one_thread: None) -> None:
+def test_a_loop_whose_blocks_are_not_alike_is_no_rule(one_thread: None) -> None:
     with pytest.raises(NoRule):
-        fitted(Growing())
+        fitted(Irregular())
 
 
 def test_what_happens_once_is_no_loop(one_thread: None) -> None:

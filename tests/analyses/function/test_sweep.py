@@ -297,3 +297,16 @@ def test_a_chart_marks_where_something_else_begins_to_limit() -> None:
     (fit,) = fit_chart(largest, device)
     assert isinstance(fit, LineChart)
     assert [line.name for line in fit.lines] == ["as traced"]
+
+
+def test_a_sweep_of_several_new_tokens_is_a_sweep_of_chunks(folder: Path, one_thread: None) -> None:
+    """Five new tokens of each sequence see what is cached and each other: 5 x (context + 5) pairs as written."""
+    found = lpo.sweep(folder, batch="2,3", context="16..40", points=3, new_tokens=5)
+    chunks = [point for point in found.points if point.phase == "chunk"]
+    assert {(point.batch, point.context) for point in chunks} >= {(2, 16), (3, 40)}
+    for point in chunks:
+        pairs = 5 * (point.context + 5)
+        expected = point.batch * (2 * 5 * weights_per_token() + 4 * pairs * HIDDEN + 2 * HIDDEN * WORDS)
+        assert point.flops == expected
+        fresh = lpo.trace(folder, batch=point.batch, prompt_tokens=point.context, new_tokens=5)
+        assert point.flops == sum(stage.flops for stage in fresh.cost().stages if stage.phase == "chunk")

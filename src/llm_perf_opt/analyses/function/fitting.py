@@ -68,24 +68,29 @@ class Fitter:
         if len(set(values)) == 1:
             return Form.of(values[0])
         most = _MOST_TERMS_OF_SIZE if is_size else _MOST_TERMS
-        for columns in self._tiers(is_size=is_size):
+        for tiers in (self._polynomials(is_size=is_size), self._stepped()):
             for terms in range(1, most + 1):
-                for chosen in combinations(columns, terms):
-                    form = solve(values, chosen)
-                    if form is not None:
-                        return form
+                for columns in tiers:
+                    for chosen in combinations(columns, terms):
+                        form = solve(values, chosen)
+                        if form is not None:
+                            return form
         return None
 
-    def _tiers(self, *, is_size: bool) -> Iterable[list[Column]]:
+    def _polynomials(self, *, is_size: bool) -> list[list[Column]]:
         """Few and simple monomials first."""
         plain = self._plain()
-        yield self._columns(plain)
-        if is_size:
-            squares = [monomial(v, v) for v in self._lengths()]
-            yield self._columns([*plain, *squares, *self._with_batch(squares)])
-        if steps := self._steps():
-            yield self._columns([*plain[:2], *((step,) for step in steps), *self._with_batch([(s,) for s in steps])])
-            yield self._columns([*plain, *((step,) for step in steps), *self._with_batch([(s,) for s in steps])])
+        squares = [monomial(v, v) for v in self._lengths()] if is_size else []
+        return [self._columns(plain), self._columns([*plain, *squares, *self._with_batch(squares)])]
+
+    def _stepped(self) -> list[list[Column]]:
+        """One kind of step at a time: two chunks of different lengths could give any few values."""
+        plain = self._plain()
+        return [
+            self._columns([*base, (step,), *self._with_batch([(step,)])])
+            for base in (plain[:2], plain)
+            for step in self._steps()
+        ]
 
     def _lengths(self) -> list[str]:
         return [name for name in self.variables if name != BATCH]

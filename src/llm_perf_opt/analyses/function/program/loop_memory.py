@@ -17,7 +17,8 @@ from llm_perf_opt.analyses.memory.live_memory import MADE_ORIGINS
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
 
-GIVEN_ORIGINS = frozenset({"input", "external"})
+_EXTERNAL = "external"
+GIVEN_ORIGINS = frozenset({"input", _EXTERNAL})
 _LARGEST_UNIT = 8  # tensors that a list holds for each block
 
 
@@ -80,7 +81,23 @@ def with_given(graph: CallGraph, loops: Sequence[Loop], wanted: Sequence[Repeats
                     given=rows,
                 )
             )
-    return tuple(result)
+    return tuple(_with_constants(graph, loop, used) for loop in result)
+
+
+def _with_constants(graph: CallGraph, loop: Loop, used: Mapping[int, Sequence[int]]) -> Loop:
+    """The loop with tensors that come from outside the model and are used in one block each: numbers in its code."""
+    if loop.routed is not None or not loop.length:
+        return loop
+    origins, taken = storages_of(graph).origin, {row for block in loop.given for row in block}
+    found: list[list[int]] = [[] for _ in range(loop.blocks)]
+    for row, ops in sorted(used.items()):
+        blocks = {(op - loop.first_op) // loop.length for op in ops}
+        if origins[row] == _EXTERNAL and row not in taken and len(blocks) == 1 and 0 <= min(blocks) < loop.blocks:
+            found[blocks.pop()].append(row)
+    if not found[0] or len({len(rows) for rows in found}) > 1:
+        return loop
+    given = loop.given or ((),) * loop.blocks
+    return replace(loop, given=tuple((*one, *rows) for one, rows in zip(given, found, strict=True)))
 
 
 def _used(graph: CallGraph) -> Mapping[int, Sequence[int]]:

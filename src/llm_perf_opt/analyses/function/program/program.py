@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from llm_perf_opt.analyses.function.form import Form, Point
+from llm_perf_opt.analyses.function.form import Form, Point, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import Parting, storages_of
 from llm_perf_opt.analyses.function.program.assembly import Tensors, assembled, is_list, with_places
 from llm_perf_opt.analyses.function.program.loop_memory import Irregular
@@ -137,6 +137,12 @@ class Program:
             oracle_answers=tuple(replace(answer, count=number(count)) for answer, count in answers),
             **seen,
         )
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a size counts chunks of a length."""
+        forms = (form for kind in self.kinds for form in kind.forms())
+        return any(isinstance(atom, Step) and atom.kind is StepKind.CEIL for form in forms for atom in form.atoms())
 
     def shape(self, counts: tuple[int, ...]) -> Shape:
         """The program with its loops run so many times."""

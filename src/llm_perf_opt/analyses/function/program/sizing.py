@@ -7,82 +7,45 @@ module calls, the blocks of memory and the numbers of the header.
 
 from __future__ import annotations
 
-import math
 from array import array
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from llm_perf_opt.analyses.function.fitting import BATCH, Fitter, Routed
+from llm_perf_opt.analyses.function.fitting import Fitter, Routed
 from llm_perf_opt.analyses.function.form import Form, Point
 from llm_perf_opt.analyses.function.program.alignment import Parting, same_program, storages_of
-from llm_perf_opt.analyses.function.program.assembly import Tensors, folded, refolded
+from llm_perf_opt.analyses.function.program.assembly import Tensors, refolded
 from llm_perf_opt.analyses.function.program.families import Seen, Sizes
-from llm_perf_opt.analyses.function.program.loop_memory import Home, Irregular, homes_of, with_given
-from llm_perf_opt.analyses.function.program.loops import Loop, Repeats, expert_repeats, find_loops
+from llm_perf_opt.analyses.function.program.loop_memory import Home, Irregular, homes_of
+from llm_perf_opt.analyses.function.program.loops import Loop
 from llm_perf_opt.analyses.function.program.program import NoRule, Program, Size, SizedKind, SizedMeta
+from llm_perf_opt.analyses.function.program.skeleton import routers, skeleton_of
 from llm_perf_opt.analyses.function.program.unfolding import Entry, Row, Unfolded, unfold
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.tensor_formats import tensor_bytes
-from llm_perf_opt.ops.grouped_experts import tokens_for_all, touched_experts
-from llm_perf_opt.ops.op import OpRole
-from llm_perf_opt.ops.table import op_role
-
-_BLOCKS = 4  # of a loop whose blocks are all alike: the first two, one of the middle, the last
 
 
 def program_of(graphs: Sequence[CallGraph], fitter: Fitter) -> Program:
     """The program of which these are the graphs at the fitter's points; `NoRule` where there is none."""
     fitter = replace(fitter, routed=routers(graphs, fitter))
-    skeleton, loops = _skeleton(graphs, fitter)
+    skeleton, loops = skeleton_of(graphs, fitter)
+    try:
+        return _sized(skeleton, loops, graphs, fitter)
+    except NoRule:
+        if not loops or same_program(graphs) is not None:
+            raise
+        return _sized(graphs[0], (), graphs, fitter)  # what looked like experts in a loop is none
+
+
+def _sized(skeleton: CallGraph, loops: Sequence[Loop], graphs: Sequence[CallGraph], fitter: Fitter) -> Program:
     samples = [
         _Sample(number, graph, _rows(skeleton, loops, graph, point))
         for number, (graph, point) in enumerate(zip(graphs, fitter.points, strict=True))
     ]
     return _Sizing(skeleton, loops, samples, Sizes(fitter)).program()
-
-
-def _skeleton(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[CallGraph, tuple[Loop, ...]]:
-    """The sample that has most ops, and its loops; a trace in which no loop varies has only those of experts."""
-    parting = same_program(graphs)
-    number = 0 if parting is None else max(range(len(graphs)), key=lambda one: len(ops_of(graphs[one]).kind))
-    graph, point = graphs[number], fitter.points[number]
-    wanted = [expert_repeats(routed) for routed in fitter.routed]
-    if parting is not None and len({len(ops_of(one).kind) for one in graphs}) > 1:
-        fuller = _fuller(point, fitter)
-        if fuller is not None:
-            raise NoRule(parting, wanted=fuller)
-        wanted += [Repeats(count=Form.atom(name), times=point[name]) for name in fitter.variables]
-    loops = with_given(graph, find_loops(graph, wanted), wanted)
-    try:
-        return folded(graph, loops, _BLOCKS)
-    except Irregular as refusal:
-        if parting is None:
-            return graph, ()  # what looked like experts in a loop is none
-        raise NoRule(parting) from refusal
-
-
-def _fuller(point: Point, fitter: Fitter) -> Point | None:
-    """A point at which every expert has rows; None where that is so already."""
-    for routed in fitter.routed:
-        if touched_experts(routed.experts, routed.chosen, routed.tokens.at(point)) < routed.experts:
-            return _with_tokens_for_all(point, routed)
-    return None
-
-
-def _with_tokens_for_all(point: Point, routed: Routed) -> Point:
-    name, enough = _longest(routed.tokens), tokens_for_all(routed.experts, routed.chosen)
-    more = range(point[name], 2**20)
-    return {**point, name: more[bisect_left(more, enough, key=lambda one: routed.tokens.at({**point, name: one}))]}
-
-
-def _longest(tokens: Form) -> str:
-    """The variable that is raised to have more tokens: a length, if there is one."""
-    names = [atom for atom in tokens.atoms() if isinstance(atom, str)]
-    return next((name for name in names if name != BATCH), BATCH)
 
 
 def _rows(skeleton: CallGraph, loops: Sequence[Loop], graph: CallGraph, point: Point) -> Unfolded:
@@ -95,31 +58,6 @@ def _rows(skeleton: CallGraph, loops: Sequence[Loop], graph: CallGraph, point: P
     if parting is not None:
         raise NoRule(parting)
     return rows
-
-
-def routers(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[Routed, ...]:
-    """Where rows choose experts: the best `chosen` of `experts` scores for each of so many rows."""
-    found = [_choices(graph) for graph in graphs]
-    result: list[Routed] = []
-    for chosen, experts in found[0]:
-        rows = [one.get((chosen, experts), set()) for one in found]
-        if any(len(one) != 1 for one in rows):
-            continue
-        tokens = fitter.dimension(tuple(next(iter(one)) for one in rows))
-        if tokens is not None and tokens.constant is None:
-            result.append(Routed(tokens=tokens, chosen=chosen, experts=experts))
-    return tuple(result)
-
-
-def _choices(graph: CallGraph) -> dict[tuple[int, int], set[int]]:
-    """How many of how many are chosen -> for how many rows."""
-    found: dict[tuple[int, int], set[int]] = {}
-    for kind in graph.op_kinds:
-        if op_role(kind) is OpRole.CHOICE and kind.outputs and kind.outputs[0].shape and len(kind.inputs[0].shape) > 1:
-            chosen, experts = kind.outputs[0].shape[-1], kind.inputs[0].shape[-1]
-            if 0 < chosen < experts:
-                found.setdefault((chosen, experts), set()).add(math.prod(kind.inputs[0].shape[:-1]))
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
 
 _NO_HOME = Home(-1, -1, -1)
-_CUTS = ("aten.unbind.", "aten.split.", "aten.split_with_sizes.", "aten.chunk.", "aten.tensor_split.")
+_JOINS = ("aten.cat.", "aten.stack.")
+CUTS = ("aten.unbind.", "aten.split.", "aten.split_with_sizes.", "aten.chunk.", "aten.tensor_split.")
 
 
 class Row(NamedTuple):
@@ -82,11 +84,13 @@ class _Unfolding:
         self._ops, self._calls, self._storages = ops_of(graph), calls_of(graph), storages_of(graph)
         self._count = len(self._ops.kind)
         self._homes = homes_of(graph, loops)
+        self._rows_at = {home: row for row, home in self._homes.items()}
         op_spans = [(one.first_op, one.length) for one in loops]
         self._op_rows, self._op_first, self._op_shift = self._rows(self._count, op_spans)
         call_spans = [(one.first_call, one.calls) for one in loops]
         self._call_rows, self._call_first, self._call_shift = self._rows(len(self._calls.path), call_spans)
         self._storage_rows = tuple(self._new_storages())
+        self._read: dict[int, frozenset[int]] = {}  # per loop the memory that its first block reads
         self._fixed: dict[int, int] = {}
         self._of_block: dict[tuple[int, int, int], int] = {}
         for new, row in enumerate(self._storage_rows):
@@ -157,7 +161,7 @@ class _Unfolding:
 
     def _new_storages(self) -> Iterator[Row]:
         """Memory in the order of the old rows; that of a block that runs more often once for each time."""
-        rows = {home: row for row, home in self._homes.items()}
+        rows = self._rows_at
         sources = [list(self._sources(number)) for number in range(len(self._loops))]
         groups = groupby(range(len(self._storages.origin)), key=lambda row: (self._homes.get(row) or _NO_HOME)[:2])
         for (loop, old), group in groups:
@@ -176,6 +180,8 @@ class _Unfolding:
         """The new block whose memory a row of a loop uses."""
         last = self._loops[home.loop].blocks - 1
         if home.loop != row.loop:
+            if home.block == old_block and self._run_alike(home.loop, row.loop):
+                return row.block
             if home.block in (0, last):
                 return 0 if home.block == 0 else self._counts[home.loop] - 1
             raise Irregular("something uses one block of a loop")
@@ -186,6 +192,13 @@ class _Unfolding:
         if home.block == 0:
             return 0
         raise Irregular("a block uses what a block far before it made")
+
+    def _run_alike(self, one: int, other: int) -> bool:
+        """Whether two loops have a block for each of the same things, so that one may go on where the other ended."""
+        if one < 0 or other < 0:
+            return False
+        left, right = self._loops[one], self._loops[other]
+        return left.count == right.count and left.blocks == right.blocks and not left.routed and not right.routed
 
     def _old_block(self, row: Row) -> int:
         """The old block in which a row of a loop stands; the row may be an op's or a call's or of memory."""
@@ -203,6 +216,9 @@ class _Unfolding:
     def _entries(self, row: Row, storages: Sequence[int], offsets: Sequence[int]) -> Iterator[Entry]:
         what, where = (storages[offsets[one] : offsets[one + 1]] for one in (row.what, row.where))
         if row.what == row.where and not any(one in self._homes for one in where):
+            if (joined := self._joined(row, where)) and storages is self._ops.input_storages:
+                yield from joined
+                return
             yield from (
                 Entry(at, at, row.loop, row.block, self._fixed[one] if one >= 0 else one)
                 for at, one in enumerate(where)
@@ -245,17 +261,58 @@ class _Unfolding:
                 yield Entry(place, slot, loop, block, self._of_block[loop, block, home.place])
 
     def _views(self, row: Row, offsets: Sequence[int]) -> tuple[Entry, ...]:
-        """The outputs of an op that cuts a tensor into one view for each block of the next loop; else nothing."""
+        """The outputs of an op that cuts a tensor into one view for each block of a loop; else nothing."""
         outputs = self._ops.output_storages[offsets[row.what] : offsets[row.what + 1]]
-        name = self._graph.op_kinds[self._ops.kind[row.what]].name
-        if row.loop >= 0 or len(outputs) < 2 or not name.startswith(_CUTS):
+        if row.loop >= 0 or len(outputs) < 2 or not self._name(row.what).startswith(CUTS):
             return ()
-        ahead = (number for number, loop in enumerate(self._loops) if loop.first_op > row.what and loop.length)
-        number = min(ahead, key=lambda one: self._loops[one].first_op, default=-1)
-        if number < 0 or self._loops[number].blocks != len(outputs):
+        ahead = [number for number, loop in enumerate(self._loops) if loop.first_op > row.what and loop.length]
+        after = min(ahead, key=lambda one: self._loops[one].first_op, default=-1)
+        if after >= 0 and self._loops[after].routed and self._loops[after].blocks == len(outputs):
+            return self._one_for_each_block(outputs[0], after)
+        return self._one_of_each(outputs, is_listed=(outputs[0], len(outputs)) in self._lists[1])
+
+    def _joined(self, row: Row, inputs: Sequence[int]) -> tuple[Entry, ...]:
+        """The inputs of an op that joins one view of a tensor for each block of a loop; else nothing."""
+        if row.loop >= 0 or len(inputs) < 2 or len(set(inputs)) > 1:
             return ()
-        storage = self._fixed[outputs[0]]
-        return tuple(Entry(what, 0, number, block, storage) for block, (what, _) in enumerate(self._sources(number)))
+        if not self._name(row.what).startswith(_JOINS):
+            return ()
+        return self._one_of_each(inputs, is_listed=(inputs[0], len(inputs)) in self._lists[0])
+
+    def _one_of_each(self, storages: Sequence[int], *, is_listed: bool) -> tuple[Entry, ...]:
+        """Views of one tensor, as many as a loop that uses it has blocks, or as an op before or after it has."""
+        fitting = [
+            n for n, one in enumerate(self._loops) if not one.routed and one.length and one.blocks == len(storages)
+        ]
+        using = [number for number in fitting if storages[0] in self._read_in_first_block(number)]
+        number = next(iter(using or (fitting if is_listed else ())), -1)
+        return self._one_for_each_block(storages[0], number) if number >= 0 else ()
+
+    def _one_for_each_block(self, storage: int, number: int) -> tuple[Entry, ...]:
+        new, sources = self._fixed[storage], enumerate(self._sources(number))
+        return tuple(Entry(what, 0, number, block, new) for block, (what, _) in sources)
+
+    def _name(self, op: int) -> str:
+        return self._graph.op_kinds[self._ops.kind[op]].name
+
+    @cached_property
+    def _lists(self) -> tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
+        """The tensors that ops cut into views, and those whose views ops join: memory, and how many."""
+        starts, ends = tensor_offsets(self._graph)
+        columns = (CUTS, self._ops.output_storages, ends), (_JOINS, self._ops.input_storages, starts)
+        found: list[frozenset[tuple[int, int]]] = []
+        for names, column, offsets in columns:
+            rows = (row for row in range(self._count) if self._name(row).startswith(names))
+            tensors = (column[offsets[row] : offsets[row + 1]] for row in rows)
+            found.append(frozenset((one[0], len(one)) for one in tensors if len(one) > 1 and len(set(one)) == 1))
+        return found[0], found[1]
+
+    def _read_in_first_block(self, number: int) -> frozenset[int]:
+        if number not in self._read:
+            loop, (starts, _) = self._loops[number], tensor_offsets(self._graph)
+            rows = slice(starts[loop.first_op], starts[loop.first_op + loop.length])
+            self._read[number] = frozenset(self._ops.input_storages[rows])
+        return self._read[number]
 
     def _call_of(self, call: int, row: Row) -> int:
         if call < 0:
@@ -282,21 +339,32 @@ class _Unfolding:
         return self._op_first[row.loop] + row.block * loop.length + (born - loop.first_op) % loop.length
 
     def _freed(self, row: Row) -> int:
-        freed = self._storages.freed_op[row.where]
-        if row.loop < 0:
-            return self._moved(freed, may_be_inside=True)
-        loop, count = self._loops[row.loop], self._counts[row.loop]
-        if not loop.first_op < freed < loop.end_op:
-            return self._moved(freed, may_be_inside=True)
-        block, at = divmod(freed - 1 - loop.first_op, loop.length)  # of the last op that sees it
-        old_block, last = self._old_block(row), loop.blocks - 1
-        if block - old_block in (0, 1):
-            new = row.block + block - old_block
+        home = self._homes.get(row.where)
+        number, block, at = self._last_use(row.where)
+        if home is None or not (number == home.loop or self._run_alike(number, home.loop)):
+            return self._moved(self._storages.freed_op[row.where], may_be_inside=True)
+        loop, last = self._loops[number], self._loops[number].blocks - 1
+        later = block - home.block
+        if later and block == last:  # the block after it, or the end of the loop: as for the block before it
+            before = self._rows_at.get(Home(home.loop, home.block - 1, home.place))
+            later = 1 if later == 1 and before is not None and self._last_use(before)[1] < last else -1
+        if later in (0, 1):
+            new = row.block + later
         elif block == last:
-            new = count - 1
+            new = self._counts[number] - 1
+        elif number != home.loop and block == 0:
+            new = 0
         else:
             raise Irregular("memory of a block that lives for some blocks more")
-        return self._op_first[row.loop] + new * loop.length + at + 1
+        return self._op_first[number] + new * loop.length + at + 1
+
+    def _last_use(self, storage: int) -> tuple[int, int, int]:
+        """The loop, the block and the place in it of the last op that sees a block of memory; -1: outside loops."""
+        op = self._storages.freed_op[storage] - 1
+        for number, loop in enumerate(self._loops):
+            if loop.first_op <= op < loop.end_op:
+                return number, *divmod(op - loop.first_op, loop.length)
+        return -1, -1, -1
 
     def _moved(self, op: int, *, may_be_inside: bool) -> int:
         """The new row of an op that does not move with a block; inside a loop it is of its first block or its last."""

@@ -9,13 +9,13 @@ since copies turn into views there. What cannot be proven within the budget of t
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import lcm
 
 from llm_perf_opt.analyses.function.figures.costs import Region
-from llm_perf_opt.analyses.function.fitting import BATCH, Fitter
+from llm_perf_opt.analyses.function.fitting import Fitter
 from llm_perf_opt.analyses.function.form import Point
 from llm_perf_opt.analyses.function.program.alignment import Parting, same_program, same_run
 from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program
@@ -24,6 +24,8 @@ from llm_perf_opt.analyses.function.search.sampling import (
     CHUNK_OFFSETS,
     LENGTH_OFFSETS,
     Stride,
+    at_chunk_end,
+    batch_ranges,
     corners,
     holds,
     random_point,
@@ -98,11 +100,12 @@ class CellSearch:
     _singles: int = field(default=0, init=False)
     _cuts: set[int] = field(default_factory=set, init=False)  # lengths at which cells of this phase begin
     _multiples_of: list[tuple[Region, int]] = field(default_factory=list, init=False)  # still to be searched
+    _drawn: list[Point] = field(default_factory=list, init=False)  # random points that were asked
     _chunk: int | None = field(default=None, init=False)  # whose multiples were found to be another program
 
     def run(self) -> Iterator[Cell | OpenRegion]:
         """The cells and the regions left open, in order; together they tile the domain."""
-        waiting: list[Region] = [{**self.domain, **batches} for batches in _batch_ranges(self.domain)]
+        waiting: list[Region] = [{**self.domain, **batches} for batches in batch_ranges(self.domain)]
         done = list[Cell | OpenRegion]()
         while waiting or self._multiples_of:
             region = max(waiting, key=size_of, default=None)  # a small budget proves as much as it can
@@ -215,10 +218,9 @@ class CellSearch:
     def _proven(self, region: Region, fit: _Fit, stride: Stride | None = None) -> _Found:
         """The part of a region in which a program is what traces say, and the parts that were cut off."""
         rest, refits = list[Region](), 0
-        rng = random.Random(str(sorted(region.items())))
         while True:
             checked = list[Point]()
-            bad = self._first_bad(region, stride, fit.program, rng, checked)
+            bad = self._first_bad(region, stride, fit, checked)
             if bad is None:
                 return [Cell(region=region, program=fit.program, checked=tuple(checked), stride=stride)], rest
             point, parting = bad
@@ -242,14 +244,18 @@ class CellSearch:
         def is_bad(value: int) -> bool:
             return self._parting(program, {**bad, self.length: value}) is not None
 
-        fitting = [c for c in sorted(set(self.chunks)) if c >= _SMALLEST_CHUNK and length % c == 0]
-        beside = length - 1 if length > low else length + 1
-        if not fitting or high - low < 4 * fitting[0] or is_bad(beside):
+        fitting = [c for c in self._likely_chunks() if length % c == 0]
+        beside = [one for one in (length - 1, length + 1) if low <= one <= high]
+        if not fitting or high - low < 4 * min(fitting) or any(map(is_bad, beside)):
             return None
         if self._chunk in fitting:
             return self._chunk
         away = -1 if length - low > high - length else 1
         return next((c for c in fitting if low < length + away * c < high and is_bad(length + away * c)), None)
+
+    def _likely_chunks(self) -> list[int]:
+        """Chunks that a configuration names, then others, small ones first."""
+        return [c for c in dict.fromkeys((*sorted(self.hints), *sorted(self.chunks))) if c >= _SMALLEST_CHUNK]
 
     def _multiples(self, region: Region, chunk: int) -> Iterator[Cell | OpenRegion]:
         """The lengths of a region that are multiples of a chunk. One chunk may be another program than several."""
@@ -272,7 +278,7 @@ class CellSearch:
         checked = list[Point]()
         try:
             fit = self._fitted_on(region, lengths)
-            bad = self._first_bad(region, stride, fit.program, random.Random(low), checked)
+            bad = self._first_bad(region, stride, fit, checked)
             if bad is None:
                 return Cell(region=region, program=fit.program, checked=tuple(checked), stride=stride)
             why = bad[1]
@@ -286,20 +292,23 @@ class CellSearch:
         return Parting(what="budget", op=None, text=f"{self.traces.count} traces were made, and no more allowed")
 
     def _first_bad(
-        self, region: Region, stride: Stride | None, program: Program, rng: random.Random, checked: list[Point]
+        self, region: Region, stride: Stride | None, fit: _Fit, checked: list[Point]
     ) -> tuple[Point, Parting] | None:
         """A point of a region at which a trace is another run than the program says; None: none was found."""
-        for point in self._to_check(region, stride, rng):
-            parting = self._parting(program, point)
+        for point in self._to_check(region, stride, fit):
+            parting = self._parting(fit.program, point)
             if parting is not None:
                 return point, parting
-            checked.append(point)
+            if point not in checked and point not in fit.samples:
+                checked.append(point)
         return None
 
-    def _to_check(self, region: Region, stride: Stride | None, rng: random.Random) -> Iterator[Point]:
-        """Corners, lengths that a configuration names, random points, and every point that was traced before."""
+    def _to_check(self, region: Region, stride: Stride | None, fit: _Fit) -> Iterator[Point]:
+        """Every point that was traced before, corners, lengths that a configuration names, and random points."""
+        yield from (point for point in self.traces.points if holds(region, stride, point))
         yield from corners(region, stride)
         low, high = region[self.length]
+        rng = random.Random(str(sorted(region.items())))
         named = [hint + side for hint in self.hints if low + 2 < hint < high - 2 for side in _SIDES]
         whole = lcm(*(chunk for chunk in self.chunks if chunk >= _SMALLEST_CHUNK))
         if low < high // whole * whole < high:
@@ -308,8 +317,14 @@ class CellSearch:
             if stride is None or stride.holds(length):
                 yield {**random_point(region, stride, rng), self.length: length}
         moving = sum(low < high for low, high in region.values())
-        yield from (random_point(region, stride, rng) for _ in range(min(moving, _CHECKS)))
-        yield from (point for point in self.traces.points if holds(region, stride, point))
+        drawn = [one for one in self._drawn if holds(region, stride, one) and one not in fit.samples]
+        for _ in range(min(moving, _CHECKS) - len(drawn)):
+            point: Point = random_point(region, stride, rng)
+            if not drawn and fit.program.has_steps:
+                point = at_chunk_end(region, stride, point, self.length, self._likely_chunks())
+            drawn.append(point)
+            self._drawn.append(point)
+            yield point
 
     def _refitted(self, fit: _Fit, point: Point) -> bool:
         """Whether a program with another size at a point is one that fits this point too; it then replaces it."""
@@ -378,14 +393,3 @@ class CellSearch:
 
 def _width(limits: tuple[int, int]) -> int:
     return limits[1] - limits[0] + 1
-
-
-def _batch_ranges(domain: Region) -> Iterator[Mapping[str, tuple[int, int]]]:
-    if BATCH not in domain:
-        yield {}
-        return
-    low, high = domain[BATCH]
-    if low == 1:
-        yield {BATCH: (1, 1)}
-    if high > 1:
-        yield {BATCH: (max(low, 2), high)}

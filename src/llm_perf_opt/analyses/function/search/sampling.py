@@ -7,7 +7,7 @@ without a remainder is often another program than its neighbours.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -82,6 +82,14 @@ def random_point(region: Region, stride: Stride | None, rng: random.Random) -> d
             return point
 
 
+def at_chunk_end(region: Region, stride: Stride | None, point: Point, length: str, chunks: Sequence[int]) -> Point:
+    """A point moved to the end of its chunk, where sizes that count chunks of other lengths differ most."""
+    low, high = region[length]
+    chunk = max((one for one in chunks if one < high - low), default=1)
+    moved = {**point, length: point[length] // chunk * chunk + chunk - 1}
+    return moved if holds(region, stride, moved) else point
+
+
 def size_of(region: Region) -> int:
     """How many points it has, all lengths counted."""
     return prod(high - low + 1 for low, high in region.values())
@@ -97,3 +105,15 @@ def samples_of(region: Region, length: str, lengths: Sequence[int]) -> tuple[lis
         {length: one, **({BATCH: other} if BATCH in region else {})} for one, other in dict.fromkeys(chosen)
     ]
     return points[:few], points
+
+
+def batch_ranges(domain: Region) -> Iterator[Mapping[str, tuple[int, int]]]:
+    """A batch of one for itself, and all others."""
+    if BATCH not in domain:
+        yield {}
+        return
+    low, high = domain[BATCH]
+    if low == 1:
+        yield {BATCH: (1, 1)}
+    if high > 1:
+        yield {BATCH: (max(low, 2), high)}
