@@ -31,7 +31,7 @@ within() { # SECONDS TEXT COMMAND...: run it, show how long it took, and fail wh
 
 say "wheel"
 "$python" -m venv build-venv
-build-venv/bin/pip install --quiet --disable-pip-version-check build
+build-venv/bin/pip install --quiet --disable-pip-version-check build uv
 build-venv/bin/python -m build --wheel --outdir "$folder/dist" "$repository" >build.log 2>&1 || { tail -20 build.log; exit 1; }
 wheel=$(ls dist/*.whl)
 bytes=$(stat -c %s "$wheel")
@@ -59,7 +59,10 @@ say "what an extra would bring is said, not a traceback"
 venv/bin/python "$repository/scripts/smoke_verbs.py" --extras none
 
 say "everything"
-venv/bin/pip install --quiet --disable-pip-version-check "${wheel}[all]" pandas nbclient ipykernel selenium
+everything=("${wheel}[all]" pandas nbclient ipykernel selenium)
+find_links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}  # uv reads no settings of pip
+build-venv/bin/uv pip install --quiet --compile-bytecode --python venv/bin/python ${find_links:+--find-links "$find_links"} "${everything[@]}" ||
+  venv/bin/pip install --quiet --disable-pip-version-check "${everything[@]}"
 export PYTHONPATH="$repository"  # the scripts below import each other; the package is the installed one
 
 say "every command of the pages"

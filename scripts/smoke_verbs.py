@@ -65,6 +65,7 @@ STEPS = (
     Step("models", r"deepseek-ocr-tiny"),
     Step("devices list", r"h100-sxm"),
     Step("devices show h100-sxm", r"NVIDIA H100"),
+    Step("devices cluster 8xh100-sxm", r"all-reduce .*nvlink-4"),
     Step("devices template", r"peak_tflops_dense"),
     Step("devices calibrate --smoke --threads 1 --out machine.json", r'"schema_version"', file="machine.json"),
     Step(f"trace {TINY} --out run", r"(?m)^decode .* 0$"),
@@ -79,6 +80,7 @@ STEPS = (
     Step("cost run --sources counted,torch-counter,closed-form", r"FLOPs"),
     Step("pages deepseek-ocr-tiny --grids 1x1,2x1", r"(?m)^2x1 "),
     Step(f"sweep {TINY} --batch 1 --context 1k..2k --traces 12", r"(?m)^decode +1 "),
+    Step("plan deepseek-ocr-tiny --devices 2xh100-sxm --image 90x130", r"(?m)^tp2 ep2 +yes "),
     Step("join run recording.json", r"attributed +100 %"),
     Step(
         f"export {TINY} --part projector --check export --load-weights random --out parts",

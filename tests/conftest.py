@@ -71,6 +71,8 @@ def _state() -> dict[str, object]:
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "default dtype": torch.get_default_dtype(),
+        "process group": torch.distributed.is_initialized(),
+        "excepthook of a rank": sys.excepthook.__name__ == "_distributed_excepthook",
         "excluded keys": str(torch._C._dispatch_tls_local_exclude_set()),
         "included keys": str(torch._C._dispatch_tls_local_include_set()),
         **{name: len(vars(module_hooks)[name]) for name in hooks},

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.bounds import serving_readers
 from benchmarks.bounds.floors import EVALUATION_RULES, Floors, floors, sequences_that_fit
 from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.bounds.plan_links import plan_links
 from benchmarks.bounds.published_reader import read_published
 from benchmarks.bounds.silicon_reader import read_silicon
 from benchmarks.bounds.silicon_rules import ROW_RULES, TABLE_RULES
@@ -84,7 +85,7 @@ def check(run: MeasuredRun, without: str | None = None) -> Checked:
     device, needs = find_device(run.device), traced_needs(run.model, run.precision, is_smallest=is_smallest)
     held = traced_needs(run.model, run.precision, is_smallest=is_smallest).held_bytes(run.mean_context)
     fitting = sequences_that_fit(run, needs, held, device)
-    return Checked(run=run, floors=floors(run, needs, device, fitting, without))
+    return Checked(run=run, floors=floors(run, needs, device, fitting, without, plan_links(run)))
 
 
 def violations_without(rule: str) -> dict[str, int]:
@@ -106,6 +107,7 @@ def summary(checked: Sequence[Checked], unusable: dict[str, str]) -> dict[str, A
         "to_win": _spread([ratio for each in checked if (ratio := each.to_win) is not None]),
         "groups": list(_groups(checked)),
         "closest": list(_closest(checked)),
+        "plans": list(_plans(checked)),
     }
 
 
@@ -140,6 +142,31 @@ def _closest(checked: Sequence[Checked], count: int = 8) -> Iterator[dict[str, A
     nearest = [(*min((ratio, name) for name, ratio in each.ratios().items()), each.run) for each in checked]
     for ratio, definition, run in sorted(nearest, key=lambda found: found[0])[:count]:
         yield {"ratio": round(ratio, 3), "definition": definition, "run": run.name, "source": run.source}
+
+
+def _plans(checked: Sequence[Checked]) -> Iterator[dict[str, Any]]:
+    """Runs on several GPUs by model, system and plan: the tightest of them, and the largest share of communication."""
+    groups: dict[tuple[str, str, str], list[Checked]] = {}
+    for each in checked:
+        if each.run.decode_gpus > 1:
+            plan = each.run.decode_plan.describe(each.run.decode_gpus)
+            groups.setdefault((each.run.model, each.run.device, plan), []).append(each)
+    for (model, device, plan), members in sorted(groups.items()):
+        ratio, definition = min((ratio, name) for each in members for name, ratio in each.ratios().items())
+        yield {
+            "model": model,
+            "device": device,
+            "plan": plan,
+            "runs": len(members),
+            "lowest": round(ratio, 3),
+            "definition": definition,
+            "step_links": round(max(_share(each.floors.step_links_s, each.floors.tpot_s) for each in members), 4),
+            "prompt_links": round(max(_share(each.floors.prompt_links_s, each.floors.ttft_s) for each in members), 4),
+        }
+
+
+def _share(links_s: float, bound_s: float | None) -> float:
+    return links_s / bound_s if bound_s else 0.0
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The times that a measured run cannot have beaten, from what its model needs and what its devices can do at most.
 
-Work is divided over all GPUs of a replica, as if nothing were sent between them, no op waited for another, and every
-kernel reached the data sheet. Two definitions:
+Work is divided over all GPUs of a replica, as if no op waited for another and every kernel reached the data sheet. What
+its plan must send over the links goes beside it: of work and communication the longer counts. Two definitions:
 
 **Strict.** As few experts as any routing can touch, and the sequences that were running rather than waiting: below
 every time per output token (TPOT) and every time to first token (TTFT).
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.bounds.plan_links import NO_LINKS, PlanLinks
 from llm_perf_opt.analyses.time.lower_bound import bytes_from_memory, fastest_peak, is_known
 from llm_perf_opt.core.hardware import Device
 
@@ -53,7 +54,8 @@ class Floors:
     """What the bounds say of one run, in seconds; None where the run has no such time.
 
     `batch` is what the strict bound took to be running, `fitting` what memory could hold. `token_s` are seconds of one
-    GPU for one output token at full load.
+    GPU for one output token at full load. `step_links_s` and `prompt_links_s` are what a step and a prompt need on the
+    links alone.
     """
 
     tpot_s: float | None
@@ -65,22 +67,37 @@ class Floors:
     batch: int
     fitting: int
     touched: tuple[str, ...]
+    step_links_s: float = 0.0
+    prompt_links_s: float = 0.0
 
 
-def floors(run: MeasuredRun, needs: Needs, device: Device, fitting: int, without: str | None = None) -> Floors:
+def floors(
+    run: MeasuredRun,
+    needs: Needs,
+    device: Device,
+    fitting: int,
+    without: str | None = None,
+    links: PlanLinks = NO_LINKS,
+) -> Floors:
     """The bounds of a run whose GPUs hold `fitting` sequences of its mean length, `without` the rule of that name."""
     in_flight = run.in_flight or 1
     batch = in_flight if without == running_on_average.__name__ else running_on_average(run)
     has_rate = run.tokens_per_s_per_gpu is not None
     at_most = batch_that_fits(run, fitting)
     names = ((running_on_average, batch != in_flight), (batch_that_fits, has_rate and at_most != run.in_flight))
+    step_links_s, prompt_links_s = batch * links.step_token_s, run.prompt_tokens * links.prompt_token_s
+    of_request = prompt_links_s + run.output_tokens * links.step_token_s
+    of_token = of_request / run.output_tokens * run.decode_gpus
+    least_cycle = None if run.e2e_s is None or run.is_disaggregated else cycle_s(run, needs, device)
     return Floors(
-        tpot_s=None if run.tpot_s is None else step_s(run, needs, device, batch, FEWEST),
-        ttft_s=None if run.ttft_s is None else prefill_s(run, needs, device, FEWEST),
-        e2e_s=None if run.e2e_s is None else request_s(run, needs, device),
-        cycle_s=None if run.e2e_s is None or run.is_disaggregated else cycle_s(run, needs, device),
-        token_s=token_s(run, needs, device, at_most, FEWEST) if has_rate else None,
-        expected_token_s=token_s(run, needs, device, at_most, UNIFORM) if has_rate else None,
+        tpot_s=None if run.tpot_s is None else max(step_s(run, needs, device, batch, FEWEST), step_links_s),
+        ttft_s=None if run.ttft_s is None else max(prefill_s(run, needs, device, FEWEST), prompt_links_s),
+        e2e_s=None if run.e2e_s is None else request_s(run, needs, device, links),
+        cycle_s=None if least_cycle is None else max(least_cycle, in_flight * of_request),
+        token_s=max(token_s(run, needs, device, at_most, FEWEST), of_token) if has_rate else None,
+        expected_token_s=max(token_s(run, needs, device, at_most, UNIFORM), of_token) if has_rate else None,
+        step_links_s=step_links_s,
+        prompt_links_s=prompt_links_s,
         batch=batch,
         fitting=fitting,
         touched=tuple(rule.__name__ for rule, is_touched in names if is_touched),
@@ -121,10 +138,12 @@ def prefill_s(run: MeasuredRun, needs: Needs, device: Device, routing: str) -> f
     return _seconds(work.flops, work.weight_bytes or 0, run, device, run.prefill_gpus)
 
 
-def request_s(run: MeasuredRun, needs: Needs, device: Device) -> float:
+def request_s(run: MeasuredRun, needs: Needs, device: Device, links: PlanLinks = NO_LINKS) -> float:
     """Its own prompt, then a step of everything in flight for each token of its output."""
-    step = step_s(run, needs, device, run.in_flight or 1, UNIFORM)
-    return prefill_s(run, needs, device, UNIFORM) + run.output_tokens * step
+    in_flight = run.in_flight or 1
+    step = max(step_s(run, needs, device, in_flight, UNIFORM), in_flight * links.step_token_s)
+    prompt = max(prefill_s(run, needs, device, UNIFORM), run.prompt_tokens * links.prompt_token_s)
+    return prompt + run.output_tokens * step
 
 
 def cycle_s(run: MeasuredRun, needs: Needs, device: Device) -> float:

@@ -18,6 +18,7 @@ def sections(data: Data) -> dict[str, str]:
         "rules": _rules(data),
         "groups": _groups(data),
         "closest": _closest(data),
+        "plans": _plans(data),
         "agreement": _agreement(data),
     }
 
@@ -81,6 +82,20 @@ def _closest(data: Data) -> str:
         f"| {row['ratio']:.3f} | {row['definition']} | `{row['run']}` | `{row['source']}` |" for row in data["closest"]
     )
     return _table("| measured / bound | definition | run | source |", "|--:|---|---|---|", rows)
+
+
+def _plans(data: Data) -> str:
+    rows = (
+        f"| {row['model']} | `{row['device']}` | {row['plan']} | {row['runs']:,} | {row['lowest']:.2f} "
+        f"| {row['definition']} | {row['step_links']:.1%} | {row['prompt_links']:.1%} |"
+        for row in data["plans"]
+    )
+    return _table(
+        "| model | system | plan | runs | lowest | by the definition | links / bound of a step, at most "
+        "| links / bound of a prompt, at most |",
+        "|---|---|---|--:|--:|---|--:|--:|",
+        rows,
+    )
 
 
 def _agreement(data: Data) -> str:

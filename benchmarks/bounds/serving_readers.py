@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.bounds.measured_run import MeasuredRun, ServedPlan
 
 Record = Mapping[str, Any]
 
@@ -52,6 +52,12 @@ def records_of(file: Path) -> list[Record]:
     return records
 
 
+def tensor_parallel(text: str) -> ServedPlan:
+    """The plan of `TP8`; any other text names one of which nothing is certain to be sent."""
+    size = text.removeprefix("TP")
+    return ServedPlan(tensor=int(size)) if size != text and size.isdigit() else ServedPlan()
+
+
 def read_overview(file: Path) -> Iterator[MeasuredRun]:
     """TensorRT-LLM's own table: output per GPU with every request queued at once."""
     for record in records_of(file):
@@ -69,6 +75,8 @@ def read_overview(file: Path) -> Iterator[MeasuredRun]:
             prefill_gpus=gpus,
             decode_gpus=gpus,
             in_flight=None,
+            prefill_plan=tensor_parallel(record["parallel"]),
+            decode_plan=tensor_parallel(record["parallel"]),
             tokens_per_s_per_gpu=record["output_tokens_per_s_per_gpu"],
         )
 
@@ -90,6 +98,8 @@ def read_vllm_latencies(file: Path) -> Iterator[MeasuredRun]:
                 prefill_gpus=record["tensor_parallel"],
                 decode_gpus=record["tensor_parallel"],
                 in_flight=None,
+                prefill_plan=ServedPlan(tensor=record["tensor_parallel"]),
+                decode_plan=ServedPlan(tensor=record["tensor_parallel"]),
                 ttft_s=record["ttft_mean_ms"] / 1e3,
                 tpot_s=record["itl_mean_ms"] / 1e3,
             ),
@@ -123,6 +133,8 @@ def read_nim(file: Path) -> Iterator[MeasuredRun]:
             prefill_gpus=record["gpus"],
             decode_gpus=record["gpus"],
             in_flight=record["concurrency"],
+            prefill_plan=tensor_parallel(record["parallel"]),
+            decode_plan=tensor_parallel(record["parallel"]),
             ttft_s=record["ttft_ms"] / 1e3,
             tpot_s=record["itl_ms"] / 1e3,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.bounds.measured_run import MeasuredRun, ServedPlan
 from benchmarks.bounds.silicon_rules import AGGREGATED, ROW_RULES, TABLE_RULES, Row, number
 
 SOURCE = "silicon_sample"
@@ -71,6 +71,8 @@ def as_recorded(row: Row) -> MeasuredRun:
         prefill_gpus=number(row, f"{prefill}tp_size") * number(row, f"{prefill}attention_dp_size"),
         decode_gpus=number(row, f"{decode}tp_size") * number(row, f"{decode}attention_dp_size"),
         in_flight=int(row["concurrency"]) if row["concurrency"] else None,
+        prefill_plan=ServedPlan(tensor=number(row, f"{prefill}tp_size"), experts=number(row, f"{prefill}moe_ep_size")),
+        decode_plan=ServedPlan(tensor=number(row, f"{decode}tp_size"), experts=number(row, f"{decode}moe_ep_size")),
         ttft_s=float(row["ttft_ms"]) / 1e3,
         tpot_s=float(row["tpot_ms"]) / 1e3,
         is_disaggregated=row["mode"] != AGGREGATED,

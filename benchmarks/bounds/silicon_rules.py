@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.bounds.measured_run import MeasuredRun, ServedPlan
 
 Row = Mapping[str, str]
 Rule = Callable[[Row, MeasuredRun], MeasuredRun]
@@ -37,7 +37,10 @@ def expert_parallelism_counted_once(row: Row, run: MeasuredRun) -> MeasuredRun:
         return run
     is_squared = expert_tensor == experts == gpus
     is_squared_data = tensor == data == gpus and (expert_tensor, experts) == (1, gpus * gpus)
-    return replace(run, prefill_gpus=gpus, decode_gpus=gpus) if is_squared or is_squared_data else run
+    if not is_squared and not is_squared_data:
+        return run
+    plan = ServedPlan(tensor=1 if data > 1 else gpus, experts=gpus)
+    return replace(run, prefill_gpus=gpus, decode_gpus=gpus, prefill_plan=plan, decode_plan=plan)
 
 
 def attention_parallelism_left_blank(row: Row, run: MeasuredRun) -> MeasuredRun:
@@ -51,7 +54,7 @@ def attention_parallelism_left_blank(row: Row, run: MeasuredRun) -> MeasuredRun:
 def whole_system_labelled_aggregated(row: Row, run: MeasuredRun) -> MeasuredRun:
     """Aggregated rows on 12 to 72 GPUs are whole disaggregated systems: all of their GPUs count for both phases."""
     is_system = row["mode"] == AGGREGATED and row["origin"] == INFERENCEX and run.decode_gpus > GPUS_OF_A_NODE
-    return replace(run, is_whole_system=is_system)
+    return replace(run, is_whole_system=True, prefill_plan=ServedPlan(), decode_plan=ServedPlan()) if is_system else run
 
 
 def batch_of_one_replica(row: Row, run: MeasuredRun) -> MeasuredRun:

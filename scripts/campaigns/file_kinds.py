@@ -22,7 +22,7 @@ from llm_perf_opt.api.profile.operators_file import CHROME_TRACE, OPERATORS, kep
 from llm_perf_opt.api.profile.request import ProfilerChoice, list_pages, read_request
 from llm_perf_opt.api.profile.run_folder import RunFolder
 from llm_perf_opt.core.callgraph import read_callgraph
-from llm_perf_opt.core.hardware import device_template, load_devices
+from llm_perf_opt.core.hardware import device_template, load_devices, load_links
 from llm_perf_opt.core.hardware.calibration import (
     Calibration,
     RateTable,
@@ -32,6 +32,7 @@ from llm_perf_opt.core.hardware.calibration import (
     write_calibration,
 )
 from llm_perf_opt.core.hardware.device_file import device_text
+from llm_perf_opt.core.plan_file import read_plan_rules
 from llm_perf_opt.core.sealing import split_seal
 from llm_perf_opt.formats.view_file import read_view
 from llm_perf_opt.harness.weights import load_weights
@@ -44,6 +45,27 @@ from scripts.campaigns.foreign_kinds import foreign_kinds
 from scripts.campaigns.one_kind import Kind, at, function_questions, questions, small_module
 
 EXPERTS = 3
+LINKS = """
+[links.lab-ring]
+name = "A ring of ours"
+kind = "ethernet"
+gb_per_s_each_way = 1.25
+latency_us = 30
+sources = ["measured"]
+
+[nodes.my-device]
+gpus = 4
+inside = "lab-ring"
+sources = ["our rack"]
+"""
+PLAN = """
+[tp]
+"model.layers.*.mlp.up_proj" = "colwise"
+"model.layers.*.mlp.down_proj" = "rowwise"
+
+[vision]
+views = "split"
+"""
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -233,17 +255,17 @@ def _operators(run: Path, kept: RunFolder) -> Iterator[Kind]:
 def _tables(folder: Path) -> Iterator[Kind]:
     def devices(file: Path) -> object:
         found = load_devices(file).devices
-        return [(device, device_text(device)) for device in found.values()]
+        return [(device, device_text(device)) for device in found.values()], load_links(file)
 
     def routing(file: Path) -> object:
         policy = read_replay(file, "prefill")
         return policy.choose(2, EXPERTS, 1, 0).tolist()
 
+    good = f"{device_template()}\n{LINKS}".encode()
     counts = {"prefill": [[1, 0, 1], [2, 0, 0]], "decode": [[1, 0, 0]]}
-    yield Kind(
-        name="device table", good=device_template().encode(), read=at(folder / "devices.toml", devices), is_json=False
-    )
+    yield Kind(name="device table", good=good, read=at(folder / "devices.toml", devices), is_json=False)
     yield Kind(name="expert counts", good=json.dumps(counts).encode(), read=at(folder / "counts.json", routing))
+    yield Kind(name="plan rules", good=PLAN.encode(), read=at(folder / "plan.toml", read_plan_rules), is_json=False)
 
 
 def _model_files(folder: Path) -> Iterator[Kind]:

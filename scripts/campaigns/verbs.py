@@ -50,6 +50,7 @@ VERBS = {
     "pages": "pages deepseek-ocr-tiny --grids 1x1,2x1 --out pages.html --force",
     "sweep": "sweep tiny --batch 2 --context 16..19 --out sweep.html --csv points.csv "
     "--save-function tiny.function.json --force",
+    "plan": "plan tiny --devices 2xh100-sxm --batch 2 --prompt-tokens 4 --max-plans 2 --out plans.html --force",
     "export with weights": "export tiny --prompt-tokens 4 --part model.layers.0.mlp --check onnx --load-weights random "
     "--out weighted --force",
     "trace under the profiler": "trace tiny --prompt-tokens 4 --tracer profiler --with-modules --out profiled --force",

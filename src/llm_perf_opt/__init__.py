@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.answer import Answer
     from llm_perf_opt.api.calibration import CalibrationAnswer, calibrate
     from llm_perf_opt.api.catalogue import InstallationAnswer, ModelsAnswer, doctor, known_models
+    from llm_perf_opt.api.cluster import ClusterAnswer, cluster
     from llm_perf_opt.api.comparison import ComparisonAnswer
     from llm_perf_opt.api.cost import cost
     from llm_perf_opt.api.cost_answer import CostAnswer
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.join import JoinAnswer
     from llm_perf_opt.api.memory import MemoryAnswer
     from llm_perf_opt.api.pages import PagesAnswer, pages
+    from llm_perf_opt.api.per_rank import RanksAnswer
+    from llm_perf_opt.api.plans import PlansAnswer, plans
     from llm_perf_opt.api.prediction import PredictionAnswer
     from llm_perf_opt.api.profile.profile import profile
     from llm_perf_opt.api.profile.profiling import ProfileAnswer
@@ -60,10 +63,12 @@ __all__ = [
     "cost",
     "pages",
     "sweep",
+    "plans",
     "export",
     "profile",
     "devices",
     "device",
+    "cluster",
     "device_template",
     "limits",
     "calibrate",
@@ -78,6 +83,8 @@ __all__ = [
     "SweepAnswer",
     "MemoryAnswer",
     "PredictionAnswer",
+    "RanksAnswer",
+    "PlansAnswer",
     "AttentionAnswer",
     "GraphAnswer",
     "ExportAnswer",
@@ -87,6 +94,7 @@ __all__ = [
     "WholeReport",
     "DevicesAnswer",
     "DeviceAnswer",
+    "ClusterAnswer",
     "CalibrationAnswer",
     "ModelsAnswer",
     "InstallationAnswer",
@@ -114,9 +122,14 @@ _HOMES = {
     "PagesAnswer": "api.pages",
     "sweep": "api.sweep",
     "SweepAnswer": "api.sweep_answer",
+    "plans": "api.plans",
+    "PlansAnswer": "api.plans",
+    "RanksAnswer": "api.per_rank",
     "export": "api.export",
     "devices": "api.devices",
     "device": "api.devices",
+    "cluster": "api.cluster",
+    "ClusterAnswer": "api.cluster",
     "device_template": "core.hardware",
     "limits": "core.work_limits",
     "calibrate": "api.calibration",

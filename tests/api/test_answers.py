@@ -70,6 +70,9 @@ ANSWERS: dict[str, Callable[[], Answer]] = {
     "report": lambda: two_products(3).report(device="h100-sxm"),
     "devices": lpo.devices,
     "device": lambda: lpo.device("h100-sxm"),
+    "cluster": lambda: lpo.cluster("4x8 h100-sxm"),
+    "plans": lambda: lpo.plans("deepseek-ocr-tiny", "2x h100-sxm", mode="tiny", batch=2, max_plans=2),
+    "ranks": lambda: lpo.trace("deepseek-ocr-tiny", mode="tiny", tp=2).per_rank("2x h100-sxm"),
     "known_models": lpo.known_models,
     "doctor": lpo.doctor,
 }

@@ -12,6 +12,7 @@ import typer
 import llm_perf_opt as lpo
 from llm_perf_opt.api.tracing import load_phase
 from llm_perf_opt.cli.app import app
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import workload_options
 
 SHOWING = {  # option -> what Python does instead
@@ -45,6 +46,7 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "report": (lpo.trace, lpo.load, Trace.stages, Trace.report, Answer.save),
     "pages": (lpo.pages, Answer.save),
     "sweep": (lpo.sweep, Answer.save, lpo.SweepAnswer.save_points, lpo.SweepAnswer.save_function),
+    "plan": (lpo.plans, Answer.save),
     "predict": (lpo.trace, lpo.load, Trace.predict, Trace.what_if),
     "join": (lpo.load, load_phase, Trace.join, Answer.save),
     "export": (lpo.export,),
@@ -53,6 +55,7 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "doctor": (lpo.doctor,),
     "devices list": (lpo.devices,),
     "devices show": (lpo.device,),
+    "devices cluster": (lpo.cluster,),
     "devices calibrate": (lpo.calibrate,),
     "devices template": (lpo.device_template,),
 }
@@ -63,6 +66,8 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("graph", "out"): "path",
     ("report", "sources"): "path",
     ("pages", "out"): "path",
+    ("plan", "devices"): "devices",
+    ("plan", "out"): "path",
     ("sweep", "out"): "path",
     ("sweep", "csv"): "path",
     ("sweep", "save_function"): "path",
@@ -70,6 +75,7 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("report", "out"): "path",
     ("join", "out"): "path",
     ("devices show", "device"): "name",
+    ("devices cluster", "cluster"): "text",
     ("devices template", "device"): "identifier",
 }
 
@@ -89,7 +95,7 @@ def test_every_option_has_a_parameter(verb: str, command: Any) -> None:
     callables = IN_PYTHON[verb]
     taken = {name for one in callables for name in signature(one).parameters}
     kinds = {one.kind for each in callables for one in signature(each).parameters.values()}
-    workload = set(workload_options()) if Parameter.VAR_KEYWORD in kinds else set()
+    workload = {*workload_options(), *ParallelPlan.options()} if Parameter.VAR_KEYWORD in kinds else set()
     options = [str(option.name) for option in command.params if option.name not in SHOWING]
     wanted = {name: ONE_FOR_ANOTHER.get((verb, name), NAMES.get(name, name)) for name in options}
     assert {name: word for name, word in wanted.items() if word not in taken | workload} == {}

@@ -21,7 +21,9 @@ from benchmarks.bounds.floors import (
     step_s,
     token_s,
 )
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.bounds.measured_run import MeasuredRun, ServedPlan
+from benchmarks.bounds.plan_links import PlanLinks, shared_blocks
+from benchmarks.bounds.plan_links import token_s as link_token_s
 from llm_perf_opt.core.hardware import Device
 
 DEVICE = Device(
@@ -160,3 +162,45 @@ def test_what_is_not_recorded_is_not_checked() -> None:
     assert checked.ratios().keys() == {"strict: output at full load", "expected: output at full load"}
     assert checked.ratios()["strict: output at full load"] == pytest.approx(2 / 1.13)
     assert checked.to_win is None
+
+
+def test_links_bound_a_run_whose_work_is_shorter() -> None:
+    """0.9 s of links for each of 3 running sequences, 0.25 s for each of 40 prompt tokens; 4 in flight."""
+    links = PlanLinks(prompt_token_s=0.25, step_token_s=0.9)
+    found = floors(RUN, NEEDS, DEVICE, 17, links=links)
+    alone = floors(RUN, NEEDS, DEVICE, 17)
+    assert (found.step_links_s, found.prompt_links_s) == (pytest.approx(2.7), 10)
+    assert found.tpot_s == pytest.approx(2.7)
+    assert alone.tpot_s is not None
+    assert alone.tpot_s < 2.7
+    assert found.ttft_s == 10
+    assert found.e2e_s == pytest.approx(10 + 20 * 4 * 0.9)
+    assert found.cycle_s == pytest.approx(4 * (10 + 20 * 0.9))
+
+
+def test_links_bound_a_token_at_full_load() -> None:
+    """Of 20 output tokens each takes a twentieth of the prompt's 10 s and 0.9 s of its own, on 2 GPUs."""
+    rate_only = replace(RUN, ttft_s=None, tpot_s=None, tokens_per_s_per_gpu=0.5, in_flight=None)
+    links = PlanLinks(prompt_token_s=0.25, step_token_s=0.9)
+    assert floors(rate_only, NEEDS, DEVICE, 10, links=links).token_s == pytest.approx(2 * (10 / 20 + 0.9))
+    assert floors(rate_only, NEEDS, DEVICE, 10).token_s == pytest.approx(1.13)
+
+
+def test_a_plan_reduces_what_its_ranks_share() -> None:
+    """Llama 70B: 80 attentions and 80 MLPs; DeepSeek-R1: 3 dense layers, 58 with experts, attention is latent."""
+    assert shared_blocks("llama-3.1-70b", is_alone=True, experts_split=True) == (160, 8192)
+    assert shared_blocks("llama-3.1-70b", is_alone=False, experts_split=True) == (80, 8192)
+    assert shared_blocks("deepseek-r1", is_alone=True, experts_split=True) == (61, 7168)
+    assert shared_blocks("deepseek-r1", is_alone=True, experts_split=False) == (3, 7168)
+    on_eight = link_token_s("llama-3.1-70b", "h100-sxm", ServedPlan(tensor=8), 8)
+    assert on_eight == pytest.approx(160 * 8192 * 2 / 450e9)  # the switch adds: each value leaves a GPU once
+    in_two = link_token_s("llama-3.1-70b", "h100-sxm", ServedPlan(tensor=4), 8)
+    assert in_two == pytest.approx(80 * 8192 * 2 / 450e9 / 2)  # two attentions, each with half of the tokens
+    assert link_token_s("llama-3.1-70b", "h100-sxm", ServedPlan(), 8) == 0
+
+
+def test_a_plan_is_written_as_engines_write_it() -> None:
+    assert ServedPlan(tensor=8, experts=8).describe(8) == "tp8 ep8"
+    assert ServedPlan(experts=8).describe(8) == "dp8 ep8"
+    assert ServedPlan(tensor=2).describe(4) == "tp2 dp2"
+    assert ServedPlan().describe(8) == "8 GPUs"

@@ -59,21 +59,22 @@ def test_a_row_that_has_no_defect_is_taken_at_its_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "dp", "moe_tp", "moe_ep", "gpus"),
+    ("tp", "dp", "moe_tp", "moe_ep", "gpus", "plan"),
     [
-        (64, 1, 8, 8, 8),  # tp8 ep8
-        (16, 1, 4, 4, 4),
-        (4, 4, 1, 16, 4),  # tp4 ep4 with attention DP
-        (1, 64, 8, 8, 8),
-        (4, 1, 2, 2, 2),
-        (4, 1, 1, 4, 4),  # tp4 ep4 as it should be
-        (4, 1, 4, 1, 4),
-        (1, 4, 1, 4, 4),
+        (64, 1, 8, 8, 8, "tp8 ep8"),
+        (16, 1, 4, 4, 4, "tp4 ep4"),
+        (4, 4, 1, 16, 4, "dp4 ep4"),
+        (1, 64, 8, 8, 8, "dp8 ep8"),
+        (4, 1, 2, 2, 2, "tp2 ep2"),
+        (4, 1, 1, 4, 4, "tp4 ep4"),  # as it should be
+        (4, 1, 4, 1, 4, "tp4"),
+        (1, 4, 1, 4, 4, "dp4 ep4"),
     ],
 )
-def test_expert_parallelism_is_counted_once(tp: int, dp: int, moe_tp: int, moe_ep: int, gpus: int) -> None:
+def test_expert_parallelism_is_counted_once(tp: int, dp: int, moe_tp: int, moe_ep: int, gpus: int, plan: str) -> None:
     row = a_row(tp_size=tp, attention_dp_size=dp, moe_tp_size=moe_tp, moe_ep_size=moe_ep)
     assert the_run(row).decode_gpus == gpus
+    assert the_run(row).decode_plan.describe(gpus) == plan
     assert ("expert_parallelism_counted_once" in the_run(row).touched) == (tp * dp != gpus)
 
 
@@ -93,6 +94,7 @@ def test_experts_on_more_gpus_than_attention_tell_of_data_parallelism() -> None:
 def test_one_node_is_no_whole_system() -> None:
     assert not the_run(a_row()).is_whole_system
     assert the_run(a_row(tp_size=72, moe_tp_size=72)).is_whole_system
+    assert the_run(a_row(tp_size=72, moe_tp_size=72)).decode_plan.describe(72) == "72 GPUs"  # of which nothing is known
 
 
 def test_a_replica_holds_its_batch_and_no_more() -> None:

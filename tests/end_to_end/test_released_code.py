@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import llm_perf_opt as lpo
 from llm_perf_opt.analyses.call_checks import call_checks
 from llm_perf_opt.analyses.cost.module_costs import module_costs
+from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.api.cost import cost_of
 from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.collectives import Collective, collective_of
 from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.core.source_figures import Method
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.weightless import ReplayRouting
 from tests.end_to_end.deepseek_ocr_runs import facts, workload
+from tests.end_to_end.released_ranks import logits_of_both
 from tests.end_to_end.test_deepseek_ocr_callgraph import expert_counts, recorded, without_experts
 
 FOLDER = os.environ.get("LLM_PERF_OPT_DSOCR_DIR")
@@ -95,3 +101,32 @@ def test_modules_run_as_often_as_page_configuration_and_steps_imply(run: str) ->
     checks = call_checks([traced(run, "prefill"), traced(run, "decode_step")])
     assert len(checks) == 11
     assert [check for check in checks if not check.is_as_expected] == []
+
+
+@pytest.mark.parametrize(("sizes", "rank"), [({"tp": 2}, 0), ({"tp": 2, "ep": 2}, 1), ({"tp": 4, "ep": 2}, 3)])
+def test_a_rank_of_the_released_code_does_what_one_of_the_blueprint_does(sizes: dict[str, int], rank: int) -> None:
+    """Collectives in order with their modules, FLOPs, and weights; no file of the released code is changed."""
+    released, ours = (
+        lpo.trace(model, image="1240x1754", trust_remote_code=True, rank=rank, **sizes)
+        for model in (str(FOLDER), "deepseek-ocr")
+    )
+    for its, blueprint in zip(released.graphs, ours.graphs, strict=True):
+        assert its.problems() == []
+        assert list(_collectives(its)) == list(_collectives(blueprint)) != []
+        assert module_costs(its).by_path[""].inclusive.flops == module_costs(blueprint).by_path[""].inclusive.flops
+    assert run_memory(released.graphs).phases[0].weight_bytes == run_memory(ours.graphs).phases[0].weight_bytes
+
+
+@pytest.mark.slow
+def test_two_real_ranks_of_the_released_code_compute_what_one_device_computes(tmp_path: Path) -> None:
+    for whole, *spread in logits_of_both(Path(str(FOLDER)), tmp_path):
+        assert len(spread) == 2 and float(whole[0].std()) > 0.1
+        for logits in spread:
+            torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
+
+
+def _collectives(graph: CallGraph) -> Iterator[tuple[Collective, str]]:
+    assert graph.ops is not None and graph.calls is not None
+    for kind, call in zip(graph.ops.kind, graph.ops.call, strict=True):
+        if (found := collective_of(graph.op_kinds[kind])) is not None:
+            yield found, graph.paths[graph.calls.path[call]]

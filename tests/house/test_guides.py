@@ -90,8 +90,11 @@ def test_a_report_format_is_added(
 
 
 def test_a_device_is_added(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    ((name, body),) = files_of("add-a-device").items()
+    (name, body), (_, links) = files_of("add-a-device").items()
     (tmp_path / name).write_text(body)
     monkeypatch.setitem(plugins.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
     assert run(monkeypatch, "predict", "small", "--device", "my-card", "--devices", tmp_path / name) == 0
     assert "My Card 24GB" in capsys.readouterr().out
+    (tmp_path / name).write_text(f"{body}\n{links}")
+    assert run(monkeypatch, "devices", "cluster", "2x8 my-card", "--devices", tmp_path / name) == 0
+    assert "my-fabric" in capsys.readouterr().out

@@ -41,6 +41,7 @@ KINDS = (
         "operators of a run, digest",
         "device table",
         "expert counts",
+        "plan rules",
     ),
     *(
         "config.json of a folder",

@@ -10,6 +10,7 @@ import pytest
 
 from llm_perf_opt.core import plugins
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import (
     CALIBRATORS,
     DRAWINGS,
@@ -17,6 +18,7 @@ from llm_perf_opt.core.plugins import (
     FOLDER_FORMS,
     FOLDER_INPUTS,
     FOLDER_PARTS,
+    FOLDER_RANKS,
     FOLDERS,
     MODELS,
     OUTSIDE_PROFILERS,
@@ -27,6 +29,7 @@ from llm_perf_opt.core.plugins import (
 )
 from llm_perf_opt.core.protocols import Calibrator, KnowsClosedForms, Sight
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.workload import Workload
 
 
 def method_takes(plugin: type[Any], method: str, *names: str) -> bool:
@@ -50,8 +53,14 @@ def test_a_folder_adapter_takes_the_folder_and_the_trust(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FOLDER_INPUTS.names())
-def test_inputs_of_a_model_type_take_a_build_and_a_workload(name: str) -> None:
-    assert list(inspect.signature(FOLDER_INPUTS.get(name)).parameters) == ["name", "build", "workload"]
+def test_inputs_of_a_model_type_take_a_build_a_workload_and_a_world(name: str) -> None:
+    assert list(inspect.signature(FOLDER_INPUTS.get(name)).parameters) == ["name", "build", "workload", "world"]
+
+
+@pytest.mark.parametrize("name", FOLDER_RANKS.names())
+def test_kinds_of_rank_of_a_model_type_begin_with_the_first(name: str) -> None:
+    assert FOLDER_RANKS.get(name)(ParallelPlan(tp=2), Workload())[0] == 0
+    assert FOLDER_RANKS.get(name)(ParallelPlan(tp=2, rank=1), Workload()) == (1,)
 
 
 @pytest.mark.parametrize("name", TRACERS.names())
@@ -119,7 +128,7 @@ def test_every_registry_is_held_to_its_protocol_here() -> None:
     registries = {name for name, value in vars(plugins).items() if isinstance(value, Registry)}
     assert registries == {
         *("MODELS", "FOLDERS", "FOLDER_INPUTS", "FOLDER_PARTS", "TRACERS", "SOURCES", "REPORTERS", "DRAWINGS"),
-        *("OUTSIDE_PROFILERS", "CALIBRATORS", "EXPORT_LABS", "FOLDER_FORMS"),
+        *("OUTSIDE_PROFILERS", "CALIBRATORS", "EXPORT_LABS", "FOLDER_FORMS", "FOLDER_RANKS"),
     }
 
 

@@ -84,3 +84,20 @@ def test_counts_of_another_run_are_refused() -> None:
 def test_an_unknown_policy_names_the_known_ones(text: str) -> None:
     with pytest.raises(UsageError, match="balanced, one, random:SEED"):
         routing_policy(text)
+
+
+def test_experts_on_several_ranks_are_chosen_rank_by_rank() -> None:
+    """Sixteen rows of which each takes 8 of 256 touch 102 experts; on 8 ranks with 32 each, 12 or 13 of every rank."""
+    from collections import Counter
+
+    from llm_perf_opt.weightless.routing import EvenOverRanks, UniformRouting
+
+    chosen = EvenOverRanks(UniformRouting(), 8).choose(16, 256, 8, 0)
+    experts = {int(expert) for expert in chosen.reshape(-1)}
+    assert len(experts) == len({int(expert) for expert in UniformRouting().choose(16, 256, 8, 0).reshape(-1)})
+    assert set(Counter(expert // 32 for expert in experts).values()) <= {12, 13}
+    assert sorted(Counter(int(expert) // 32 for expert in chosen[:2].reshape(-1)).values()) == [2] * 8
+    assert [len(set(row.tolist())) for row in chosen] == [8] * 16
+    assert (
+        EvenOverRanks(UniformRouting(), 8).choose(4, 6, 2, 0).tolist() == UniformRouting().choose(4, 6, 2, 0).tolist()
+    )

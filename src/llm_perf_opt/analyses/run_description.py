@@ -10,6 +10,8 @@ from llm_perf_opt.analyses.memory.kv_cache import kv_cache
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import Json, Parameter
 from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
+from llm_perf_opt.core.collectives import SYMMETRY, CollectiveKind
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Level, Note
 from llm_perf_opt.core.tensor_formats import is_weight_format, tensor_bytes, untransposed
 from llm_perf_opt.core.units import format_bytes, format_count
@@ -72,8 +74,9 @@ _PLURALS = {Role.LINEAR: "matrices", Role.EXPERTS: "expert stacks", Role.ROUTER:
 
 
 def deployment_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
-    """How the weights and the cache of a run are stored; nothing where all is as it was traced."""
+    """Which rank of which plan it is, how weights and cache are stored; nothing for one device and all as traced."""
     told = dict(graphs[0].deployment) if graphs else {}
+    yield from plan_notes(graphs)
     if (device := told.pop("device", None)) is not None:
         yield Note(f"Traced for the device {device}.")
     if not told:
@@ -85,6 +88,34 @@ def deployment_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
             "embeddings, output head, norms, routers and convolutions keep their type."
         )
     yield from (Note(text, Level.WARNING) for text in told.get("warnings", ()) if isinstance(text, str))
+
+
+def plan_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
+    """The rank that was traced, and what its other ranks were taken to do; nothing on one device."""
+    plan = plan_in(graphs[0].deployment) if graphs else None
+    if plan is None:
+        return
+    yield Note(f"{rank_text(plan)}. Every figure is of this rank alone, counted from its trace.")
+    asked: Counter[str] = Counter()
+    for graph in graphs:
+        for answer in graph.oracle_answers:
+            # Ranks of tp hold the same tokens, so their rows are known; those of fsdp have tokens of their own.
+            of_others = answer.op == CollectiveKind.ALL_TO_ALL and plan.ep > plan.tp
+            if answer.policy == SYMMETRY or of_others:
+                asked[answer.op] += answer.count
+    if asked:
+        counts = ", ".join(f"{format_count(count)} {kind}" for kind, count in asked.items())
+        yield Note(
+            f"Integers from other ranks were answered by symmetry ({counts}): each is taken to send what this one "
+            "sends, which is exact if tokens are spread evenly over the experts."
+        )
+
+
+def rank_text(plan: ParallelPlan) -> str:
+    """`Rank 0 of 8: tp8, the model's own plan`."""
+    stage = f", stage {plan.stage_of(plan.rank or 0)} of {plan.pp}" if plan.pp > 1 else ""
+    rules = "the model's own plan" if plan.plan is None else f"the rules of {plan.plan}"
+    return f"Rank {plan.rank or 0} of {format_count(plan.ranks)}: {plan.describe()}, {rules}{stage}"
 
 
 def weights_sentence(graph: CallGraph) -> str:

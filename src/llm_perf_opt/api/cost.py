@@ -15,7 +15,8 @@ from llm_perf_opt.api.cost_answer import CostAnswer, cost_answer
 from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.trace_files import workload_of
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.plugins import MODELS, SOURCES
 from llm_perf_opt.core.protocols import CountsWholeRuns, KnowsClosedForms, Source
 from llm_perf_opt.core.run_lock import OneRun
@@ -55,7 +56,7 @@ def cost(
     """
     from llm_perf_opt.api.tracing import find_origin
 
-    names = check_sources(sources)
+    check_sources(sources)
     origin = find_origin(
         model,
         args,
@@ -67,12 +68,12 @@ def cost(
         trust_remote_code=trust_remote_code,
         **workload,
     )
-    return cost_of(origin, names)
+    return cost_of(origin, sources)
 
 
 def cost_of(origin: Origin, sources: Sources = "all") -> CostAnswer:
     """The same for a model and workload that were found before."""
-    names = check_sources(sources)
+    names = check_sources(_sources_of_rank(sources, origin.plan))
     if COUNTED not in names:
         return ask_sources((), origin, names)
     from llm_perf_opt.api.tracing import trace_origin  # closed forms alone need no tracer
@@ -91,6 +92,20 @@ def check_sources(sources: Sources | None) -> tuple[str, ...]:
     return names
 
 
+def _sources_of_rank(sources: Sources | None, plan: ParallelPlan | None) -> Sources | None:
+    """Of one rank the count of the trace alone: the others count the whole model, and are refused where named."""
+    if plan is None or not plan.is_spread:
+        return sources
+    others = [] if sources in (None, "all") else [name for name in sources or () if name != COUNTED]
+    if others:
+        raise UsageError(
+            f"One rank of {plan.describe()} has no figures from {', '.join(others)}.",
+            why="these sources count the whole model",
+            fix=f"ask {COUNTED} alone, or leave tp, ep, pp and fsdp out",
+        )
+    return (COUNTED,)
+
+
 def ask_sources(
     graphs: tuple[CallGraph, ...],
     origin: Origin | None,
@@ -103,7 +118,8 @@ def ask_sources(
 
     `failures` says what the model raised in the phases that it did not finish.
     """
-    names = check_sources(sources)
+    plan = origin.plan if origin is not None else plan_in(graphs[0].deployment)
+    names = check_sources(_sources_of_rank(sources, plan))
     kept = graphs if COUNTED in names else ()
     partial = {graph.phase: graph for graph in kept if graph.stopped_in is not None}
     finished = tuple(graph for graph in kept if graph.phase not in partial)  # nor an older file of the same phase

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt import __version__
+from llm_perf_opt.analyses.collectives import with_collectives
 from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.cost.source_tables import incomplete_sources
@@ -133,7 +134,7 @@ class CostAnswer(Answer):
 
             memory = (memory_report(self.memory, self.attention_cases),)
         notes = (*run_notes(self._graphs), *summary.notes)
-        return replace(summary, notes=notes, chapters=(*summary.chapters, *memory))
+        return replace(with_collectives(summary, self._graphs), notes=notes, chapters=(*summary.chapters, *memory))
 
     def summary(self) -> Report:
         """The same without memory."""
@@ -158,7 +159,7 @@ class CostAnswer(Answer):
             from llm_perf_opt.analyses.memory.memory_report import memory_json
 
             memory = memory_json(self.memory, self.attention_cases)
-        document = static_compute_json(self._static, tool_version=__version__, memory=memory)
+        document = static_compute_json(self._static, tool_version=__version__, memory=memory, graphs=self._graphs)
         return sealed_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
     def fvcore_table(self) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.core.hardware import Device, find_device, load_devices
+from llm_perf_opt.api.cluster import link_table
+from llm_perf_opt.core.hardware import Device, Node, find_device, load_devices, load_links
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 
 _LISTED_RATES = ("bf16", "fp16", "fp8", "fp32")
@@ -23,6 +24,7 @@ class DevicesAnswer(Answer):
     """Every known device with all its figures."""
 
     devices: tuple[Device, ...]
+    nodes: Mapping[str, Node] = field(default_factory=dict)  # id of a device -> how it is sold; left out: not known
 
     def report(self) -> Report:
         """One row per device."""
@@ -32,13 +34,19 @@ class DevicesAnswer(Answer):
             *(Column(name, Kind.FLOPS_PER_S) for name in _LISTED_RATES),
             Column("bandwidth", Kind.BYTES_PER_S),
             Column("memory", Kind.BYTES),
+            Column("GPUs in a node", Kind.COUNT),
+            Column("joined by"),
+            Column("nodes joined by"),
             Column("unverified figures", Kind.COUNT),
             Column("of them in this row"),
         )
-        table = Table(title="Devices", columns=columns, rows=tuple(map(_row, self.devices)))
+        table = Table(
+            title="Devices", columns=columns, rows=tuple(_row(one, self.nodes.get(one.id)) for one in self.devices)
+        )
         note = Note(
             "Dense rates, accumulation in float32; fp32 is the rate of the vector units. llm-perf-opt devices show ID "
-            "tells every figure, which of them were not read in a source, and the sources."
+            "tells every figure, which of them were not read in a source, and the sources; devices cluster tells how "
+            "long collectives between such GPUs take."
         )
         return Report(title="Known devices", tables=(table,), notes=(note,))
 
@@ -48,35 +56,45 @@ class DeviceAnswer(Answer):
     """Everything that is known of one device."""
 
     device: Device
+    node: Node | None = None  # how it is sold with others; None: not known
 
     def report(self) -> Report:
-        """Rates, memory, further figures, and the sources with what they disagree about."""
-        device = self.device
-        tables = (_rates_table(device), _memory_table(device), _further_table(device))
-        return Report(title=f"{device.name} ({device.id})", tables=tables, notes=tuple(_notes(device)))
+        """Rates, memory, links, further figures, and the sources with what they disagree about."""
+        device, node = self.device, self.node
+        links = () if node is None else (link_table(node.inside, node.between),)
+        tables = (_rates_table(device), _memory_table(device), *links, _further_table(device, node))
+        notes = (*_notes(device), *_link_notes(node))
+        return Report(title=f"{device.name} ({device.id})", tables=tables, notes=notes)
 
 
 def devices(devices_file: str | Path | None = None) -> DevicesAnswer:
     """The devices of the table, and those of a TOML file of your own."""
-    return DevicesAnswer(devices=tuple(load_devices(_path(devices_file)).devices.values()))
+    file = _path(devices_file)
+    return DevicesAnswer(devices=tuple(load_devices(file).devices.values()), nodes=load_links(file).nodes)
 
 
 def device(name: str, devices_file: str | Path | None = None) -> DeviceAnswer:
     """One device by its id, or by the name that its driver reports."""
-    return DeviceAnswer(device=find_device(name, _path(devices_file)))
+    file = _path(devices_file)
+    found = find_device(name, file)
+    return DeviceAnswer(device=found, node=load_links(file).nodes.get(found.id))
 
 
 def _path(file: str | Path | None) -> Path | None:
     return None if file is None else Path(file)
 
 
-def _row(device: Device) -> tuple[Cell, ...]:
+def _row(device: Device, node: Node | None) -> tuple[Cell, ...]:
+    inside, between = (None, None) if node is None else (node.inside, node.between)
     return (
         device.id,
         device.name,
         *(device.peak_flops_per_s.get(name) for name in _LISTED_RATES),
         device.bandwidth_bytes_per_s,
         device.memory_bytes,
+        None if node is None else node.gpus,
+        None if inside is None else inside.id,
+        None if between is None else between.id,
         len(device.unverified),
         ", ".join(name for name, figure in _LISTED.items() if figure in device.unverified),
     )
@@ -129,11 +147,14 @@ def _memory_table(device: Device) -> Table:
     )
 
 
-def _further_table(device: Device) -> Table:
+def _further_table(device: Device, node: Node | None) -> Table:
+    rows = [(name, str(value), _verified(device, name)) for name, value in _further(device)]
+    if node is not None:
+        rows.append(("gpus in a node", str(node.gpus), "no" if "gpus" in node.unverified else "yes"))
     return Table(
         title="Further figures",
         columns=(Column("figure"), Column("value"), Column("verified")),
-        rows=tuple((name, str(value), _verified(device, name)) for name, value in _further(device)),
+        rows=tuple(rows),
     )
 
 
@@ -174,3 +195,19 @@ def _notes(device: Device) -> Iterator[Note]:
         )
     if unread := [figure for figure in device.unverified if not (is_nominal and figure == "memory_gb")]:
         yield Note(f"Not read in a source: {', '.join(unread)}.", Level.WARNING)
+
+
+def _link_notes(node: Node | None) -> Iterator[Note]:
+    if node is None:
+        yield Note("No links between such devices are known: collectives between them have no time.")
+        return
+    if node.notes:
+        yield Note(f"Node: {node.notes}")
+    yield from (Note(f"Source of the node: {source}") for source in node.sources)
+    yield from (Note(f"Disagrees about the node: {text}", Level.WARNING) for text in node.disagreements)
+    if "between" in node.unverified:
+        yield Note("Which link joins nodes was read in no source: choose another with via LINK.", Level.WARNING)
+    for link in (node.inside, node.between):
+        if link is not None:
+            yield from (Note(f"Source of {link.id}: {source}") for source in link.sources)
+            yield from (Note(f"Disagrees about {link.id}: {text}", Level.WARNING) for text in link.disagreements)

@@ -28,6 +28,7 @@ from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_phase
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.export_outcome import Check, ExportOptions, PartOutcome
 from llm_perf_opt.core.output_files import write_together
 from llm_perf_opt.core.plugins import EXPORT_LABS, REPORTERS
@@ -142,6 +143,12 @@ def export_parts(
     force: bool = False,
 ) -> ExportAnswer:
     """The same for a model and workload that were found before. Every name and file is checked before the work."""
+    if origin.plan.is_spread:
+        raise UsageError(
+            f"The parts of one rank of {origin.plan.describe()} are not exported.",
+            why="an exporter runs a part in this one process, in which no other rank exists",
+            fix="leave tp, ep, pp and fsdp out",
+        )
     weights = weight_values(load_weights)
     options = ExportOptions(
         checks=check_names(checks) | (frozenset() if weights is None else {Check.WEIGHTS}),

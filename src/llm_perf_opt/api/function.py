@@ -17,11 +17,11 @@ from llm_perf_opt.analyses.function.search.traces import Traces
 from llm_perf_opt.analyses.memory.kv_cache import CHUNK
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.chunk_function import NEW_TOKENS, ChunkTraces, chunk_function, phase_not_proven
+from llm_perf_opt.api.hardware import Hardware, find_hardware
 from llm_perf_opt.api.trace import Origin, Trace
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
 from llm_perf_opt.core.protocols import KnowsLengths, Tracer
 from llm_perf_opt.core.target import Target
@@ -132,7 +132,7 @@ class TraceFunction:
         self,
         phase: str,
         points: Mapping[str, Any],
-        device: str | Device | None = None,
+        device: str | Hardware | None = None,
         *,
         calibration: str | Path | Calibration | None = None,
         devices_file: Path | None = None,
@@ -164,7 +164,7 @@ class TraceFunction:
         batch: Given | NumberRange | None = None,
         context: Given | NumberRange | None = None,
         points: int = POINTS,
-        device: str | Device | None = None,
+        device: str | Hardware | None = None,
         devices_file: Path | None = None,
         execution: str = Execution.EAGER,
     ) -> SweepAnswer:
@@ -177,7 +177,7 @@ class TraceFunction:
             for name, given in ((BATCH, batch), (CONTEXT, context))
         )
         batches, contexts = ranges
-        hardware = find_device(device, devices_file) if isinstance(device, str) else device
+        hardware = None if device is None else find_hardware(device, devices_file)
         return sweep_answer(
             self, self._traces.graph, batches=batches, contexts=contexts, device=hardware, execution=execution
         )
@@ -233,12 +233,12 @@ class _PhaseTraces:
         known = self._known.setdefault(self._key(point), {})
         if phase not in known:
             targets = self._targets(point)
-            is_whole = phase == targets[0].phase or self.keeps_state
+            is_whole = phase == targets[0].phase or self._keeps_weights or self.keeps_state
             chosen = [one for one in targets if is_whole or one.phase == phase]
             origin = self.origin
             traced = trace_targets(self._tracer, origin.adapter, chosen, origin.deployment)
             known.update({graph.phase: graph for graph in traced.graphs})
-            if is_whole and len(self._states) < 2:
+            if is_whole and self._builds and len(self._states) < 2:
                 self._states.append(state_of(self._builds[0]()))
         return known[phase]
 
@@ -253,10 +253,17 @@ class _PhaseTraces:
         return point[BATCH], point[CONTEXT]
 
     def _targets(self, point: Point) -> tuple[Target, ...]:
-        """The phases at a point; all points share one built model."""
+        """The phases at a point; all points share one built model, unless a run leaves something in it."""
         targets = self.origin_at(point).targets()
+        if self._keeps_weights:
+            return targets
         self._builds.append(targets[0].build)
         return tuple(replace(target, build=self._builds[0]) for target in targets)
+
+    @property
+    def _keeps_weights(self) -> bool:
+        """Fully sharded, the first run gathers weights that later ones find gathered: each point begins anew."""
+        return self.origin.plan.fsdp > 1
 
     @cached_property
     def _tracer(self) -> Tracer:

@@ -28,6 +28,7 @@ _COLUMNS = (
     Column("activation bytes", Kind.BYTES),
     Column("parameters", Kind.COUNT),
 )
+_COLLECTIVES = (Column("collectives", Kind.COUNT), Column("collective payload", Kind.BYTES))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -38,11 +39,15 @@ class GraphAnswer(Answer):
     view: GraphView
 
     def report(self) -> Report:
-        """The picture, and the boxes that it shows as a table."""
+        """The picture, and the boxes that it shows as a table; of a rank among several with what they exchange."""
+        columns: tuple[Column, ...] = _COLUMNS
         rows = tuple(_row(box) for box in self.view.visible())
+        if any(root.collectives for root in self.view.roots):
+            columns = (*_COLUMNS, *_COLLECTIVES)
+            rows = tuple((*row, *_exchanged(box)) for row, box in zip(rows, self.view.visible(), strict=True))
         return Report(
             title=self.view.title,
-            tables=(Table(title="Boxes", columns=_COLUMNS, rows=rows),),
+            tables=(Table(title="Boxes", columns=columns, rows=rows),),
             notes=tuple(Note(line) for line in self.view.caption),
             graph=self.view,
         )
@@ -112,6 +117,12 @@ def drawing_format_of(path: Path) -> str:
             fix=f"add --format, one of: {', '.join(DRAWINGS.names())}",
         )
     return alike[0]
+
+
+def _exchanged(box: Box) -> tuple[int, int]:
+    """How many collectives, and the bytes of their payloads."""
+    parts = box.collectives
+    return sum(part.count for part in parts), sum(part.count * part.payload_bytes for part in parts)
 
 
 def _row(box: Box) -> tuple[str | int | None, ...]:

@@ -14,11 +14,12 @@ from llm_perf_opt.analyses.memory.need import PhaseMemory, RunMemory, run_memory
 from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, require_room
 from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.report import Report
 
 log = logging.getLogger(__name__)
@@ -61,13 +62,16 @@ class MemoryAnswer(Answer):
 
 def memory_answer(
     graphs: tuple[CallGraph, ...],
-    device: str | Device | None = None,
+    device: str | Hardware | None = None,
     *,
     devices_file: Path | None = None,
     other_attention: Sequence[CallGraph] = (),
 ) -> MemoryAnswer:
     """The memory of a run, and of `device` by its id or reported name."""
-    found = find_device(device, devices_file) if isinstance(device, str) else device
+    hardware = None if device is None else find_hardware(device, devices_file)
+    if hardware is not None:
+        require_room(graphs, hardware)
+    found = None if hardware is None else device_of(hardware)
     memory = run_memory(graphs)
     fit = None if found is None else traced_fit(graphs, found)
     return MemoryAnswer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,14 @@ from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.prediction_report import prediction_report
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
+from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
 from llm_perf_opt.api.predicted_run import PredictedRun, predicted_run, with_run
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
+from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.report import Level, Note, Report
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ _AS_DENSE = Note(
     "The calibration timed products whose weights are not quantised: other formats are timed as if they were those.",
     Level.WARNING,
 )
-Rates = Device | Calibration  # where times come from
+Rates = Hardware | Calibration  # where times come from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,10 @@ class PredictedStage:
     """One stage of one phase. No implementation is faster than `lower_bound_s`; a run is expected in low to high.
 
     `expected_s` is the time of a calibration, which measured medians; a device has none. `bound_by` names what limits
-    the stage on a device: compute, bandwidth or launches. None is unknown.
+    the stage on a device: compute, bandwidth, launches or communication. None is unknown.
+
+    Of a rank, `sent_bytes` go to other ranks, in `communication_low_s` to `communication_high_s` if nothing else runs;
+    `exposed_share` of the high edge is communication that nothing hides if none of it overlaps.
     """
 
     phase: str
@@ -48,6 +55,10 @@ class PredictedStage:
     expected_s: float | None
     launches: int | None
     bound_by: str | None
+    sent_bytes: int | None = None
+    communication_low_s: float | None = None
+    communication_high_s: float | None = None
+    exposed_share: float | None = None
 
     @property
     def launch_bound(self) -> bool | None:
@@ -62,10 +73,12 @@ class PredictionAnswer(Answer):
     model: str
     machine: str  # that the times hold for
     device: Device | None  # None: the times are of a calibration
+    cluster: Cluster | None = None  # of these devices, where several were named
     execution: str
     stages: tuple[PredictedStage, ...]
     needed_bytes: int | None
     serving: ServingFit | None
+    ranks: RanksAnswer | None = None  # None: the model runs on one device, or the times are of a calibration
     run: PredictedRun | None = None  # prefill and several decode steps, where they were asked for
     _graphs: tuple[CallGraph, ...]
     _rates: Rates
@@ -103,21 +116,24 @@ class PredictionAnswer(Answer):
         report = with_run(report, self.run)
         if isinstance(self._rates, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
-        report = replace(report, tables=(*report.tables, need_table(self._memory, self._rates)))
-        report = with_serving_fit(report, self._fit)
+        report = replace(report, tables=(*report.tables, need_table(self._memory, self.device)))
+        report = with_ranks(with_serving_fit(report, self._fit), self.ranks)
         return replace(report, notes=(*notes, *report.notes))
 
 
 def find_rates(
-    device: str | Device | None = None,
+    device: str | Hardware | None = None,
     *,
     calibration: str | Path | Calibration | None = None,
     devices_file: Path | None = None,
     execution: str = Execution.EAGER,
     weights: str | None = None,
     cache: str | None = None,
+    graphs: Sequence[CallGraph] = (),
 ) -> Rates:
     """The device or the calibration that times come from, and not both. A wrong one is refused before any work.
+
+    With the `graphs` of a plan a cluster must have a device for each of its ranks.
 
     A calibration brings its own machine, and was measured launching op by op on dense weights: it takes nothing else.
     """
@@ -128,7 +144,9 @@ def find_rates(
             fix="llm-perf-opt devices list shows the devices, llm-perf-opt devices calibrate measures this machine",
         )
     if device is not None:
-        return find_device(device, devices_file) if isinstance(device, str) else device
+        hardware = find_hardware(device, devices_file)
+        require_room(graphs, hardware)
+        return hardware
     given = {
         "--devices": devices_file is not None,
         "--execution": execution != Execution.EAGER,
@@ -147,25 +165,30 @@ def find_rates(
 
 def torch_device_of(rates: Rates) -> str | None:
     """The device that traced code should see; None: the tracer's own default."""
-    return rates.kind if isinstance(rates, Calibration) else rates.torch_device
+    return rates.kind if isinstance(rates, Calibration) else device_of(rates).torch_device
 
 
 def prediction_answer(
-    graphs: tuple[CallGraph, ...], rates: Rates, execution: str = Execution.EAGER
+    graphs: tuple[CallGraph, ...],
+    rates: Rates,
+    execution: str = Execution.EAGER,
+    others: Sequence[tuple[CallGraph, ...]] = (),
 ) -> PredictionAnswer:
-    """The prediction of every stage of every phase."""
-    device = rates if isinstance(rates, Device) else None
+    """The prediction of every stage of every phase; `others` are the phases of further kinds of rank."""
+    device = None if isinstance(rates, Calibration) else device_of(rates)
     fit = None if device is None else traced_fit(graphs, device)
     source, memory = source_of(rates, execution), run_memory(graphs)
     times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
-        machine=rates.name if isinstance(rates, Device) else rates.title,
+        machine=source.title,
         device=device,
+        cluster=rates if isinstance(rates, Cluster) else None,
         execution=execution,
         stages=tuple(_stage(graph.phase, stage) for graph, found in zip(graphs, times, strict=True) for stage in found),
         needed_bytes=memory.total_bytes,
         serving=None if fit is None else fit[1],
+        ranks=None if device is None else ranks_answer((graphs, *others), source, times),
         _graphs=graphs,
         _rates=rates,
         _times=times,
@@ -178,11 +201,13 @@ def prediction_of_run(
     trace: Trace, rates: Rates, execution: str = Execution.EAGER, *, decode_steps: int
 ) -> PredictionAnswer:
     """The prediction of a trace, and with it the run of so many decode steps."""
-    answer = prediction_answer(trace.graphs, rates, execution)
+    answer = prediction_answer(trace.graphs, rates, execution, [one.graphs for one in trace.others])
     return replace(answer, run=predicted_run(trace, answer._times, source_of(rates, execution), decode_steps))
 
 
 def _stage(phase: str, stage: StageTime) -> PredictedStage:
+    exchanged = stage.communication
+    links = None if exchanged is None else exchanged.band
     return PredictedStage(
         phase=phase,
         name=stage.name,
@@ -192,9 +217,15 @@ def _stage(phase: str, stage: StageTime) -> PredictedStage:
         expected_s=stage.wall.expected,
         launches=stage.launches,
         bound_by=None if stage.bound_by is None else str(stage.bound_by),
+        sent_bytes=None if exchanged is None else exchanged.sent_bytes,
+        communication_low_s=None if links is None else links.low,
+        communication_high_s=None if links is None else links.high,
+        exposed_share=None if stage.exposed is None or not stage.wall.high else stage.exposed.high / stage.wall.high,
     )
 
 
 def source_of(rates: Rates, execution: str) -> RateSource:
     """The rates as a prediction takes them."""
-    return CalibratedRates(rates) if isinstance(rates, Calibration) else DataSheetRates(rates, Execution(execution))
+    if isinstance(rates, Calibration):
+        return CalibratedRates(rates)
+    return DataSheetRates(device_of(rates), Execution(execution), cluster=cluster_of(rates))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.call_checks import TITLE as CALLS_TABLE
 from llm_perf_opt.analyses.call_checks import CallCheck, call_checks, with_call_checks
+from llm_perf_opt.analyses.collectives import with_collectives
 from llm_perf_opt.analyses.cost.coverage import UnpricedOp, known_sum, price_coverage
 from llm_perf_opt.analyses.cost.stage_costs import StageCost, StageCosts, run_costs, stage_costs, stage_report
 from llm_perf_opt.analyses.measured_time import time_report
 from llm_perf_opt.analyses.necessary.necessary_table import StageNeeds, with_necessary
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, necessary_by_stage
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.target import Json
@@ -37,6 +39,7 @@ class StagesAnswer(Answer):
     stages: tuple[TracedStage, ...]
     total: StageCost
     call_checks: tuple[CallCheck, ...]  # calls expected and found; empty where no rule is known
+    ranks: RanksAnswer | None = None  # None: the model runs on one device, or a phase stopped half-way
     _graphs: tuple[CallGraph, ...]
     _measured: tuple[CallGraph, ...] | None = None  # of the same run, by a tracer that measures
 
@@ -85,12 +88,13 @@ class StagesAnswer(Answer):
     def report(self) -> Report:
         """The table of stages, what is necessary, calls expected and found, and the times."""
         costs = StageCosts(stages=tuple(stage.cost for stage in self.stages), total=self.total)
-        report = stage_report(self._graphs, costs)
+        report = with_collectives(stage_report(self._graphs, costs), self._graphs)
         if self._measured is not None:
             return _joined(report, time_report(self._measured, self._graphs))
         report = with_call_checks(with_necessary(report, tuple(self._needs())), self.call_checks)
         timed = [graph for graph in self._graphs if graph.calls is not None and graph.calls.started_ns]
-        return _joined(report, time_report(timed)) if timed else report
+        report = _joined(report, time_report(timed)) if timed else report
+        return with_ranks(report, self.ranks)
 
     def summary(self) -> Report:
         """The same for a terminal: where every check of calls holds, a note says so in place of the table."""
@@ -112,8 +116,16 @@ class StagesAnswer(Answer):
                 )
 
 
-def stages_answer(graphs: tuple[CallGraph, ...], measured: tuple[CallGraph, ...] | None = None) -> StagesAnswer:
-    """The stages of all phases of one run; `measured` are traces of the same run that hold times."""
+def stages_answer(
+    graphs: tuple[CallGraph, ...],
+    measured: tuple[CallGraph, ...] | None = None,
+    others: Sequence[tuple[CallGraph, ...]] = (),
+) -> StagesAnswer:
+    """The stages of all phases of one run; `measured` are traces of the same run that hold times.
+
+    `others` are the phases of further kinds of rank, where the model is spread.
+    """
+    is_whole = all(graph.stopped_in is None and graph.ops is not None for one in (graphs, *others) for graph in one)
     stages = tuple(stage for graph in graphs for stage in _stages(graph))
     return StagesAnswer(
         model=graphs[0].model,
@@ -121,6 +133,7 @@ def stages_answer(graphs: tuple[CallGraph, ...], measured: tuple[CallGraph, ...]
         stages=stages,
         total=run_costs(graphs, [stage.cost for stage in stages]).total,
         call_checks=call_checks(graphs),
+        ranks=ranks_answer((graphs, *others)) if is_whole else None,
         _graphs=graphs,
         _measured=measured,
     )

@@ -13,14 +13,14 @@ from llm_perf_opt.analyses.function.phase_function import PhaseFunction
 from llm_perf_opt.analyses.function.sweep.findings import added_costs, bends, largest_batch, shown_values
 from llm_perf_opt.analyses.function.sweep.points import BATCH, CONTEXT, PREFILL, Pair, PhaseSweep, SweepPoint
 from llm_perf_opt.analyses.function.sweep.report import OpenCell, ProvenCell, range_text
-from llm_perf_opt.analyses.serving.fit import serving_needs
+from llm_perf_opt.analyses.serving.fit import traced_needs
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.api.function_files import load_function
+from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware
 from llm_perf_opt.api.sweep_answer import SweepAnswer
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def sweep(
     batch: Given | None = None,
     context: Given | None = None,
     points: int = POINTS,
-    device: str | Device | None = None,
+    device: str | Hardware | None = None,
     devices_file: Path | None = None,
     execution: str = Execution.EAGER,
     traces: int | None = None,
@@ -59,7 +59,7 @@ def sweep(
     - `traces`: at most so many for each phase. Default: 40.
     - `weights`, `cache`, `routing` and the rest of the workload are those of `lpo.trace`.
     """
-    hardware = find_device(device, devices_file) if isinstance(device, str) else device
+    hardware = None if device is None else find_hardware(device, devices_file)
     asked: dict[str, Any] = {"points": points, "device": hardware, "execution": execution}
     if Path(model).is_file():
         formats = {"weights": weights, "cache": cache, "routing": routing, "traces": traces}
@@ -98,7 +98,7 @@ def _refuse_with_function(given: Mapping[str, Any]) -> None:
         )
 
 
-def default_sweep(trace: Trace, device: Device | None) -> SweepAnswer:
+def default_sweep(trace: Trace, device: Hardware | None) -> SweepAnswer:
     """A traced model over the default ranges; a context that its images exceed begins behind them."""
     batches, contexts = read_range(DEFAULT_BATCH, BATCH), read_range(DEFAULT_CONTEXT, CONTEXT)
     longer = 2 ** media_tokens(trace.graphs[0]).bit_length()
@@ -153,12 +153,14 @@ def sweep_answer(
     *,
     batches: NumberRange,
     contexts: NumberRange,
-    device: Device | None,
+    device: Hardware | None,
     execution: str,
 ) -> SweepAnswer:
     """The function at every point of the grid; `trace_phase` traces a point that no cell proves."""
     _refuse_rows(batches, contexts)
-    rates = None if device is None else DataSheetRates(device, Execution(execution))
+    one = None if device is None else device_of(device)
+    cluster = None if device is None else cluster_of(device)
+    rates = None if one is None else DataSheetRates(one, Execution(execution), cluster=cluster)
     phases = tuple(_phase_sweep(one, rates, trace_phase, function.workload.new_tokens) for one in function.phases)
     pairs: list[Pair] = [*product(batches.values, contexts.values)]
     unproven = {pair for phase in phases for pair, held in zip(pairs, phase.proven(pairs), strict=True) if not held}
@@ -166,10 +168,11 @@ def sweep_answer(
     graphs = function.at(batch=batch, context=context).graphs
     can_trace = function.origin is not None and len(unproven) <= MOST_TRACED
     steps = [phase for phase in phases if phase.phase != PREFILL]
-    serving = None if device is None else serving_needs(graphs, device)
+    serving = None if one is None else traced_needs(graphs, one)
     return SweepAnswer(
         model=graphs[0].model,
-        device=device,
+        device=one,
+        cluster=cluster,
         execution=execution,
         batches=batches,
         contexts=contexts,
@@ -179,8 +182,8 @@ def sweep_answer(
             bend for phase in steps for context in shown_values(contexts) for bend in bends(phase, batches, context)
         ),
         largest_batches=()
-        if device is None
-        else tuple(largest_batch(phases, batches, context, device, serving) for context in contexts.values),
+        if one is None
+        else tuple(largest_batch(phases, batches, context, one, serving) for context in contexts.values),
         cells=tuple(cell for phase in function.phases for cell in _proven(phase)),
         open_regions=tuple(
             OpenCell(

@@ -29,6 +29,7 @@ from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.number_ranges import NumberRange, round_numbers
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import REPORTERS
@@ -54,6 +55,7 @@ class SweepAnswer(Answer):
 
     model: str
     device: Device | None
+    cluster: Cluster | None = None  # of these devices, where several were named
     execution: str
     batches: NumberRange
     contexts: NumberRange

@@ -13,6 +13,7 @@ from llm_perf_opt.api.deployed_traces import deployed_device
 from llm_perf_opt.api.traced_phases import reserve_folder, write_graphs
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.run_watch import RunWatch
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.export import ExportAnswer
     from llm_perf_opt.api.function import TraceFunction
     from llm_perf_opt.api.graph import GraphAnswer
+    from llm_perf_opt.api.hardware import Hardware
     from llm_perf_opt.api.join import JoinAnswer
     from llm_perf_opt.api.memory import MemoryAnswer
+    from llm_perf_opt.api.per_rank import RanksAnswer
     from llm_perf_opt.api.prediction import PredictionAnswer
     from llm_perf_opt.api.stages import StagesAnswer
     from llm_perf_opt.api.what_if import AttentionAnswer
@@ -47,6 +50,7 @@ class Origin:
     deployment: Deployment = field(default_factory=Deployment)
     routing: str | None = None  # of this and the next, None is the tracer's own default
     torch_device: str | None = None
+    plan: ParallelPlan = field(default_factory=ParallelPlan)  # of which the adapter runs one rank
     is_module: bool = False  # one that was built elsewhere, with weights of its own
 
     def targets(self, **changed: Any) -> tuple[Target, ...]:
@@ -70,6 +74,17 @@ class Trace:
     origin: Origin | None = None
     failures: Mapping[str, str] = field(default_factory=dict)  # phase in which the model raised -> reason
     files: tuple[Path, ...] = ()  # in which it was saved, or from which it was read
+    others: tuple[Trace, ...] = ()  # of a model that is spread over ranks: one of each further kind of rank
+
+    @property
+    def plan(self) -> ParallelPlan | None:
+        """How the model is spread, and which rank this is; None: it runs on one device."""
+        return plan_in(self.graphs[0].deployment) if self.graphs else None
+
+    @property
+    def ranks(self) -> tuple[Trace, ...]:
+        """One trace for each kind of rank, itself first."""
+        return (self, *self.others)
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -80,7 +95,8 @@ class Trace:
         """What each stage runs and costs; with `times`, a trace that measured, how long it took."""
         from llm_perf_opt.api.stages import stages_answer
 
-        return stages_answer(self.graphs, None if times is None else times.graphs)
+        others = [one.graphs for one in self.others]
+        return stages_answer(self.graphs, None if times is None else times.graphs, others)
 
     def cost(
         self, sources: Sequence[str] | Literal["all"] | None = None, *, other_attention: bool = False
@@ -96,7 +112,7 @@ class Trace:
         return ask_sources(self.graphs, self.origin, sources, failures=self.failures, other_attention=other)
 
     def memory(
-        self, device: str | Device | None = None, *, devices_file: Path | None = None, other_attention: bool = False
+        self, device: str | Hardware | None = None, *, devices_file: Path | None = None, other_attention: bool = False
     ) -> MemoryAnswer:
         """What a device must hold, and whether `device` does."""
         from llm_perf_opt.api.memory import memory_answer
@@ -106,7 +122,7 @@ class Trace:
 
     def predict(
         self,
-        device: str | Device | None = None,
+        device: str | Hardware | None = None,
         *,
         calibration: str | Path | Calibration | None = None,
         devices_file: Path | None = None,
@@ -123,13 +139,28 @@ class Trace:
         graphs = self._finished()
         if device is None and calibration is None:
             device = deployed_device(graphs)
-        rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
+        rates = find_rates(
+            device, calibration=calibration, devices_file=devices_file, execution=execution, graphs=graphs
+        )
         if decode_steps is None:
-            return prediction_answer(graphs, rates, execution)
+            return prediction_answer(graphs, rates, execution, [one._finished() for one in self.others])
         return prediction_of_run(self, rates, execution, decode_steps=decode_steps)
 
+    def per_rank(
+        self, device: str | Hardware | None = None, *, devices_file: Path | None = None, execution: str = "eager"
+    ) -> RanksAnswer | None:
+        """What each kind of rank of the plan holds, runs and exchanges; None where the model is not spread.
+
+        With a cluster such as `8x h100-sxm` also whether each rank fits and how long its phases take. Default device:
+        the one that the trace was made for.
+        """
+        from llm_perf_opt.api.per_rank import per_rank
+
+        wanted = deployed_device(self.graphs) if device is None else device
+        return per_rank(self, wanted, devices_file=devices_file, execution=execution)
+
     def what_if(
-        self, what: str = "attention", device: str | Device | None = None, *, devices_file: Path | None = None
+        self, what: str = "attention", device: str | Hardware | None = None, *, devices_file: Path | None = None
     ) -> AttentionAnswer:
         """The same workload with eager, fused and flash attention: FLOPs, bytes, peak memory and, on a device, time.
 
@@ -232,7 +263,7 @@ class Trace:
     def report(
         self,
         *,
-        device: str | Device | None = None,
+        device: str | Hardware | None = None,
         devices_file: Path | None = None,
         exports: bool = False,
         sweep: bool = False,

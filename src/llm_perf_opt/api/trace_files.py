@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.plugins import MODELS, workload_type
 from llm_perf_opt.core.workload import Workload
+
+log = logging.getLogger(__name__)
 
 
 def workload_of(graph: CallGraph) -> Workload:
@@ -18,6 +22,7 @@ def workload_of(graph: CallGraph) -> Workload:
 
 
 TRACE_SUFFIX = ".callgraph.json"
+_RANK = "rank-"
 PARTIAL = ".partial"  # before the suffix: the model raised in this phase
 OLDER_NAMES = ("*call-graph*.json", "*callgraph*.json")  # files from before there was a suffix of their own
 _BESIDE = ("grouped", "runtime")  # in the names of what older scripts wrote beside them
@@ -44,6 +49,47 @@ def trace_files(paths: Sequence[Path]) -> list[Path]:
             )
         files += found
     return files
+
+
+def rank_folder(folder: Path | None, rank: int, ranks: Sequence[int]) -> Path | None:
+    """Where the trace of a rank lies: in the folder of the run, or below it where there are several."""
+    return folder if folder is None or len(ranks) == 1 else folder / f"{_RANK}{rank}"
+
+
+def rank_folders(folder: Path) -> list[Path]:
+    """The folders of the ranks in the folder of a run, in order; none where the run is of one device or one rank."""
+    found = [path for path in folder.glob(f"{_RANK}*") if path.is_dir() and path.name.removeprefix(_RANK).isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(_RANK)))
+
+
+def folder_of_rank(path: Path, rank: int | None) -> Path:
+    """Where the trace of that rank lies, by default of the first; the path itself where it holds one rank."""
+    folders = rank_folders(path)
+    if not folders:
+        return path
+    found = {int(folder.name.removeprefix(_RANK)): folder for folder in folders}
+    if rank is None:
+        log.info("Rank %d; --rank chooses another: %s", next(iter(found)), ", ".join(map(str, found)))
+        return folders[0]
+    if rank not in found:
+        raise UsageError(
+            f"There is no rank {rank} in {path}.",
+            why=f"it holds one rank of each kind: {', '.join(map(str, found))}",
+            fix=f"choose one of them, or trace it: llm-perf-opt trace MODEL ... --rank {rank}",
+        )
+    return found[rank]
+
+
+def require_rank(graph: CallGraph, rank: int | None) -> None:
+    """Refuse the trace of another rank than the one that was asked for."""
+    plan = plan_in(graph.deployment)
+    held = 0 if plan is None else plan.rank or 0
+    if rank is not None and rank != held:
+        raise UsageError(
+            f"This is not the trace of rank {rank}.",
+            why=f"it is of rank {held}" if plan is not None else "it is of one device, which has no ranks",
+            fix="leave --rank out, or name the folder of the whole run",
+        )
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -113,7 +159,11 @@ def is_trace(model: str) -> bool:
     if model in MODELS.names():
         return False
     if path.is_dir():
-        return any(path.glob(f"*{TRACE_SUFFIX}")) or (not (path / "config.json").exists() and bool(_in_folder(path)))
+        return (
+            any(path.glob(f"*{TRACE_SUFFIX}"))
+            or bool(rank_folders(path))
+            or (not (path / "config.json").exists() and bool(_in_folder(path)))
+        )
     return path.name.endswith(TRACE_SUFFIX) or (path.suffix == ".json" and path.is_file())
 
 

@@ -16,11 +16,12 @@ from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.module_pictures import ModulePicture
 from llm_perf_opt.core.output_files import make_folder, require_free
+from llm_perf_opt.core.parallel_plan import HEADER_KEY, REPLICATED_KEY
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.protocols import DrawingTracer, ModelAdapter, PartialTrace, Tracer
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.run_watch import RunWatch
-from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.target import Json, Target, World
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.core.work_limits import LimitReached
 from llm_perf_opt.core.workload import Deployment
@@ -135,9 +136,17 @@ def trace_phase(tracer: Tracer, target: Target) -> CallGraph:
     started = time.perf_counter()
     with OneRun(), RunWatch(f"{target.model}, {target.phase}"):
         graph = tracer.trace(target)
+    if target.world is not None:
+        graph = replace(graph, deployment={**graph.deployment, HEADER_KEY: _world_header(target.world)})
     seconds = time.perf_counter() - started
     log.info("  %s module calls in %s", format_count(sum(graph.call_counts.values())), format_seconds(seconds))
     return graph
+
+
+def _world_header(world: World) -> dict[str, Json]:
+    """The plan, and which parameters it leaves whole on every rank where that is known."""
+    kept = {} if world.replicated is None else {REPLICATED_KEY: list(world.replicated)}
+    return {**world.plan.header(), **kept}
 
 
 def drawing_tracer(tracer: Tracer) -> DrawingTracer:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.deployed_traces import redeployed
+from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, hardware_id, refuse_small_cluster
 from llm_perf_opt.api.trace import Origin, Trace
-from llm_perf_opt.api.trace_files import read_phase, read_traces, trace_files
+from llm_perf_opt.api.trace_files import (
+    folder_of_rank,
+    rank_folder,
+    rank_folders,
+    read_phase,
+    read_traces,
+    require_rank,
+    trace_files,
+)
 from llm_perf_opt.api.traced_phases import (
     WEIGHTLESS,
     draw_modules,
@@ -19,18 +29,22 @@ from llm_perf_opt.api.traced_phases import (
     write_graphs,
 )
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
 from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.output_files import free_file
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
-from llm_perf_opt.core.protocols import ModelAdapter, RunsForReal, Tracer
+from llm_perf_opt.core.protocols import KnowsKindsOfRank, ModelAdapter, RunsForReal, SpreadsOverRanks, Tracer
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment
 
 if TYPE_CHECKING:
     import torch
+
+
+_BESIDE = {"profiler": (".chrome-trace.json",)}  # tracer -> suffixes of files that it leaves itself, one per phase
 
 
 def trace(
@@ -40,7 +54,7 @@ def trace(
     *,
     tracer: str = WEIGHTLESS,
     load_weights: str | None = None,
-    device: str | Device | None = None,
+    device: str | Hardware | None = None,
     devices_file: Path | None = None,
     weights: str | None = None,
     cache: str | None = None,
@@ -65,34 +79,78 @@ def trace(
     - `load_weights`, of a real run: `random` (default), `none`, or a folder.
     - `weights`, `cache`: stored formats, such as `int4-g128` and `fp8`. Default: as the checkpoint says.
     - `routing`, of tokens to experts: `uniform` (default), `balanced`, `one`, `random:SEED`, `replay:FILE`.
-    - `device`: the hardware to analyse for. `torch_device`: what the code sees, `cuda` or, on a processor, `cpu`.
+    - `device`: hardware to analyse for, such as `8x h100-sxm`. `torch_device`: what the code sees, `cuda` or `cpu`.
     - `only`, `stage`, of `hooks` and `profiler`: the modules to record, as families, classes or paths.
     - `pictures`, of `torchlens`: its own drawings, each `[MODULE=]FILE[:rolled|:unrolled]`.
     - `with_stack`, `with_modules`, `profile_memory`, of `profiler`: the options of torch.profiler.
     - `out`: a folder for the call graphs. `events`: with the enter and exit of every call, in order.
     - `keep_partial`: keep a phase in which the model raises as far as it ran. Default: the error is raised.
+    - `tp`, `ep`, `pp`, `fsdp`, `dp`: ranks that share matrices, experts, layers, stored weights, requests.
+    - `rank`: which of them; default: one of each kind, the further ones in `others`. `plan`: a file of rules.
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and those of the model.
     """
-    hardware = find_device(device, devices_file) if isinstance(device, str) else device
+    hardware = None if device is None else find_hardware(device, devices_file)
     if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
-        torch_device = hardware.torch_device
+        torch_device = device_of(hardware).torch_device
     folder, wanted = None if out is None else Path(out), as_pictures(pictures)
     seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
     chosen: dict[str, Any] = {"load_weights": load_weights, "only": only, "stage": stage}
-    profiled: dict[str, Any] = {
-        "with_stack": with_stack,
-        "with_modules": with_modules,
-        "profile_memory": profile_memory,
-    }
-    running = make_tracer(tracer, **seen, **chosen, **profiled, keep_in=folder)
+    chosen |= {"with_stack": with_stack, "with_modules": with_modules, "profile_memory": profile_memory}
+    running = make_tracer(tracer, **seen, **chosen, keep_in=folder)
     if wanted:
         drawing_tracer(running)  # refused before any work
-    stored = {"device": None if hardware is None else hardware.id, "weights": weights, "cache": cache}
-    origin = find_origin(model, args, kwargs, **stored, **seen, trust_remote_code=trust_remote_code, **workload)
+    plan = _checked_plan(_taken_plan(workload), tracer, hardware)
+    found: dict[str, Any] = {**seen, "trust_remote_code": trust_remote_code, **workload}
+    origin = find_origin(model, args, kwargs, device=hardware_id(hardware), weights=weights, cache=cache, **found)
     _require_stages(origin, stage)
-    beside = (".chrome-trace.json",) if tracer == "profiler" else ()
-    kept: dict[str, Any] = {"out": folder, "force": force, "keep_partial": keep_partial, "events": events}
-    return trace_origin(origin, running, pictures=wanted, beside=beside, **kept)
+    kept: dict[str, Any] = {"force": force, "keep_partial": keep_partial, "events": events}
+    if plan.is_spread:
+        return trace_ranks(origin, plan, folder, **kept)
+    return trace_origin(origin, running, pictures=wanted, beside=_BESIDE.get(tracer, ()), out=folder, **kept)
+
+
+def _checked_plan(plan: ParallelPlan, tracer: str, hardware: Hardware | None) -> ParallelPlan:
+    """The plan; refused if the tracer cannot run it, or if the hardware has too few devices for it."""
+    if plan.is_spread and tracer != WEIGHTLESS:
+        raise UsageError(
+            f"The tracer {tracer!r} runs no rank of a plan.",
+            why="it runs the model for real, in this one process",
+            fix="leave --tracer out, or the plan",
+        )
+    if isinstance(hardware, Cluster):
+        refuse_small_cluster(plan, hardware)
+    return plan
+
+
+def _taken_plan(workload: dict[str, Any]) -> ParallelPlan:
+    """The parallel plan among the keywords of a workload, which are left without it."""
+    given = {name: workload.pop(name) for name in ParallelPlan.options() if name in workload}
+    if isinstance(given.get("plan"), Path):
+        given["plan"] = str(given["plan"])
+    return ParallelPlan.make(**given)
+
+
+def trace_ranks(origin: Origin, plan: ParallelPlan, out: Path | None = None, **kept: Any) -> Trace:
+    """One rank of each kind of a plan, the first of them with the others; several lie in folders of their own."""
+    adapter = origin.adapter
+    ranks = (
+        adapter.kinds_of_rank(plan, origin.workload) if isinstance(adapter, KnowsKindsOfRank) else plan.kinds_of_rank()
+    )
+    traces = [
+        trace_origin(on_rank(origin, plan.of_rank(rank)), out=rank_folder(out, rank, ranks), **kept) for rank in ranks
+    ]
+    return replace(traces[0], others=tuple(traces[1:]))
+
+
+def on_rank(origin: Origin, plan: ParallelPlan) -> Origin:
+    """The same model and workload as one rank of a plan runs them."""
+    if not isinstance(origin.adapter, SpreadsOverRanks):
+        raise UsageError(
+            f"{origin.name} cannot be spread over ranks.",
+            why="nothing says which of its modules could be shared between ranks",
+            fix="leave tp, ep, pp and fsdp out, or trace a Hugging Face folder",
+        )
+    return replace(origin, adapter=origin.adapter.on_rank(plan), plan=plan)
 
 
 def _require_stages(origin: Origin, stage: str | Sequence[str] | None) -> None:
@@ -156,20 +214,31 @@ def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None,
     `weights` and `cache` store it in other formats than it was made with.
     """
     paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
+    if len(paths) == 1 and (folders := rank_folders(paths[0])):
+        first, *others = (load(folder, weights=weights, cache=cache) for folder in folders)
+        return replace(first, name=str(paths[0]), others=tuple(others))
     graphs = redeployed(read_traces(paths), Deployment.make(weights=weights, cache=cache))
     return Trace(name=", ".join(map(str, paths)), graphs=graphs, files=tuple(trace_files(paths)))
 
 
 def load_phase(
-    path: str | Path, phase: str | None = None, *, weights: str | None = None, cache: str | None = None
+    path: str | Path,
+    phase: str | None = None,
+    *,
+    rank: int | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
 ) -> Trace:
     """One phase of a saved trace. Default: the prefill, or the first there is. Its file alone is read.
+
+    Of a folder with several ranks it is that `rank`; default: the first.
 
     A run names its files after their phases; a file alone says its phase itself. A cache is found in the decode, so for
     another format of it all phases are read.
     """
-    path, deployment = Path(path), Deployment.make(weights=weights, cache=cache)
+    path, deployment = folder_of_rank(Path(path), rank), Deployment.make(weights=weights, cache=cache)
     graph = read_phase(path, phase)
+    require_rank(graph, rank)
     graphs = (graph,) if cache is None else read_traces([path])
     stored = redeployed(graphs, deployment)
     chosen = next(found for found in stored if found.phase == graph.phase)
@@ -189,8 +258,12 @@ def find_origin(
     trust_remote_code: bool = False,
     **workload: Any,
 ) -> Origin:
-    """The model and its workload, checked before anything runs; the parameters are those of `trace`."""
+    """The model and its workload, checked before anything runs; the parameters are those of `trace`.
+
+    Of a plan it is the rank that was asked for, by default the first.
+    """
     adapter = module_adapter(model, args, kwargs) or find_adapter(str(model), trust_remote_code)
+    plan = _taken_plan(workload)
     asked = make_workload(adapter, **workload)
     refuse_workload(
         batch=asked.batch,
@@ -198,7 +271,7 @@ def find_origin(
         decode_steps=asked.decode_steps,
         new_tokens=asked.new_tokens,
     )
-    return Origin(
+    origin = Origin(
         name=str(model) if isinstance(model, (str, Path)) else adapter.title,
         adapter=adapter,
         workload=asked,
@@ -207,6 +280,7 @@ def find_origin(
         torch_device=torch_device,
         is_module=not isinstance(model, (str, Path)),
     )
+    return on_rank(origin, plan.of_rank(plan.kinds_of_rank()[0])) if plan.is_spread else origin
 
 
 def find_adapter(model: str, trust_remote_code: bool = False) -> ModelAdapter:

@@ -10,10 +10,11 @@ from llm_perf_opt.analyses.run_description import deployment_notes, workload_not
 from llm_perf_opt.analyses.time.attention_what_if import AttentionWhatIf, attention_what_if, what_if_report
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
 from llm_perf_opt.api.memory import eager_and_fused
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.report import Report
 
 QUESTIONS = ("attention",)
@@ -39,14 +40,17 @@ class AttentionAnswer(Answer):
 def attention_answer(
     graphs: tuple[CallGraph, ...],
     other: Sequence[CallGraph],
-    device: str | Device | None = None,
+    device: str | Hardware | None = None,
     *,
     devices_file: Path | None = None,
 ) -> AttentionAnswer:
     """The kinds of attention from one trace and, where it can be run, the trace of the other kind."""
-    found = find_device(device, devices_file) if isinstance(device, str) else device
+    hardware = None if device is None else find_hardware(device, devices_file)
+    if hardware is not None:
+        require_room(graphs, hardware)
+    found = None if hardware is None else device_of(hardware)
     eager, fused = eager_and_fused(graphs, other)
-    rates = None if found is None else DataSheetRates(found)
+    rates = None if hardware is None else DataSheetRates(device_of(hardware), cluster=cluster_of(hardware))
     return AttentionAnswer(
         model=graphs[0].model, device=found, cases=attention_what_if(eager, fused, rates), _graphs=graphs
     )

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.call_checks import call_checks, with_call_checks
+from llm_perf_opt.analyses.collectives import collectives_table, family_collectives, total_of
 from llm_perf_opt.analyses.cost.stage_costs import stage_report
 from llm_perf_opt.analyses.cost.static_figures import StageCompute
 from llm_perf_opt.analyses.memory.memory_report import memory_report
 from llm_perf_opt.analyses.memory.need import RunMemory
-from llm_perf_opt.analyses.run_description import run_notes, workload_note
+from llm_perf_opt.analyses.run_description import deployment_notes, run_notes, workload_note
 from llm_perf_opt.analyses.serving.fit import TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.analyses.time.attention_what_if import ALL as ALL_STAGES
 from llm_perf_opt.analyses.time.attention_what_if import AttentionWhatIf
@@ -25,11 +26,13 @@ from llm_perf_opt.api.cost import QUICK_SOURCES
 from llm_perf_opt.api.cost_answer import CostAnswer
 from llm_perf_opt.api.export import ExportAnswer
 from llm_perf_opt.api.graph import grouped
+from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
 from llm_perf_opt.api.what_if import AttentionAnswer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
-from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.report import Column, Level, Note, Report, Table
 from llm_perf_opt.core.units import (
     format_bytes,
@@ -73,6 +76,15 @@ def what_runs(cost: CostAnswer, graphs: Sequence[CallGraph], unknown_phases: Ite
         unit = "decoded token" if cost.workload.get("batch") == 1 else "decode step"
         parts.append(f"{format_short_count(active)} active per {unit}")
     return _with_unknown(", ".join(parts), unknown_phases)
+
+
+def what_is_exchanged(graphs: Sequence[CallGraph]) -> str:
+    """The collectives of every phase, and the bytes of their payloads."""
+    totals = ((graph.phase, total_of(family_collectives(graph))) for graph in graphs)
+    return ", ".join(
+        f"{phase} {format_count(total.count)} collectives of {format_bytes(total.payload_bytes)}"
+        for phase, total in totals
+    )
 
 
 def what_it_costs(stages: Sequence[StageCompute]) -> str:
@@ -158,6 +170,7 @@ class WholeReport(Answer):
     model: str
     cost: CostAnswer
     device: Device | None
+    cluster: Cluster | None = None  # of these devices, where several were named
     exports: ExportAnswer | None
     attention: AttentionAnswer | None = None  # None: a phase stopped half-way, or there is no attention
     sweep: SweepAnswer | None = None  # None: not asked for
@@ -177,7 +190,7 @@ class WholeReport(Answer):
 
     def _chapters(self) -> Iterator[tuple[Report, str]]:
         """Every chapter that was asked for, with its answer in one line, which may be that it is not known."""
-        runs, *others = _traced_chapters(self.cost, self.device)
+        runs, *others = _traced_chapters(self.cost, self.cluster or self.device)
         yield runs
         yield replace(self.cost.summary(), title="What does it cost?"), what_it_costs(self.cost.stages)
         yield from others
@@ -198,7 +211,7 @@ class WholeReport(Answer):
 def whole_report(
     trace: Trace,
     *,
-    device: str | Device | None = None,
+    device: str | Hardware | None = None,
     devices_file: Path | None = None,
     exports: bool = False,
     sweep: bool = False,
@@ -207,29 +220,33 @@ def whole_report(
     from llm_perf_opt.api.sweep import default_sweep
 
     found = find_report_device(device, devices_file)
-    sources = None if trace.origin is None else QUICK_SOURCES  # exporting is asked for by its own word
+    if found is not None:
+        require_room(trace.graphs, found)
+    # Exporting is asked for by its own word, and one rank of several is counted by its trace alone.
+    sources = None if trace.origin is None or trace.plan is not None else QUICK_SOURCES
     cost = trace.cost(sources, other_attention=True)
     return WholeReport(
         model=cost.model,
         cost=cost,
-        device=found,
+        device=None if found is None else device_of(found),
+        cluster=None if found is None else cluster_of(found),
         exports=trace.export() if exports else None,
         attention=_attention(trace, found),
         sweep=default_sweep(trace, found) if sweep else None,
     )
 
 
-def _attention(trace: Trace, device: Device | None) -> AttentionAnswer | None:
+def _attention(trace: Trace, device: Hardware | None) -> AttentionAnswer | None:
     if not trace.graphs or any(graph.stopped_in is not None or graph.ops is None for graph in trace.graphs):
         return None
     answer = trace.what_if(device=device)
     return answer if answer.cases else None
 
 
-def find_report_device(device: str | Device | None, devices_file: Path | None) -> Device | None:
-    """The device to predict for; a wrong one is refused before any work."""
+def find_report_device(device: str | Hardware | None, devices_file: Path | None) -> Hardware | None:
+    """The device or cluster to predict for; a wrong one is refused before any work."""
     if isinstance(device, str):
-        return find_device(device, devices_file)
+        return find_hardware(device, devices_file)
     if device is None and devices_file is not None:
         raise UsageError(
             "--devices needs --device.",
@@ -239,10 +256,12 @@ def find_report_device(device: str | Device | None, devices_file: Path | None) -
     return device
 
 
-def _traced_chapters(run: CostAnswer, device: Device | None) -> Iterator[tuple[Report, str]]:
+def _traced_chapters(run: CostAnswer, hardware: Hardware | None) -> Iterator[tuple[Report, str]]:
     """The chapters that are read from the trace; a phase that was not traced to its end is named in each of them."""
     graphs, stopped = run.graphs, run.stopped
-    how_fast_title = "" if device is None else f"How fast could it be on {device.name}?"
+    device = None if hardware is None else device_of(hardware)
+    rates = None if hardware is None else DataSheetRates(device_of(hardware), EXECUTION, cluster=cluster_of(hardware))
+    how_fast_title = "" if rates is None else f"How fast could it be on {rates.title}?"
     if run.memory is None:
         reason = "; ".join(dict.fromkeys(stopped.values()))
         for title in ("What runs?", "Does it fit?", *([how_fast_title] if device else [])):
@@ -254,8 +273,10 @@ def _traced_chapters(run: CostAnswer, device: Device | None) -> Iterator[tuple[R
     serves = does_it_serve(found)
     answer = does_it_fit(run.memory, device, stopped)
     yield _with_stopped(fit, stopped), answer if serves is None else f"{answer}; {serves}"
-    if device is not None:
-        rates = DataSheetRates(device, EXECUTION)
+    if (exchanged := collectives_table(graphs)) is not None:
+        notes = tuple(deployment_notes(graphs))
+        yield Report(title="What do the ranks exchange?", tables=(exchanged,), notes=notes), what_is_exchanged(graphs)
+    if rates is not None:
         times = [predict(graph, rates) for graph in graphs]
         fast = replace(prediction_report(graphs, rates, times), title=how_fast_title)
         yield _with_stopped(fast, stopped), how_fast(graphs, times, stopped)

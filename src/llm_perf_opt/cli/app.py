@@ -17,6 +17,7 @@ from llm_perf_opt.cli.graph_command import graph
 from llm_perf_opt.cli.join_command import join
 from llm_perf_opt.cli.leaving import exit_codes, put
 from llm_perf_opt.cli.pages_command import pages
+from llm_perf_opt.cli.plan_command import plan
 from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
 from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life
@@ -42,6 +43,7 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (sweep, "How cost changes with batch and context."),
     (report, "Everything that needs no weights, on one page."),
     (predict, "How fast it could be on a device you need not have."),
+    (plan, "Which parallel plan for so many devices."),
     (profile, "Run it for real, and say what holds it back."),
     (join, "A GPU recording on the traced ops: time, MFU, MBU."),
     (export, "Which parts become static graphs, and why others not."),

@@ -48,7 +48,7 @@ StrictOption = Annotated[
 OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.json, .md, .csv, .html.")]
 
 
-@takes_workload()
+@takes_workload(plans=True)
 def cost(
     model: SourceArgument,
     workload: Mapping[str, Any],

@@ -82,6 +82,25 @@ def show_device(
     show(find_device(device, devices).report(), reporter)
 
 
+@devices_app.command("cluster")
+def show_cluster(
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLUSTER", help="8x h100-sxm, 4x8 h100-sxm, 2x8 h100-sxm via roce-400.", show_default=False
+        ),
+    ],
+    devices: DevicesOption = None,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+) -> None:
+    """Print the links of a cluster, and how long collectives between its ranks take."""
+    from llm_perf_opt.api.cluster import cluster as find_cluster
+
+    reporter = choose_reporter(format_name, json_wanted)
+    show(find_cluster(cluster, devices).report(), reporter)
+
+
 @devices_app.command("template")
 def print_template(
     device: Annotated[str, typer.Argument(metavar="[ID]", help="Id of the device to describe.")] = "my-device",

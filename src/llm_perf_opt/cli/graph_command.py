@@ -20,6 +20,9 @@ SourceArgument = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
 ]
 PhaseOption = Annotated[str | None, typer.Option(help="Which phase of a run; the prefill if absent.")]
+RankOption = Annotated[
+    int | None, typer.Option(min=0, help="Which rank of a run that holds several; the first if absent.")
+]
 FormatOption = Annotated[
     str | None,
     typer.Option("--format", help=f"One of: {', '.join(DRAWINGS.names())}. By default what --out ends in, or text."),
@@ -50,6 +53,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file i
 def graph(
     source: SourceArgument,
     phase: PhaseOption = None,
+    rank: RankOption = None,
     format_name: FormatOption = None,
     out: OutOption = None,
     depth: DepthOption = None,
@@ -72,7 +76,7 @@ def graph(
     suffix = DRAWINGS.get(name)(metric).suffix
     if out is not None:
         free_file(out, force=force)
-    traced = load_phase(source, phase, weights=weights, cache=cache)
+    traced = load_phase(source, phase, rank=rank, weights=weights, cache=cache)
     answer = traced.graph(
         depth=depth,
         focus=focus,
@@ -86,7 +90,7 @@ def graph(
     picture = answer.draw(name, metric)
     if out is not None:
         write_result(out, picture)
-        _close(source, phase, out, name)
+        _close(source, phase, rank, out, name)
     elif isinstance(picture, str):
         put(picture if picture.endswith("\n") else f"{picture}\n")
     else:
@@ -113,9 +117,10 @@ def _format_of(format_name: str | None, out: Path | None, json_wanted: bool) -> 
     return drawing_format_of(out)
 
 
-def _close(source: Path, phase: str | None, out: Path, name: str) -> None:
+def _close(source: Path, phase: str | None, rank: int | None, out: Path, name: str) -> None:
     """Say what was written and the next command."""
     say(f"Wrote {out}")
     of_phase = f" --phase {shlex.quote(phase)}" if phase else ""
+    of_phase += "" if rank is None else f" --rank {rank}"
     other = "--format text" if name == "html" else f"--out {shlex.quote(str(out.with_suffix('.html')))}"
     say(f"Next: llm-perf-opt graph {shlex.quote(str(source))}{of_phase} {other}")

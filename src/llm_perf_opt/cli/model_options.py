@@ -12,6 +12,7 @@ import typer
 
 from llm_perf_opt.cli.output import model_prints_apart
 from llm_perf_opt.core.options import Option
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import MODELS, workload_options
 from llm_perf_opt.core.work_limits import WorkLimits, limits
 from llm_perf_opt.core.workload import Deployment
@@ -56,13 +57,14 @@ CacheOption = Annotated[str | None, _option(_DEPLOYMENT["cache"])]
 
 
 def takes_workload(
-    *, without: Collection[str] = (), **defaults: Any
+    *, without: Collection[str] = (), plans: bool = False, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the options of every model in the place of a verb's parameter `workload`, and give it those that are set.
 
     The limits of work come behind the verb's own options, and hold while it runs.
 
-    `defaults` are those in which the verb differs from the others; `without` names those that it does not take.
+    With `plans` the sizes of a parallel plan come along. `defaults` are those in which the verb differs from the
+    others; `without` names those that it does not take.
     """
 
     def decorated(verb: Callable[..., None]) -> Callable[..., None]:
@@ -72,10 +74,13 @@ def takes_workload(
             verb(workload={name: value for name, value in values.items() if value != declared[name].default}, **given)
 
         declared = {name: option for name, (option, _) in workload_options().items() if name not in without}
+        declared |= ParallelPlan.options() if plans else {}
         own = inspect.signature(verb, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
             parameters += _parameters(defaults, without) if parameter.name == "workload" else [parameter]
+        if plans:
+            parameters += [_parameter(name, option, option.default) for name, option in ParallelPlan.options().items()]
         _declare(with_workload, own, parameters)
         return takes_limits(with_workload)
 

@@ -40,7 +40,7 @@ WhatIfOption = Annotated[
 ]
 
 
-@takes_workload()
+@takes_workload(plans=True)
 def predict(
     model: SourceArgument,
     workload: Mapping[str, Any],

@@ -45,7 +45,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file tha
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page in a browser.")]
 
 
-@takes_workload()
+@takes_workload(plans=True)
 def report(
     sources: SourcesArgument,
     workload: Mapping[str, Any],
@@ -122,6 +122,7 @@ def _whole(
     longer: Mapping[str, bool],
     trust_remote_code: bool,
 ) -> Answer:
+    from llm_perf_opt.api.hardware import device_of
     from llm_perf_opt.api.trace_files import is_trace, refuse_options
     from llm_perf_opt.api.whole_report import find_report_device
 
@@ -133,7 +134,7 @@ def _whole(
         workload,
         weights=formats["weights"],
         cache=formats["cache"],
-        torch_device=None if found is None else found.torch_device,
+        torch_device=None if found is None else device_of(found).torch_device,
         keep_partial=True,
         trust_remote_code=trust_remote_code,
     )

@@ -55,7 +55,7 @@ FunctionOption = Annotated[
 ]
 
 
-@takes_workload(without=("batch", "prompt_tokens"))
+@takes_workload(without=("batch", "prompt_tokens"), plans=True)
 def sweep(
     model: SweptArgument,
     workload: Mapping[str, Any],

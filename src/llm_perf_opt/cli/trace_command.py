@@ -71,7 +71,7 @@ VerboseOption = Annotated[
 ]
 
 
-@takes_workload()
+@takes_workload(plans=True)
 def trace(
     model: ModelArgument,
     workload: Mapping[str, Any],
@@ -129,7 +129,7 @@ def trace(
     stages = traced.stages()
     is_short = not verbose and not json_wanted and format_name in (None, "text")
     show(stages.summary() if is_short else stages.report(), reporter)
-    _close(traced.files, out, has_pictures=bool(torchlens_picture))
+    _close([file for rank in traced.ranks for file in rank.files], out, has_pictures=bool(torchlens_picture))
     if strict:
         _require_known(stages)
 
@@ -148,7 +148,7 @@ def _require_known(stages: StagesAnswer) -> None:
         raise _calls_error([check.what for check in stages.call_checks if not check.is_as_expected])
 
 
-def _close(files: tuple[Path, ...], out: Path | None, *, has_pictures: bool) -> None:
+def _close(files: Sequence[Path], out: Path | None, *, has_pictures: bool) -> None:
     """Say what was written and the next command."""
     for file in files:
         say(f"Wrote {file}")

@@ -53,7 +53,7 @@ class Outcome:
     error: str | None = None  # class of the exception
     reason: str | None = None
     operator: str | None = None  # "aten._grouped_mm.default"
-    site: str | None = None  # "moe.py:75 in _run_experts"
+    site: str | None = None  # "moe.py:75 in moe_infer"
     source_line: str | None = None
     remedy: str | None = None
     seconds: float | None = None

@@ -62,6 +62,16 @@ class TensorGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveGroup:
+    """Equal collectives of a box, all its calls together: what is exchanged, how much, between how many ranks."""
+
+    kind: str  # "all-reduce"
+    payload_bytes: int  # of one
+    ranks: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
     """A module instance or a family of instances, with the boxes it calls inside."""
 
@@ -75,6 +85,8 @@ class Box:
     loops: tuple[Loop, ...]
     figures: Figures  # inclusive
     own: Figures  # of the ops that run directly in it
+    collectives: tuple[CollectiveGroup, ...] = ()  # with those inside, the most bytes first; none on one device
+    own_collectives: tuple[CollectiveGroup, ...] = ()  # those that it asks for itself
     constructor_params: Mapping[str, Any] = field(default_factory=dict)  # those that all instances share
     layer_context: Mapping[str, Any] = field(default_factory=dict)  # of an expert: what its layer says of all experts
     inputs: tuple[TensorGroup, ...] = ()

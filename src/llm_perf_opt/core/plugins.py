@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.options import Option
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import (
     Calibrator,
     Drawing,
@@ -27,7 +28,7 @@ from llm_perf_opt.core.protocols import (
     Tracer,
 )
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
-from llm_perf_opt.core.target import Part, Target
+from llm_perf_opt.core.target import Part, Target, World
 from llm_perf_opt.core.workload import Workload
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ MODELS: Registry[type[ModelAdapter]] = Registry(
 FOLDERS: Registry[type[FolderAdapter]] = Registry(
     "kind of model folder", {"huggingface": "llm_perf_opt.models.huggingface.adapter:HuggingFaceAdapter"}
 )
-FolderInputs = Callable[[str, Callable[[], Any], Workload], tuple[Target, ...]]
+FolderInputs = Callable[[str, Callable[[], Any], Workload, World | None], tuple[Target, ...]]
 # Model types whose inputs no signature tells: model folders that know them give the targets for such a folder.
 FOLDER_INPUTS: Registry[FolderInputs] = Registry(
     "model type with inputs of its own", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.targets:released_targets"}
@@ -118,6 +119,10 @@ SOURCES: Registry[type[Source]] = Registry(
 # The same for closed forms: (the folder) -> what they are for its configuration.
 FOLDER_FORMS: Registry[Callable[[Path], KnowsClosedForms]] = Registry(
     "model type with closed forms", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.closed_forms:ReleasedForms"}
+)
+# The same for the ranks that differ when such a model is spread.
+FOLDER_RANKS: Registry[Callable[[ParallelPlan, Workload], tuple[int, ...]]] = Registry(
+    "model type with kinds of rank of its own", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.ranks:kinds_of_rank"}
 )
 CALIBRATORS: Registry[Calibrator] = Registry("calibrator", {"torch": "llm_perf_opt.labs.calibrate.calibrate:calibrate"})
 # The same for the pieces of such a model that are worth a static graph.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.missing_packages import import_failure
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plain_text import error_notes, error_text, first_line
 from llm_perf_opt.core.target import Json, Part, Target
 from llm_perf_opt.core.workload import Workload
@@ -131,6 +132,33 @@ class KnowsStoredFormats(Protocol):
 
     def stored_formats(self, graph: CallGraph) -> StoredFormats:
         """The format of each weight of the traced model that is not stored in the type of the trace."""
+        ...
+
+
+@runtime_checkable
+class SpreadsOverRanks(Protocol):
+    """An adapter whose model can be spread over ranks."""
+
+    def on_rank(self, plan: ParallelPlan) -> ModelAdapter:
+        """The same model as one rank of the plan holds and runs it."""
+        ...
+
+
+@runtime_checkable
+class KnowsKindsOfRank(Protocol):
+    """An adapter whose ranks may differ in more than their pipeline stage."""
+
+    def kinds_of_rank(self, plan: ParallelPlan, workload: Workload) -> tuple[int, ...]:
+        """One rank of each kind, in order; of a plan that names a rank, that one."""
+        ...
+
+
+@runtime_checkable
+class KnowsPlans(Protocol):
+    """An adapter that knows which kinds of plan its model can follow, before one is tried."""
+
+    def plan_axes(self) -> frozenset[str]:
+        """The kinds of parallelism that the model has rules for, among tp, ep and pp."""
         ...
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
+from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 
 Json = Any  # JSON-safe value: None, bool, int, float, str, list, dict with string keys
 Emit = Callable[[str, Json], None]  # the name of a runtime fact and its value so far
@@ -51,6 +54,27 @@ class Chain:
     cached_stages: tuple[str, ...] = ()
 
 
+class World(Protocol):
+    """The ranks that a model is spread over, of which one exists: a context that may be entered again and again.
+
+    `replicated` are the parameters that every rank holds whole, a `*` for the number of a layer; None: not known.
+    """
+
+    plan: ParallelPlan
+    expert_ranks: int  # that hold runs of neighbouring experts; 1: each holds all, or they are dealt out in turn
+    replicated: tuple[str, ...] | None
+
+    def __enter__(self) -> World: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def integers(self, kind: CollectiveKind, shape: tuple[int, ...]) -> Sequence[int] | None:
+        """What another rank would send into a tensor of this shape; None: not known."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One phase of one model under one workload, ready for any tracer.
@@ -77,6 +101,7 @@ class Target:
     prepare: Callable[[Any], object] | None = None
     notes: tuple[str, ...] = ()
     chain: Chain = Chain()
+    world: World | None = None  # of a model that is spread over ranks: open while it is built and while it runs
     has_weights: bool = False  # `build` gives the weights that are to run: real runs neither fill nor load any
 
     def start(self, model: Any) -> object:

@@ -82,7 +82,9 @@ class Deployment(OptionRecord):
 
     taken_by: ClassVar[str] = "A deployment"
 
-    device: str | None = option(None, metavar="ID", help="Hardware it runs on: llm-perf-opt devices list.")
+    device: str | None = option(
+        None, metavar="ID", help="Hardware it runs on: llm-perf-opt devices list. Several: 8x ID."
+    )
     weights: str | None = option(
         None,
         metavar="FORMAT",

@@ -6,7 +6,7 @@ import json
 
 from llm_perf_opt.core import units
 from llm_perf_opt.core.graph_metric import Metric, inclusive, own, share, total
-from llm_perf_opt.core.graph_view import Box, Figures, GraphView, TensorGroup
+from llm_perf_opt.core.graph_view import Box, CollectiveGroup, Figures, GraphView, TensorGroup
 
 UNKNOWN = "?"
 AT_LEAST = ">= "  # before a figure with ops in it that have no price
@@ -54,12 +54,45 @@ def share_text(fraction: float | None) -> str:
     return "<0.1 %" if percent < 0.05 else f"{percent:.1f} %"
 
 
+_MOST_COLLECTIVES = 2  # on a box; a tooltip lists all
 _MOST_GROUPS = 4  # distinct shapes that a tooltip lists before it only counts them
 
 
 def loops_text(box: Box) -> str:
     """`parfor 2, for 24`, or nothing."""
     return ", ".join(loop.text for loop in box.loops)
+
+
+def collectives_text(box: Box) -> str:
+    """`all-reduce 16.0 MiB x 2`: what one call exchanges with other ranks, or nothing; the most bytes first.
+
+    Where the calls of a box differ, how often all of them together do.
+    """
+    shown = [_collective_text(part, box.calls) for part in box.collectives[:_MOST_COLLECTIVES]]
+    more = len(box.collectives) - _MOST_COLLECTIVES
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def has_collectives(view: GraphView) -> bool:
+    """Whether any box exchanges anything with other ranks."""
+    return any(root.collectives for root in view.roots)
+
+
+def collective_facts(box: Box) -> list[tuple[str, str]]:
+    """Kind and amount of everything that the box exchanges; numbers exact."""
+    return [
+        (
+            f"{part.kind} between {units.format_count(part.ranks)} ranks",
+            f"{units.format_count(part.payload_bytes)} bytes each, {units.format_count(part.count)} in all calls",
+        )
+        for part in box.collectives
+    ]
+
+
+def _collective_text(part: CollectiveGroup, calls: int) -> str:
+    each, left = divmod(part.count, calls) if calls else (0, part.count)
+    times = f" x {units.format_count(part.count)} in all" if left else f" x {units.format_count(each)}" * (each > 1)
+    return f"{part.kind} {units.format_bytes(part.payload_bytes)}{times}"
 
 
 def cost_text(box: Box, view: GraphView, metric: Metric) -> str:
@@ -112,6 +145,7 @@ def facts_of(box: Box) -> list[tuple[str, str]]:
         ("activation bytes", _exact(figures.activation_bytes)),
         ("ops without a price", _exact(figures.unpriced_ops)),
     ]
+    facts += collective_facts(box)
     facts += [(name, json.dumps(value)) for name, value in box.constructor_params.items()]
     facts += [(f"{name} of the layer", json.dumps(value)) for name, value in box.layer_context.items()]
     return [*facts, *_tensor_facts("input", box.inputs), *_tensor_facts("output", box.outputs)]

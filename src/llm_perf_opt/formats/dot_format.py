@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from llm_perf_opt.core.graph_metric import metric_named
 from llm_perf_opt.core.graph_view import Arrow, Box, GraphView
 from llm_perf_opt.core.units import format_count
-from llm_perf_opt.formats.box_figures import cost_text, facts_of, hidden_text, loops_text, second_text
+from llm_perf_opt.formats.box_figures import collectives_text, cost_text, facts_of, hidden_text, loops_text, second_text
 from llm_perf_opt.formats.svg_style import StageColour, stage_colours
 from llm_perf_opt.formats.visible_text import shortened, visible
 
@@ -57,7 +57,8 @@ class DotDrawing:
 
     def _label_lines(self, box: Box, view: GraphView) -> list[str]:
         figures = f"{cost_text(box, view, self._metric)}, {second_text(box, self._metric)}"
-        texts = [shortened(box.label, _LONGEST_LABEL), loops_text(box), figures, hidden_text(box)]
+        label = shortened(box.label, _LONGEST_LABEL)
+        texts = [label, loops_text(box), figures, collectives_text(box), hidden_text(box)]
         return [text for text in texts if text]
 
     def _call_lines(self, view: GraphView, colours: dict[str, StageColour]) -> Iterator[str]:

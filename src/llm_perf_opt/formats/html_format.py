@@ -19,6 +19,7 @@ from markupsafe import Markup
 from llm_perf_opt.core.graph_metric import Metric, metric_named
 from llm_perf_opt.core.graph_view import Box, Figures, GraphView, TensorGroup
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.formats.box_figures import collective_facts, collectives_text
 from llm_perf_opt.formats.report_sections import contents, sections_of
 from llm_perf_opt.formats.svg_style import palette, scoped_style_sheet, stage_colours
 from llm_perf_opt.formats.visible_text import visible
@@ -129,6 +130,8 @@ class _PageTables:
             self._tensor_number(box.outputs),
             [word(member) for member in box.members],
             box.is_open * 1 + box.is_split * 2 + box.is_left_out * 4,
+            word(collectives_text(box)),
+            [[word(kind), word(amount)] for kind, amount in collective_facts(box)],
         ]
 
     def _pairs_number(self, values: Mapping[str, Any]) -> int:

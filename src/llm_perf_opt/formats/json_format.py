@@ -12,7 +12,16 @@ from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.output_files import plain_values
 from llm_perf_opt.core.report import Axis, BarChart, Cell, Chart, LineChart, Report, SpanChart, Table
 from llm_perf_opt.core.sealing import sealed_text
-from llm_perf_opt.formats.view_file import VIEW_VERSION, ArrowRow, BoxRow, FiguresRow, LoopRow, TensorsRow, ViewFile
+from llm_perf_opt.formats.view_file import (
+    VIEW_VERSION,
+    ArrowRow,
+    BoxRow,
+    CollectivesRow,
+    FiguresRow,
+    LoopRow,
+    TensorsRow,
+    ViewFile,
+)
 from llm_perf_opt.formats.visible_text import UNIT_OF, column_keys
 
 
@@ -77,7 +86,15 @@ def _box_row(box: Box, parent: str | None) -> BoxRow:
         outputs=tuple(TensorsRow(**asdict(group)) for group in box.outputs),
         members=box.members,
         member_calls=box.member_calls,
+        **(_collectives(box) if box.collectives else {}),
     )
+
+
+def _collectives(box: Box) -> dict[str, Any]:
+    return {
+        name: tuple(CollectivesRow(**asdict(part)) for part in parts)
+        for name, parts in (("collectives", box.collectives), ("own_collectives", box.own_collectives))
+    }
 
 
 def _list(key: str, items: Sequence[object]) -> str:

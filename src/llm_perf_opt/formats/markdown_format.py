@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from llm_perf_opt.core.graph_metric import metric_named, total
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.report import Chart, Kind, Level, LineChart, Listing, Note, Report, Table
-from llm_perf_opt.formats.box_figures import figure_texts, hidden_text, loops_text
+from llm_perf_opt.formats.box_figures import collectives_text, figure_texts, has_collectives, hidden_text, loops_text
 from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.visible_text import row_texts, shortened, visible
 
@@ -28,12 +28,14 @@ class MarkdownDrawing:
     def render(self, view: GraphView) -> str:
         """A heading, the caption as a list, the table."""
         whole = total(view, self._metric)
+        exchanges = has_collectives(view)
         lines = [
             f"| box | loops | stage | instances | calls | FLOPs | bytes moved | activations | params "
-            f"| share of {self._metric} |",
-            "| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: | --: |",
+            f"| share of {self._metric} |" + " collectives |" * exchanges,
+            "| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: | --: |" + " :-- |" * exchanges,
         ]
-        lines += [self._row(box, depth, whole) for root in view.roots for box, depth in _depths(root, 0)]
+        for box, depth in (pair for root in view.roots for pair in _depths(root, 0)):
+            lines.append(self._row(box, depth, whole) + f" {collectives_text(box)} |" * exchanges)
         parts = [f"# {_words(view.title)}"]
         if view.caption:
             parts.append("\n".join(f"- {_words(line)}" for line in view.caption))

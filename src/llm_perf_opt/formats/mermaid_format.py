@@ -7,7 +7,7 @@ import re
 from llm_perf_opt.core.graph_metric import metric_named
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.units import format_count
-from llm_perf_opt.formats.box_figures import cost_text, hidden_text, loops_text, second_text
+from llm_perf_opt.formats.box_figures import collectives_text, cost_text, hidden_text, loops_text, second_text
 from llm_perf_opt.formats.svg_style import stage_colours
 from llm_perf_opt.formats.visible_text import shortened, visible
 
@@ -64,6 +64,7 @@ class MermaidDrawing:
             shortened(box.label, _LONGEST_LABEL),
             loops_text(box),
             f"{cost_text(box, view, self._metric)}, {second_text(box, self._metric)}",
+            collectives_text(box),
             hidden_text(box),
         ]
         return [text for text in texts if text]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from llm_perf_opt.core import units
 from llm_perf_opt.core.graph_metric import Metric, inclusive, share, total
 from llm_perf_opt.core.graph_view import Box, GraphView
-from llm_perf_opt.formats.box_figures import facts_of, hidden_text, inclusive_text, share_text
+from llm_perf_opt.formats.box_figures import collectives_text, facts_of, hidden_text, inclusive_text, share_text
 from llm_perf_opt.formats.box_layout import Placed, Size, is_opened
 from llm_perf_opt.formats.svg_style import (
     CLASS_SIZE,
@@ -116,9 +116,9 @@ class BoxPainter:
 
     def _leaf_lines(self, box: Box) -> list[str]:
         cost, part, second, *_ = self._figure_texts(box)
-        hidden = hidden_text(box)
         place = _modules(box) if box.is_left_out else f"@ {self._short_path[box.id]}"
-        return [place, f"{cost} \u00b7 {part}", second, *([hidden] if hidden else [])]
+        further = (self._collectives_line(box), hidden_text(box))
+        return [place, f"{cost} \u00b7 {part}", second, *(line for line in further if line)]
 
     def _figure_texts(self, box: Box) -> list[str]:
         second = Metric.FLOPS if self._metric is Metric.PARAMETERS else Metric.PARAMETERS
@@ -127,7 +127,11 @@ class BoxPainter:
             share_text(share(inclusive(box, self._metric), self._total)),
             inclusive_text(box, second),
             _uses(box),
+            *([self._collectives_line(box)] if box.collectives else []),
         ]
+
+    def _collectives_line(self, box: Box) -> str:
+        return collectives_text(box).replace(" x ", " \u00d7 ")
 
 
 def _uses(box: Box) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.graph_metric import Metric, metric_named, own, share, total
 from llm_perf_opt.core.graph_view import Box, GraphView, Loop, LoopKind
-from llm_perf_opt.formats.box_figures import at_least, metric_text, share_text
+from llm_perf_opt.formats.box_figures import at_least, has_collectives, metric_text, share_text
 from llm_perf_opt.formats.box_layout import BoxLayout, Placed
 from llm_perf_opt.formats.svg_box import BoxPainter
 from llm_perf_opt.formats.svg_style import (
@@ -31,6 +31,7 @@ from llm_perf_opt.formats.visible_text import fitted, text_width, visible, wrapp
 _LINE = 17.0
 _ITEM_GAP = 22.0
 _WIDEST_STAGE = 180.0
+_EXCHANGE, _EXCHANGED = "all-reduce 1 KiB \u00d7 2", "what one call exchanges with other ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def heading(view: GraphView, metric: Metric, x: float, width: float) -> Heading:
         y += _LINE
         parts.append(text(x, y, line, TEXT_SIZE, classes="soft"))
     y += 8
-    for items in (_stage_items(view, metric), _sign_items(metric)):
+    for items in (_stage_items(view, metric), _sign_items(metric, with_ranks=has_collectives(view))):
         lines, y = _item_lines(items, x, y, width)
         parts += lines
     return Heading("".join(parts), y + 14)
@@ -106,10 +107,11 @@ def _own_together(boxes: list[Box], metric: Metric) -> tuple[int | None, str]:
     return cost, next((sign for box in boxes if (sign := at_least(cost, metric, box.own))), "")
 
 
-def _sign_items(metric: Metric) -> list[_Item]:
+def _sign_items(metric: Metric, *, with_ranks: bool) -> list[_Item]:
     chain = Loop(kind=LoopKind.FOR, count=12)
     free = Loop(kind=LoopKind.PARFOR, count=2)
     bar = rectangle(0, -1.5, 24, 3, "track", radius=1.5) + rectangle(0, -1.5, 9, 3, "head", radius=1.5)
+    exchange = _Item(text(0, 4, _EXCHANGE, TEXT_SIZE), text_width(_EXCHANGE, TEXT_SIZE), _EXCHANGED)
     return [
         _Item(badge(0, -7.5, chain), badge_width(chain), "one feeds the next"),
         _Item(badge(0, -7.5, free), badge_width(free), "independent uses"),
@@ -120,6 +122,7 @@ def _sign_items(metric: Metric) -> list[_Item]:
             text_width("@ .a", TEXT_SIZE),
             "goes on from the path of the box around",
         ),
+        *([exchange] if with_ranks else []),
     ]
 
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 from llm_perf_opt.core.graph_metric import metric_named, total
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.report import BarChart, Chart, Column, Kind, Level, LineChart, Note, Report, SpanChart, Table
-from llm_perf_opt.formats.box_figures import figure_texts, hidden_text, loops_text
+from llm_perf_opt.formats.box_figures import collectives_text, figure_texts, has_collectives, hidden_text, loops_text
 from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.visible_text import ELLIPSIS, row_texts, shortened, visible_ascii
 
 _LONGEST_LABEL = 76
 _LONGEST_CAPTION = 400
 _HEADING = ("box", "loops", "instances", "calls", "FLOPs", "bytes moved", "activations", "params", "share")
+_NUMBERS_END = len(_HEADING)  # what stands behind is text again
 _GAP = "  "
 
 
@@ -30,9 +31,12 @@ class TextDrawing:
     def render(self, view: GraphView) -> str:
         """Title and caption, then one line per box of the default picture."""
         whole = total(view, self._metric)
-        heading = [*_HEADING[:-1], f"{_HEADING[-1]} of {self._metric}"]
-        rows = [heading]
-        rows += [self._row(box, branch, whole) for root in view.roots for box, branch in _branches(root, "", "")]
+        rows = [[*_HEADING[:-1], f"{_HEADING[-1]} of {self._metric}"]]
+        branches = [pair for root in view.roots for pair in _branches(root, "", "")]
+        rows += [self._row(box, branch, whole) for box, branch in branches]
+        if has_collectives(view):
+            texts = ["collectives", *(collectives_text(box) for box, _ in branches)]
+            rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
         widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         rule = _GAP.join("-" * width for width in widths)
         lines = [_tree_line(row, widths) for row in rows]
@@ -66,8 +70,8 @@ def _branches(box: Box, first: str, rest: str) -> list[tuple[Box, str]]:
 
 def _tree_line(cells: list[str], widths: list[int]) -> str:
     words = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-    numbers = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
-    return _GAP.join([*words, *numbers]).rstrip()
+    numbers = [cell.rjust(width) for cell, width in zip(cells[2:_NUMBERS_END], widths[2:_NUMBERS_END], strict=True)]
+    return _GAP.join([*words, *numbers, *cells[_NUMBERS_END:]]).rstrip()
 
 
 def table_text(table: Table) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from llm_perf_opt.core.reading import FileKind, read_json
 
@@ -64,6 +64,15 @@ class TensorsRow(_Object, frozen=True, kw_only=True):
     calls: Count
 
 
+class CollectivesRow(_Object, frozen=True, kw_only=True):
+    """Equal collectives of a box, all its calls together."""
+
+    kind: str
+    payload_bytes: Annotated[Count, Meta(description="Of one.")]
+    ranks: Count
+    count: Count
+
+
 class BoxRow(_Object, frozen=True, kw_only=True):
     """A module instance or a family of instances."""
 
@@ -99,6 +108,17 @@ class BoxRow(_Object, frozen=True, kw_only=True):
         tuple[Count, ...],
         Meta(description="Calls of each member in this box: a shared module also stands in others."),
     ]
+    collectives: (
+        Annotated[tuple[CollectivesRow, ...], Meta(description="With everything inside; absent where there are none.")]
+        | UnsetType
+    ) = UNSET
+    own_collectives: (
+        Annotated[
+            tuple[CollectivesRow, ...],
+            Meta(description="Those that it asks for itself; absent where there are none inside either."),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class ArrowRow(_Object, frozen=True, kw_only=True):

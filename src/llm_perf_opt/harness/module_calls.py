@@ -1,11 +1,14 @@
 """Seeing every module call, including `child.forward(...)` called directly, which hooks never see.
 
-`forward` is wrapped per instance, in the instance's own dictionary, and taken off again on every way out.
+`forward` is wrapped per instance, in the instance's own dictionary, and taken off again on every way out. FSDP2 works
+in hooks around `forward`: the call of a module that it manages is wrapped as a whole, so that gathering the weights is
+work of that module and not of its caller.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +26,9 @@ Before = Callable[[str, torch.nn.Module, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[str, Any], None]
 Enter = Callable[[str, Sequence[torch.Tensor]], None]
 Leave = Callable[[Sequence[torch.Tensor]], None]
+Report = Callable[[Callable[..., Any]], Callable[..., Any]]  # of a module: what it runs -> the same, reported
+
+_CALL = "_compiled_call_impl"  # what `Module.__call__` runs in place of hooks and forward, where it is set
 
 
 class StopSite:
@@ -77,8 +83,13 @@ def watch_forwards(
                 continue  # compiled: its forward is no Python function and calls no children
             if paths is not None and path not in paths:
                 continue
+            report = functools.partial(_watched, module, path, before, after, stop, calls)
             undo.callback(unwatch, module, module.__dict__.get("forward"))
-            module.__dict__["forward"] = _watched(module, path, before, after, stop, calls)
+            if is_fully_sharded(module):
+                undo.callback(unwatch, module, module.__dict__.get(_CALL), _CALL)
+                module.__dict__[_CALL], module.__dict__["forward"] = _whole_call(module, report)
+            else:
+                module.__dict__["forward"] = report(module.forward)
         with Interruptible():
             yield stop
 
@@ -110,20 +121,26 @@ class _CountedCalls:
 
 
 def _watched(
-    module: torch.nn.Module, path: str, before: Before, after: After, stop: StopSite, calls: _CountedCalls
+    module: torch.nn.Module,
+    path: str,
+    before: Before,
+    after: After,
+    stop: StopSite,
+    calls: _CountedCalls,
+    run: Callable[..., Any],
 ) -> Callable[..., Any]:
-    forward, thread = module.forward, threading.get_ident()
+    thread = threading.get_ident()
     counted = calls.one_more
 
-    @functools.wraps(forward)  # libraries read the signature of `model.forward` to pick arguments
+    @functools.wraps(run)  # libraries read the signature of `model.forward` to pick arguments
     def watched(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
-            return forward(*args, **kwargs)
+            return run(*args, **kwargs)
         DOING[thread] = path
         counted()
         before(path, module, args, kwargs)
         try:
-            output = forward(*args, **kwargs)
+            output = run(*args, **kwargs)
         except BaseException as error:
             stop.passes(error, path)
             after(path, None)
@@ -132,3 +149,36 @@ def _watched(
         return output
 
     return watched
+
+
+def is_fully_sharded(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 gathers the weights of this module before it runs."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def class_name(module: torch.nn.Module) -> str:
+    """The class that the model's code names; FSDP2 puts each module into a class of its own, derived from that one."""
+    return (type(module).__bases__[-1] if is_fully_sharded(module) else type(module)).__name__
+
+
+def _whole_call(module: torch.nn.Module, report: Report) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The call with all its hooks, reported, and the forward: within that call as it is, called directly reported."""
+    thread, plain, is_open = threading.get_ident(), module.forward, False
+    reported_call, reported_forward = report(module._call_impl), report(plain)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_open
+        is_open = threading.get_ident() == thread
+        try:
+            return reported_call(*args, **kwargs)
+        finally:
+            is_open = False
+
+    @functools.wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_open
+        run, is_open = (plain if is_open else reported_forward), False
+        return run(*args, **kwargs)
+
+    return call, forward

@@ -12,6 +12,7 @@ import torch
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, Json, TensorMeta
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.environment import library_versions
+from llm_perf_opt.harness.module_calls import class_name
 from llm_perf_opt.harness.twins import tensors_in
 
 # Which field of a configuration limits the attention of a layer of this type; without types all layers are alike.
@@ -29,7 +30,7 @@ def declare_modules(builder: CallGraphBuilder, root: torch.nn.Module, describe: 
     path_of = {id(module): path for path, module in root.named_modules()}
     for path, module in root.named_modules():
         children = tuple(path_of[id(child)] for child in module._modules.values() if child is not None)
-        builder.module(path, type(module).__name__, children, constructor_params(module))
+        builder.module(path, class_name(module), children, constructor_params(module))
         for name, tensor, is_buffer in _own_tensors(module):
             meta, token, size_bytes = describe(tensor)
             full_name = f"{path}.{name}" if path else name

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import product_dtype, tensor_bytes
 from llm_perf_opt.ops.cost import Formula, OpCost, elements, packet_of
@@ -22,6 +23,7 @@ class KernelKind(StrEnum):
     MATMUL = "matrix product"
     ATTENTION = "fused attention"
     VECTOR = "vector"
+    COMMUNICATION = "communication"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class Kernel:
     """One launch. `rows` and `weights` describe a product `[rows, k] x [k, n]`: `weights` is `n * k`.
 
     `skippable_flops` are those of pairs that a causal mask hides: the price counts them, a kernel need not do them.
+    `collective` is what a kernel of communication exchanges; None there: the trace does not say between which ranks.
     """
 
     kind: KernelKind
@@ -41,6 +44,7 @@ class Kernel:
     weights: int = 0
     sequences: int = 0  # of attention: samples in the batch
     queries: int = 0
+    collective: Collective | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.source_figures import WorkFamily, family_of
 from llm_perf_opt.ops import (
     attention,
+    collectives,
     convolution,
     grouped_experts,
     linear_algebra,
@@ -39,6 +40,7 @@ _FAMILIES = (
     linear_algebra,
     vector,
     memory,
+    collectives,
 )
 
 

@@ -11,12 +11,17 @@ from typing import Any, Protocol
 
 import torch
 
+from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.weightless.environment import Disguise
 from llm_perf_opt.weightless.oracle import Limits, Oracle
 from llm_perf_opt.weightless.recording import OpRecorder
 from llm_perf_opt.weightless.storage import RealStorages
 
 UserRule = Callable[..., Any]  # (the dispatcher, the op's arguments) -> its output
+
+
+# (kind of collective, shape) -> integers that another rank would send; None: not known, this rank's own serve
+OtherRanks = Callable[[CollectiveKind, tuple[int, ...]], Sequence[int] | None]
 
 
 class Dispatcher(AbstractContextManager[Any], Protocol):
@@ -28,6 +33,7 @@ class Dispatcher(AbstractContextManager[Any], Protocol):
     real_storages: RealStorages
     recorder: OpRecorder | None
     user_rules: dict[Any, UserRule]
+    other_ranks: OtherRanks | None
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """One op, by whichever way fits it."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -27,8 +28,9 @@ from llm_perf_opt.core.interrupts import Interruptible, puts_back
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, Budget
 from llm_perf_opt.weightless import fallbacks, propagation, real_ops
+from llm_perf_opt.weightless.collectives import functional_facts, is_collective, run_collective, takes_ops_apart
 from llm_perf_opt.weightless.composites import composite_parts, scratch_bytes
-from llm_perf_opt.weightless.dispatcher import UserRule
+from llm_perf_opt.weightless.dispatcher import OtherRanks, UserRule
 from llm_perf_opt.weightless.environment import Disguise, Environment
 from llm_perf_opt.weightless.fallbacks import run_higher_order
 from llm_perf_opt.weightless.ghost import ENGINES, Ghost, adopt_module, new_ghost, stands_by
@@ -110,6 +112,7 @@ class Engine(TorchDispatchMode):
         self.disguise = Disguise(device)
         self.real_storages = RealStorages()
         self.recorder: OpRecorder | None = None
+        self.other_ranks: OtherRanks | None = None
         self.ops_dispatched = 0
         self._cache: dict[tuple[Any, ...], Entry] = {}
         self._pointwise: dict[int, bool] = {}
@@ -226,6 +229,11 @@ class Engine(TorchDispatchMode):
                 return torch.full(spec.shape, uniform, dtype=spec.dtype)
             return self.oracle.values(spec)
 
+    def new_block(self, tensor: Ghost) -> None:
+        """The ghost has memory under a new number."""
+        if self.recorder is not None:
+            self.recorder.builder.allocate(tensor.memory.number, tensor.spec.bytes)
+
     # ---- dispatch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -252,9 +260,13 @@ class Engine(TorchDispatchMode):
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """One op, by one of the four ways."""
         if type(func) is not torch._ops.OpOverload:
+            if is_collective(func):
+                return run_collective(self, func, args)
             return run_higher_order(self, func, args, kwargs or _EMPTY)
         if not types:
             return real_ops.run_real(self, func, args, kwargs or _EMPTY)
+        if (types[0] is not Ghost or len(types) > 1) and any(map(takes_ops_apart, types)):
+            return NotImplemented  # a DTensor: its ops come back on the tensors that this rank holds
         rule = VALUE_RULES.get(id(func))
         if rule is None:
             return self.propagate(func, args, kwargs)
@@ -303,7 +315,9 @@ class Engine(TorchDispatchMode):
     def _kind(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> OpKind:
         assert self.recorder is not None
         parts = composite_parts(func, args, kwargs, self.recorder)
-        return self.recorder.kind(func, args, kwargs, list(flat_tensors(output)), parts=parts)
+        kind = self.recorder.kind(func, args, kwargs, list(flat_tensors(output)), parts=parts)
+        group = functional_facts(func, args, kwargs)
+        return kind if group is None else replace(kind, arguments={**kind.arguments, **group})
 
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | fallbacks.Done:
         user_rule = self.user_rules.get(func) or self.user_rules.get(func._overloadpacket)

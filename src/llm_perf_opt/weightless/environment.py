@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_perf_opt.core.interrupts import puts_back
 from llm_perf_opt.core.thread_patches import ThreadPatches
+from llm_perf_opt.weightless.fully_sharded import run_fully_sharded
 from llm_perf_opt.weightless.ghost import Ghost
 
 ANSWER = "__dynamo_disable"
@@ -105,6 +106,7 @@ class Environment(ThreadPatches):
                 _show_cuda(self, self._disguise)
             _skip_initialisation_of_ghosts(self)
             _skip_slow_or_nested_paths(self)
+            run_fully_sharded(self, self._disguise.device)
             opening.pop_all()
         return self
 

@@ -30,6 +30,10 @@ class AnswersForGhosts(Protocol):
         """A real tensor in place of a ghost whose values are demanded."""
         ...
 
+    def new_block(self, tensor: Ghost) -> None:
+        """The ghost has memory under a new number."""
+        ...
+
 
 class _OfThread(threading.local):
     """The engines of one thread: those that are open, innermost last, and the one that ran last."""
@@ -160,6 +164,14 @@ def _rebuild(shape: tuple[int, ...], dtype: torch.dtype) -> Ghost:
     return new_ghost(contiguous_spec(shape, dtype))
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor that is spread over several, as a DTensor is; any other tensor is itself."""
+    if type(tensor) is Ghost:
+        return tensor
+    held = getattr(tensor, "_local_tensor", None)
+    return held if isinstance(held, torch.Tensor) else tensor
+
+
 T = TypeVar("T")
 
 
@@ -174,6 +186,10 @@ def adopt_module(module: T) -> T:
         for table, is_parameter in ((owner._parameters, True), (owner._buffers, False)):
             for name, tensor in table.items():
                 if tensor is None or type(tensor) is Ghost:
+                    continue
+                if (held := local_tensor(tensor)) is not tensor:  # spread over ranks: its wrapper knows the layout
+                    if held.is_meta:
+                        tensor._local_tensor = new_ghost(spec_of_tensor(held))
                     continue
                 if id(tensor) not in adopted:
                     adopted[id(tensor)] = (tensor, _adopt(tensor, is_parameter))

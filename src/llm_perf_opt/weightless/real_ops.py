@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.core.collectives import NAMESPACES
 from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost
@@ -31,6 +32,10 @@ _RESULT_IS_SMALL = overloads(
     "equal", "unique", "_unique2", "unique_consecutive", "bincount", "histc", "repeat_interleave", "nonzero_numpy",
     "where.default", "is_nonzero",
 )  # fmt: skip
+# Names of ranges for a profiler: no work.
+_MARKS = frozenset(
+    getattr(torch.ops.profiler, name).default for name in ("_record_function_enter", "_record_function_enter_new")
+)
 _MAY_VIEW = overloads("reshape", "contiguous", "flatten", "unflatten", "movedim", "_unsafe_view", "lift_fresh", "to")
 
 
@@ -41,6 +46,8 @@ def run_real(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping
     tensors = [tensor for value in args for tensor in flat_tensors(value)]
     if any(tensor.is_meta for tensor in tensors):
         return _run_with_meta(engine, func, args, kwargs)
+    if func.namespace in NAMESPACES and tensors[0].is_floating_point():
+        return engine.propagate(func, args, kwargs)  # what another rank sends is not known, though this one's is
     kwargs = _on_cpu(kwargs)
     rule = REAL_RULES.get(id(func))
     output = rule(engine, func, args, kwargs) if rule is not None else NotImplemented
@@ -49,7 +56,7 @@ def run_real(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping
             engine.oracle.note(str(func), "too large to hold")
             return engine.propagate(func, args, kwargs)
         output = _run_kernel(func, args, kwargs)
-    if engine.recorder is not None:
+    if engine.recorder is not None and func not in _MARKS:
         engine.recorder.observe(func, args, kwargs, output)
     return output
 

@@ -97,6 +97,25 @@ class OpRecorder:
             kind = self._kinds[key] = replace(kind, arguments={**kind.arguments, **facts}) if facts else kind
         self.builder.op(kind, [self.token(tensor) for tensor in tensors], self._allocate_outputs(kind, outputs))
 
+    def observe_collective(
+        self, func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], group: Mapping[str, Any]
+    ) -> None:
+        """A collective whose group is no plain argument: `group` says its size and ranks."""
+        aliases = self._aliases(inputs, outputs)
+        key = (id(func), tuple(map(self.meta, inputs)), tuple(map(self.meta, outputs)), aliases, tuple(group.items()))
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = OpKind(
+                name=str(func),
+                inputs=tuple(map(self.meta, inputs)),
+                outputs=tuple(map(self.meta, outputs)),
+                arguments=dict(group),
+                input_names=("tensor",) * len(inputs),
+                output_aliases=aliases,
+                mutates=bool(outputs),
+            )
+        self.builder.op(kind, [self.token(tensor) for tensor in inputs], self._allocate_outputs(kind, outputs))
+
     def _aliases(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         position: dict[int, int] = {}
         for index, tensor in enumerate(inputs):

@@ -110,6 +110,24 @@ class ReplayRouting:
         return torch.repeat_interleave(torch.arange(candidates), counts).view(k, rows).t().contiguous()
 
 
+class EvenOverRanks:
+    """A policy whose experts lie on several ranks, each with a run of neighbours: the n-th choice is on rank n mod r.
+
+    The policies above touch experts from the first on. Where the first ones all lie on one rank, that rank would get
+    every row, which no router means. Candidates that do not divide over the ranks are no experts, and left alone.
+    """
+
+    def __init__(self, policy: RoutingPolicy, ranks: int) -> None:
+        self.name = policy.name
+        self._policy, self._ranks = policy, ranks
+
+    def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        chosen = self._policy.choose(rows, candidates, k, call_index)
+        if candidates % self._ranks:
+            return chosen
+        return chosen % self._ranks * (candidates // self._ranks) + chosen // self._ranks
+
+
 def read_replay(file: Path, phase: str) -> ReplayRouting:
     """Recorded counts from a JSON file: `{"prefill": [[rows of expert 0, ...], ...], "decode": [...]}`.
 

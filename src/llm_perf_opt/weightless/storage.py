@@ -21,7 +21,7 @@ from llm_perf_opt.core.interrupts import puts_back
 
 Uniform = bool | int | float | None
 
-_next_number: Callable[[], int] = itertools.count().__next__
+next_number: Callable[[], int] = itertools.count().__next__
 
 
 class Storage:
@@ -36,7 +36,7 @@ class Storage:
     on_free: ClassVar[Callable[[int], None] | None] = None
 
     def __init__(self, uniform: Uniform = None) -> None:
-        self.number = _next_number()
+        self.number = next_number()
         self.uniform = uniform
 
     @puts_back  # an interrupt here would be dropped by Python, and with it the note that the block is free

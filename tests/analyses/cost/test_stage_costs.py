@@ -45,6 +45,8 @@ def test_a_stage_holds_its_calls_and_those_it_makes() -> None:
         bytes_moved=2 * (PROJECT_BYTES + ACTIVATE_BYTES),
         activation_bytes=4 * X_BYTES,
         peak_live_bytes=4 * X_BYTES,  # second norm: the input of the run, what came in, its projection, and the result
+        collectives=0,
+        collective_bytes=0,
         unpriced=(),
     )
     assert (prefill.name, prefill.modules, prefill.calls, prefill.ops) == ("prefill", 3, 3, 4)

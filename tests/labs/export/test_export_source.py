@@ -33,4 +33,4 @@ def test_a_stage_that_does_not_export_says_where_it_stops(phase: str) -> None:
     said = told()[phase, phase]
     assert said.flops is None
     assert (said.failure or "").startswith("model.layers.1 does not export: ")
-    assert "in _run_experts" in (said.failure or "")
+    assert "in moe_infer" in (said.failure or "")

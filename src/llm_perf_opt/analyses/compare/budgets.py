@@ -69,7 +69,16 @@ def _costs(side: Side) -> dict[str, StageCost]:
 
 
 def _without_cost(cost: StageCost) -> StageCost:
-    return replace(cost, flops=None, vector_flops=None, bytes_moved=None, activation_bytes=None, peak_live_bytes=None)
+    return replace(
+        cost,
+        flops=None,
+        vector_flops=None,
+        bytes_moved=None,
+        activation_bytes=None,
+        peak_live_bytes=None,
+        collectives=None,
+        collective_bytes=None,
+    )
 
 
 def _counted_only(graph: CallGraph) -> StageCost:
@@ -84,6 +93,8 @@ def _counted_only(graph: CallGraph) -> StageCost:
         bytes_moved=None,
         activation_bytes=None,
         peak_live_bytes=None,
+        collectives=None,
+        collective_bytes=None,
         unpriced=(),
     )
 
@@ -108,6 +119,8 @@ METRICS: MappingProxyType[str, Callable[[StageCost], int | None]] = MappingProxy
         "activation_bytes": lambda cost: cost.activation_bytes,
         "calls": lambda cost: cost.calls,
         "ops": lambda cost: cost.ops,
+        "collectives": lambda cost: cost.collectives,
+        "collective_bytes": lambda cost: cost.collective_bytes,
     }
 )
 _GRAMMAR = re.compile(

@@ -9,6 +9,7 @@ from llm_perf_opt.analyses.causes import Cause, CauseTable, Explanation
 from llm_perf_opt.analyses.compare.difference import Claim, Difference, Pair
 from llm_perf_opt.analyses.compare.filter_causes import filtered_trace
 from llm_perf_opt.analyses.compare.format_causes import stored_format
+from llm_perf_opt.analyses.compare.plan_causes import parallel_plan
 from llm_perf_opt.analyses.compare.routing_causes import routing
 from llm_perf_opt.analyses.compare.tracer_causes import (
     cache_objects,
@@ -79,6 +80,7 @@ CAUSES = CauseTable(
     TraceCause(
         name="weights listed as inputs", meaning="one tracer lists weights among the inputs", claims=weights_listed
     ),
+    TraceCause(name="parallel plan", meaning="the model is spread over ranks another way", claims=parallel_plan),
     TraceCause(
         name="cache objects",
         meaning="one tracer looks into a cache object that the other does not open",

@@ -127,9 +127,7 @@ class _Evidence:
         self._pair = pair
         self._fields = fields
         sized = {name: values for name, values in fields.items() if name not in _WITHOUT_SIZE | _OTHER_CAUSE}
-        self._numbers = {
-            name: (left, right) for name, (left, right) in sized.items() if _is_int(left) and _is_int(right)
-        }
+        self._numbers = _numbers(sized)
         self._words = [name for name in sized if name not in self._numbers]
         self._field_of_rows = cache(self._find_field_of_rows)
 
@@ -147,7 +145,7 @@ class _Evidence:
         return []
 
     def _of_tensors(self, difference: Difference) -> list[str]:
-        pairs = _aligned(difference)
+        pairs = aligned(difference)
         if pairs is None:
             attention = [name for name in self._fields if name == "attention"]
             return self._of_size(difference.path) or attention
@@ -158,7 +156,7 @@ class _Evidence:
         of_dtype = ["dtype"] if dtypes else []
         if not dims and dtypes:
             return of_dtype
-        exact = [name for name, values in self._numbers.items() if all(_moved_alike(dim, values) for dim in dims)]
+        exact = [name for name, values in self._numbers.items() if all(moved_alike(dim, values) for dim in dims)]
         sizes = exact[:1] if dims and exact else self._of_size(difference.path)
         return of_dtype + sizes if sizes else []
 
@@ -175,7 +173,7 @@ class _Evidence:
         shown = [
             name
             for name, values in self._numbers.items()
-            if any(_moved_alike((dim, other), values) for dim in gone for other in new)
+            if any(moved_alike((dim, other), values) for dim in gone for other in new)
         ]
         return [*self._words, *shown]
 
@@ -193,11 +191,20 @@ class _Evidence:
         return next(scaled, None)
 
 
+def numbers_of(pair: Pair) -> dict[str, tuple[int, int]]:
+    """The numbers of the workload in which the two runs differ."""
+    return _numbers(pair.contradicting_fields("workload."))
+
+
+def _numbers(fields: Fields) -> dict[str, tuple[int, int]]:
+    return {name: (left, right) for name, (left, right) in fields.items() if _is_int(left) and _is_int(right)}
+
+
 def _is_int(value: object) -> TypeGuard[int]:
     return type(value) is int
 
 
-def _moved_alike(dims: tuple[int, int], field: tuple[int, int]) -> bool:
+def moved_alike(dims: tuple[int, int], field: tuple[int, int]) -> bool:
     """The dimension is the field, or one more (a cache with the new token), or grew in the same proportion."""
     (before, after), (left, right) = dims, field
     return (before - left == after - right and 0 <= before - left <= 1) or before * right == after * left
@@ -208,7 +215,7 @@ def _dims(side: Side, path: str) -> set[int]:
     return {dim for tensors in observed for shape, _ in tensors for dim in shape}
 
 
-def _aligned(difference: Difference) -> list[tuple[Tensor, Tensor]] | None:
+def aligned(difference: Difference) -> list[tuple[Tensor, Tensor]] | None:
     """Tensor by tensor, where both sides saw as many of the same ranks; otherwise None."""
     left, right = (_flat(value) for value in difference.observed)
     if [len(shape) for shape, _ in left] != [len(shape) for shape, _ in right]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.collectives import CollectiveTotal, by_stage
 from llm_perf_opt.analyses.cost.coverage import (
     UnpricedOp,
     counted_or_unknown,
@@ -34,6 +35,7 @@ class StageCost:
     adds anything; the others are in `unpriced`, and where there are any, these figures are lower bounds.
     `activation_bytes` is all memory the stage's ops brought to life, `peak_live_bytes` the most that was alive at
     once while one of its ops ran, inputs, activations of earlier stages and the scratch of composite ops included.
+    `collective_bytes` are the payloads of its `collectives`: what is exchanged with other ranks, and no FLOPs.
     """
 
     name: str
@@ -46,6 +48,8 @@ class StageCost:
     bytes_moved: int | None
     activation_bytes: int | None
     peak_live_bytes: int | None
+    collectives: int | None
+    collective_bytes: int | None
     unpriced: tuple[UnpricedOp, ...]
 
     @property
@@ -79,6 +83,7 @@ def stage_costs(graph: CallGraph) -> StageCosts:
     has_prices = graph.ops is not None and any(price(kind) is not None for kind in graph.op_kinds)
     counts = count_kinds_by_stage(graph) if has_prices else None
     memory = memory_by_stage(graph) if has_prices else None
+    exchanged = by_stage(graph)
     found = []
     for row, name in enumerate(stage_names(graph)):
         paths = [path for path, stage in zip(calls.path, stages, strict=True) if stage == row]
@@ -91,6 +96,7 @@ def stage_costs(graph: CallGraph) -> StageCosts:
                 parameters=parameters[name],
                 activation_bytes=born,
                 peak_live_bytes=peak,
+                exchanged=exchanged.get(name, CollectiveTotal(count=0, payload_bytes=0)),
             )
         )
     total = sum_of_stages("total", found, modules=len(set(calls.path)), parameters=sum(parameters.values()))
@@ -106,6 +112,7 @@ def _stage_cost(
     parameters: int,
     activation_bytes: int | None,
     peak_live_bytes: int | None,
+    exchanged: CollectiveTotal,
 ) -> StageCost:
     cost, unpriced = priced_total(counts or {})
     hidden = sum(op.count for op in unpriced)
@@ -120,6 +127,8 @@ def _stage_cost(
         bytes_moved=None if counts is None else counted_or_unknown(cost.bytes_moved, hidden),
         activation_bytes=activation_bytes,
         peak_live_bytes=peak_live_bytes,
+        collectives=None if counts is None else exchanged.count,
+        collective_bytes=None if counts is None else exchanged.payload_bytes,
         unpriced=unpriced,
     )
 
@@ -142,6 +151,8 @@ def sum_of_stages(name: str, stages: Sequence[StageCost], *, modules: int, param
         bytes_moved=priced_sum(stage.bytes_moved for stage in stages),
         activation_bytes=known_sum((stage.activation_bytes for stage in stages), empty=0),
         peak_live_bytes=max(known, default=0) if len(known) == len(peaks) else None,
+        collectives=known_sum((stage.collectives for stage in stages), empty=0),
+        collective_bytes=known_sum((stage.collective_bytes for stage in stages), empty=0),
         unpriced=merged_unpriced(op for stage in stages for op in stage.unpriced),
     )
 
@@ -166,6 +177,10 @@ _CELLS: Mapping[Column, Callable[[StageCost], Cell]] = {
     Column("activation bytes", Kind.BYTES): lambda stage: stage.activation_bytes,
     Column("unpriced ops", Kind.COUNT): lambda stage: None if stage.ops is None else stage.unpriced_ops,
 }
+_EXCHANGED: Mapping[Column, Callable[[StageCost], Cell]] = {  # of a rank that shares the model with others
+    Column("collectives", Kind.COUNT): lambda stage: stage.collectives,
+    Column("collective payload", Kind.BYTES): lambda stage: stage.collective_bytes,
+}
 _NAMED_SITES = 5
 
 
@@ -187,7 +202,8 @@ def run_costs(graphs: Sequence[CallGraph], stages: Sequence[StageCost] | None = 
 def stage_report(graphs: Sequence[CallGraph], costs: StageCosts | None = None) -> Report:
     """The stages of all phases of one run, in order; `costs` are those of the run, if they are known already."""
     run = run_costs(graphs) if costs is None else costs
-    table = table_of("Cost by stage", run.stages, _CELLS, total=run.total)
+    cells = {**_CELLS, **_EXCHANGED} if run.total.collectives else _CELLS
+    table = table_of("Cost by stage", run.stages, cells, total=run.total)
     model = graphs[0].model if graphs else ""
     notes = tuple(_notes(graphs, run.total))
     return Report(title=f"{model}: what runs and what it costs", tables=(table,), notes=notes)

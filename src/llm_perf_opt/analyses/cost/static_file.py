@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from llm_perf_opt.analyses.reconcile import FIGURES
 from llm_perf_opt.core.reading import FileKind, read_json
@@ -277,6 +277,20 @@ class CoverageRow(_Object, frozen=True, kw_only=True):
     unpriced: tuple[UnpricedRow, ...]
 
 
+class CollectivesRow(_Object, frozen=True, kw_only=True):
+    """Equal collectives of modules whose paths differ in numbers alone."""
+
+    phase: str
+    stage: str
+    kind: str
+    modules: str
+    ranks: Count
+    group: Annotated[str, Meta(description="Ranks as first-last, or first-last:stride.")]
+    axis: Annotated[str | None, Meta(description="Of the plan: tp, ep, pp or fsdp; null where torch does not name it.")]
+    count: Count
+    payload_bytes: Annotated[Count, Meta(description="Of one: its largest tensor on this rank.")]
+
+
 class StaticFile(_Object, frozen=True, kw_only=True):
     """What a model costs, stage by stage and source by source. Integers in base units; null is unknown, never zero."""
 
@@ -296,6 +310,10 @@ class StaticFile(_Object, frozen=True, kw_only=True):
         Meta(description="Weights, KV cache and live activations, from tensor lifetimes in the trace."),
     ]
     notes: Texts
+    collectives: (
+        Annotated[tuple[CollectivesRow, ...], Meta(description="Of one rank among several; absent on one device.")]
+        | UnsetType
+    ) = UNSET
 
 
 def read_static(path: Path) -> StaticFile:

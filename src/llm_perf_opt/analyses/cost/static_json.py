@@ -5,15 +5,19 @@ The schema is published beside this file as `static_compute.schema.json`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import UNSET
+
+from llm_perf_opt.analyses.collectives import family_collectives
 from llm_perf_opt.analyses.cost.coverage import PriceCoverage, known_sum
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.cost.static_file import (
     STATIC_VERSION,
     BlindSpotRow,
+    CollectivesRow,
     CoverageRow,
     EntryRow,
     ExplanationRow,
@@ -31,14 +35,22 @@ from llm_perf_opt.analyses.cost.static_file import (
     UnpricedRow,
 )
 from llm_perf_opt.analyses.reconcile import FIGURES, FigureDifference, FlopsDifference
+from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.output_files import plain_values
 from llm_perf_opt.core.source_figures import Method, ModuleFigure, SourceFigures
 
 
 def static_compute_json(
-    static: StaticCompute, *, tool_version: str, memory: Mapping[str, Any] | None
+    static: StaticCompute,
+    *,
+    tool_version: str,
+    memory: Mapping[str, Any] | None,
+    graphs: Sequence[CallGraph] = (),
 ) -> dict[str, Any]:
-    """The document that the schema describes; `memory` is the memory analysis of the same run, if there was one."""
+    """The document that the schema describes.
+
+    `memory` is the memory analysis of the same run, if there was one; the collectives are those of `graphs`.
+    """
     ledger = static.ledger
     file = StaticFile(
         schema_version=STATIC_VERSION,
@@ -67,8 +79,26 @@ def static_compute_json(
         coverage=_coverage(static.coverage),
         memory=None if memory is None else dict(memory),
         notes=tuple(static.notes),
+        collectives=tuple(_collectives(graphs)) or UNSET,
     )
     return plain_values(file)
+
+
+def _collectives(graphs: Sequence[CallGraph]) -> Iterator[CollectivesRow]:
+    for graph in graphs:
+        for part in family_collectives(graph):
+            asked = part.collective
+            yield CollectivesRow(
+                phase=graph.phase,
+                stage=part.stage,
+                kind=str(asked.kind),
+                modules=part.family,
+                ranks=asked.group.size,
+                group=str(asked.group),
+                axis=asked.axis,
+                count=part.count,
+                payload_bytes=asked.payload_bytes,
+            )
 
 
 def _total(static: StaticCompute) -> TotalRow:

@@ -15,7 +15,12 @@ import numpy as np
 
 from llm_perf_opt.analyses.function.columns import Column, Evaluation, Points
 from llm_perf_opt.analyses.function.figures.costs import CHECKS, FigureForms, Region, figure_forms, generic_points
-from llm_perf_opt.analyses.function.figures.kernel_forms import KernelCounts, kernel_forms
+from llm_perf_opt.analyses.function.figures.kernel_forms import (
+    ExchangeCounts,
+    KernelCounts,
+    exchange_forms,
+    kernel_forms,
+)
 from llm_perf_opt.analyses.function.figures.looped_figures import looped_figures, small_region
 from llm_perf_opt.analyses.function.figures.need_columns import necessary_column, sum_of
 from llm_perf_opt.analyses.function.figures.needs import RESIDENT, NeedForms, costs_of, figures_of, need_forms
@@ -84,6 +89,15 @@ class FunctionCell:
                 self._kernels[execution] = None
         return self._kernels[execution]
 
+    @cached_property
+    def exchanges(self) -> ExchangeCounts | None:
+        """What ranks must exchange, with payloads that are forms; None where it is no such list."""
+        try:
+            return exchange_forms(self.rebuilt)
+        except NoRule as refusal:
+            log.info("the collectives of %s are no forms: %s", self.region, refusal)
+            return None
+
     def origin_of(self, name: str) -> AnsweredBy:
         """How a figure is answered here."""
         if name in FIGURES:
@@ -124,8 +138,10 @@ class FunctionCell:
     def times_at(self, points: Points, rates: RateSource) -> TimeColumns:
         """Times at points of the cell."""
         kernels = self.kernels(rates.execution) if isinstance(rates, DataSheetRates) else None
-        if isinstance(rates, DataSheetRates) and kernels is not None and self.needs.necessary is not None:
-            return times_by_form(kernels, self.needs.necessary, self.needs.policy, Evaluation(points), rates)
+        exchanges = {} if rates.cluster is None or kernels is None else self.exchanges
+        necessary = None if kernels is None or exchanges is None else self.needs.necessary
+        if isinstance(rates, DataSheetRates) and kernels is not None and necessary is not None:
+            return times_by_form(kernels, necessary, self.needs.policy, Evaluation(points), rates, exchanges)
         places, distinct = _distinct_points(points)
         return times_by_point([predict(self.rebuilt.graph(point), rates) for point in distinct]).taken(places)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, count
 from typing import Any, NamedTuple
 
+from llm_perf_opt.analyses.collectives import collectives_by_call
 from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
 from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, CallFigures, CallTree, ParameterHomes
 from llm_perf_opt.analyses.grouping.data_flow import DataFlow, Knowledge
@@ -17,7 +18,8 @@ from llm_perf_opt.analyses.path_labels import label_of
 from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import TensorMeta
-from llm_perf_opt.core.graph_view import Arrow, Box, Figures, Loop, LoopKind, TensorGroup
+from llm_perf_opt.core.collectives import Collective
+from llm_perf_opt.core.graph_view import Arrow, Box, CollectiveGroup, Figures, Loop, LoopKind, TensorGroup
 
 _SHOWN = 12  # distinct sets of tensors told apart; a router makes hundreds of them
 
@@ -190,6 +192,7 @@ class BoxMaker:
         self._contexts = LayerContexts(facts.graph)
         self._homes = dict(facts.parameters.by_path) if facts.parameters is not None else None
         self._numbers = count()
+        self._collectives = collectives_by_call(facts.graph)
         self._stages = stage_names(facts.graph)
         self._stage_of_call = stage_of_calls(facts.graph) if facts.graph.calls is not None else None
 
@@ -199,6 +202,7 @@ class BoxMaker:
         members, calls = self._members(group)
         own = self._nothing() if group.is_split else self._own(group, members)
         children = [self.box(child) for child in group.children]
+        asked = () if group.is_split else self._own_collectives(group)
         called = members[: len(group.paths)]
         return Box(
             id=f"b{number}",
@@ -211,6 +215,8 @@ class BoxMaker:
             loops=loops_of(group, self._facts.tree, self._facts.flow),
             figures=sum_of([own, *(child.figures for child in children)]),
             own=own,
+            collectives=together([asked, *(child.collectives for child in children)]),
+            own_collectives=asked,
             constructor_params=_shared_params(self._facts.graph, members),
             layer_context=self._contexts.of(members),
             inputs=self._tensors.inputs(group.rows, called),
@@ -252,6 +258,12 @@ class BoxMaker:
             unpriced_ops=unpriced,
         )
 
+    def _own_collectives(self, group: Group) -> tuple[CollectiveGroup, ...]:
+        if not self._collectives:
+            return ()
+        asked = (self._collectives[row] for row in group.rows if row in self._collectives)
+        return together([_groups(counts) for counts in asked])
+
     def _nothing(self) -> Figures:
         """Zero where something is known at all: the parts of a box parted by cost hold everything."""
         figures = self._facts.figures
@@ -284,6 +296,26 @@ def sum_of(figures: Sequence[Figures]) -> Figures:
     """Field by field; one unknown part makes a sum unknown, and a priced one the lower bound that the others give."""
     columns = {name: [getattr(part, name) for part in figures] for name in FIGURE_NAMES}
     return Figures(**{name: _sum(column, name) for name, column in columns.items()})
+
+
+def together(parts: Iterable[Sequence[CollectiveGroup]]) -> tuple[CollectiveGroup, ...]:
+    """Equal collectives counted once, the most bytes first."""
+    counts: dict[tuple[str, int, int], int] = {}
+    for part in (part for listed in parts for part in listed):
+        key = (part.kind, part.payload_bytes, part.ranks)
+        counts[key] = counts.get(key, 0) + part.count
+    ordered = sorted(counts.items(), key=lambda item: (-item[0][1] * item[1], item[0]))
+    return tuple(
+        CollectiveGroup(kind=kind, payload_bytes=size, ranks=ranks, count=number)
+        for (kind, size, ranks), number in ordered
+    )
+
+
+def _groups(counts: Mapping[Collective, int]) -> list[CollectiveGroup]:
+    return [
+        CollectiveGroup(kind=str(one.kind), payload_bytes=one.payload_bytes, ranks=one.group.size, count=number)
+        for one, number in counts.items()
+    ]
 
 
 def _sum(values: list[int | None], name: str) -> int | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import compress
 
+from llm_perf_opt.analyses.collectives import collectives_by_call
 from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, priced_total
 from llm_perf_opt.analyses.cost.parameters import untied
-from llm_perf_opt.analyses.grouping.boxes import FIGURE_NAMES, PRICED_FIGURES, sum_of
+from llm_perf_opt.analyses.grouping.boxes import FIGURE_NAMES, PRICED_FIGURES, sum_of, together
 from llm_perf_opt.analyses.grouping.call_tree import memory_of, parameter_homes
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
@@ -24,6 +26,7 @@ def check_conservation(view: GraphView, graph: CallGraph) -> list[str]:
     problems += _call_problems(boxes, graph, whole)
     if whole:
         problems += _total_problems(view, graph, boxes)
+        problems += _collective_problems(view, graph)
     return problems
 
 
@@ -107,6 +110,8 @@ def _box_problems(box: Box) -> Iterator[str]:
     """Inside one box: figures are its own plus those inside, and calls are those of its members."""
     if box.figures != sum_of([box.own, *(child.figures for child in box.children)]):
         yield f"{box.label}: its figures are not its own plus those of the boxes inside"
+    if box.collectives != together([box.own_collectives, *(child.collectives for child in box.children)]):
+        yield f"{box.label}: its collectives are not its own plus those of the boxes inside"
     if sum(box.member_calls) != box.calls or not len(box.member_calls) == len(box.members) == box.instances:
         yield f"{box.label}: its members do not add up to {box.instances} instances and {box.calls} calls"
     if box.is_split:
@@ -130,6 +135,15 @@ def _call_problems(boxes: list[Box], graph: CallGraph, whole: bool) -> Iterator[
         seen = shown.get(path, 0)
         if seen > calls or (whole and seen < calls):
             yield f"{path!r} was called {calls} times, the boxes hold {seen}"
+
+
+def _collective_problems(view: GraphView, graph: CallGraph) -> Iterator[str]:
+    """Every collective is in one box, or in no module."""
+    counts = collectives_by_call(graph)
+    total = sum(asked.total() for asked in counts.values()) - counts.get(-1, Counter()).total()
+    boxed = sum(part.count for root in view.roots for part in root.collectives)
+    if boxed != total:
+        yield f"the boxes hold {boxed} collectives, the modules of the trace asked for {total}"
 
 
 def _total_problems(view: GraphView, graph: CallGraph, boxes: list[Box]) -> Iterator[str]:

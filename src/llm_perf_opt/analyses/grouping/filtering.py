@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analyses.grouping.boxes import sum_of
+from llm_perf_opt.analyses.grouping.boxes import sum_of, together
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.graph_metric import Metric, inclusive, metric_named, own, share, total
@@ -168,6 +168,7 @@ def _together(box_id: str, stage: str, boxes: list[Box]) -> Box:
         for path, count in zip(box.members, box.member_calls, strict=True):
             calls[path] = calls.get(path, 0) + count
     figures = sum_of([box.own for box in boxes])
+    asked = together(box.own_collectives for box in boxes)
     return Box(
         id=box_id,
         class_name=LEFT_OUT,
@@ -179,6 +180,8 @@ def _together(box_id: str, stage: str, boxes: list[Box]) -> Box:
         loops=(),
         figures=figures,
         own=figures,
+        collectives=asked,
+        own_collectives=asked,
         members=tuple(calls),
         member_calls=tuple(calls.values()),
         is_left_out=True,

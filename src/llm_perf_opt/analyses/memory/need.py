@@ -101,9 +101,14 @@ def resident_bytes(graph: CallGraph) -> int | None:
     return sum(size_bytes for _, size_bytes, _ in _weights(graph)) + _constant_bytes(graph)
 
 
+def stored_weights(graph: CallGraph) -> Iterator[tuple[Parameter, int]]:
+    """Every weight and its bytes, tied ones once and buffers apart."""
+    return ((parameter, size_bytes) for parameter, size_bytes, origin in _weights(graph) if origin == "parameter")
+
+
 def weight_bytes(graph: CallGraph) -> int:
     """Bytes of all weights of a phase, tied ones once and buffers apart."""
-    return sum(size_bytes for _, size_bytes, origin in _weights(graph) if origin == "parameter")
+    return sum(size_bytes for _, size_bytes in stored_weights(graph))
 
 
 def _phase(graph: CallGraph, cache: TracedKvCache | None) -> PhaseMemory:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, anatomy_of
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, Latent, VisibleSpan
@@ -38,7 +40,10 @@ class ProductsPerToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayers:
-    """Layers whose routed experts are alike."""
+    """Layers whose routed experts are alike.
+
+    Of a rank that holds a part of them, `rows_per_token` is how many rows it gets for each token of its own batch.
+    """
 
     layers: int
     experts: int
@@ -47,6 +52,7 @@ class ExpertLayers:
     bytes_each: int
     dtype: str
     is_tail: bool
+    rows_per_token: Fraction = Fraction(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +151,7 @@ class DecoderNeeds:
 
     @staticmethod
     def _expert_reads(block: ExpertLayers, tokens: int, routing: str) -> ExpertReads:
+        tokens = ceil(tokens * block.rows_per_token)
         distinct = distinct_experts(routing, block.experts, block.chosen, tokens, touched=block.experts)
         return ExpertReads(
             layers=block.layers,
@@ -208,11 +215,12 @@ def _expert_layers(graph: CallGraph, anatomy: Anatomy) -> Iterator[ExpertLayers]
             block.bytes_each,
             expert_type(graph, block),
             block.is_tail,
+            block.rows_per_token,
         )
         for block in anatomy.experts
         if _in_first(anatomy, block.row)
     )
-    for (experts, chosen, macs, size, dtype, is_tail), layers in alike.items():
+    for (experts, chosen, macs, size, dtype, is_tail, per_token), layers in alike.items():
         yield ExpertLayers(
             layers=layers,
             experts=experts,
@@ -221,6 +229,7 @@ def _expert_layers(graph: CallGraph, anatomy: Anatomy) -> Iterator[ExpertLayers]
             bytes_each=size,
             dtype=dtype,
             is_tail=is_tail,
+            rows_per_token=per_token,
         )
 
 

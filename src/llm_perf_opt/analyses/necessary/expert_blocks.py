@@ -3,6 +3,9 @@
 A router is a `topk` over as many scores as there are experts. Its experts are found by that number: stacks of matrices
 as long, or as many sibling modules. How the code runs them (one grouped product, a loop, all of them on every token)
 does not matter here.
+
+A rank that holds a part of the experts gets rows from the others, one for each choice. Under balanced routing it gets
+as many as it sends: its block is counted by those rows, each of which takes one of the experts on this rank.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.cost import elements
@@ -43,6 +48,7 @@ class ExpertBlock:
     rows: tuple[int, ...]  # of its products
     is_tail: bool
     storages: frozenset[int]  # of every weight of all its experts
+    rows_per_token: Fraction = Fraction(1)  # below or above 1 where a rank holds a part of the experts
 
     @property
     def row(self) -> int:
@@ -89,6 +95,7 @@ class _Found:
     made_tokens: int
     dtype: str
     is_tail: bool
+    rows_per_token: Fraction
     rows: list[int] = field(default_factory=list)
     flops: int = 0
     touched: int = 0
@@ -101,6 +108,7 @@ class ExpertFinder:
     def __init__(self, graph: CallGraph, positions: NeededPositions) -> None:
         self._graph = graph
         self._positions = positions
+        self._plan = plan_in(graph.deployment) or ParallelPlan()
         self._routers: dict[int, tuple[int, int, str]] = {}  # experts -> chosen, tokens, path of the router
         self._found: dict[tuple[int, str], _Found] = {}
         self._loop_uses: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
@@ -123,16 +131,10 @@ class ExpertFinder:
         if owner is None or op_family(kind.name) is WorkFamily.CONVOLUTION:  # whose kernels have three dimensions too
             return False
         path, experts, member = owner
-        chosen, tokens, _ = self._routers[experts]
-        chosen = max(chosen, _rows_per_token(kind, tokens))
         key = (forward, path)
         block = self._found.get(key)
         if block is None:
-            is_tail = row in self._positions.tail
-            needed, made = self._positions.kept_of(row, tokens)
-            block = self._found[key] = _Found(
-                experts, chosen, tokens * needed // made, tokens, kind.inputs[0].dtype, is_tail
-            )
+            block = self._found[key] = self._begun(row, kind, experts)
         block.flops += flops
         block.rows.append(row)
         if member is not None:
@@ -143,6 +145,25 @@ class ExpertFinder:
         else:
             self._count_slice(key, block, kind, weight)
         return True
+
+    def _begun(self, row: int, kind: OpKind, experts: int) -> _Found:
+        """A block of so many experts on this rank, at its first product."""
+        if (spread := experts * self._plan.ep) in self._routers and self._plan.ep > 1:
+            chosen, tokens, _ = self._routers[spread]
+            per_token, each = Fraction(chosen, self._plan.tp), 1
+        else:
+            chosen, tokens, _ = self._routers[experts]
+            per_token, each = Fraction(1), max(chosen, _rows_per_token(kind, tokens))
+        needed, made = self._positions.kept_of(row, tokens)
+        return _Found(
+            experts,
+            each,
+            math.ceil(tokens * per_token) * needed // made,
+            math.ceil(tokens * per_token),
+            kind.inputs[0].dtype,
+            row in self._positions.tail,
+            per_token,
+        )
 
     def _count_slice(self, key: tuple[int, str], block: _Found, kind: OpKind, weight: Parameter) -> None:
         """One expert of a stack at a time is a loop; a product with all of the stack at once touches every expert."""
@@ -174,6 +195,7 @@ class ExpertFinder:
             rows=tuple(found.rows),
             is_tail=found.is_tail,
             storages=frozenset(weight.storage for weight in mine),
+            rows_per_token=found.rows_per_token,
         )
 
     def _weights_of(self, path: str, experts: int) -> Iterator[Parameter]:
@@ -188,7 +210,7 @@ class ExpertFinder:
 
     def _stack_owner(self, weight: Parameter) -> tuple[str, int, int | None] | None:
         shape = weight.meta.shape
-        if len(shape) != 3 or shape[0] not in self._routers:
+        if len(shape) != 3 or not {shape[0], shape[0] * self._plan.ep} & self._routers.keys():
             return None
         return weight.name.rpartition(".")[0], shape[0], None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.collectives import CollectiveKind, collective_kind
 from llm_perf_opt.ops.cost import elements, operand
 from llm_perf_opt.ops.op import OpRole
 from llm_perf_opt.ops.table import op_role
@@ -57,7 +58,8 @@ def _carried_outputs(graph: CallGraph, call: int) -> Iterator[int]:
 def _token_shape(graph: CallGraph) -> tuple[int, int]:
     """(batch, tokens) of a forward: what is looked up in the largest table; the last lookup is the decoder's.
 
-    (1, 1) where no table of ids is looked up: then nothing is taken to be needed for one position alone.
+    A later stage of a pipeline looks nothing up: what it receives has a row for each token. (1, 1) where there is
+    neither: then nothing is taken to be needed for one position alone.
     """
     lookups: dict[int, tuple[int, tuple[int, ...]]] = {}
     for index, kind in enumerate(graph.op_kinds):
@@ -65,20 +67,33 @@ def _token_shape(graph: CallGraph) -> tuple[int, int]:
             indices = operand(kind, 1, "indices")
             if len(indices.shape) == 2:
                 lookups[index] = (elements(operand(kind, 0, "weight")), indices.shape)
-    largest = max((size for size, _ in lookups.values()), default=0)
+    if not lookups:
+        return _received_shape(graph)
+    largest = max(size for size, _ in lookups.values())
     shapes = [lookups[index][1] for index in ops_of(graph).kind if lookups.get(index, (0, ()))[0] == largest]
     return (shapes[-1][0], shapes[-1][1]) if largest else (1, 1)
 
 
+def _received_shape(graph: CallGraph) -> tuple[int, int]:
+    """(batch, tokens) of the activations `[batch, tokens, width]` that another rank sends; (1, 1) where none does."""
+    received = (kind for kind in graph.op_kinds if collective_kind(kind.name) is CollectiveKind.RECV)
+    shapes = [meta.shape for kind in received for meta in (kind.outputs or kind.inputs) if len(meta.shape) == 3]
+    return (shapes[0][0], shapes[0][1]) if shapes else (1, 1)
+
+
 def _rows_outside_slice(graph: CallGraph, wanted: set[int]) -> frozenset[int]:
-    """Ops from which no path leads to the storages `wanted`, followed backwards from them."""
+    """Ops from which no path leads to the storages `wanted` or to a send, followed backwards from them.
+
+    What a stage of a pipeline sends feeds the keys and values of the stages behind it, at every position.
+    """
     ops = ops_of(graph)
+    sends = {row for row, kind in enumerate(graph.op_kinds) if collective_kind(kind.name) is CollectiveKind.SEND}
     input_starts, output_starts = tensor_offsets(graph)
     reached = set(wanted)
     outside = []
     for row in range(len(ops.kind) - 1, -1, -1):
         made = ops.output_storages[output_starts[row] : output_starts[row + 1]]
-        if reached.isdisjoint(made):
+        if reached.isdisjoint(made) and ops.kind[row] not in sends:
             outside.append(row)
         else:
             reached.update(ops.input_storages[input_starts[row] : input_starts[row + 1]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from llm_perf_opt.analyses.profile.join import RunFigures, Spread, TimedGroup, TimedStage, WorkloadCosts
 from llm_perf_opt.analyses.profile.metrics_file import (
@@ -19,9 +19,16 @@ from llm_perf_opt.analyses.profile.metrics_file import (
     StageRow,
     WorkRow,
 )
+from llm_perf_opt.analyses.time.lower_bound import BoundBy
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.measurement import PageMeasurement
 from llm_perf_opt.core.output_files import plain_values
+
+_OF_ONE_DEVICE: Mapping[BoundBy, Literal["compute", "bandwidth", "launches"]] = {
+    BoundBy.COMPUTE: "compute",
+    BoundBy.BANDWIDTH: "bandwidth",
+    BoundBy.LAUNCHES: "launches",
+}
 
 
 def metrics_document(
@@ -82,6 +89,7 @@ def _spread(spread: Spread) -> SpreadRow:
 
 def _stage(stage: TimedStage) -> StageRow:
     efficiency = stage.efficiency
+    bound_by = None if efficiency is None else efficiency.bound_by
     return StageRow(
         name=stage.name,
         occurrences=stage.occurrences,
@@ -97,7 +105,7 @@ def _stage(stage: TimedStage) -> StageRow:
         achieved_flops_per_s=None if efficiency is None else efficiency.achieved_flops_per_s,
         attainable_flops_per_s=None if efficiency is None else efficiency.attainable_flops_per_s,
         lower_bound_s=None if efficiency is None else efficiency.lower_bound_s,
-        bound_by=None if efficiency is None or efficiency.bound_by is None else efficiency.bound_by.value,
+        bound_by=None if bound_by is None else _OF_ONE_DEVICE[bound_by],
     )
 
 

@@ -29,8 +29,10 @@ from llm_perf_opt.analyses.serving.working_memory import (
     working_memory,
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.collectives import Collective, CollectiveKind, collective_of
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_bytes, format_ratio
 
@@ -40,7 +42,10 @@ BY_MEMORY, BY_TRAINING, BY_NOTHING = "memory", "trained length", "nothing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingNeeds:
-    """What one device of a deployment has to hold, whatever the batch. None: the trace does not tell."""
+    """What one device of a deployment has to hold, whatever the batch. None: the trace does not tell.
+
+    With `is_traced_rank` the trace is that of one rank of a plan: its tensors are shares already.
+    """
 
     devices: int
     engine: Engine
@@ -49,6 +54,7 @@ class ServingNeeds:
     working: WorkingMemory | None
     cache: CachePerSequence | None
     trained_context: int | None
+    is_traced_rank: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,8 +264,35 @@ def traced_fit(graphs: Sequence[CallGraph], device: Device) -> TracedFit | None:
     if decode is None or not isinstance(context, int) or context < 1:
         return None
     steps = decode.runtime.get("decode_steps", 1)
-    needs = serving_needs(graphs, device)
+    needs = traced_needs(graphs, device)
     return needs, fit_of(needs, device, batch=decode.workload.get("batch", 1), context=context + steps)
+
+
+def traced_needs(graphs: Sequence[CallGraph], device: Device) -> ServingNeeds:
+    """The needs of a traced run on one device, or of one rank of a plan.
+
+    A rank has the buffers of several devices and, where weights are fully sharded, two layers whole: one runs while
+    the next is gathered.
+    """
+    needs, graph = serving_needs(graphs, device), graphs[0]
+    plan = plan_in(graph.deployment)
+    if plan is None:
+        return needs
+    gathered = 2 * max(
+        (found.payload_bytes for found in _collectives(graph) if _gathers_weights(found, plan)), default=0
+    )
+    terms = (MemoryTerm(name="weights of two layers, gathered", bytes=gathered),) if gathered else ()
+    return replace(needs, devices=plan.replica_ranks, weights=(*needs.weights, *terms), is_traced_rank=True)
+
+
+def _collectives(graph: CallGraph) -> Iterator[Collective]:
+    return (found for kind in graph.op_kinds if (found := collective_of(kind)) is not None)
+
+
+def _gathers_weights(found: Collective, plan: ParallelPlan) -> bool:
+    """Fully sharded ranks lie as far apart as there are ranks of tensor parallelism."""
+    is_fully_sharded = found.group.size == plan.fsdp > 1 and found.group.stride == plan.tp
+    return found.kind is CollectiveKind.ALL_GATHER and is_fully_sharded
 
 
 def with_serving_fit(report: Report, found: TracedFit | None) -> Report:
@@ -294,7 +327,9 @@ def serving_notes(needs: ServingNeeds, fit: ServingFit) -> Iterator[Note]:
         f"prefill in chunks of {needs.limits.chunk_tokens:,} tokens, at most {needs.limits.sequences:,} sequences at a "
         "time. Largest batch at this context, largest context for this batch, both by memory alone."
     )
-    if needs.devices > 1:
+    if needs.is_traced_rank:
+        yield Note(f"Bytes are those of the traced rank, one of {needs.devices} that hold the model.")
+    elif needs.devices > 1:
         yield Note(
             f"{needs.devices} devices share every layer (tensor parallel): matrices are divided, the cache as far as "
             "there are key-value heads."

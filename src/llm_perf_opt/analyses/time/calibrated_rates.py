@@ -57,6 +57,16 @@ class CalibratedRates:
         """No data sheet bounds a machine that was only measured."""
         return
 
+    @property
+    def is_engine(self) -> bool:
+        """Times were measured op by op."""
+        return False
+
+    @property
+    def cluster(self) -> None:
+        """One machine was measured, and no link."""
+        return
+
     def notes(self) -> Iterator[Note]:
         """Where the times and their ends come from."""
         yield Note(f"Times on {self.title}, as its calibration measured them.")

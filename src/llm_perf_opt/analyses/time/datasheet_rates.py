@@ -11,18 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from llm_perf_opt.analyses.time.communication import band_of, kernel_on_links
 from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
 from llm_perf_opt.analyses.time.lower_bound import BoundBy, LowerBound, fastest_peak, is_known
 from llm_perf_opt.analyses.time.rates import NOTHING, Band, Piece, Pieces, RateTime
 from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
 from llm_perf_opt.core.hardware.priors import EfficiencyPriors, Prior, applying, efficiency_priors
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel, KernelKind
 
 SOURCE = "data sheet"
+LINKS = "links"
 SMALL_WEIGHTS = 4_000_000  # up to here a product is priced as the sources' small ones
 LARGE_WEIGHTS = 60_000_000  # and from here as their large ones; between, the band spans both
 _MICRO = 1e-6
@@ -50,6 +53,7 @@ class DataSheetRates:
     device: Device
     execution: Execution = Execution.EAGER
     priors: EfficiencyPriors = field(default_factory=efficiency_priors)
+    cluster: Cluster | None = None  # of these devices, where the ranks of a plan run on several
 
     @property
     def name(self) -> str:
@@ -58,8 +62,14 @@ class DataSheetRates:
 
     @property
     def title(self) -> str:
-        """The device."""
-        return self.device.name
+        """The device, and how many of them."""
+        count = 1 if self.cluster is None else self.cluster.count
+        return self.device.name if count == 1 else f"{count} x {self.device.name}"
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether a serving engine runs the kernels."""
+        return self.execution is Execution.FUSED
 
     def notes(self) -> Iterator[Note]:
         """Who launches the kernels."""
@@ -72,7 +82,11 @@ class DataSheetRates:
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         """The device time of one launch; nothing but kernels is described."""
-        return (kernel_time(piece, self.device, self.priors),) if isinstance(piece, Kernel) else None
+        if not isinstance(piece, Kernel):
+            return None
+        if piece.kind is KernelKind.COMMUNICATION:
+            return _on_links(piece, self.cluster, by_engine=self.is_engine)
+        return (kernel_time(piece, self.device, self.priors),)
 
     def launch_time(self) -> Band:
         """Captured graphs cost the host nothing."""
@@ -86,6 +100,14 @@ class DataSheetRates:
     def best_bandwidth_share(self) -> float:
         """The largest share of the bandwidth that any source found."""
         return max(self.priors.weight_bandwidth.high, self.priors.vector_bandwidth.high)
+
+
+def _on_links(kernel: Kernel, cluster: Cluster | None, *, by_engine: bool) -> tuple[RateTime, ...] | None:
+    band = band_of(kernel_on_links(kernel, cluster, by_engine=by_engine))
+    if band is None or kernel.collective is None:
+        return None
+    rate = str(kernel.collective.kind)
+    return (RateTime(source=LINKS, rate=rate, band=band, bound_by=BoundBy.COMMUNICATION),)
 
 
 def kernel_time(kernel: Kernel, device: Device, priors: EfficiencyPriors) -> RateTime:

@@ -51,6 +51,8 @@ def fused_sequence(graph: CallGraph) -> list[tuple[str, Kernel]]:
         for kernel in kernels_of(graph.op_kinds[kinds[row]]) if own is None else (own,):
             if kernel.kind is KernelKind.VECTOR:
                 group: _Group = (stage, last.get(stage))
+            elif kernel.kind is KernelKind.COMMUNICATION:
+                group = last[stage] = (stage, row)
             else:
                 group = last[stage] = (stage, *siblings.group_of(row, kernel))
             members.setdefault(group, []).append(kernel)
@@ -112,6 +114,7 @@ def _as_one(kernels: list[Kernel]) -> Kernel:
         weights=first.weights,
         sequences=first.sequences,
         queries=first.queries,
+        collective=first.collective,
     )
 
 

@@ -39,19 +39,25 @@ class BoundBy(StrEnum):
     COMPUTE = "compute"
     BANDWIDTH = "bandwidth"
     LAUNCHES = "launches"
+    COMMUNICATION = "communication"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerBound:
-    """The two times that a stage cannot go below, and with them the larger."""
+    """The times that a stage cannot go below, and with them the largest.
+
+    `communication_s` is what the rank of a plan must exchange with others, at the full rate of the links; 0 where it
+    exchanges nothing, or where no link is known.
+    """
 
     compute_s: float
     bandwidth_s: float
+    communication_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The bound itself."""
-        return max(self.compute_s, self.bandwidth_s)
+        return max(self.compute_s, self.bandwidth_s, self.communication_s)
 
 
 def lower_bound(

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from llm_perf_opt.analyses.time.communication import Communication, beside, communication_of
 from llm_perf_opt.analyses.time.lower_bound import BoundBy, LowerBound, bounds_of
-from llm_perf_opt.analyses.time.rates import Band, OpRun, Overhead, Pieces, RateSource, TimedPiece, total
+from llm_perf_opt.analyses.time.rank_bound import exchange_s, least_exchanges
+from llm_perf_opt.analyses.time.rates import Band, OpRun, Overhead, Piece, Pieces, RateSource, TimedPiece, total
 from llm_perf_opt.analyses.time.stage_work import StageWork, stage_works
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.ops.op import Kernel
+from llm_perf_opt.core.collectives import Collective
+from llm_perf_opt.ops.op import Kernel, KernelKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +25,9 @@ class StageTime:
 
     `lower_bound` is necessary work at the device's full rates, with as many experts as the routing policy touches;
     `fewest_experts_bound` the same with the fewest that any routing can touch. None: what is necessary is not known, or
-    the source has no data sheet. `device_time` is the sum of all pieces, `host_time` how long the host takes to launch
-    them, `wall` the slower of the two. No time lies below the lower bound. `untimed` ops are in no sum.
+    the source has no data sheet. `device_time` is the sum of all pieces, from its low edge on with all communication
+    behind other work; `busy_time` is without communication, `host_time` how long the host takes to launch them, `wall`
+    the slower of device and host. No time lies below the lower bound. `untimed` ops are in no sum.
     """
 
     work: StageWork
@@ -34,6 +38,8 @@ class StageTime:
     host_time: Band
     bound_by: BoundBy | None  # None: the source does not say
     untimed: Mapping[str, int]  # op name -> how often it ran
+    busy_time: Band
+    communication: Communication | None = None  # None: the stage exchanges nothing with other ranks
 
     @property
     def name(self) -> str:
@@ -49,6 +55,11 @@ class StageTime:
     def wall(self) -> Band:
         """From the first launch to the last result."""
         return self.device_time.slower(self.host_time)
+
+    @property
+    def exposed(self) -> Band | None:
+        """Communication that nothing hides; None: the stage has none, or its time is not known."""
+        return None if self.communication is None else self.communication.exposed(self.busy_time)
 
     @property
     def launches(self) -> int | None:
@@ -76,27 +87,51 @@ def predict(graph: CallGraph, rates: RateSource) -> tuple[StageTime, ...]:
     """Every stage of one phase in which something runs that takes time, in order."""
     works = stage_works(graph, with_necessary=rates.device is not None)
     pieces = rates.pieces(graph, works)
-    return tuple(stage_time(work, pieces[work.name], rates) for work in works if pieces[work.name])
+    least = {} if rates.cluster is None else least_exchanges(graph)
+    return tuple(
+        stage_time(work, pieces[work.name], rates, least.get(work.name)) for work in works if pieces[work.name]
+    )
 
 
-def stage_time(work: StageWork, pieces: Pieces, rates: RateSource) -> StageTime:
-    """One piece of work, done in these pieces."""
+def stage_time(
+    work: StageWork, pieces: Pieces, rates: RateSource, exchanges: Mapping[Collective, int] | None = None
+) -> StageTime:
+    """One piece of work, done in these pieces; `exchanges` are the collectives that no engine can do without."""
     timed, untimed = _timed(pieces, rates)
-    busy = total(piece.each.times(piece.count) for piece in timed)
+    busy, links = (_sum(timed, on_links=on_links) for on_links in (False, True))
     bound, fewest = bounds_of(work.necessary, rates.device)
     if bound is not None:
         busy = busy.at_least(rates.least_s(bound))
+    exchanged = communication_of(_kernels(pieces), rates.cluster, by_engine=rates.is_engine)
+    if exchanges and rates.cluster is not None:
+        least_s = exchange_s(exchanges, rates.cluster)
+        bound, fewest = (None if one is None else replace(one, communication_s=least_s) for one in (bound, fewest))
+    device = busy if exchanged is None else beside(busy, links)
     host = rates.launch_time().times(sum(count for _, count in pieces))
     return StageTime(
         work=work,
         lower_bound=bound,
         fewest_experts_bound=fewest,
         pieces=timed,
-        device_time=busy,
+        device_time=device,
         host_time=host,
-        bound_by=_bound_by(timed, busy, host),
+        bound_by=_bound_by(timed, device, host),
         untimed=untimed,
+        busy_time=busy,
+        communication=exchanged,
     )
+
+
+def _sum(timed: Sequence[TimedPiece], *, on_links: bool) -> Band:
+    return total(piece.each.times(piece.count) for piece in timed if _is_communication(piece.what) is on_links)
+
+
+def _is_communication(piece: Piece) -> bool:
+    return isinstance(piece, Kernel) and piece.kind is KernelKind.COMMUNICATION
+
+
+def _kernels(pieces: Pieces) -> dict[Kernel, int]:
+    return {piece: count for piece, count in pieces if isinstance(piece, Kernel)}
 
 
 def _timed(pieces: Pieces, rates: RateSource) -> tuple[tuple[TimedPiece, ...], dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.necessary.necessary_table import StageNeeds, difference_notes, expert_notes
@@ -11,9 +12,11 @@ from llm_perf_opt.analyses.time.predict import StageTime
 from llm_perf_opt.analyses.time.rates import NOTHING, RateSource
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
 from llm_perf_opt.core.report import Level, Note
 from llm_perf_opt.core.units import format_bytes, format_seconds
+from llm_perf_opt.ops.op import KernelKind
 
 Phases = Sequence[tuple[CallGraph, Sequence[StageTime]]]
 
@@ -31,19 +34,50 @@ def prediction_notes(phases: Phases, rates: RateSource) -> Iterator[Note]:
         yield from _decode_notes(graphs, stages)
         yield from _launch_notes(stages)
         yield from _reservations(stages, rates.device)
+        yield from _link_notes(stages, rates.cluster)
     yield from _untimed_notes(phases)
+
+
+def _link_notes(stages: Sequence[StageTime], cluster: Cluster | None) -> Iterator[Note]:
+    """How communication is timed, by which figures, and which of it has no time."""
+    exchanged = [stage.communication for stage in stages if stage.communication is not None]
+    unknown: Counter[str] = Counter()
+    for found in exchanged:
+        unknown.update(found.unknown)
+    for why, count in unknown.items():
+        yield Note(f"{count:,} collectives have no known time and are in no sum: {why}.", Level.WARNING)
+    if not exchanged or cluster is None:
+        return
+    yield Note(
+        "Communication may run beside other work, so the lower bound is the largest of compute, memory and "
+        "communication, and the band runs from full overlap (the longer of the two) to none (their sum). "
+        "docs/links.md explains the times of collectives."
+    )
+    for link in (cluster.inside, cluster.between if cluster.nodes > 1 else None):
+        if link is not None and link.unverified:
+            yield Note(
+                f"Figures of {link.name} that are used here and were not read in a source: "
+                f"{', '.join(link.unverified)}.",
+                Level.WARNING,
+            )
 
 
 def _untimed_notes(phases: Phases) -> Iterator[Note]:
     for graph, stages in phases:
         for stage in stages:
-            if stage.untimed:
-                named = ", ".join(f"{name} ({count})" for name, count in stage.untimed.items())
+            others = {name: count for name, count in stage.untimed.items() if name != KernelKind.COMMUNICATION}
+            if others:
+                named = ", ".join(f"{name} ({count})" for name, count in others.items())
                 yield Note(f"{graph.phase}, {stage.name}: no calibrated work describes {named}.", Level.WARNING)
 
 
-def bound_claim(device: Device, *, with_experts: bool = False) -> str:
+def bound_claim(device: Device, stages: Sequence[StageTime], *, with_experts: bool = False) -> str:
     """How far the lower bound can be trusted."""
+    if any(stage.communication is not None for stage in stages):
+        return (
+            "Nothing beats the lower bound that runs this plan as traced; "
+            "an engine that shares what the plan leaves whole on every rank may"
+        )
     if device.is_measured:
         return "The lower bound rests on measured rates, which a quiet moment may beat"
     if with_experts:
@@ -63,7 +97,7 @@ def _bound_notes(stages: Sequence[StageTime], device: Device) -> Iterator[Note]:
     yield Note(
         "FLOPs, bytes moved, launches and the band are of the code as written. The lower bound is of necessary work: "
         "what any implementation must compute and read once, at the dense peak and at full bandwidth. "
-        f"{bound_claim(device, with_experts=has_experts(stages))}. docs/how-fast-could-it-be.md explains both."
+        f"{bound_claim(device, stages, with_experts=has_experts(stages))}. docs/how-fast-could-it-be.md explains both."
     )
     works = [stage.work for stage in stages]
     yield from difference_notes(

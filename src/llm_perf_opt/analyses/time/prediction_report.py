@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
 from llm_perf_opt.analyses.time.lower_bound import is_known
 from llm_perf_opt.analyses.time.predict import StageTime, predict, total_wall
 from llm_perf_opt.analyses.time.prediction_notes import bound_claim, has_experts, prediction_notes
-from llm_perf_opt.analyses.time.rates import RateSource
+from llm_perf_opt.analyses.time.rates import Band, RateSource
 from llm_perf_opt.analyses.time.roofline import op_rooflines, roofline_of_bands, roofline_table
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device
@@ -41,6 +41,7 @@ def prediction_report(
         tables=(
             _stage_table("Predicted time by stage", stages, _BOUNDED_COLUMNS),
             _detail_table(stages),
+            *_communication_tables(stages),
             roofline_table(op_rooflines(graphs, rates.device)[:_SHOWN_OPS]),
         ),
         notes=notes,
@@ -159,6 +160,44 @@ def _detail_table(stages: Sequence[StageTime]) -> Table:
     return Table(title="Where the bound and the band come from", columns=columns, rows=rows)
 
 
+def _communication_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
+    """What each stage exchanges with other ranks; nothing where no stage does."""
+    rows: list[tuple[Cell, ...]] = []
+    for stage in stages:
+        if (found := stage.communication) is not None:
+            bound = None if stage.lower_bound is None else stage.lower_bound.communication_s
+            rows.append(
+                (
+                    stage.name,
+                    found.collectives,
+                    found.payload_bytes,
+                    found.sent_bytes,
+                    None if found.unknown else bound,
+                    *(_ends(found.band)),
+                    *(_ends(stage.exposed)),
+                    None if stage.exposed is None or not stage.wall.high else stage.exposed.high / stage.wall.high,
+                )
+            )
+    if rows:
+        names = (
+            ("collectives", Kind.COUNT),
+            ("payload", Kind.BYTES),
+            ("bytes sent", Kind.BYTES),
+            ("lower bound", Kind.SECONDS),
+            ("low", Kind.SECONDS),
+            ("high", Kind.SECONDS),
+            ("exposed low", Kind.SECONDS),
+            ("exposed high", Kind.SECONDS),
+            ("exposed share", Kind.RATIO),
+        )
+        columns = (Column("stage"), *(Column(*name) for name in names))
+        yield Table(title="Communication of this rank", columns=columns, rows=tuple(rows))
+
+
+def _ends(band: Band | None) -> tuple[float | None, float | None]:
+    return (None, None) if band is None else (band.low, band.high)
+
+
 def _charts(stages: Sequence[StageTime], device: Device) -> tuple[Chart, ...]:
     bars = BarChart(
         title="Predicted time by stage",
@@ -169,7 +208,7 @@ def _charts(stages: Sequence[StageTime], device: Device) -> tuple[Chart, ...]:
             Series("high", tuple(stage.wall.high for stage in stages)),
         ),
         kind=Kind.SECONDS,
-        caption=f"{bound_claim(device)}; a run is expected between low and high.",
+        caption=f"{bound_claim(device, stages)}; a run is expected between low and high.",
     )
     dtype = main_dtype(stages)
     if dtype is None or not is_known(dtype, device):

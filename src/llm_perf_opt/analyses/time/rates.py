@@ -17,6 +17,7 @@ from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel
 from llm_perf_opt.ops.table import ScatteredInputs
@@ -129,6 +130,16 @@ class RateSource(Protocol):
     @property
     def device(self) -> Device | None:
         """The device whose data sheet bounds every time."""
+        ...
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The devices and links among which the ranks of a plan run; None: one device alone."""
+        ...
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether a serving engine runs the kernels, with its own for short all-reduces."""
         ...
 
     def notes(self) -> Iterator[Note]:

@@ -1,8 +1,8 @@
 """Devices as TOML: read with every mistake named, and written the same way.
 
 The file speaks in the units of data sheets (TFLOP/s, GB/s, MiB), so that a row can be compared with its source at a
-glance; the record holds base units. A file has one table per device, `[devices.<id>]`; other top-level tables are left
-to whoever put them there.
+glance; the record holds base units. A file has one table per device, `[devices.<id>]`; `[links.<id>]` and
+`[nodes.<device>]` are read by `link_file.py`, and other top-level tables are left to whoever put them there.
 """
 
 from __future__ import annotations
@@ -99,13 +99,14 @@ def read_devices(text: str | bytes, origin: str) -> dict[str, Device]:
     with naming_file(origin):
         document = parse_toml(text.encode() if isinstance(text, str) else text, DEVICE_FILE)
         devices = {"devices": document["devices"]} if "devices" in document else {}
-        tables = as_record(devices, _DeviceFile, DEVICE_FILE, hook=_figure).devices
-        if not tables:
+        tables = as_record(devices, _DeviceFile, DEVICE_FILE, hook=figure).devices
+        if not tables and not {"links", "nodes"} & set(document):
             raise DEVICE_FILE.refusal("describes no devices", "it has no tables named [devices.<id>]")
         return {identifier: _device(identifier, table) for identifier, table in tables.items()}
 
 
-def _figure(_: type, value: Any) -> Figure:
+def figure(_: type, value: Any) -> Figure:
+    """A figure of a file; anything else is refused."""
     if type(value) not in (int, Decimal) or not Decimal(value).is_finite() or not 0 < value < 10**30:
         raise ValueError("a number above zero (leave out what is not known)")
     return Figure(value)

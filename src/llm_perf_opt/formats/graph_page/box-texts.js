@@ -23,7 +23,7 @@ export function boxTexts(box, state, ledger) {
     name: shortened(box.className, FONTS.name, Math.max(WIDEST_TEXT - loopRoom, 120)),
     path: shortened(placeText(box, state.fullPaths), FONTS.path, state.fullPaths ? 1.6 * WIDEST_TEXT : WIDEST_TEXT),
     cost: [bound + figure.format(value), ...(total === 0n ? [] : [formatShare(value, total)])].join(" · "),
-    calls: plural(box.calls, "call"),
+    calls: [plural(box.calls, "call"), ...(box.exchange ? [box.exchange] : [])].join(" · "),
   };
 }
 

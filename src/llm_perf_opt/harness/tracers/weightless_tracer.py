@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,9 @@ from llm_perf_opt.harness.module_calls import watch_modules
 from llm_perf_opt.harness.quiet import few_collections, silenced
 from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, declare_modules, finished_graph, observing
 from llm_perf_opt.weightless import Engine, RoutingPolicy, routing_policy
+from llm_perf_opt.weightless.ghost import local_tensor
 from llm_perf_opt.weightless.recording import OpRecorder, bytes_of
+from llm_perf_opt.weightless.routing import BalancedRouting, EvenOverRanks, UniformRouting
 
 
 class WeightlessTracer:
@@ -33,8 +36,15 @@ class WeightlessTracer:
 
         A guess of the oracle that makes the model raise is revised and the phase is run again, with a fresh record.
         """
+        with nullcontext() if target.world is None else target.world:
+            return self._traced(target)
+
+    def _traced(self, target: Target) -> CallGraph:
         engine, routing = self._engine, self._routing
+        engine.other_ranks = None if target.world is None else target.world.integers
         engine.oracle.routing = routing_policy(routing, target.phase) if isinstance(routing, str) else routing
+        if target.world is not None and isinstance(engine.oracle.routing, (BalancedRouting, UniformRouting)):
+            engine.oracle.routing = EvenOverRanks(engine.oracle.routing, target.world.expert_ranks)
         with engine:
             model = engine.adopt(target.build())
         settings = {"routing": engine.oracle.routing.name, "device": engine.disguise.shown}
@@ -70,7 +80,7 @@ def _record(
     with InterruptsWait(), engine.recording(builder) as recorder, few_collections():
         declare_modules(builder, model, lambda tensor: _described(recorder, tensor))
         declare_inputs(builder, given, lambda tensor: _described(recorder, tensor))
-        calls = _Calls(recorder)
+        calls = _Calls(recorder, is_spread=target.world is not None)
         with observing(target, model) as facts, watch_modules(model, calls.enter, calls.leave) as stop, silenced():
             try:
                 target.run(model, given)
@@ -83,8 +93,9 @@ def _record(
 class _Calls:
     """Module calls, with the tensors that went in and came out."""
 
-    def __init__(self, recorder: OpRecorder) -> None:
+    def __init__(self, recorder: OpRecorder, *, is_spread: bool) -> None:
         self._recorder = recorder
+        self._is_spread = is_spread  # over ranks: some tensors may be more than this rank holds
 
     def enter(self, path: str, tensors: Sequence[torch.Tensor]) -> None:
         self._recorder.builder.enter(path, self._with_tokens(tensors))
@@ -94,8 +105,10 @@ class _Calls:
 
     def _with_tokens(self, tensors: Sequence[torch.Tensor]) -> list[tuple[TensorMeta, int]]:
         recorder = self._recorder
-        return [(recorder.meta(tensor), recorder.token(tensor)) for tensor in tensors]
+        held = map(local_tensor, tensors) if self._is_spread else tensors
+        return [(recorder.meta(tensor), recorder.token(tensor)) for tensor in held]
 
 
 def _described(recorder: OpRecorder, tensor: torch.Tensor) -> tuple[TensorMeta, int, int]:
-    return recorder.meta(tensor), recorder.token(tensor), bytes_of(tensor)
+    held = local_tensor(tensor)
+    return recorder.meta(held), recorder.token(held), bytes_of(held)

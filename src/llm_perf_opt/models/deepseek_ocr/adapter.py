@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import RealRun
 from llm_perf_opt.core.source_figures import SourceFigures
-from llm_perf_opt.core.target import Json, Part, Target
+from llm_perf_opt.core.target import Json, Part, Target, World
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
@@ -27,12 +29,29 @@ class DeepSeekOcrAdapter:
     def __init__(self, config: DeepSeekOcrConfig | None = None, *, name: str = "deepseek-ocr") -> None:
         self.config = config or DeepSeekOcrConfig()
         self.name = name
+        self._world: World | None = None  # the ranks that the model is spread over, of which this is one
 
     def targets(self, workload: Workload) -> tuple[Target, ...]:
         """Prefill and, if any steps are asked for, decode."""
         from llm_perf_opt.models.deepseek_ocr.targets import make_targets
 
-        return make_targets(self.config, workload, name=self.name)
+        return make_targets(self.config, workload, name=self.name, world=self._world)
+
+    def on_rank(self, plan: ParallelPlan) -> DeepSeekOcrAdapter:
+        """The same model as one rank of a plan holds and runs it."""
+        from llm_perf_opt.harness.fake_world import FakeWorld
+        from llm_perf_opt.models.deepseek_ocr.ranks import require_plan
+
+        require_plan(self.config.decoder, plan)
+        adapter = copy.copy(self)
+        adapter._world = FakeWorld(plan) if plan.is_spread else None
+        return adapter
+
+    def kinds_of_rank(self, plan: ParallelPlan, workload: Workload) -> tuple[int, ...]:
+        """One rank of each kind: they differ in the views that they encode."""
+        from llm_perf_opt.models.deepseek_ocr.ranks import kinds_of_rank
+
+        return kinds_of_rank(plan, workload, self.config)
 
     def real_run(self, workload: Workload, prompt: str | None) -> RealRun:
         """The same phases with the page read and cut in every pass; words need the tokenizer of a released folder."""
@@ -55,7 +74,12 @@ class DeepSeekOcrAdapter:
         return make_plan(self.config, workload).described()
 
     def closed_forms(self, workload: Workload) -> tuple[SourceFigures, ...]:
-        """Every stage by formula; loads no torch, and an imaging library only to read the size of an image file."""
+        """Every stage by formula; loads no torch, and an imaging library only to read the size of an image file.
+
+        They are for the whole model: there are none for one rank of a plan.
+        """
+        if self._world is not None:
+            return ()
         from llm_perf_opt.models.deepseek_ocr.closed_forms import closed_forms
 
         return closed_forms(self.config, workload)

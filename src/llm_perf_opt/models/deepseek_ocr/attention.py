@@ -94,7 +94,7 @@ class LlamaAttention(nn.Module):
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         key, value = past_key_value.update(self.layer_idx, key, value)
         attended = self._attend(query, key, value, attention_mask).transpose(1, 2)
-        output: Tensor = self.o_proj(attended.reshape(hidden_states.shape))
+        output: Tensor = self.o_proj(attended.flatten(2))
         return output, past_key_value
 
     def _by_head(self, x: Tensor) -> Tensor:

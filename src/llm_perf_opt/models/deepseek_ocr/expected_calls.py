@@ -11,17 +11,31 @@ from llm_perf_opt.core.expected_calls import ExpectedCalls, RoutedExperts
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.formulas.vision import CLIP, PROJECTOR, SAM
 from llm_perf_opt.models.deepseek_ocr.plan import Plan
+from llm_perf_opt.models.deepseek_ocr.ranks import Shares
 
 
-def expected_prefill(config: DeepSeekOcrConfig, plan: Plan) -> tuple[ExpectedCalls, ...]:
-    """The crops of every page, the three parts of the vision encoder, and one forward of the decoder."""
+def expected_prefill(
+    config: DeepSeekOcrConfig, plan: Plan, shares: Shares | None = None, *, holds_all_experts: bool = True
+) -> tuple[ExpectedCalls, ...]:
+    """The crops of every page, the three parts of the vision encoder, and one forward of the decoder.
+
+    `shares` are the views of one rank, of a model that splits them; crops are not counted there.
+    """
+    passes = _decoder(config.decoder, tokens=plan.batch * plan.context_tokens, forwards=1, unit="forward")
+    decoder = [calls for calls in passes if holds_all_experts or calls.routed is None]
+    if shares is not None:
+        views = sum((page.tiles > 0) + page.has_global for page in shares)
+        return (*_encoders(config, views, f"{_counted(views, 'batch')} of views of this rank"), *decoder)
     views = plan.batch * (1 + (plan.tiles > 0))
-    words = _views_in_words(plan)
+    crops = ExpectedCalls(
+        what="crops", formula=_crops_in_words(plan), calls=plan.batch * plan.tiles, fact="crops_per_image"
+    )
+    return (crops, *_encoders(config, views, _views_in_words(plan)), *decoder)
+
+
+def _encoders(config: DeepSeekOcrConfig, views: int, words: str) -> tuple[ExpectedCalls, ...]:
     blocks, layers = config.sam.num_layers, config.clip.num_layers
     return (
-        ExpectedCalls(
-            what="crops", formula=_crops_in_words(plan), calls=plan.batch * plan.tiles, fact="crops_per_image"
-        ),
         ExpectedCalls(
             what="SAM blocks", formula=f"{blocks} blocks x {words}", calls=blocks * views, paths=f"{SAM}.blocks.*"
         ),
@@ -32,15 +46,17 @@ def expected_prefill(config: DeepSeekOcrConfig, plan: Plan) -> tuple[ExpectedCal
             paths=f"{CLIP}.transformer.layers.*",
         ),
         ExpectedCalls(what="projector", formula=f"1 projector x {words}", calls=views, paths=PROJECTOR),
-        *_decoder(config.decoder, tokens=plan.batch * plan.context_tokens, forwards=1, unit="forward"),
     )
 
 
-def expected_decode(config: DeepSeekOcrConfig, plan: Plan) -> tuple[ExpectedCalls, ...]:
+def expected_decode(
+    config: DeepSeekOcrConfig, plan: Plan, *, holds_all_experts: bool = True
+) -> tuple[ExpectedCalls, ...]:
     """One forward of the decoder per step; the vision encoders do not run again."""
+    passes = _decoder(config.decoder, tokens=plan.batch, forwards=plan.decode_steps, unit="step")
     return (
         ExpectedCalls(what="SAM blocks", formula="none: the cache holds the page", calls=0, paths=f"{SAM}.blocks.*"),
-        *_decoder(config.decoder, tokens=plan.batch, forwards=plan.decode_steps, unit="step"),
+        *(calls for calls in passes if holds_all_experts or calls.routed is None),
     )
 
 

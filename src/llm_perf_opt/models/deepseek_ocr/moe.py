@@ -64,11 +64,11 @@ class DeepseekV2MoE(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """`[batch, tokens, hidden]`, same shape out."""
         expert_ids, weights = self.gate(hidden_states)
-        routed = self._run_experts(hidden_states.flatten(0, -2), expert_ids, weights)
+        routed = self.moe_infer(hidden_states.flatten(0, -2), expert_ids, weights)
         shared: Tensor = self.shared_experts(hidden_states)
         return routed.view(hidden_states.shape) + shared
 
-    def _run_experts(self, tokens: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+    def moe_infer(self, tokens: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """Sort rows by expert, run each expert that has any on its slice, and put the rows back."""
         hits = expert_ids.new_zeros(expert_ids.shape[0], self.n_routed_experts).scatter_(1, expert_ids, 1)
         rows_per_expert = hits.sum(dim=0).cpu().numpy()

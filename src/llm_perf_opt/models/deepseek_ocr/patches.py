@@ -30,6 +30,7 @@ VISION_ENCODER = "ImageEncoderViT"
 DECODER_LAYER = "DeepseekV2DecoderLayer"
 VISION_MLP = "NoTPFeedForward"
 ACTIVATION = "quick_gelu"
+VIEW_FACTS = frozenset({"images", "crops_per_image"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +111,11 @@ def _ignore(name: str, fact: object) -> None:
 
 
 @contextmanager
-def patched(model: nn.Module, emit: Emit = _ignore) -> Iterator[LoopFacts]:
+def patched(model: nn.Module, emit: Emit = _ignore, *, sees_views: bool = True) -> Iterator[LoopFacts]:
     """The model's classes, ready for tracing; afterwards every attribute is the very object that it was.
 
     May be nested and left in any order. Only forwards of `model` itself are counted, not those of another instance.
+    Without `sees_views` images and crops stay the adapter's claim: this rank encodes only some of them.
     """
     classes = {type(module).__name__: type(module) for module in model.modules()}
     missing = list(_missing_points(classes))
@@ -121,7 +123,8 @@ def patched(model: nn.Module, emit: Emit = _ignore) -> Iterator[LoopFacts]:
         log.warning("patch point %s is missing: %s", point.name, point.loss)
     if missing:
         emit("missing_patch_points", {point.name: point.loss for point in missing})
-    facts = LoopFacts(emit, _seen_facts(missing))
+    seen = _seen_facts(missing)
+    facts = LoopFacts(emit, seen if sees_views else seen - VIEW_FACTS)
     own = frozenset(map(id, model.modules()))
     with ThreadPatches() as patches:
         if ACTIVATION_POINT not in missing:
@@ -156,7 +159,7 @@ def _seen_facts(missing: list[PatchPoint]) -> frozenset[str]:
         return frozenset()
     facts = {"decode_steps"}
     if VISION_POINT not in missing:
-        facts |= {"images", "crops_per_image"}
+        facts |= VIEW_FACTS
     if LAYER_POINT not in missing:
         facts |= {"decoder_depth"}
     return frozenset(facts)

@@ -37,17 +37,20 @@ class DecodeStart:
     inputs: OcrInputs | None = None  # those of the prefill before it
 
 
-def prepare_decode(_: DeepseekOCRForCausalLM, inputs: OcrInputs, config: DecoderConfig, steps: int) -> DecodeStart:
+def prepare_decode(
+    _: DeepseekOCRForCausalLM, inputs: OcrInputs, config: DecoderConfig, steps: int, head_parts: int = 1
+) -> DecodeStart:
     """A decode that stands alone: a cache of zeros as long as the sequence of the prefill.
 
-    The token is always the same: which one comes out changes no shape.
+    The token is always the same: which one comes out changes no shape. Of `head_parts` equal shares of the heads the
+    cache holds one.
     """
     batch = inputs.input_ids.shape[0]
     token = torch.full((batch, 1), FIRST_TEXT_ID)
     return DecodeStart(
         token=token,
         positions=_positions(token, inputs.num_tokens, steps),
-        past=empty_past(config, batch, inputs.num_tokens, inputs.images[0][1].dtype),
+        past=empty_past(config, batch, inputs.num_tokens, inputs.images[0][1].dtype, head_parts),
         choose=lambda _: token,
     )
 
@@ -99,9 +102,11 @@ def cache_tokens(past: PastKeyValues) -> int:
     return past[0][0].shape[-2]
 
 
-def empty_past(config: DecoderConfig, batch: int, tokens: int, dtype: torch.dtype) -> PastKeyValues:
+def empty_past(
+    config: DecoderConfig, batch: int, tokens: int, dtype: torch.dtype, head_parts: int = 1
+) -> PastKeyValues:
     """Zeros in the shape of a cache that holds `tokens` tokens."""
-    shape = (batch, config.num_attention_heads, tokens, config.head_dim)
+    shape = (batch, config.num_attention_heads // head_parts, tokens, config.head_dim)
     return tuple(
         (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_hidden_layers)
     )

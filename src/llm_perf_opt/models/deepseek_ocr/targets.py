@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import RealRun
-from llm_perf_opt.core.target import Chain, Json, Stage, Target
+from llm_perf_opt.core.target import Chain, Json, Stage, Target, World
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
@@ -29,6 +30,7 @@ from llm_perf_opt.models.deepseek_ocr.inputs import (
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
+from llm_perf_opt.models.deepseek_ocr.parallel import parameter_sizes, spread_model, still_whole
 from llm_perf_opt.models.deepseek_ocr.patches import patched
 from llm_perf_opt.models.deepseek_ocr.phases import (
     cache_tokens,
@@ -45,6 +47,7 @@ from llm_perf_opt.models.deepseek_ocr.plan import (
     make_plan,
     page_size,
 )
+from llm_perf_opt.models.deepseek_ocr.ranks import Shares, notes_of, require_plan, shares_of, splits_heads
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in BYTES_PER_VALUE}
 STAGES = (
@@ -61,37 +64,51 @@ def make_targets(
     name: str = "deepseek-ocr",
     build: Callable[[], Any] | None = None,
     preprocess: Callable[[Any], OcrInputs] | None = None,
+    world: World | None = None,
 ) -> tuple[Target, ...]:
     """Prefill of page and prompt; then, if any steps are asked for, decode on a cache of that length.
 
     Both share one build: default, the blueprint's; another must take the same arguments in its forward. A real run
-    gives `preprocess`, which makes the inputs anew in every pass; default: placeholders for text, made once.
+    gives `preprocess`, which makes the inputs anew in every pass; default: placeholders for text, made once. With a
+    `world` they are the phases of one of its ranks.
     """
     plan = make_plan(config, workload)
     inputs = None if preprocess is not None else _inputs(plan, config)
+    rank = None if world is None else _OnRank.of(world, config, plan)
+    whole = build or partial(build_blueprint, config, plan.attention, DTYPES[plan.dtype])
+    every = rank is None or rank.holds_all_experts
     first = Target(
         model=name,
         phase="prefill",
         workload=plan.described(),
-        build=cache(build or partial(build_blueprint, config, plan.attention, DTYPES[plan.dtype])),
+        build=cache(whole if rank is None else partial(rank.build, whole)),
         prepare=preprocess,
         invoke=prefill if inputs is None else partial(prefill, inputs=inputs),
         stages=STAGES,
-        runtime=_runtime(config, [plan.tiles] * plan.batch, 0, expected_prefill(config, plan)),
-        observe=patched,
+        runtime=_runtime(
+            config,
+            [plan.tiles] * plan.batch,
+            0,
+            expected_prefill(config, plan, None if rank is None else rank.views, holds_all_experts=every),
+        ),
+        observe=patched if rank is None or rank.views is None else partial(patched, sees_views=False),
+        notes=() if rank is None else rank.notes,
+        world=world,
         chain=Chain(
             logits=lambda output: output.logits, cache_tokens=lambda output: cache_tokens(output.past_key_values)
         ),
     )
-    steps = plan.decode_steps
+    steps, head_parts = plan.decode_steps, 1 if rank is None else rank.head_parts
     if steps == 0:
         return (first,)
     second = replace(
         first,
         phase="decode",
-        prepare=None if inputs is None else partial(prepare_decode, inputs=inputs, config=config.decoder, steps=steps),
+        prepare=None
+        if inputs is None
+        else partial(prepare_decode, inputs=inputs, config=config.decoder, steps=steps, head_parts=head_parts),
         invoke=decode if inputs is None else partial(decode, inputs=inputs),
-        runtime=_runtime(config, [], steps, expected_decode(config, plan)),
+        runtime=_runtime(config, [], steps, expected_decode(config, plan, holds_all_experts=every)),
         chain=Chain(
             follow=partial(follow_prefill, steps=steps),
             cache_tokens=cache_tokens,
@@ -101,9 +118,51 @@ def make_targets(
     return first, second
 
 
-def released_targets(name: str, build: Callable[[], Any], workload: Workload) -> tuple[Target, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OnRank:
+    """What differs on one rank of a world. `views` are those that it encodes; None: all of them."""
+
+    config: DeepSeekOcrConfig
+    world: World
+    views: Shares | None
+
+    @classmethod
+    def of(cls, world: World, config: DeepSeekOcrConfig, page: Plan) -> _OnRank:
+        plan = world.plan
+        require_plan(config.decoder, plan)
+        shares = shares_of(plan, page)
+        rank = (plan.rank or 0) % plan.replica_ranks
+        return cls(config=config, world=world, views=None if shares is None else shares[rank])
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.world.plan
+
+    def build(self, whole: Callable[[], Any]) -> Any:
+        model = whole()
+        sizes = parameter_sizes(model)
+        spread = spread_model(model, self.plan, self.config, are_views_split=self.views is not None)
+        self.world.replicated = still_whole(sizes, spread)
+        return spread
+
+    @property
+    def holds_all_experts(self) -> bool:
+        return self.plan.ep == 1
+
+    @property
+    def head_parts(self) -> int:
+        return self.plan.tp if splits_heads(self.config.decoder, self.plan) else 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return notes_of(self.config.decoder, self.plan)
+
+
+def released_targets(
+    name: str, build: Callable[[], Any], workload: Workload, world: World | None = None
+) -> tuple[Target, ...]:
     """Prefill and decode of the released code, which `build` makes; its forward takes the same arguments."""
-    return make_targets(DeepSeekOcrConfig(), workload, name=name, build=build)
+    return make_targets(DeepSeekOcrConfig(), workload, name=name, build=build, world=world)
 
 
 def real_run(

@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -17,13 +18,15 @@ from llm_perf_opt.core.callgraph import CallGraph, StoredFormats
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.expected_calls import KEY as EXPECTED_CALLS
 from llm_perf_opt.core.missing_packages import import_failure
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plain_text import error_text
-from llm_perf_opt.core.plugins import FOLDER_FORMS, FOLDER_INPUTS, FOLDER_PARTS, workload_type
+from llm_perf_opt.core.plugins import FOLDER_FORMS, FOLDER_INPUTS, FOLDER_PARTS, FOLDER_RANKS, workload_type
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json, Part, Target
 from llm_perf_opt.core.work_limits import out_of_memory, refuse_depth
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
+from llm_perf_opt.harness.fake_world import FakeWorld
 from llm_perf_opt.models.huggingface.expected_calls import expected_decode, expected_prefill
 from llm_perf_opt.models.huggingface.folder import import_transformers, load_config, load_model_class, read_folder
 from llm_perf_opt.models.huggingface.inputs import (
@@ -40,6 +43,7 @@ from llm_perf_opt.models.huggingface.inputs import (
 from llm_perf_opt.models.huggingface.inputs.plan import Whole
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
+from llm_perf_opt.models.huggingface.parallel import plan_axes, spread_model, uneven_heads
 from llm_perf_opt.models.huggingface.parts import guess_parts, guess_stages
 from llm_perf_opt.models.huggingface.phases import DecodeState, decode, follow_prefill, prefill, prepare_decode
 from llm_perf_opt.models.huggingface.probe import Probe
@@ -78,6 +82,7 @@ class HuggingFaceAdapter:
     title = "A local Hugging Face folder"
 
     def __init__(self, folder: Path, trust_remote_code: bool) -> None:
+        self._world: FakeWorld | None = None
         self._folder = read_folder(folder)
         refuse_depth(_layers(self._folder.fields))
         self._config = load_config(self._folder, trust_remote_code)
@@ -98,10 +103,27 @@ class HuggingFaceAdapter:
         name = self._folder.path.resolve().name
         if self._folder.model_type in FOLDER_INPUTS.names():
             build = partial(build_model, self._model_class, self._config, workload.attention or "eager", workload.dtype)
-            return FOLDER_INPUTS.get(self._folder.model_type)(name, build, workload)
+            return FOLDER_INPUTS.get(self._folder.model_type)(name, build, workload, self._world)
         own = HuggingFaceWorkload.of(workload)
         _refuse_nonsense(own)
-        return self._probed_targets(name, own)
+        with nullcontext() if self._world is None else self._world:
+            return self._probed_targets(name, own)
+
+    def on_rank(self, plan: ParallelPlan) -> HuggingFaceAdapter:
+        """The same model as one rank of a plan holds and runs it."""
+        adapter = copy.copy(self)
+        adapter._world = FakeWorld(plan) if plan.is_spread else None
+        return adapter
+
+    def kinds_of_rank(self, plan: ParallelPlan, workload: Workload) -> tuple[int, ...]:
+        """Of a model type with ranks of its own, what that model's folder says; of any other one per kind of stage."""
+        if self._folder.model_type in FOLDER_RANKS.names():
+            return FOLDER_RANKS.get(self._folder.model_type)(plan, workload)
+        return plan.kinds_of_rank()
+
+    def plan_axes(self) -> frozenset[str]:
+        """By the rules that the configuration and the class carry."""
+        return plan_axes(self._config, self._model_class)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -119,8 +141,11 @@ class HuggingFaceAdapter:
         return stored_formats(self._folder.path, self._folder.fields, graph)
 
     def closed_forms(self, workload: Workload) -> tuple[SourceFigures, ...]:
-        """Those of the model type's own folder here, for the configuration of this one; otherwise none."""
-        if self._folder.model_type not in FOLDER_FORMS.names():
+        """Those of the model type's own folder here, for the configuration of this one; otherwise none.
+
+        They are for the whole model: there are none for one rank of a plan.
+        """
+        if self._world is not None or self._folder.model_type not in FOLDER_FORMS.names():
             return ()
         return FOLDER_FORMS.get(self._folder.model_type)(self._folder.path).closed_forms(workload)
 
@@ -142,10 +167,10 @@ class HuggingFaceAdapter:
             return guess_parts(build_model(self._model_class, self._config, None, "float32"))
 
     def _probed_targets(self, name: str, workload: HuggingFaceWorkload) -> tuple[Target, ...]:
-        build = partial(build_model, self._model_class, self._config, workload.attention, workload.dtype)
-        probe = Probe(build, DTYPES[workload.dtype])
+        build = partial(self._build, workload.attention, workload.dtype)
+        probe = Probe(build, DTYPES[workload.dtype], self._world)
         subject = Subject.of(self._model_class, probe.model.config, _sizes(workload, self._model_class))
-        found = _accepted_inputs(subject, probe, workload)
+        found = self._found_inputs(subject, probe, workload)
         fed = fed_by(subject, found.plan, found.modalities)
         refuse_what_did_not_run(workload, subject, found, fed)
         encoder_tokens, chain = probe.encoder_tokens, probe.chain(found.plan, found.entry, generates=subject.generates)
@@ -175,8 +200,26 @@ class HuggingFaceAdapter:
             },
             notes=notes,
             chain=chain,
+            world=self._world,
         )
         return (first,) if state is None else (first, _decode_target(first, probe, state, found.plan, steps))
+
+    def _found_inputs(self, subject: Subject, probe: Probe, workload: HuggingFaceWorkload) -> Found:
+        try:
+            return _accepted_inputs(subject, probe, workload)
+        except NoInputs as error:
+            uneven = None if self._world is None else uneven_heads(self._config, self._world.plan)
+            if uneven is None or self._world is None:
+                raise
+            raise UsageError(
+                f"{subject.class_name} cannot run as {self._world.plan.describe()}.",
+                why=uneven,
+                fix="choose another tp",
+            ) from error
+
+    def _build(self, attention: str | None, dtype: str) -> Any:
+        build = partial(build_model, self._model_class, self._config, attention, dtype)
+        return build() if self._world is None else spread_model(build, self._world)
 
 
 _LENGTH_NAMES = ("window", "chunk", "conv_kernel", "d_conv")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.core.target import Chain
+from llm_perf_opt.core.target import Chain, World
 from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.models.huggingface.inputs import Plan, make_inputs
 from llm_perf_opt.models.huggingface.inputs.search import REJECTIONS
@@ -32,8 +32,9 @@ class Probe:
     `decode_refusal` is what the model said when it would not continue after a prefill that left a cache.
     """
 
-    def __init__(self, build: Callable[[], Any], dtype: torch.dtype) -> None:
+    def __init__(self, build: Callable[[], Any], dtype: torch.dtype, world: World | None = None) -> None:
         self._engine = Engine(device="cuda")
+        self._engine.other_ranks = None if world is None else world.integers
         self._dtype = dtype
         with self._engine:
             self.model = self._engine.adopt(build())

@@ -18,8 +18,11 @@ from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
 from llm_perf_opt.analyses.necessary.read_once import preparation
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.engine_kernels import fused_sequence
+from llm_perf_opt.analyses.time.rank_bound import least_exchanges
+from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
 from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 
@@ -36,6 +39,20 @@ _SIZES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveForms:
+    """A collective whose payload is a form; its kind and its ranks are the same at every point."""
+
+    kind: CollectiveKind
+    group: GroupRanks
+    axis: str | None
+    payload: Form
+
+    def of(self, payload_bytes: int) -> Collective:
+        """The collective of one payload."""
+        return Collective(kind=self.kind, payload_bytes=payload_bytes, group=self.group, axis=self.axis)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelForms:
     """One launch; the fields are those of a kernel."""
 
@@ -49,12 +66,16 @@ class KernelForms:
     weights: Form
     sequences: Form
     queries: Form
+    collective: CollectiveForms | None = None
 
     def at(self, point: Point) -> Kernel:
         """The kernel at one point."""
-        return Kernel(kind=self.kind, dtype=self.dtype, **{name: getattr(self, name).at(point) for name in _SIZES})
+        sizes = {name: getattr(self, name).at(point) for name in _SIZES}
+        collective = None if self.collective is None else self.collective.of(self.collective.payload.at(point))
+        return Kernel(kind=self.kind, dtype=self.dtype, collective=collective, **sizes)
 
 
+ExchangeCounts = Mapping[str, Mapping[CollectiveForms, int]]  # stage -> what it must exchange, and how often
 KernelCounts = Mapping[str, Mapping[KernelForms, int]]  # stage -> its kernels, and how often each is launched
 
 
@@ -100,10 +121,24 @@ def _aligned(lists: Sequence[Sequence[Kernel]], fit: Fit) -> list[KernelForms] |
     found: list[KernelForms] = []
     for same in zip(*lists, strict=True):
         sizes = {name: fit(tuple(getattr(kernel, name) for kernel in same)) for name in _SIZES}
-        if None in sizes.values():
+        collective = _collective(same, fit)
+        if None in sizes.values() or (collective is None and same[0].collective is not None):
             return None
-        found.append(KernelForms(kind=same[0].kind, dtype=same[0].dtype, **sizes))  # type: ignore[arg-type]
+        found.append(
+            KernelForms(kind=same[0].kind, dtype=same[0].dtype, collective=collective, **sizes)  # type: ignore[arg-type]
+        )
     return found
+
+
+def _collective(same: Sequence[Kernel], fit: Fit) -> CollectiveForms | None:
+    """What the kernels exchange; None: nothing, or not the same at every point."""
+    found = [kernel.collective for kernel in same if kernel.collective is not None]
+    if len(found) < len(same) or len({(one.kind, one.group, one.axis) for one in found}) > 1:
+        return None
+    payload = fit(tuple(one.payload_bytes for one in found))
+    if payload is None:
+        return None
+    return CollectiveForms(kind=found[0].kind, group=found[0].group, axis=found[0].axis, payload=payload)
 
 
 def _fused(rebuilt: Rebuilt) -> KernelCounts:
@@ -119,6 +154,30 @@ def _fused(rebuilt: Rebuilt) -> KernelCounts:
                 found.setdefault(stage, Counter())[kernel] += 1
             return found
     raise _no_rule("the size of a fused kernel is no polynomial")
+
+
+def exchange_forms(rebuilt: Rebuilt) -> ExchangeCounts:
+    """The collectives of each stage that no engine can do without; `NoRule` where they differ from point to point."""
+    for points, fitter in rebuilt.bases():
+        lists = [_least(rebuilt.graph(point)) for point in points]
+        if len({tuple((stage, one.kind, one.group, count) for stage, one, count in some) for some in lists}) > 1:
+            raise _no_rule("what ranks must exchange differs from point to point")
+        found: dict[str, dict[CollectiveForms, int]] = {}
+        for same in zip(*lists, strict=True):
+            stage, first, count = same[0]
+            payload = fitter.fit(tuple(one.payload_bytes for _, one, _ in same))
+            if payload is None:
+                break
+            forms = CollectiveForms(kind=first.kind, group=first.group, axis=first.axis, payload=payload)
+            counts = found.setdefault(stage, {})
+            counts[forms] = counts.get(forms, 0) + count
+        else:
+            return found
+    raise _no_rule("the payload of a collective is no polynomial")
+
+
+def _least(graph: CallGraph) -> list[tuple[str, Collective, int]]:
+    return [(stage, one, count) for stage, least in least_exchanges(graph).items() for one, count in least.items()]
 
 
 def _no_rule(text: str) -> NoRule:

@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_perf_opt.analyses.function.columns import Column, Evaluation
-from llm_perf_opt.analyses.function.figures.kernel_forms import KernelCounts, KernelForms
+from llm_perf_opt.analyses.function.figures.kernel_forms import (
+    CollectiveForms,
+    ExchangeCounts,
+    KernelCounts,
+    KernelForms,
+)
+from llm_perf_opt.analyses.function.figures.link_columns import least_seconds, links_of
 from llm_perf_opt.analyses.function.figures.need_columns import must_read_bytes
 from llm_perf_opt.analyses.function.figures.needs import NecessaryForms
 from llm_perf_opt.analyses.time.datasheet_rates import (
@@ -80,6 +86,7 @@ class _StageColumns:
     host_low_s: float
     host_high_s: float
     bound_by: NDArray[np.int64]  # place in BoundBy
+    untimed: NDArray[np.int64]
 
     @property
     def low_s(self) -> Floats:
@@ -91,10 +98,18 @@ class _StageColumns:
 
 
 def times_by_form(
-    kernels: KernelCounts, needs: Mapping[str, NecessaryForms], policy: str, at: Evaluation, rates: DataSheetRates
+    kernels: KernelCounts,
+    needs: Mapping[str, NecessaryForms],
+    policy: str,
+    at: Evaluation,
+    rates: DataSheetRates,
+    exchanges: ExchangeCounts | None = None,
 ) -> TimeColumns:
     """The times of all points from forms; equal to a prediction of each point but for the last digits of a float."""
-    stages = [_stage(counts, needs.get(name), policy, at, rates) for name, counts in kernels.items()]
+    stages = [
+        _stage(counts, needs.get(name), policy, at, rates, {} if exchanges is None else exchanges.get(name, {}))
+        for name, counts in kernels.items()
+    ]
     zero = np.zeros(at.size)
     bounds = [stage.lower_bound_s for stage in stages]
     known = [bound for bound in bounds if bound is not None]
@@ -111,7 +126,7 @@ def times_by_form(
         host_low_s=zero + sum(stage.host_low_s for stage in stages),
         host_high_s=zero + sum(stage.host_high_s for stage in stages),
         bound_by=limits[by_stage[slowest, np.arange(at.size)]],
-        untimed_ops=np.zeros(at.size, dtype=np.int64),
+        untimed_ops=sum((stage.untimed for stage in stages), np.zeros(at.size, dtype=np.int64)),
         origin=AnsweredBy.FORM,
     )
 
@@ -122,10 +137,13 @@ def _stage(
     policy: str,
     at: Evaluation,
     rates: DataSheetRates,
+    exchanges: Mapping[CollectiveForms, int],
 ) -> _StageColumns:
     low, high = np.zeros(at.size), np.zeros(at.size)
     shares = np.zeros((len(_BOUNDS), at.size))
     for kernel, count in counts.items():
+        if kernel.kind is KernelKind.COMMUNICATION:
+            continue
         fast, slow, limit = _kernel_times(kernel, at, rates)
         low += fast * count
         high += slow * count
@@ -136,16 +154,24 @@ def _stage(
         seconds, bandwidth_s = bound
         least = np.maximum(seconds, bandwidth_s / rates.best_bandwidth_share)
         low, high = np.maximum(low, least), np.maximum(high, least)
+    links = links_of(counts, at, rates.cluster, by_engine=rates.is_engine)
+    low, high = np.maximum(low, links.low_s), high + links.high_s
+    shares[_BOUNDS.index(BoundBy.COMMUNICATION)] = links.high_s
     launch, launches = rates.launch_time(), sum(counts.values())
     host_low, host_high = launch.low * launches, launch.high * launches
     is_host = np.sqrt(host_low * host_high) > np.sqrt(low * high)
     return _StageColumns(
-        lower_bound_s=None if bound is None else bound[0],
+        lower_bound_s=None
+        if bound is None
+        else bound[0]
+        if rates.cluster is None
+        else np.maximum(bound[0], least_seconds(exchanges, at, rates.cluster)),
         device_low_s=low,
         device_high_s=high,
         host_low_s=host_low,
         host_high_s=host_high,
         bound_by=np.where(is_host, _BOUNDS.index(BoundBy.LAUNCHES), np.argmax(shares, axis=0)),
+        untimed=links.untimed,
     )
 
 
@@ -211,7 +237,10 @@ def _classes(
             flops=1,
             skippable_flops=0,
             bytes_moved=1,
-            **{name: int(column[first]) for name, column in sizes.items()},
+            rows=int(sizes["rows"][first]),
+            weights=int(sizes["weights"][first]),
+            sequences=int(sizes["sequences"][first]),
+            queries=int(sizes["queries"][first]),
         )
         yield slice(None) if rows.all() else rows, priors_of(one, priors)
 

@@ -1,0 +1,111 @@
+"""How often an estimate puts the faster of two measured plans first, beside the rule that more GPUs are faster."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.plans.measured_pairs import Pair
+from llm_perf_opt.analyses.time.rates import Band
+
+Estimate = Callable[[MeasuredRun], Band | None]
+KINDS = ("number of GPUs", "experts whole or split", "attention data parallel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A pair and the two bands. The faster run is the one with the shorter time per output token."""
+
+    pair: Pair
+    faster: Band
+    slower: Band
+
+    @property
+    def is_right(self) -> bool:
+        """By the middles of the bands."""
+        return self.faster.middle < self.slower.middle
+
+    @property
+    def is_right_per_gpu(self) -> bool:
+        """Whether the plan with more tokens per second and GPU is put first."""
+        first, second = self.pair.runs
+        measured = (first.tpot_s or 0) * first.decode_gpus < (second.tpot_s or 0) * second.decode_gpus
+        return measured == (self.faster.middle * first.decode_gpus < self.slower.middle * second.decode_gpus)
+
+    @property
+    def speed_up_error(self) -> float:
+        """By which factor the estimated speed-up of one plan over the other is off, as a share: 0.1 is 10 %."""
+        measured = (self.pair.slower.tpot_s or 0) / (self.pair.faster.tpot_s or 1)
+        return math.exp(abs(math.log(self.slower.middle / self.faster.middle / measured))) - 1
+
+
+def judge(pairs: Sequence[Pair], estimate: Estimate) -> list[Judged]:
+    """Every pair that the estimate covers; each run is estimated once."""
+    bands: dict[MeasuredRun, Band | None] = {run: estimate(run) for run in {run for pair in pairs for run in pair.runs}}
+    judged = []
+    for pair in pairs:
+        faster, slower = (bands[run] for run in pair.runs)
+        if faster is not None and slower is not None:
+            judged.append(Judged(pair=pair, faster=faster, slower=slower))
+    return judged
+
+
+def summary(pairs: Sequence[Pair], judged: Sequence[Judged]) -> dict[str, Any]:
+    """All that the page says of one estimate."""
+    return {
+        "kinds": [
+            {"kind": kind, **_figures([p for p in pairs if p.kind == kind], [j for j in judged if j.pair.kind == kind])}
+            for kind in KINDS
+        ],
+        "all": _figures(pairs, judged),
+        "misses": _misses(judged),
+        "models": [_model(model, judged) for model in sorted({one.pair.faster.model for one in judged})],
+    }
+
+
+def _figures(pairs: Sequence[Pair], judged: Sequence[Judged]) -> dict[str, Any]:
+    differing = [one for one in judged if one.pair.faster.decode_gpus != one.pair.slower.decode_gpus]
+    more = sum(one.pair.faster.decode_gpus > one.pair.slower.decode_gpus for one in differing)
+    return {
+        "pairs": len(pairs),
+        "covered": len(judged),
+        "right": sum(one.is_right for one in judged),
+        "right_per_gpu": sum(one.is_right_per_gpu for one in judged),
+        "differing": len(differing),
+        "right_of_differing": sum(one.is_right for one in differing),
+        "more_gpus_right": more,
+        "speed_up_error": round(median(one.speed_up_error for one in judged), 3) if judged else None,
+    }
+
+
+def _misses(judged: Iterable[Judged], count: int = 15) -> list[dict[str, Any]]:
+    wrong: Counter[tuple[str, ...]] = Counter()
+    for one in judged:
+        if not one.is_right:
+            run = one.pair.faster
+            plans = (each.decode_plan.describe(each.decode_gpus) for each in one.pair.runs)
+            wrong[run.model, run.device, run.engine, *plans] += 1
+    names = ("model", "device", "engine", "faster", "slower")
+    return [{**dict(zip(names, key, strict=True)), "pairs": number} for key, number in wrong.most_common(count)]
+
+
+def _model(model: str, judged: Sequence[Judged]) -> dict[str, Any]:
+    """Measured time over the middle of its band, of every run that a pair holds."""
+    mine = [one for one in judged if one.pair.faster.model == model]
+    bands = {run: band for one in mine for run, band in zip(one.pair.runs, (one.faster, one.slower), strict=True)}
+    ratios = sorted((run.tpot_s or 0) / band.middle for run, band in bands.items())
+    return {
+        "model": model,
+        "pairs": len(mine),
+        "right": sum(one.is_right for one in mine),
+        "runs": len(bands),
+        "tenth": round(ratios[len(ratios) // 10], 2),
+        "median": round(median(ratios), 2),
+        "ninetieth": round(ratios[len(ratios) * 9 // 10], 2),
+        "in_band": sum(band.holds(run.tpot_s or 0) for run, band in bands.items()),
+    }

@@ -1,0 +1,98 @@
+"""The step of a measured run by two descriptions of its plan: as serving engines shard a model, and as its own does.
+
+**Engines** split every head, matrix and expert over the ranks of `tp`, those of latent attention too, and replicate
+key heads where there are fewer than ranks. One reduction follows attention and one the MLP or the experts. With `dp`,
+attention has sequences of its own, and rows travel to their experts and back.
+
+**The model's own plan** is what transformers runs with the same sizes, traced: one rank, with its own collectives. It
+has no `dp` attention, and refuses to split fewer key heads than ranks.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.plans.rank_step import Load, Share, step_band
+from benchmarks.plans.shallow_models import TwoDepths, configuration, two_depths
+from llm_perf_opt.analyses.time.rates import Band
+from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
+from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+
+GPUS = 8  # of the node that every run fits in
+VALUE_BYTES = 2
+_depths = cache(two_depths)
+
+
+def as_engines_shard(run: MeasuredRun) -> Band:
+    """From one trace of the whole model."""
+    return step_band(whole_depths(run), load_of(run), share_of(run), engine_exchanges(run))
+
+
+def as_the_model_shards(run: MeasuredRun) -> Band | None:
+    """From a trace of one rank; None: the model's own code has no such plan."""
+    depths = own_depths(run)
+    if depths is None:
+        return None
+    return step_band(depths, load_of(run), Share(), depths.exchanges(load_of(run).batch))
+
+
+def own_depths(run: MeasuredRun, *, is_smallest: bool = False) -> TwoDepths | None:
+    """One rank of the model's own plan, where it has one of these sizes."""
+    plan, gpus = run.decode_plan, run.decode_gpus
+    if plan.tensor != gpus or plan.experts not in (1, gpus):
+        return None
+    sizes = {"tp": gpus} if gpus > 1 else {}
+    experts = {"ep": gpus} if plan.experts > 1 else {}
+    return _depths(run.model, run.precision, is_smallest=is_smallest, **sizes, **experts)
+
+
+def whole_depths(run: MeasuredRun, *, is_smallest: bool = False) -> TwoDepths:
+    """The whole model on one device."""
+    depths = _depths(run.model, run.precision, is_smallest=is_smallest)
+    assert depths is not None  # one device refuses nothing
+    return depths
+
+
+def load_of(run: MeasuredRun) -> Load:
+    """Every sequence in flight, halfway through the output."""
+    return Load(batch=run.in_flight or 1, context=run.mean_context, precision=run.precision, cluster=_node(run.device))
+
+
+def share_of(run: MeasuredRun) -> Share:
+    """What engines divide by what."""
+    config, plan, gpus = configuration(run.model), run.decode_plan, run.decode_gpus
+    is_latent = bool(config.get("kv_lora_rank"))  # one vector per token, which every rank needs whole
+    return Share(
+        batch=gpus // plan.tensor,
+        weights=plan.tensor,
+        heads=plan.tensor,
+        cache=1 if is_latent else min(plan.tensor, config.get("num_key_value_heads", plan.tensor)),
+        experts=gpus,
+        whole_experts=plan.experts,
+    )
+
+
+def engine_exchanges(run: MeasuredRun) -> dict[Collective, float]:
+    """The collectives of one step, all layers."""
+    config, plan, gpus = configuration(run.model), run.decode_plan, run.decode_gpus
+    layers, values = config["num_hidden_layers"], config["hidden_size"] * VALUE_BYTES
+    attentions, batch = gpus // plan.tensor, run.in_flight or 1
+    found: dict[Collective, float] = {}
+
+    def add(kind: CollectiveKind, rows: int, ranks: int, count: int) -> None:
+        if ranks > 1:
+            one = Collective(kind=kind, payload_bytes=max(1, rows) * values, group=group_of(range(ranks)))
+            found[one] = found.get(one, 0) + count
+
+    add(CollectiveKind.ALL_REDUCE, batch // attentions, plan.tensor, layers)
+    if attentions == 1:
+        add(CollectiveKind.ALL_REDUCE, batch, gpus, layers)
+    elif chosen := config.get("num_experts_per_tok"):
+        add(CollectiveKind.ALL_TO_ALL, batch * chosen // gpus, gpus, 2 * layers)
+    return found
+
+
+@cache
+def _node(device: str) -> Cluster:
+    return parse_cluster(f"{GPUS}x {device}")

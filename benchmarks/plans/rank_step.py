@@ -1,0 +1,171 @@
+"""The time of one decode step of one rank, from figures of a trace: a band, whose middle orders plans.
+
+Products with weights, routed experts, attention and vector kernels are each counted as so many equal kernels, and timed
+by the rates that `predict` uses for an optimised engine. Collectives go beside them as in `predict`: behind other work
+at the low edge, after it at the high edge. Nothing here was fitted to a served model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from benchmarks.bounds.floors import PRODUCT_TYPES
+from benchmarks.plans.shallow_models import BATCH, DecodeFigures, TwoDepths
+from llm_perf_opt.analyses.necessary.decoder_needs import ExpertLayers
+from llm_perf_opt.analyses.necessary.stage_needs import ExpertReads
+from llm_perf_opt.analyses.time.collective_time import collective_time
+from llm_perf_opt.analyses.time.communication import band_of, beside
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution, kernel_time
+from llm_perf_opt.analyses.time.lower_bound import fastest_peak, is_known, lower_bound
+from llm_perf_opt.analyses.time.rates import NOTHING, Band
+from llm_perf_opt.core.collectives import Collective
+from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.ops.op import Kernel, KernelKind
+
+_EXPERT_KERNELS = 2  # of a layer: up with gate, and down
+# The largest of so many normal variables, in standard deviations above their mean.
+_LARGEST_OF = {1: 0.0, 2: 0.5642, 4: 1.0294, 8: 1.4236, 16: 1.7660}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """By what the ranks of a plan divide the whole model's work; 1 everywhere for figures that are a rank's already.
+
+    `batch` divides sequences, `weights` what every token meets, `heads` attention's products, `cache` what it reads,
+    `experts` the routed ones. `whole_experts` are the ranks among which experts are dealt out whole, instead of each
+    being split: the rank that most tokens choose is the slowest.
+    """
+
+    batch: int = 1
+    weights: int = 1
+    heads: int = 1
+    cache: int = 1
+    experts: int = 1
+    whole_experts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a step serves, on what, and in which precision."""
+
+    batch: int  # sequences of all ranks
+    context: int
+    precision: str
+    cluster: Cluster
+
+    @property
+    def dtype(self) -> str:
+        """The fastest type of the precision that the device multiplies."""
+        device = self.cluster.device
+        known = [dtype for dtype in PRODUCT_TYPES[self.precision] if is_known(dtype, device)]
+        return max(known, key=lambda dtype: fastest_peak(dtype, device))
+
+
+def step_band(depths: TwoDepths, load: Load, share: Share, exchanges: Mapping[Collective, float]) -> Band:
+    """A step of all layers with these collectives."""
+    device = load.cluster.device
+    rates = DataSheetRates(device, Execution.FUSED)
+    kernels = list(_kernels(depths, load, share))
+    busy = NOTHING
+    for kernel, count in kernels:
+        busy += kernel_time(kernel, device, rates.priors).band.times(count)
+    flops = sum(kernel.flops * count for kernel, count in kernels)
+    read = sum(kernel.bytes_moved * count for kernel, count in kernels if kernel.kind is not KernelKind.VECTOR)
+    busy = busy.at_least(rates.least_s(lower_bound({load.dtype: round(flops)}, round(read), device)))
+    return beside(Band(busy.low, busy.high), links_band(exchanges, load.cluster))
+
+
+def links_band(exchanges: Mapping[Collective, float], cluster: Cluster) -> Band:
+    """All collectives one after the other, as an engine runs them."""
+    band = NOTHING
+    for collective, count in exchanges.items():
+        each = band_of(collective_time(collective, cluster, by_engine=True))
+        band += (NOTHING if each is None else each).times(count)
+    return Band(band.low, band.high)
+
+
+def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kernel, float]]:
+    """Equal kernels of each kind, and how many, of all layers."""
+    batch = max(1, round(load.batch / share.batch))
+
+    def whole(figure: Callable[[DecodeFigures], float]) -> float:
+        return depths.of_all_layers(figure(depths.shallow), figure(depths.deep))
+
+    products = whole(_product_kernels)
+    macs = whole(lambda one: sum(product.macs for product in one.needs.products)) / share.weights / products
+    yield (
+        Kernel(
+            kind=KernelKind.MATMUL,
+            dtype=load.dtype,
+            flops=round(2 * macs * batch),
+            skippable_flops=0,
+            bytes_moved=round(whole(lambda one: one.needs.weight_bytes) / share.weights / products),
+            rows=batch,
+            weights=round(macs),
+        ),
+        products,
+    )
+    if (layers := whole(_expert_layers)) > 0:
+        block = depths.deep.needs.experts[0]
+        read = depths.deep.needs.step(batch=load.batch, context=1).distinct_experts[0]
+        yield _experts(block, read, load, share), _EXPERT_KERNELS * layers
+    attentions = whole(lambda one: sum(layer.layers for layer in one.needs.attentions))
+    pairs = whole(lambda one: sum(layer.macs(batch, 1, load.context) for layer in one.needs.attentions))
+    cache = whole(
+        lambda one: sum(layer.cache_bytes(load.context) for layer in one.needs.attentions) + one.needs.state_bytes
+    )
+    yield (
+        Kernel(
+            kind=KernelKind.ATTENTION,
+            dtype="bfloat16",
+            flops=round(2 * pairs / share.heads / attentions),
+            skippable_flops=0,
+            bytes_moved=round(batch * cache / share.cache / attentions),
+            sequences=batch,
+            queries=1,
+        ),
+        attentions,
+    )
+    vectors = whole(lambda one: one.kernels[KernelKind.VECTOR])
+    moved = round(whole(lambda one: one.vector_bytes) / BATCH * batch / vectors)
+    yield (
+        Kernel(
+            kind=KernelKind.VECTOR,
+            dtype="bfloat16",
+            flops=0,
+            skippable_flops=0,
+            bytes_moved=moved,
+            avoidable_bytes=moved,
+        ),
+        vectors,
+    )
+
+
+def _experts(block: ExpertLayers, read: ExpertReads, load: Load, share: Share) -> Kernel:
+    """One of the two products of a layer's routed experts, on the rank that gets most under uniform routing."""
+    rows, touched = read.tokens * read.chosen / share.experts, read.distinct / share.experts
+    ranks = share.whole_experts
+    if ranks > 1:
+        chance = read.distinct / block.experts
+        rows += _LARGEST_OF[ranks] * math.sqrt(rows * (1 - 1 / ranks))
+        touched += _LARGEST_OF[ranks] * math.sqrt(block.experts / ranks * chance * (1 - chance))
+        touched = min(touched, block.experts / ranks)
+    return Kernel(
+        kind=KernelKind.MATMUL,
+        dtype=load.dtype,
+        flops=round(2 * rows * block.macs_each / _EXPERT_KERNELS),
+        skippable_flops=0,
+        bytes_moved=round(touched * block.bytes_each / _EXPERT_KERNELS),
+        rows=max(1, round(read.tokens * read.chosen / max(read.distinct, 1))),
+        weights=round(touched * block.macs_each / _EXPERT_KERNELS),
+    )
+
+
+def _expert_layers(figures: DecodeFigures) -> int:
+    return sum(block.layers for block in figures.needs.experts)
+
+
+def _product_kernels(figures: DecodeFigures) -> int:
+    return max(1, figures.kernels[KernelKind.MATMUL] - _EXPERT_KERNELS * _expert_layers(figures))

@@ -1,0 +1,127 @@
+"""A model that is spread over ranks, rank by rank: what each kind of rank holds, runs and exchanges, and if it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_perf_opt.analyses.ranks.rank_figures import Balance, RankFigures, balances, rank_figures
+from llm_perf_opt.analyses.ranks.rank_report import rank_notes, rank_tables
+from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
+from llm_perf_opt.analyses.time.predict import StageTime, predict
+from llm_perf_opt.analyses.time.rates import RateSource
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
+from llm_perf_opt.core.report import Report
+
+if TYPE_CHECKING:
+    from llm_perf_opt.api.hardware import Hardware
+    from llm_perf_opt.api.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RanksAnswer(Answer):
+    """One record for each kind of rank, and how equal they are. Without a device there are no times."""
+
+    model: str
+    plan: ParallelPlan
+    machine: str | None  # that times and fits hold for
+    kinds: tuple[RankFigures, ...]
+    balances: tuple[Balance, ...]  # empty where there is one kind
+    _graph: CallGraph  # a phase of the first kind
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank serves the batch; None where that is not known of one, or no device was named."""
+        found = [None if kind.serving is None else kind.serving.fits for kind in self.kinds]
+        return False if False in found else None if None in found else True
+
+    def report(self) -> Report:
+        """The ranks by kind and phase, the balance between them, and what is whole on every rank."""
+        where = "" if self.machine is None else f" on {self.machine}"
+        report = Report(
+            title=f"{self.model}, {self.plan.describe()}{where}: what each rank holds and runs",
+            notes=(workload_note([self._graph]), *deployment_notes([self._graph])),
+        )
+        return _with_ranks(report, self, with_times=True)
+
+
+def with_ranks(report: Report, ranks: RanksAnswer | None) -> Report:
+    """The report with the tables of ranks behind its own; as it is where nothing is spread.
+
+    Where all ranks are of one kind, its times are those that the report shows already.
+    """
+    return report if ranks is None else _with_ranks(report, ranks, with_times=len(ranks.kinds) > 1)
+
+
+def _with_ranks(report: Report, ranks: RanksAnswer, *, with_times: bool) -> Report:
+    tables = rank_tables(ranks.plan, ranks.kinds, with_times=with_times)
+    notes = tuple(rank_notes(ranks.plan, ranks._graph, ranks.kinds, with_times=with_times))
+    return replace(report, tables=(*report.tables, *tables), notes=(*report.notes, *notes))
+
+
+Phases = Sequence[CallGraph]
+PhaseTimes = Sequence[Sequence[StageTime]]
+
+
+def ranks_answer(
+    kinds: Sequence[Phases], rates: RateSource | None = None, first_times: PhaseTimes | None = None
+) -> RanksAnswer | None:
+    """The answer from the phases of each kind of rank; None where the model is not spread.
+
+    `first_times` are the times of the first kind, where they are known already.
+    """
+    first = kinds[0][0]
+    plan = plan_in(first.deployment)
+    if plan is None:
+        return None
+    counted = rank_kinds(kinds, rates, plan, first_times)
+    return RanksAnswer(
+        model=first.model,
+        plan=replace(plan, rank=None),
+        machine=None if rates is None else rates.title,
+        kinds=counted,
+        balances=balances(counted),
+        _graph=first,
+    )
+
+
+def rank_kinds(
+    kinds: Sequence[Phases], rates: RateSource | None, plan: ParallelPlan, first_times: PhaseTimes | None = None
+) -> tuple[RankFigures, ...]:
+    """The figures of each kind of rank, with as many ranks as it stands for."""
+    known = (first_times, *(None for _ in kinds[1:]))
+    found = tuple(_figures(graphs, rates, times) for graphs, times in zip(kinds, known, strict=True))
+    return _with_counts(found, plan)
+
+
+def _figures(graphs: Phases, rates: RateSource | None, known: PhaseTimes | None) -> RankFigures:
+    if rates is None or rates.device is None:
+        return rank_figures(graphs)
+    times = [predict(graph, rates) for graph in graphs] if known is None else known
+    by_phase = {graph.phase: found for graph, found in zip(graphs, times, strict=True)}
+    return rank_figures(graphs, rates.device, by_phase)
+
+
+def _with_counts(kinds: tuple[RankFigures, ...], plan: ParallelPlan) -> tuple[RankFigures, ...]:
+    """Each kind with as many ranks as lie between it and the next, in all replicas."""
+    if len(kinds) < 2:
+        return tuple(replace(kind, ranks=plan.ranks_like(kind.rank)) for kind in kinds)
+    ends = [*(kind.rank for kind in kinds[1:]), plan.replica_ranks]
+    return tuple(replace(kind, ranks=(end - kind.rank) * plan.dp) for kind, end in zip(kinds, ends, strict=True))
+
+
+def per_rank(
+    trace: Trace, device: str | Hardware | None, *, devices_file: Path | None, execution: str
+) -> RanksAnswer | None:
+    """The answer for a trace; `device` is one, or a cluster."""
+    from llm_perf_opt.api.prediction import find_rates, source_of
+
+    kinds = [one._finished() for one in trace.ranks]
+    if device is None:
+        return ranks_answer(kinds)
+    rates = find_rates(device, devices_file=devices_file, execution=execution, graphs=kinds[0])
+    return ranks_answer(kinds, source_of(rates, execution))

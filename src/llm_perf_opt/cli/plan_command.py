@@ -1,0 +1,91 @@
+"""`llm-perf-opt plan`: which parallel plan for so many devices."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llm_perf_opt.cli.model_options import (
+    CacheOption,
+    ModelArgument,
+    RoutingOption,
+    TrustOption,
+    WeightsOption,
+    takes_workload,
+)
+from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.predict_command import ExecutionOption
+from llm_perf_opt.cli.progress import few_lines_per_trace, say
+from llm_perf_opt.core.output_files import free_file
+
+ClusterOption = Annotated[
+    str, typer.Option(metavar="CLUSTER", help="The devices: 8x h100-sxm, 4x8 h100-sxm, 72x gb200.", show_default=False)
+]
+DevicesFileOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template.")
+]
+MaxPlansOption = Annotated[
+    int, typer.Option(min=1, help="Trace at most so many plans, those with the fewest kinds of parallelism.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the report there; the suffix is the format. .html has the chart."),
+]
+
+
+@takes_workload(without=("decode_steps", "new_tokens"))
+def plan(
+    model: ModelArgument,
+    devices: ClusterOption,
+    workload: Mapping[str, Any],
+    devices_file: DevicesFileOption = None,
+    execution: ExecutionOption = "fused",
+    max_plans: MaxPlansOption = 64,
+    weights: WeightsOption = None,
+    cache: CacheOption = None,
+    routing: RoutingOption = None,
+    out: OutOption = None,
+    force: ForceOption = False,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Try every parallel plan of MODEL_OR_DIR on a cluster; print the best first, and why others are refused.
+
+    A plan is tp x pp x fsdp x dp devices, with experts spread over the ranks of tp and fsdp. --batch is of all
+    replicas together.
+    """
+    from llm_perf_opt.api.answer import report_format_of
+    from llm_perf_opt.api.plans import plans as try_plans
+
+    reporter = choose_reporter(format_name, json_wanted)
+    if out is not None:
+        report_format_of(out)  # a suffix that is no format is refused before any work
+        free_file(out, force=force)
+    with model_prints_apart(), few_lines_per_trace():
+        answer = try_plans(
+            model,
+            devices,
+            devices_file=devices_file,
+            execution=execution,
+            max_plans=max_plans,
+            weights=weights,
+            cache=cache,
+            routing=routing,
+            trust_remote_code=trust_remote_code,
+            **workload,
+        )
+    if out is not None:
+        say(f"Wrote {answer.save(out, force=force)}")
+        return
+    is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
+    show(replace(answer.report(), charts=()) if is_short else answer.report(), reporter)
+    if (best := answer.best) is not None and best.plan.is_spread:
+        options = {**best.plan.sizes(), **workload, "batch": best.batch, "device": str(answer.cluster)}
+        words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
+        say(f"Next: llm-perf-opt predict {shlex.quote(model)} {words} --execution {execution}")

@@ -1,0 +1,139 @@
+"""How a model is spread over ranks: tensor, expert, pipeline, fully sharded and data parallel, and which rank is meant.
+
+Ranks are numbered as transformers and torch number them: tensor parallel innermost, then fully sharded, then pipeline;
+replicas of the whole come outermost. Experts add no ranks: they are spread over those of tensor and fully sharded
+parallelism.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.options import OptionRecord, option
+
+AXES = ("tp", "ep", "pp", "fsdp", "dp")
+HEADER_KEY = "parallel"  # in the deployment of a trace
+REPLICATED_KEY = "replicated"  # beside the plan: parameters that every rank holds whole
+MAX_RANKS = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPlan(OptionRecord):
+    """Sizes of each kind of parallelism. All of them 1: one device, and nothing is spread."""
+
+    taken_by: ClassVar[str] = "A parallel plan"
+
+    tp: int = option(1, at_least=1, help="Ranks that share each weight matrix: tensor parallel.")
+    ep: int = option(1, at_least=1, help="Ranks that share the experts, among those of --tp and --fsdp.")
+    pp: int = option(1, at_least=1, help="Stages that share the layers: pipeline parallel.")
+    fsdp: int = option(1, at_least=1, help="Ranks that share the stored weights and gather them to run: fully sharded.")
+    dp: int = option(1, at_least=1, help="Replicas of the whole, each with its own batch: data parallel.")
+    rank: int | None = option(None, at_least=0, help="The rank to trace. Default: one of each kind of rank.")
+    plan: str | None = option(
+        None, metavar="FILE", help="JSON or TOML file with the rules of the plan. Default: the model's own plan."
+    )
+
+    def __post_init__(self) -> None:
+        OptionRecord.__post_init__(self)
+        if self.ranks > MAX_RANKS:
+            raise UsageError(
+                f"A plan of {self.ranks:,} ranks is too large.",
+                why=f"at most {MAX_RANKS:,} are taken, so that a slip of the pen does not run for hours",
+                fix="lower one of tp, pp, fsdp, dp",
+            )
+        if self.ep > 1 and (self.fsdp * self.tp) % self.ep:
+            raise UsageError(
+                f"{self.ep} ranks cannot share the experts.",
+                why=f"experts are spread over the ranks of tp and fsdp, {self.tp} x {self.fsdp} here",
+                fix="choose an ep that divides tp x fsdp",
+            )
+        if self.plan is not None and not self.is_spread:
+            raise UsageError(
+                f"The plan {self.plan} would change nothing.",
+                why="its rules say what is shared between ranks, and there is one",
+                fix="add --tp N, --ep N, --pp N or --fsdp N",
+            )
+        if self.rank is not None and self.rank >= self.ranks:
+            raise UsageError(
+                f"There is no rank {self.rank}.", why=f"the plan has ranks 0 to {self.ranks - 1}", fix="choose another"
+            )
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks of one replica: the world in which its collectives run."""
+        return self.tp * self.pp * self.fsdp
+
+    @property
+    def ranks(self) -> int:
+        """All ranks, every replica counted."""
+        return self.replica_ranks * self.dp
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether more than one rank holds the model."""
+        return self.replica_ranks > 1
+
+    def kinds_of_rank(self) -> tuple[int, ...]:
+        """One rank of each kind, in order: the first of each pipeline stage.
+
+        The ranks of one stage run the same program on equal shards. Stages differ: the first looks tokens up, the last
+        computes logits, and the last may hold more layers. Of three stages or more those between are of one kind.
+        """
+        if self.rank is not None:
+            return (self.rank,)
+        stages = (0,) if self.pp == 1 else (0, self.pp - 1) if self.pp == 2 else (0, 1, self.pp - 1)
+        return tuple(stage * self.tp * self.fsdp for stage in stages)
+
+    def of_rank(self, rank: int) -> ParallelPlan:
+        """The same plan, for one of its ranks."""
+        return replace(self, rank=rank)
+
+    def stage_of(self, rank: int) -> int:
+        """The pipeline stage of a rank."""
+        return rank % self.replica_ranks // (self.tp * self.fsdp)
+
+    def ranks_like(self, rank: int) -> int:
+        """How many ranks of all replicas are of the kind of this one, itself included."""
+        is_between = 0 < self.stage_of(rank) < self.pp - 1
+        return self.tp * self.fsdp * self.dp * (self.pp - 2 if is_between else 1)
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes that are not 1."""
+        return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) > 1}
+
+    def describe(self) -> str:
+        """As people write it: `tp8 ep8`; one device where nothing is spread."""
+        return " ".join(f"{axis}{size}" for axis, size in self.sizes().items()) or "one device"
+
+    def header(self) -> dict[str, Any]:
+        """For the header of a trace: sizes, ranks and which rank this is."""
+        return {
+            **self.sizes(),
+            "ranks": self.ranks,
+            "rank": self.rank or 0,
+            **({"plan": self.plan} if self.plan else {}),
+        }
+
+
+def layer_pattern(name: str) -> str:
+    """The name of a parameter with a `*` for every number in its path: those of all layers have one."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+
+
+def replicated_in(deployment: Mapping[str, Any]) -> frozenset[str] | None:
+    """Patterns of the parameters that every rank holds whole; None: the header of the trace does not say."""
+    found = deployment.get(HEADER_KEY)
+    names = found.get(REPLICATED_KEY) if isinstance(found, Mapping) else None
+    return frozenset(map(str, names)) if isinstance(names, list) else None
+
+
+def plan_in(deployment: Mapping[str, Any]) -> ParallelPlan | None:
+    """The plan that the header of a trace names; None: the trace is of one device."""
+    found = deployment.get(HEADER_KEY)
+    if not isinstance(found, Mapping):
+        return None
+    return ParallelPlan.make(**{name: found[name] for name in ("plan", "rank", *AXES) if name in found})

@@ -1,0 +1,213 @@
+"""A model as one rank of a plan holds it: built whole, of ghosts, then spread by transformers itself."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.collectives import CollectiveKind
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern
+from llm_perf_opt.core.plain_text import error_text
+from llm_perf_opt.core.plan_file import read_plan_rules
+from llm_perf_opt.harness.fake_world import FakeWorld
+from llm_perf_opt.models.huggingface.folder import import_transformers
+
+FIRST_VERSION = (5, 20)  # of transformers that spreads a model over a mesh of tensor, fully sharded, pipeline, experts
+
+_DISPATCHED = "ep_dispatch_experts"  # the style of experts whose tokens travel to them
+
+# What transformers and torch raise when sizes do not divide, a plan is missing, or a module is not of the usual form.
+_REFUSALS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def spread_model(build: Callable[[], Any], world: FakeWorld) -> Any:
+    """The model with the shards of one rank, by the model's own plan or the rules of a file.
+
+    The order is that of `from_pretrained`: build, spread, then tie weights. What transformers refuses is refused here
+    with its own words.
+    """
+    transformers, plan = import_transformers(), world.plan
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    if version < FIRST_VERSION:
+        raise UsageError(
+            f"transformers {transformers.__version__} spreads no model over ranks.",
+            why="plans for tensor, expert, pipeline and fully sharded parallelism came together in 5.20",
+            fix="pip install -U transformers",
+        )
+    with importlib.import_module("transformers.initialization").no_tie_weights():
+        model = build()
+    _require_rules(model, plan)
+    _take_rules(model, plan)
+    whole = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    try:
+        settings = transformers.distributed.DistributedConfig(**_sizes(plan))
+        settings, _, meshes = type(model).prepare_distribute_model(settings)
+        spread = type(model).maybe_distribute_model(model, settings, meshes)
+        spread.tie_weights(recompute_mapping=False)
+    except _REFUSALS as error:
+        raise refusal(model, plan, error) from error
+    if next(spread.parameters(), None) is None:
+        raise UsageError(
+            f"{type(model).__name__} cannot be spread as {plan.describe()}.",
+            why=f"its layers are fewer than {plan.pp} stages, and a stage without any has nothing to run",
+            fix="choose a smaller pp",
+        )
+    world.replicated = _replicated(spread, whole) if plan.tp * plan.fsdp > 1 else ()
+    if plan.ep > 1:
+        world.expert_ranks = plan.ep
+        _tell_rows_of_experts(spread, world)
+    return spread if plan.pp == 1 else _tells_shape_of_logits(spread, world)
+
+
+def _replicated(model: Any, whole: Mapping[str, int]) -> tuple[str, ...]:
+    """Parameters of which this rank holds as many numbers as the model has, where those of all layers do."""
+    from torch.distributed.tensor import DTensor
+
+    is_whole: dict[str, bool] = {}
+    for name, parameter in model.named_parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        pattern = layer_pattern(name)
+        is_whole[pattern] = is_whole.get(pattern, True) and local.numel() == whole.get(name)
+    return tuple(pattern for pattern, holds in is_whole.items() if holds)
+
+
+def refusal(model: Any, plan: ParallelPlan, error: Exception) -> PerfOptError:
+    """What transformers said to the plan."""
+    sizes = "choose sizes that divide its heads, experts and layers: llm-perf-opt plan MODEL --devices ... tries all"
+    return UsageError(
+        f"{type(model).__name__} cannot be spread as {plan.describe()}.",
+        why=f"{type(error).__name__}: {error_text(error)[:400]}",
+        fix=sizes if plan.plan is None else f"mend the rules in {plan.plan}, or {sizes}",
+    )
+
+
+_HEADS = {"num_key_value_heads": "key heads", "num_attention_heads": "attention heads"}
+
+
+def uneven_heads(config: Any, plan: ParallelPlan) -> str | None:
+    """`4 key heads cannot be split by 8`: why a forward fails whose weights could be cut; None: the heads divide."""
+    text = config.get_text_config(decoder=True)
+    for field, name in _HEADS.items():
+        count = getattr(text, field, None)
+        if isinstance(count, int) and count % plan.tp:
+            return f"{count} {name} cannot be split by {plan.tp}"
+    return None
+
+
+def plan_axes(config: Any, model_class: Any) -> frozenset[str]:
+    """The kinds of parallelism for which a configuration, that of its decoder or a class carries rules."""
+    parts = (config, config.get_text_config(decoder=True))
+    return frozenset(
+        axis
+        for axis in ("tp", "ep", "pp")
+        if any(getattr(part, f"base_model_{axis}_plan", None) for part in parts)
+        or getattr(model_class, f"_{axis}_plan", None)
+    )
+
+
+def _sizes(plan: ParallelPlan) -> dict[str, Any]:
+    chosen: dict[str, Any] = {f"{axis}_size": size for axis, size in plan.sizes().items() if axis != "dp"}
+    if plan.plan is not None:
+        rules = read_plan_rules(Path(plan.plan))
+        chosen |= {"tp_plan": rules.tp} if rules.tp else {}
+        chosen |= {"ep_plan": rules.ep} if rules.ep and plan.ep > 1 else {}
+    return chosen
+
+
+def _require_rules(model: Any, plan: ParallelPlan) -> None:
+    """Refuse a plan that would change nothing: transformers itself would run the whole model on every rank."""
+    own = {"tp": getattr(model, "tp_plan", None), "ep": getattr(model, "ep_plan", None)}
+    given = None if plan.plan is None else read_plan_rules(Path(plan.plan))
+    if given is not None and given.vision.views is not None:
+        raise UsageError(
+            f"{type(model).__name__} takes no [vision] in {plan.plan}.",
+            why="its plan is that of transformers, which has no rule for views",
+            fix="leave [vision] out",
+        )
+    for axis, rules in own.items():
+        if given is not None and getattr(given, axis) and getattr(plan, axis) == 1:
+            raise UsageError(
+                f"The rules for {axis} in {plan.plan} would change nothing.",
+                why=f"{axis} is 1",
+                fix=f"add --{axis} N, or leave them out of the file",
+            )
+        if getattr(plan, axis) > 1 and not rules and not (given is not None and getattr(given, axis)):
+            raise UsageError(
+                f"{type(model).__name__} has no {axis} plan of its own.",
+                why="its class in transformers names no module that could be spread so",
+                fix="give the rules in a file: --plan FILE",
+            )
+
+
+def _take_rules(model: Any, plan: ParallelPlan) -> None:
+    """The rules of a file stand in the place of the model's own; transformers would add them to those."""
+    given = None if plan.plan is None else read_plan_rules(Path(plan.plan))
+    for axis in ("tp", "ep"):
+        if given is not None and getattr(given, axis):
+            setattr(model, f"_{axis}_plan", {})
+
+
+def _tell_rows_of_experts(model: Any, world: FakeWorld) -> None:
+    """Before tokens go to their experts, each rank tells the others how many it will send to each expert.
+
+    The ranks of a tensor-parallel group hold the same tokens, and each sends those of its own slice: what they send
+    here follows from the choice of experts for all of them. Ranks with a batch of their own are taken to do the same.
+    """
+    for name, module in model.named_modules():
+        if model.ep_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)) == _DISPATCHED:
+            module.forward = _telling(module, world)
+
+
+def _telling(module: Any, world: FakeWorld) -> Callable[..., Any]:
+    plain: Callable[..., Any] = module.forward
+
+    @functools.wraps(plain)
+    def forward(hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        plan, own = world.plan, world.rank % world.plan.ep
+        experts = range(own * module.num_experts, (own + 1) * module.num_experts)
+        size = -(-top_k_index.shape[0] // plan.tp)  # rows of a slice; the last ones may be short or empty
+        slices = [
+            Counter(top_k_index[place * size : (place + 1) * size].reshape(-1).tolist()) for place in range(plan.tp)
+        ]
+        rows = [slices[rank % plan.tp][expert] for rank in range(plan.ep) for expert in experts]
+        world.told[CollectiveKind.ALL_TO_ALL, (plan.ep, module.num_experts)] = rows
+        return plain(hidden_states, top_k_index, top_k_weights)
+
+    return forward
+
+
+def _tells_shape_of_logits(model: Any, world: FakeWorld) -> Any:
+    """The last stage of a pipeline tells the others the shape of its logits before it sends them.
+
+    Every stage sees the same token ids, so the shape follows from them: transformers' own forward computes it so.
+    """
+    plain: Callable[..., Any] = model.forward
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+
+    @functools.wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("input_ids", args[0] if args else None)
+        if given is None:
+            given = kwargs["inputs_embeds"]
+        keep = kwargs.get("logits_to_keep", 0)
+        rows = min(keep, given.shape[1]) if isinstance(keep, int) and keep else given.shape[1]
+        world.told[CollectiveKind.BROADCAST, (3,)] = (given.shape[0], rows, vocabulary)
+        return plain(*args, **kwargs)
+
+    model.forward = forward
+    return model

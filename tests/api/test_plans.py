@@ -1,0 +1,187 @@
+"""Ranks and plans of tiny models that nobody else uses: figures worked out by hand, refusals with their reasons."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llm_perf_opt as lpo
+from llm_perf_opt.analyses.ranks.plan_report import PLANS_TABLE, REFUSED_TABLE
+from llm_perf_opt.core.collectives import CollectiveKind
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware.cluster import parse_cluster
+
+HIDDEN, INNER, LAYERS, WORDS = 96, 160, 2, 320
+HEADS, KEY_HEADS, WIDTH = 8, 4, 12
+LAYER = HIDDEN * (2 * HEADS + 2 * KEY_HEADS) * WIDTH + 3 * HIDDEN * INNER
+NORMS = (2 * LAYERS + 1) * HIDDEN
+TOKENS = 20
+
+
+def folder(path: Path, **changed: Any) -> Path:
+    fields = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_HEADS,
+        "head_dim": WIDTH,
+        "vocab_size": WORDS,
+        "tie_word_embeddings": False,
+    }
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({**fields, **changed}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("plans") / "tiny-plans")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(llama: Path) -> lpo.Trace:
+    return lpo.trace(llama, tp=2, prompt_tokens=TOKENS, batch=3)
+
+
+def test_one_of_two_ranks_by_hand(two_ranks: lpo.Trace) -> None:
+    """Half of every matrix, all norms; one all-reduce after the look-up, two per layer, one gathering of logits."""
+    answer = two_ranks.per_rank("8x h100-sxm")
+    assert answer is not None
+    (kind,) = answer.kinds
+    prefill, decode = kind.phases
+    assert (kind.rank, kind.ranks, answer.fits) == (0, 2, True)
+    assert kind.weight_bytes == 2 * ((LAYERS * LAYER + 2 * WORDS * HIDDEN) // 2 + NORMS)
+    assert kind.replicated_bytes == 2 * NORMS
+    assert decode.cache_bytes == 2 * LAYERS * 3 * TOKENS * (KEY_HEADS // 2) * WIDTH * 2
+    reduced, gathered = prefill.collectives
+    assert (reduced.kind, reduced.count) == (CollectiveKind.ALL_REDUCE, 1 + 2 * LAYERS)
+    assert reduced.payload_bytes == reduced.count * 3 * TOKENS * HIDDEN * 2
+    assert (gathered.kind, gathered.count, gathered.payload_bytes) == (CollectiveKind.ALL_GATHER, 1, 3 * WORDS * 2)
+    assert prefill.sent_bytes == reduced.payload_bytes + 3 * WORDS  # 2 (g - 1) / g is 1, (g - 1) / g a half
+
+
+def test_the_stages_print_the_ranks(two_ranks: lpo.Trace) -> None:
+    text = repr(two_ranks)
+    assert "Ranks\n" in text
+    assert "5 all-reduce of" in text
+    assert "Weights that are whole on every rank" in text
+
+
+def test_a_model_on_one_device_has_no_ranks(llama: Path) -> None:
+    trace = lpo.trace(llama, prompt_tokens=TOKENS, decode_steps=0)
+    assert trace.per_rank("h100-sxm") is None
+    assert "Ranks\n" not in repr(trace)
+
+
+def test_bound_and_band_with_communication(two_ranks: lpo.Trace) -> None:
+    cluster, alone = two_ranks.predict("8x h100-sxm", execution="fused"), two_ranks.predict("h100-sxm")
+    for stage in cluster.stages:
+        assert stage.lower_bound_s is not None
+        assert stage.communication_low_s is not None
+        assert stage.communication_high_s is not None
+        assert stage.lower_bound_s <= stage.low_s
+        assert stage.low_s >= stage.communication_low_s
+        assert stage.high_s > stage.communication_high_s
+        assert stage.exposed_share == pytest.approx(stage.communication_high_s / stage.high_s)
+    assert [stage.communication_low_s for stage in alone.stages] == [None, None]
+    assert any("12 collectives have no known time" in note.text for note in alone.report().notes)
+
+
+def test_a_function_of_the_workload_times_ranks_as_a_prediction_does(two_ranks: lpo.Trace) -> None:
+    function = two_ranks.over(batch=(1, 4), context=(16, 64))
+    sweep = function.sweep(batch=[3], context=[TOKENS], device="2x h100-sxm", execution="fused")
+    stages = two_ranks.predict("2x h100-sxm", execution="fused").stages
+    for point, stage in zip(sweep.points, stages, strict=True):
+        assert point.phase == stage.phase
+        assert point.lower_bound_s == pytest.approx(stage.lower_bound_s)
+        assert (point.low_s, point.high_s) == pytest.approx((stage.low_s, stage.high_s))
+
+
+def test_a_cluster_that_is_too_small_is_refused(two_ranks: lpo.Trace, llama: Path) -> None:
+    one_of_a_kind = replace(parse_cluster("2x h100-sxm"), per_node=1)
+    with pytest.raises(UsageError, match="2 ranks of tp2 do not fit on 1x h100-sxm"):
+        two_ranks.predict(one_of_a_kind)
+    with pytest.raises(UsageError, match="4 ranks of tp4 do not fit on 2x h100-sxm"):
+        lpo.trace(llama, tp=4, device="2x h100-sxm")
+
+
+def test_stages_of_a_pipeline_differ_by_their_tables(llama: Path) -> None:
+    answer = lpo.trace(llama, pp=2, prompt_tokens=TOKENS, decode_steps=0).per_rank()
+    assert answer is not None
+    first, last = answer.kinds
+    assert [(kind.rank, kind.ranks, kind.replicated_bytes) for kind in answer.kinds] == [(0, 1, 0), (1, 1, 0)]
+    one_layer = 2 * (LAYER + 2 * HIDDEN + WORDS * HIDDEN)
+    assert (first.weight_bytes, last.weight_bytes) == (one_layer, one_layer + 2 * HIDDEN)
+    weights = next(one for one in answer.balances if one.figure == "weight bytes")
+    assert weights.imbalance == pytest.approx((one_layer + 2 * HIDDEN) / (one_layer + HIDDEN))
+
+
+@pytest.fixture(scope="module")
+def answer(llama: Path) -> lpo.PlansAnswer:
+    return lpo.plans(llama, "8x h100-sxm", prompt_tokens=TOKENS, batch=4, max_plans=9)
+
+
+def test_plans_are_ranked_and_refused_with_a_reason(answer: lpo.PlansAnswer) -> None:
+    reasons = {plan: one.reason for one in answer.refused for plan in one.plans}
+    assert "4 key heads cannot be split by 8" in reasons["tp8"]
+    assert "4 sequences cannot be shared by 8 replicas" in reasons["dp8"]
+    assert reasons["fsdp8"] == reasons["dp8"]
+    assert "pp8" in reasons  # two layers
+    names = [plan.name for plan in answer.plans]
+    assert {"tp4 dp2", "tp2 dp4"} <= {*names}
+    assert len(names) + len(reasons) == 9
+    assert answer.left_out == 20 - 9
+    assert answer.best is answer.plans[0]
+    middles = [plan.decode.middle_s for plan in answer.plans if plan.decode is not None]
+    assert middles == sorted(middles)
+
+
+def test_a_plan_has_the_figures_of_its_rank(answer: lpo.PlansAnswer) -> None:
+    plan = next(one for one in answer.plans if one.name == "tp4 dp2")
+    assert plan.batch == 2
+    assert plan.weight_bytes == 2 * ((LAYERS * LAYER + 2 * WORDS * HIDDEN) // 4 + NORMS)
+    assert plan.cache_bytes == 2 * LAYERS * 2 * TOKENS * WIDTH * 2
+    assert plan.decode is not None
+    assert plan.tokens_per_s_per_device == pytest.approx(4 / plan.decode.middle_s / 8)
+
+
+def test_the_answer_comes_first(answer: lpo.PlansAnswer) -> None:
+    first, plans, refused = answer.report().tables
+    assert (first.title, plans.title, refused.title) == ("Best plan for 8x h100-sxm", PLANS_TABLE, REFUSED_TABLE)
+    assert first.rows[0][0] == answer.plans[0].name
+
+
+def test_a_rank_that_is_too_full_says_what_it_needs(llama: Path) -> None:
+    """3 GiB a device: the engine's own 2.1 GiB and its working memory leave nothing."""
+    cluster = parse_cluster("2x h100-sxm")
+    small = replace(cluster, device=replace(cluster.device, memory_bytes=2**31, nominal_memory_bytes=None))
+    answer = lpo.plans(llama, small, prompt_tokens=TOKENS, batch=2, max_plans=1)
+    assert answer.best is None
+    (reason,) = [row[1] for row in answer.report().tables[-1].rows]
+    assert isinstance(reason, str)
+    assert reason.startswith("needs 2.")
+    assert reason.endswith("per rank, has 1.80 GiB")
+    assert "No plan fits" in answer.report().notes[0].text
+
+
+def test_experts_are_tried_only_where_the_model_has_rules_for_them(tmp_path: Path) -> None:
+    moe = folder(
+        tmp_path / "moe",
+        model_type="qwen3_moe",
+        architectures=["Qwen3MoeForCausalLM"],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        decoder_sparse_step=1,
+    )
+    answer = lpo.plans(moe, "2x h100-sxm", prompt_tokens=TOKENS, batch=2, max_plans=12)
+    tried = {plan.name for plan in answer.plans} | {plan for one in answer.refused for plan in one.plans}
+    assert tried == {"tp2", "dp2", "pp2", "fsdp2", "tp2 ep2", "ep2 fsdp2"}
+    assert "tp2 ep2" in {plan.name for plan in answer.plans}
