@@ -43,6 +43,8 @@ def exit_codes() -> Iterator[None]:
         _leave(_missing_module(error.name))
     except OSError as error:
         _leave(_from_the_system(error))
+    except UnicodeEncodeError as error:
+        _leave(_half_a_character(error))
     except MemoryError as error:
         reached = out_of_memory(error, "the command stopped here")
         assert reached is not None
@@ -94,6 +96,16 @@ def _from_the_system(error: OSError) -> PerfOptError:
         why=error.strerror or f"{type(error).__name__}: {error}",
         fix="check the name" if is_too_long else "check the path, its permissions, and the room on the disk",
         exit_code=2 if is_too_long else 1,
+    )
+
+
+def _half_a_character(error: UnicodeEncodeError) -> PerfOptError:
+    """A name that typer hands to the operating system before any verb sees it."""
+    return PerfOptError(
+        f"{error.object[:200]!r} cannot be written or found.",
+        why=f"it holds half a character, {error.object[error.start : error.end]!r}",
+        fix="check the name",
+        exit_code=2,
     )
 
 

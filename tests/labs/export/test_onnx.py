@@ -13,7 +13,7 @@ import torch
 from llm_perf_opt.core.export_outcome import Check, Verdict
 from llm_perf_opt.harness.twins import meta_twin
 from llm_perf_opt.labs.export import onnx_trial
-from llm_perf_opt.labs.export.failure import quiet
+from llm_perf_opt.labs.export.failure import failed, quiet
 from llm_perf_opt.labs.export.onnx_trial import missing_packages, parity_of, write_onnx
 from llm_perf_opt.labs.export.torch_lab import export_part
 from tests.labs.export.tiny_lab import examined, prepared
@@ -98,3 +98,28 @@ def test_a_run_with_a_wrong_value_fails_the_check(monkeypatch: pytest.MonkeyPatc
         "output 0 has values that are not finite",
         None,
     )
+
+
+def test_an_error_that_only_lingers_in_the_thread_is_no_cause() -> None:
+    """Python names whatever was last handled as the context; a cause was handled by a frame that still ran."""
+
+    def long_gone() -> Exception:
+        try:
+            raise KeyError("of another time")
+        except KeyError as error:
+            return error
+
+    def raised(handle: bool) -> Exception:
+        try:
+            try:
+                raise LookupError("of this run")
+            except LookupError as error:
+                raise ValueError("not finite") from (error if handle else None)
+        except ValueError as error:
+            return error
+
+    lingering = raised(handle=False)
+    lingering.__context__ = long_gone()
+    assert failed(Check.ONNX, lingering).reason == "not finite"
+    assert failed(Check.ONNX, raised(handle=False)).reason == "of this run"
+    assert failed(Check.ONNX, raised(handle=True)).reason == "of this run"

@@ -91,7 +91,20 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        link = link.__cause__ or link.__context__
+        link = link.__cause__ or _handled_meanwhile(link)
+
+
+def _handled_meanwhile(error: BaseException) -> BaseException | None:
+    """The error that was being handled when this one was raised; None: one that only lingered in the thread.
+
+    Whoever handles an error is the first frame of its traceback, and was then running below or above the new error.
+    """
+    context = error.__context__
+    if context is None or context.__traceback__ is None or error.__traceback__ is None:
+        return context
+    frames = {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
+    frames |= {id(frame) for frame, _ in traceback.walk_stack(error.__traceback__.tb_frame)}
+    return context if id(context.__traceback__.tb_frame) in frames else None
 
 
 def _model_frame(error: BaseException) -> traceback.FrameSummary | None:
