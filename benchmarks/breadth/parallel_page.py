@@ -88,14 +88,16 @@ def _verdict(header: Mapping[str, Any], records: Records, pairs: Sequence[Pair])
     rules = [record["rules"] for key, record in records.items() if key.endswith(" real") and "rules" in record]
     having = {axis: sum(bool(found[axis]) for found in rules) for axis in ("tp", "ep", "pp")}
     accepted = [pair for pair in pairs if pair.accepted]
-    run = sum(pair.we_run for pair in accepted)
-    share = f"{run / len(accepted):.1%}" if accepted else "none"
+    traced = [pair for pair in accepted if pair.ours is not None]
+    run = sum(pair.we_run for pair in traced)
+    share = f"{run / len(traced):.1%}" if traced else "none"
+    untried = "" if len(traced) == len(accepted) else f" The other {len(accepted) - len(traced)} were not traced yet."
     return (
         f"With transformers {header['transformers']} and torch {header['torch']}, {len(rules)} of "
         f"{header['model_types']} model types examined: {len(types)} carry a plan, their own or that of a part "
         f"({having['tp']} for tensor, {having['ep']} for expert, {having['pp']} for pipeline parallelism). "
         f"transformers accepts {len(accepted)} of {len(pairs)} plans; "
-        f"**{run} of these {len(accepted)} run here, {share}**."
+        f"of these {len(traced)} were traced and **{run} run here, {share}**.{untried}"
     )
 
 
@@ -109,7 +111,7 @@ def _by_plan(pairs: Sequence[Pair]) -> str:
     for plan in PLANS:
         tried = [pair for pair in pairs if pair.plan == plan]
         status = Counter(pair.real["status"] for pair in tried)
-        accepted = [pair for pair in tried if pair.accepted]
+        accepted = [pair for pair in tried if pair.accepted and pair.ours is not None]
         both = [pair for pair in accepted if pair.we_run]
         counted = [pair for pair in both if "collectives" in pair.real]
         rows.append(

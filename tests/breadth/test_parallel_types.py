@@ -88,11 +88,13 @@ def test_the_page_counts_what_is_accepted_and_what_runs_of_it() -> None:
         "b real": {"status": "ok", "class": "B", "rules": rules, "plans": {"tp2": runs, "tp8": runs}},
         "b weightless": {"status": "timeout", "message": "more than 9 s"},
         "c real": {"status": "ok", "class": "C", "rules": {"tp": 0, "ep": 0, "pp": 0}},
+        "d real": {"status": "ok", "class": "D", "rules": rules, "plans": {"tp2": runs}},
     }
     text = page({"transformers": "1", "torch": "2", "model_types": 4}, records)
-    assert "3 of 4 model types examined: 2 carry a plan" in text
-    assert "transformers accepts 3 of 4 plans; **1 of these 3 run here, 33.3%**" in text
-    assert "| tp2 | 2 | 2 | 0 | 0 | 1 of 2 | 0 of 1 | 1 of 1 |" in text
+    assert "4 of 4 model types examined: 3 carry a plan" in text
+    assert "transformers accepts 4 of 5 plans; of these 3 were traced and **1 run here, 33.3%**." in text
+    assert "The other 1 were not traced yet." in text
+    assert "| tp2 | 3 | 3 | 0 | 0 | 1 of 2 | 0 of 1 | 1 of 1 |" in text
     assert "| 1 | 3 heads cannot be split by 8 | a (tp8) |" in text
     assert "| a | tp2 | 12 / 10 |" in text
     assert "| b | weightless | more than 9 s |" in text
