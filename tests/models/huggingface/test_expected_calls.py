@@ -38,7 +38,7 @@ def test_the_vision_tower_runs_on_a_batch_of_images_and_not_in_the_decode(tmp_pa
         ("decode", "vision blocks", 0, 0),
         ("decode", "layers", 4, 4),
     ]
-    assert checks[0].formula == "3 blocks x 1 batch of 2 images"
+    assert checks[0].formula == "3 blocks x 1 batch, images: 2"
 
 
 def test_an_encoder_that_reads_text_has_no_rule(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def expected_decode(model: Any, stages: tuple[Stage, ...], steps: int) -> dict[s
 
 
 def _vision_calls(path: str, depth: int, images: int) -> ExpectedCalls:
-    batch = f"1 batch of {images:,} image{'' if images == 1 else 's'}"
+    batch = f"1 batch, images: {images:,}"  # no plural: a function of the batch writes other numbers into it
     return ExpectedCalls(what="vision blocks", formula=f"{depth} blocks x {batch}", calls=depth, paths=f"{path}.*")
 
 
