@@ -13,6 +13,7 @@ from typing import Any
 
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.models.huggingface.folder import class_names, load_class
+from llm_perf_opt.models.huggingface.parallel import uneven_heads
 
 from .full_size_configs import full_size_config
 
@@ -24,20 +25,6 @@ PLANS = {
     "fsdp8 ep8": ParallelPlan(fsdp=8, ep=8, rank=0),
     "pp2 first": ParallelPlan(pp=2, rank=0),
     "pp2 last": ParallelPlan(pp=2, rank=1),
-}
-HEADS = {
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "key heads",
-    "n_head": "heads",
-    "num_heads": "heads",
-    "encoder_attention_heads": "heads of the encoder",
-    "decoder_attention_heads": "heads of the decoder",
-    "swa_num_attention_heads": "heads of the windowed layers",
-    "swa_num_key_value_heads": "key heads of the windowed layers",
-    "num_global_key_value_heads": "key heads of the global layers",
-    "linear_num_key_heads": "key heads of linear attention",
-    "linear_num_value_heads": "value heads of linear attention",
-    "mamba_n_heads": "heads of the state space layers",
 }
 
 
@@ -78,9 +65,4 @@ def _needed_rules(plan: ParallelPlan) -> str:
 
 def cause(config: Any, plan: ParallelPlan, message: str) -> str:
     """Why a plan is refused, in a few words: heads that do not divide, or what the library said."""
-    text = config.get_text_config(decoder=True)
-    counts = {label: getattr(text, name, None) for name, label in HEADS.items()}
-    for label, count in counts.items():
-        if isinstance(count, int) and plan.tp > 1 and count % plan.tp:
-            return f"{count} {label} cannot be split by {plan.tp}"
-    return re.sub(r"\s+", " ", message)[:MESSAGE_LENGTH]
+    return uneven_heads(config, plan) or re.sub(r"\s+", " ", message)[:MESSAGE_LENGTH]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from llm_perf_opt.cli.leaving import put
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.protocols import Reporter
 from llm_perf_opt.core.report import Report
@@ -32,6 +35,20 @@ def choose_reporter(format_name: str | None, json_wanted: bool) -> Reporter:
             fix="give one of the two",
         )
     return REPORTERS.get("json" if json_wanted else format_name or "text")()
+
+
+def reserve_page(out: Path | None, *, force: bool) -> None:
+    """Refuse, before any work, a suffix that is no format and a file that is there already."""
+    from llm_perf_opt.api.answer import report_format_of
+
+    if out is not None:
+        report_format_of(out)
+        free_file(out, force=force)
+
+
+def tables_alone(report: Report, format_name: str | None, json_wanted: bool) -> Report:
+    """A terminal gets the tables; every other format the charts too."""
+    return replace(report, charts=()) if not json_wanted and format_name in (None, "text") else report
 
 
 def model_prints_apart() -> AbstractContextManager[object]:

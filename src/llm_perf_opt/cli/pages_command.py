@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +18,18 @@ from llm_perf_opt.cli.model_options import (
     WeightsOption,
     takes_workload,
 )
-from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import (
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    choose_reporter,
+    model_prints_apart,
+    reserve_page,
+    show,
+    tables_alone,
+)
 from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import say
-from llm_perf_opt.core.output_files import free_file
 
 SizesOption = Annotated[
     str | None,
@@ -55,13 +62,10 @@ def pages(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Print what pages of several sizes cost: crops, tokens, FLOPs, cache, time; and what one more crop adds."""
-    from llm_perf_opt.api.answer import report_format_of
     from llm_perf_opt.api.pages import pages as run_pages
 
     reporter = choose_reporter(format_name, json_wanted)
-    if out is not None:
-        report_format_of(out)  # a suffix that is no format is refused before any work
-        free_file(out, force=force)
+    reserve_page(out, force=force)
     with model_prints_apart():
         answer = run_pages(
             model,
@@ -79,8 +83,7 @@ def pages(
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
-    is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
-    show(replace(answer.report(), charts=()) if is_short else answer.report(), reporter)
+    show(tables_alone(answer.report(), format_name, json_wanted), reporter)
     say("Nothing written: add --out pages.html for the charts.")
 
 

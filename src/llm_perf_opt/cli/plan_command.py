@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +17,18 @@ from llm_perf_opt.cli.model_options import (
     WeightsOption,
     takes_workload,
 )
-from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import (
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    choose_reporter,
+    model_prints_apart,
+    reserve_page,
+    show,
+    tables_alone,
+)
 from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
-from llm_perf_opt.core.output_files import free_file
 
 ClusterOption = Annotated[
     str, typer.Option(metavar="CLUSTER", help="The devices: 8x h100-sxm, 4x8 h100-sxm, 72x gb200.", show_default=False)
@@ -60,13 +67,10 @@ def plan(
     A plan is tp x pp x fsdp x dp devices, with experts spread over the ranks of tp and fsdp. --batch is of all
     replicas together.
     """
-    from llm_perf_opt.api.answer import report_format_of
     from llm_perf_opt.api.plans import plans as try_plans
 
     reporter = choose_reporter(format_name, json_wanted)
-    if out is not None:
-        report_format_of(out)  # a suffix that is no format is refused before any work
-        free_file(out, force=force)
+    reserve_page(out, force=force)
     with model_prints_apart(), few_lines_per_trace():
         answer = try_plans(
             model,
@@ -83,8 +87,7 @@ def plan(
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
-    is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
-    show(replace(answer.report(), charts=()) if is_short else answer.report(), reporter)
+    show(tables_alone(answer.report(), format_name, json_wanted), reporter)
     if (best := answer.best) is not None and best.plan.is_spread:
         options = {**best.plan.sizes(), **workload, "batch": best.batch, "device": str(answer.cluster)}
         words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())

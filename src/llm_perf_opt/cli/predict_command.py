@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ from llm_perf_opt.cli.model_options import (
     takes_workload,
     trace_or_load,
 )
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show, tables_alone
 from llm_perf_opt.cli.progress import few_lines_per_trace
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.work_limits import refuse_decode_steps
@@ -99,5 +98,4 @@ def predict(
             decode_steps=steps if has_run else None,
         )
     report = answer.report()
-    is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables
-    show(replace(report, charts=()) if is_short else report, reporter)
+    show(tables_alone(report, format_name, json_wanted), reporter)

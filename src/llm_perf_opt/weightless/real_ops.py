@@ -46,7 +46,7 @@ def run_real(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping
     tensors = [tensor for value in args for tensor in flat_tensors(value)]
     if any(tensor.is_meta for tensor in tensors):
         return _run_with_meta(engine, func, args, kwargs)
-    if func.namespace in NAMESPACES and tensors[0].is_floating_point():
+    if engine.other_ranks is not None and func.namespace in NAMESPACES and tensors[0].is_floating_point():
         return engine.propagate(func, args, kwargs)  # what another rank sends is not known, though this one's is
     kwargs = _on_cpu(kwargs)
     rule = REAL_RULES.get(id(func))

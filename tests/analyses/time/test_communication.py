@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from llm_perf_opt.analyses.time.communication import NO_CLUSTER, NO_GROUP, besid
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
 from llm_perf_opt.analyses.time.lower_bound import BoundBy
 from llm_perf_opt.analyses.time.predict import stage_time
+from llm_perf_opt.analyses.time.prediction_notes import bound_claim
 from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.analyses.time.stage_work import work_of
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
@@ -129,3 +132,14 @@ def test_one_device_gives_no_time_and_says_so() -> None:
     found = stage_time(work, tuple(work.kernels.items()), DataSheetRates(CLUSTER.device))
     assert found.untimed == {"communication": 2}
     assert found.exposed is None
+
+
+def test_the_claim_of_a_bound_keeps_every_reservation() -> None:
+    """A rank of a plan, experts and measured rates each weaken it, also together."""
+    device = CLUSTER.device
+    rank: Any = SimpleNamespace(communication=object())
+    alone: Any = SimpleNamespace(communication=None)
+    assert bound_claim(device, [alone]) == "Nothing beats the lower bound"
+    claim = bound_claim(device, [alone, rank], with_experts=True)
+    assert "as traced" in claim and "touch fewer experts" in claim and "whole on every rank may" in claim
+    assert "measured rates" in bound_claim(replace(device, is_measured=True), [rank])

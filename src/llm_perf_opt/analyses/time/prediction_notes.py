@@ -73,18 +73,15 @@ def _untimed_notes(phases: Phases) -> Iterator[Note]:
 
 def bound_claim(device: Device, stages: Sequence[StageTime], *, with_experts: bool = False) -> str:
     """How far the lower bound can be trusted."""
-    if any(stage.communication is not None for stage in stages):
-        return (
-            "Nothing beats the lower bound that runs this plan as traced; "
-            "an engine that shares what the plan leaves whole on every rank may"
-        )
     if device.is_measured:
         return "The lower bound rests on measured rates, which a quiet moment may beat"
+    is_rank = any(stage.communication is not None for stage in stages)
+    nothing = (
+        "Nothing that runs this plan as traced beats the lower bound" if is_rank else "Nothing beats the lower bound"
+    )
     if with_experts:
-        return (
-            "Nothing beats the lower bound unless its routers touch fewer experts, and nothing the one with the fewest"
-        )
-    return "Nothing beats the lower bound"
+        nothing += " unless its routers touch fewer experts, and nothing the one with the fewest"
+    return f"{nothing}; an engine that shares what the plan leaves whole on every rank may" if is_rank else nothing
 
 
 def has_experts(stages: Sequence[StageTime]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern
 from llm_perf_opt.core.plain_text import error_text
-from llm_perf_opt.core.plan_file import read_plan_rules
+from llm_perf_opt.core.plan_file import PlanRules, read_plan_rules
 from llm_perf_opt.harness.fake_world import FakeWorld
 from llm_perf_opt.models.huggingface.folder import import_transformers
 
@@ -51,11 +50,12 @@ def spread_model(build: Callable[[], Any], world: FakeWorld) -> Any:
         )
     with importlib.import_module("transformers.initialization").no_tie_weights():
         model = build()
-    _require_rules(model, plan)
-    _take_rules(model, plan)
+    rules = PlanRules() if plan.plan is None else read_plan_rules(Path(plan.plan))
+    _require_rules(model, plan, rules)
+    _take_rules(model, rules)
     whole = {name: parameter.numel() for name, parameter in model.named_parameters()}
     try:
-        settings = transformers.distributed.DistributedConfig(**_sizes(plan))
+        settings = transformers.distributed.DistributedConfig(**_sizes(plan, rules))
         settings, _, meshes = type(model).prepare_distribute_model(settings)
         spread = type(model).maybe_distribute_model(model, settings, meshes)
         spread.tie_weights(recompute_mapping=False)
@@ -96,7 +96,20 @@ def refusal(model: Any, plan: ParallelPlan, error: Exception) -> PerfOptError:
     )
 
 
-_HEADS = {"num_key_value_heads": "key heads", "num_attention_heads": "attention heads"}
+_HEADS = {
+    "num_key_value_heads": "key heads",
+    "num_attention_heads": "heads",
+    "n_head": "heads",
+    "num_heads": "heads",
+    "encoder_attention_heads": "heads of the encoder",
+    "decoder_attention_heads": "heads of the decoder",
+    "swa_num_attention_heads": "heads of the windowed layers",
+    "swa_num_key_value_heads": "key heads of the windowed layers",
+    "num_global_key_value_heads": "key heads of the global layers",
+    "linear_num_key_heads": "key heads of linear attention",
+    "linear_num_value_heads": "value heads of linear attention",
+    "mamba_n_heads": "heads of the state space layers",
+}
 
 
 def uneven_heads(config: Any, plan: ParallelPlan) -> str | None:
@@ -120,33 +133,28 @@ def plan_axes(config: Any, model_class: Any) -> frozenset[str]:
     )
 
 
-def _sizes(plan: ParallelPlan) -> dict[str, Any]:
+def _sizes(plan: ParallelPlan, given: PlanRules) -> dict[str, Any]:
     chosen: dict[str, Any] = {f"{axis}_size": size for axis, size in plan.sizes().items() if axis != "dp"}
-    if plan.plan is not None:
-        rules = read_plan_rules(Path(plan.plan))
-        chosen |= {"tp_plan": rules.tp} if rules.tp else {}
-        chosen |= {"ep_plan": rules.ep} if rules.ep and plan.ep > 1 else {}
-    return chosen
+    return chosen | {f"{axis}_plan": rules for axis, rules in (("tp", given.tp), ("ep", given.ep)) if rules}
 
 
-def _require_rules(model: Any, plan: ParallelPlan) -> None:
+def _require_rules(model: Any, plan: ParallelPlan, given: PlanRules) -> None:
     """Refuse a plan that would change nothing: transformers itself would run the whole model on every rank."""
     own = {"tp": getattr(model, "tp_plan", None), "ep": getattr(model, "ep_plan", None)}
-    given = None if plan.plan is None else read_plan_rules(Path(plan.plan))
-    if given is not None and given.vision.views is not None:
+    if given.vision.views is not None:
         raise UsageError(
             f"{type(model).__name__} takes no [vision] in {plan.plan}.",
             why="its plan is that of transformers, which has no rule for views",
             fix="leave [vision] out",
         )
     for axis, rules in own.items():
-        if given is not None and getattr(given, axis) and getattr(plan, axis) == 1:
+        if getattr(given, axis) and getattr(plan, axis) == 1:
             raise UsageError(
                 f"The rules for {axis} in {plan.plan} would change nothing.",
                 why=f"{axis} is 1",
                 fix=f"add --{axis} N, or leave them out of the file",
             )
-        if getattr(plan, axis) > 1 and not rules and not (given is not None and getattr(given, axis)):
+        if getattr(plan, axis) > 1 and not rules and not getattr(given, axis):
             raise UsageError(
                 f"{type(model).__name__} has no {axis} plan of its own.",
                 why="its class in transformers names no module that could be spread so",
@@ -154,11 +162,10 @@ def _require_rules(model: Any, plan: ParallelPlan) -> None:
             )
 
 
-def _take_rules(model: Any, plan: ParallelPlan) -> None:
+def _take_rules(model: Any, given: PlanRules) -> None:
     """The rules of a file stand in the place of the model's own; transformers would add them to those."""
-    given = None if plan.plan is None else read_plan_rules(Path(plan.plan))
     for axis in ("tp", "ep"):
-        if given is not None and getattr(given, axis):
+        if getattr(given, axis):
             setattr(model, f"_{axis}_plan", {})
 
 
@@ -169,7 +176,7 @@ def _tell_rows_of_experts(model: Any, world: FakeWorld) -> None:
     here follows from the choice of experts for all of them. Ranks with a batch of their own are taken to do the same.
     """
     for name, module in model.named_modules():
-        if model.ep_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)) == _DISPATCHED:
+        if model.ep_plan.get(layer_pattern(name)) == _DISPATCHED:
             module.forward = _telling(module, world)
 
 
