@@ -6,8 +6,9 @@
 Calibrates the processor, runs the model with random bfloat16 weights in five image modes, and holds the times of each
 stage against those predicted from weightless traces. Calibrating and running take turns, round by round, so that a
 processor whose speed changes within minutes is the same for both. One mode, the reference, may be used to correct each
-stage by one factor; errors count in the other modes only. Takes about ten minutes and 10 GB, and wants the machine for
-itself. Which expert gets how many rows is data, so the routing of the real run is replayed in the traces.
+stage by one factor, as `predict --measured` does with a profile of it; errors count in the other modes only. Takes
+about ten minutes and 10 GB, and wants the machine for itself. Which expert gets how many rows is data, so the routing
+of the real run is replayed in the traces.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 from benchmarks.calibrated_prediction_page import write_page
 from benchmarks.processor_steadiness import product_seconds, spread_of
 from benchmarks.profiled_ops import largest_misses
+from llm_perf_opt.analyses.measured.fit import FitPoint, fitted
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration, write_calibration
@@ -256,7 +258,12 @@ def explain(model: torch.nn.Module, name: str, stages: list[str], predicted: dic
 
 
 def record_of(calibration: Calibration, rows: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    factors = {row["stage"]: row["measured_s"] / row["predicted_s"] for row in rows if row["mode"] == REFERENCE}
+    fits = {
+        row["stage"]: fitted([FitPoint(samples_s=(row["measured_s"],), predicted_s=row["predicted_s"])])
+        for row in rows
+        if row["mode"] == REFERENCE
+    }
+    factors = {stage: fit.factor_at(1.0) for stage, fit in fits.items()}  # of one point, the same for every length
     for row in rows:
         factor = factors.get(row["stage"])
         row["held_out"] = row["mode"] != REFERENCE

@@ -77,6 +77,8 @@ STEPS = (
     Step(f"report {TINY} --device h100-sxm --out report.html", r"How fast could it be", file="report.html"),
     Step("compare run run", r"(?m)^decode .* =$"),
     Step("predict run --device h100-sxm", r"lower bound"),
+    Step("predict run --device h100-sxm --rates tables", r"Where kernel times come from", extra="kernels"),
+    Step("predict run --device h100-sxm --measured tpot=9ms", r"Corrected by measurement"),
     Step("cost run --sources counted,torch-counter,closed-form", r"FLOPs"),
     Step("pages deepseek-ocr-tiny --grids 1x1,2x1", r"(?m)^2x1 "),
     Step(f"sweep {TINY} --batch 1 --context 1k..2k --traces 12", r"(?m)^decode +1 "),

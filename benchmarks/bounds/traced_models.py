@@ -39,7 +39,7 @@ def traced_needs(model: str, precision: str = "bf16", *, is_smallest: bool = Tru
 
     Without `is_smallest` the head and the cache stay in 16 bits, as in most checkpoints.
     """
-    graph = _decode_graph(model)
+    graph = decode_graph(model)
     if precision != "bf16":
         formats = smallest_stored_form(model, precision)
         kept = {role: form for role, form in formats.items() if is_smallest or role is not Role.HEAD}
@@ -50,7 +50,7 @@ def traced_needs(model: str, precision: str = "bf16", *, is_smallest: bool = Tru
 
 
 @cache
-def _decode_graph(model: str) -> CallGraph:
+def decode_graph(model: str) -> CallGraph:
     workload = Workload(prompt_tokens=TRACED_PROMPT)
     if model == DEEPSEEK_OCR:
         targets = MODELS.get(DEEPSEEK_OCR)().targets(DeepSeekOcrWorkload(mode="tiny", prompt_tokens=TRACED_PROMPT))

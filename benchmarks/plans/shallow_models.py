@@ -106,7 +106,7 @@ def two_depths(model: str, precision: str, *, is_smallest: bool = False, **plan:
 def figures_of(model: str, depth: int, precision: str, *, is_smallest: bool = False, **plan: int) -> DecodeFigures:
     """The figures of the model with `depth` layers."""
     graph = _stored(decode_graph(model, depth, **plan), model, precision, is_smallest=is_smallest)
-    fused = fused_kernels(graph)
+    fused = fused_kernels(graph, least=True)
     counts = {
         kind: sum(n for stage in fused.values() for one, n in stage.items() if one.kind is kind) for kind in KernelKind
     }

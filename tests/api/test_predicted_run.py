@@ -11,6 +11,8 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.api import predicted_run
 from llm_perf_opt.cli import main
+from llm_perf_opt.core.errors import PerfOptError
+from tests.analyses.kernels.measured_tables import needs_tables
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 DEVICE, PROMPT, BATCH, STEPS = "l4", 30, 3, 8
@@ -95,3 +97,53 @@ def test_the_command_prints_one_table_more(
     assert tables[predicted_run.RUN_TABLE][1]["high_seconds"] == pytest.approx(first.high_s)
     assert tables["Predicted time by stage"][-1]["high_seconds"] == pytest.approx(first.high_s)
     assert tables[predicted_run.RUN_TABLE][3]["part"] == f"{STEPS} decode steps"
+
+
+@needs_tables
+def test_steps_by_measured_kernels_are_forms(model: Path, traced: lpo.Trace) -> None:
+    """All steps at once from the shapes of their kernels, and each step traced by itself."""
+    found = traced.predict("h100-sxm", execution="fused", rates="tables", engine="vllm", decode_steps=STEPS)
+    assert found.run is not None and found.run.decode is not None
+    assert found.run.origin == "by form"
+    expected = 0.0
+    for step in range(STEPS):
+        one = lpo.trace(model, prompt_tokens=PROMPT + step, batch=BATCH)
+        (stage,) = (
+            stage
+            for stage in one.predict("h100-sxm", execution="fused", rates="tables", engine="vllm").stages
+            if stage.phase == "decode"
+        )
+        assert stage.expected_s is not None
+        expected += stage.expected_s
+    assert found.run.decode.expected_s == pytest.approx(expected, rel=1e-9)
+    assert "expected" in found.to_pandas(predicted_run.RUN_TABLE).columns
+
+
+@needs_tables
+def test_an_answer_says_where_its_times_come_from(traced: lpo.Trace) -> None:
+    tables, sheet = (traced.predict("h100-sxm", execution="fused", rates=name) for name in ("tables", "data-sheet"))
+    assert (tables.rates, sheet.rates) == ("measured kernels", "data sheet")
+    assert traced.predict("h100-sxm", execution="fused").rates == tables.rates, "the default where they are installed"
+    for stage, plain in zip(tables.stages, sheet.stages, strict=True):
+        assert stage.lower_bound_s == plain.lower_bound_s
+        assert stage.lower_bound_s is not None and stage.expected_s is not None
+        assert stage.lower_bound_s <= stage.low_s <= stage.expected_s <= stage.high_s
+        assert sum(stage.origins.values()) == pytest.approx(1.0)
+        assert (plain.expected_s, plain.origins) == (None, {})
+    assert tables.expected_s == pytest.approx(sum(stage.expected_s or 0.0 for stage in tables.stages))
+    assert tables.to_dict()["stages"][0]["origins"]
+    titles = [table.title for table in tables.report().tables]
+    assert "Where kernel times come from" in titles
+    assert "What an engine fuses" in titles
+
+
+def test_without_the_tables_a_note_says_what_they_would_add(traced: lpo.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_perf_opt.analyses.kernels.tables.missing_packages", lambda: ("duckdb",))
+    monkeypatch.setattr("llm_perf_opt.analyses.time.kernel_rates.missing_packages", lambda: ("duckdb",))
+    answer = traced.predict("h100-sxm")
+    assert answer.rates == "data sheet"
+    assert any('pip install "llm-perf-opt[kernels]"' in note.text for note in answer.report().notes)
+    with pytest.raises(PerfOptError, match="need duckdb"):
+        traced.predict("h100-sxm", rates="tables")
+    amd = traced.predict("mi300x").report()
+    assert not any("kernels]" in note.text for note in amd.notes), "no table comes near it"

@@ -124,3 +124,58 @@ def test_the_template_reads_as_it_stands(run: Run) -> None:
     code, out, _ = run("devices", "template")
     assert code == 0
     assert list(read_devices(out, "the template")) == ["my-device"]
+
+
+def test_a_measurement_corrects_the_times_and_says_so(run: Run) -> None:
+    code, out, _ = run("predict", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms")
+    assert code == 0
+    assert "Corrected by measurement" in out
+    assert "of TPOT" in out
+    assert "The band shrinks" in out
+    _, plain, _ = run("predict", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms", "--json")
+    (row,) = table(plain, "What was measured")
+    assert (row["time"], row["measured_seconds"]) == ("TPOT", 0.003)
+
+
+def test_a_measurement_that_cannot_be_read_is_refused_before_any_work(run: Run, tmp_path: Path) -> None:
+    (file := tmp_path / "result.json").write_text('{"mean_ttft_ms": "fast"}')
+    code, out, err = run("predict", "stand-in", "--device", "h100-sxm", "--measured", file)
+    assert (code, out) == (2, "")
+    assert "result.json" in err
+    assert "Tracing" not in err
+
+
+def test_what_if_takes_no_measurement(run: Run) -> None:
+    code, _, err = run("predict", "stand-in", "--device", "l4", "--what-if", "attention", "--measured", "tpot=3ms")
+    assert code == 2
+    assert "--what-if takes no --measured." in err
+
+
+def test_an_engine_needs_fused_execution_and_tables(run: Run) -> None:
+    for others in (("--engine", "vllm"), ("--engine", "vllm", "--execution", "fused", "--rates", "data-sheet")):
+        code, out, err = run("predict", "stand-in", "--device", "h100-sxm", *others)
+        assert (code, out) == (2, "")
+        assert "--engine says whose measured kernels run" in err
+
+
+def test_tables_are_refused_where_none_comes_near_the_device(run: Run) -> None:
+    code, out, err = run("predict", "stand-in", "--device", "mi300x", "--rates", "tables")
+    assert (code, out) != (0, "")
+    assert "Instinct MI300X" in err
+
+
+def test_what_if_and_a_calibration_take_no_source_of_rates(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("predict", "stand-in", "--device", "l4", "--what-if", "attention", "--rates", "tables")
+    assert code == 2
+    assert "--what-if compares" in err
+    code, _, err = run("predict", "stand-in", "--calibration", tmp_path / "none.json", "--rates", "tables")
+    assert code == 2
+    assert "--rates" in err
+
+
+def test_the_list_says_whose_kernels_were_measured(run: Run) -> None:
+    rows = {row["id"]: row["measured_kernels"] for row in table(run("devices", "list", "--json")[1], "Devices")}
+    assert rows["h100-sxm"] == rows["l40s"] == "own"
+    assert rows["a100-sxm-40g"] == "a100-sxm-80g"
+    assert rows["rtx-5090"] == "rtx-pro-6000-bw-server"
+    assert rows["mi300x"] is None

@@ -20,7 +20,7 @@ DOCTOR_PAGE = (ROOT / "docs" / "cli" / "doctor.md").read_text("utf-8")
 
 
 def names(requirements: list[str]) -> set[str]:
-    return {requirement.split(">")[0] for requirement in requirements}
+    return {re.split("[>=]", requirement)[0] for requirement in requirements}
 
 
 def test_doctor_looks_for_every_dependency() -> None:

@@ -60,6 +60,21 @@ def test_a_composite_without_a_formula_carries_its_parts() -> None:
     assert "aten.bmm.default" in [part.name for part in kind.parts]
 
 
+def test_a_product_of_stacks_carries_the_copies_of_transposed_heads() -> None:
+    """Of two samples with four heads, tokens and heads swapped: one stride cannot step through both."""
+
+    def heads(engine: Engine, samples: int) -> torch.Tensor:
+        return engine.ghost(samples, 6, 4, 8).transpose(1, 2)
+
+    def parts(samples: int) -> list[str]:
+        graph = record(lambda e: heads(e, samples) @ heads(e, samples).transpose(2, 3))
+        (kind,) = [kind for kind in graph.op_kinds if kind.name == "aten.matmul.default"]
+        return [part.name for part in kind.parts if part.name != "aten._unsafe_view.default"]
+
+    assert parts(2) == ["aten.clone.default", "aten.clone.default", "aten.bmm.default"]
+    assert parts(1) == []  # one sample: the heads alone are the stack
+
+
 def test_a_mask_is_the_same_ops_whether_its_values_are_held_or_not() -> None:
     """Masks up to a limit are real tensors and larger ones ghosts: the length alone must not change what runs."""
 

@@ -62,6 +62,8 @@ NEEDS = (
     Need(distribution="typer", purpose="this command"),
     Need(distribution="fvcore", purpose="cost --sources fvcore", extra="fvcore"),
     Need(distribution="transformers", purpose="tracing a Hugging Face folder", extra="hf"),
+    Need(distribution="aiconfigurator-core", purpose="predict --rates tables", extra="kernels"),
+    Need(distribution="duckdb", purpose="predict --rates tables", extra="kernels"),
     Need(distribution="onnx", purpose="export --check onnx", extra="onnx"),
     Need(distribution="onnxscript", purpose="export --check onnx", extra="onnx"),
     Need(distribution="onnxruntime", purpose="export --check onnxruntime", extra="onnx"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llm_perf_opt.analyses.kernels.systems import MEASURED_ON, system_of
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.cluster import link_table
 from llm_perf_opt.core.hardware import Device, Node, find_device, load_devices, load_links
@@ -25,6 +26,7 @@ class DevicesAnswer(Answer):
 
     devices: tuple[Device, ...]
     nodes: Mapping[str, Node] = field(default_factory=dict)  # id of a device -> how it is sold; left out: not known
+    measured_kernels: Mapping[str, str] = field(default_factory=dict)  # id -> the device whose kernels were measured
 
     def report(self) -> Report:
         """One row per device."""
@@ -37,16 +39,20 @@ class DevicesAnswer(Answer):
             Column("GPUs in a node", Kind.COUNT),
             Column("joined by"),
             Column("nodes joined by"),
+            Column("measured kernels"),
             Column("unverified figures", Kind.COUNT),
             Column("of them in this row"),
         )
         table = Table(
-            title="Devices", columns=columns, rows=tuple(_row(one, self.nodes.get(one.id)) for one in self.devices)
+            title="Devices",
+            columns=columns,
+            rows=tuple(_row(one, self.nodes.get(one.id), self.measured_kernels.get(one.id)) for one in self.devices),
         )
         note = Note(
             "Dense rates, accumulation in float32; fp32 is the rate of the vector units. llm-perf-opt devices show ID "
             "tells every figure, which of them were not read in a source, and the sources; devices cluster tells how "
-            "long collectives between such GPUs take."
+            "long collectives between such GPUs take. Measured kernels: the device itself (own), or the one that times "
+            "are scaled from; predict takes them with the extra `kernels`."
         )
         return Report(title="Known devices", tables=(table,), notes=(note,))
 
@@ -70,7 +76,8 @@ class DeviceAnswer(Answer):
 def devices(devices_file: str | Path | None = None) -> DevicesAnswer:
     """The devices of the table, and those of a TOML file of your own."""
     file = _path(devices_file)
-    return DevicesAnswer(devices=tuple(load_devices(file).devices.values()), nodes=load_links(file).nodes)
+    found = tuple(load_devices(file).devices.values())
+    return DevicesAnswer(devices=found, nodes=load_links(file).nodes, measured_kernels=_measured_kernels(found))
 
 
 def device(name: str, devices_file: str | Path | None = None) -> DeviceAnswer:
@@ -84,7 +91,12 @@ def _path(file: str | Path | None) -> Path | None:
     return None if file is None else Path(file)
 
 
-def _row(device: Device, node: Node | None) -> tuple[Cell, ...]:
+def _measured_kernels(devices: Sequence[Device]) -> dict[str, str]:
+    systems = {device.id: system_of(device) for device in devices}
+    return {name: MEASURED_ON[system.system] for name, system in systems.items() if system is not None}
+
+
+def _row(device: Device, node: Node | None, measured_on: str | None) -> tuple[Cell, ...]:
     inside, between = (None, None) if node is None else (node.inside, node.between)
     return (
         device.id,
@@ -95,6 +107,7 @@ def _row(device: Device, node: Node | None) -> tuple[Cell, ...]:
         None if node is None else node.gpus,
         None if inside is None else inside.id,
         None if between is None else between.id,
+        "own" if measured_on == device.id else measured_on,
         len(device.unverified),
         ", ".join(name for name, figure in _LISTED.items() if figure in device.unverified),
     )

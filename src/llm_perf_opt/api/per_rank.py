@@ -68,17 +68,17 @@ PhaseTimes = Sequence[Sequence[StageTime]]
 
 
 def ranks_answer(
-    kinds: Sequence[Phases], rates: RateSource | None = None, first_times: PhaseTimes | None = None
+    kinds: Sequence[Phases], rates: RateSource | None = None, known_times: Sequence[PhaseTimes] = ()
 ) -> RanksAnswer | None:
     """The answer from the phases of each kind of rank; None where the model is not spread.
 
-    `first_times` are the times of the first kind, where they are known already.
+    `known_times` are the times of the first kinds, as far as they are known already.
     """
     first = kinds[0][0]
     plan = plan_in(first.deployment)
     if plan is None:
         return None
-    counted = rank_kinds(kinds, rates, plan, first_times)
+    counted = rank_kinds(kinds, rates, plan, known_times)
     return RanksAnswer(
         model=first.model,
         plan=replace(plan, rank=None),
@@ -90,10 +90,10 @@ def ranks_answer(
 
 
 def rank_kinds(
-    kinds: Sequence[Phases], rates: RateSource | None, plan: ParallelPlan, first_times: PhaseTimes | None = None
+    kinds: Sequence[Phases], rates: RateSource | None, plan: ParallelPlan, known_times: Sequence[PhaseTimes] = ()
 ) -> tuple[RankFigures, ...]:
     """The figures of each kind of rank, with as many ranks as it stands for."""
-    known = (first_times, *(None for _ in kinds[1:]))
+    known = (*known_times, *(None for _ in kinds[len(known_times) :]))
     found = tuple(_figures(graphs, rates, times) for graphs, times in zip(kinds, known, strict=True))
     return _with_counts(found, plan)
 

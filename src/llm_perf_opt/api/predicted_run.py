@@ -6,6 +6,7 @@ evaluation answers all steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -188,29 +189,33 @@ def _run_note(run: PredictedRun) -> Note:
 
 def _run_table(run: PredictedRun) -> Table:
     """Tokens are those that a prefill computes and that decode steps generate; the last row counts generated ones."""
-    is_bounded = run.prefill_lower_bound_s is not None
-    first = run.prefill_lower_bound_s if is_bounded else run.prefill_expected_s
+    prefill = (run.prefill_lower_bound_s, run.prefill_expected_s)
+    shown = [place for place, seconds in enumerate(prefill) if seconds is not None]
+    names = ("lower bound", "predicted" if prefill[0] is None else "expected")
     columns = (
         Column("part"),
-        Column("lower bound" if is_bounded else "predicted", Kind.SECONDS),
+        *(Column(names[place], Kind.SECONDS) for place in shown),
         Column("low", Kind.SECONDS),
         Column("high", Kind.SECONDS),
         Column("tokens/s, low", Kind.COUNT),
         Column("tokens/s, high", Kind.COUNT),
     )
-    rows: list[tuple[Cell, ...]] = [
-        _row("prefill", run.batch * run.context, first, run.prefill_low_s, run.prefill_high_s)
-    ]
+
+    def row(part: str, tokens: int, known: Sequence[float | None], low_s: float, high_s: float) -> tuple[Cell, ...]:
+        slow, fast = (round(tokens / seconds) if seconds else None for seconds in (high_s, low_s))
+        return part, *(known[place] for place in shown), low_s, high_s, slow, fast
+
+    rows = [row("prefill", run.batch * run.context, prefill, run.prefill_low_s, run.prefill_high_s)]
     for part in (run.first_step, run.last_step, run.decode):
         if part is not None:
-            known = part.lower_bound_s if is_bounded else part.expected_s
-            rows.append(_row(_name(part, run.context), run.batch * part.steps, known, part.low_s, part.high_s))
-    footer: tuple[Cell, ...] = ("prefill and all steps", None, None, None, None, None)
+            known = (part.lower_bound_s, part.expected_s)
+            rows.append(row(_name(part, run.context), run.batch * part.steps, known, part.low_s, part.high_s))
+    footer: tuple[Cell, ...] = ("prefill and all steps", *(None for _ in columns[1:]))
     if run.decode is not None:
-        rest = run.decode.lower_bound_s if is_bounded else run.decode.expected_s
-        both = None if first is None or rest is None else first + rest
+        rest = (run.decode.lower_bound_s, run.decode.expected_s)
+        both = [None if None in pair else sum(one or 0.0 for one in pair) for pair in zip(prefill, rest, strict=True)]
         low, high = run.prefill_low_s + run.decode.low_s, run.prefill_high_s + run.decode.high_s
-        footer = _row("prefill and all steps", run.batch * run.decode_steps, both, low, high)
+        footer = row("prefill and all steps", run.batch * run.decode_steps, both, low, high)
     return Table(title=RUN_TABLE, columns=columns, rows=tuple(rows), footer=footer)
 
 
@@ -218,8 +223,3 @@ def _name(part: PredictedSteps, context: int) -> str:
     if part.steps > 1:
         return f"{format_count(part.steps)} decode steps"
     return f"decode step {format_count(part.context - context + 1)}, after {format_count(part.context)} tokens"
-
-
-def _row(part: str, tokens: int, first: float | None, low_s: float, high_s: float) -> tuple[Cell, ...]:
-    slow, fast = (round(tokens / seconds) if seconds else None for seconds in (high_s, low_s))
-    return part, first, low_s, high_s, slow, fast

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.analyses.measured.correction_report import Correction, with_correction
 from llm_perf_opt.analyses.memory.need import RunMemory, need_table, run_memory
 from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.datasheet_rates import SOURCE, DataSheetRates, Execution
 from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.prediction_report import prediction_report
 from llm_perf_opt.analyses.time.rates import RateSource
@@ -27,6 +28,7 @@ from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.report import Level, Note, Report
 
 if TYPE_CHECKING:
+    from llm_perf_opt.api.measured import Given
     from llm_perf_opt.api.trace import Trace
 
 _AS_DENSE = Note(
@@ -34,14 +36,17 @@ _AS_DENSE = Note(
     Level.WARNING,
 )
 Rates = Hardware | Calibration  # where times come from
+DATA_SHEET, TABLES = "data-sheet", "tables"
+ENGINES = ("vllm", "sglang", "trtllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedStage:
     """One stage of one phase. No implementation is faster than `lower_bound_s`; a run is expected in low to high.
 
-    `expected_s` is the time of a calibration, which measured medians; a device has none. `bound_by` names what limits
-    the stage on a device: compute, bandwidth, launches or communication. None is unknown.
+    `expected_s` is the time of a calibration or of measured kernels; a data sheet has none. `bound_by` names what
+    limits the stage on a device: compute, bandwidth, launches or communication. None is unknown. `origins` is the share
+    of the expected kernel time by where it came from: measured rows, interpolated, roofline; empty: one source alone.
 
     Of a rank, `sent_bytes` go to other ranks, in `communication_low_s` to `communication_high_s` if nothing else runs;
     `exposed_share` of the high edge is communication that nothing hides if none of it overlaps.
@@ -59,6 +64,7 @@ class PredictedStage:
     communication_low_s: float | None = None
     communication_high_s: float | None = None
     exposed_share: float | None = None
+    origins: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def launch_bound(self) -> bool | None:
@@ -75,13 +81,17 @@ class PredictionAnswer(Answer):
     device: Device | None  # None: the times are of a calibration
     cluster: Cluster | None = None  # of these devices, where several were named
     execution: str
+    rates: str = SOURCE  # the source of the times: data sheet, measured kernels, or a calibration
+    engine: str | None = None  # whose measured kernels; None: the fastest of any, or no measured kernels
     stages: tuple[PredictedStage, ...]
     needed_bytes: int | None
     serving: ServingFit | None
     ranks: RanksAnswer | None = None  # None: the model runs on one device, or the times are of a calibration
     run: PredictedRun | None = None  # prefill and several decode steps, where they were asked for
+    correction: Correction | None = None  # by what the user measured; None: nothing was
     _graphs: tuple[CallGraph, ...]
     _rates: Rates
+    _source: RateSource
     _times: tuple[tuple[StageTime, ...], ...]  # of each graph
     _memory: RunMemory
     _fit: TracedFit | None  # what `serving` rests on
@@ -103,6 +113,12 @@ class PredictionAnswer(Answer):
         return sum(stage.high_s for stage in self.stages)
 
     @property
+    def expected_s(self) -> float | None:
+        """All stages one after the other; None: the source gives ends alone."""
+        known = [stage.expected_s for stage in self.stages if stage.expected_s is not None]
+        return sum(known) if len(known) == len(self.stages) else None
+
+    @property
     def fits(self) -> bool | None:
         """Whether the device has the memory; None where one of the two is not known."""
         if self.device is None or self.needed_bytes is None:
@@ -112,13 +128,13 @@ class PredictionAnswer(Answer):
     def report(self) -> Report:
         """Stages with bound and band, where they come from, the slowest ops, and the memory that is needed."""
         notes = tuple(deployment_notes(self._graphs))
-        report = prediction_report(self._graphs, source_of(self._rates, self.execution), self._times)
-        report = with_run(report, self.run)
+        report = prediction_report(self._graphs, self._source, self._times)
+        report = with_correction(with_run(report, self.run), self.correction)
         if isinstance(self._rates, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
         report = replace(report, tables=(*report.tables, need_table(self._memory, self.device)))
         report = with_ranks(with_serving_fit(report, self._fit), self.ranks)
-        return replace(report, notes=(*notes, *report.notes))
+        return replace(report, notes=(*notes, *report.notes, *_missing_tables(self._source)))
 
 
 def find_rates(
@@ -130,6 +146,8 @@ def find_rates(
     weights: str | None = None,
     cache: str | None = None,
     graphs: Sequence[CallGraph] = (),
+    rates: str | None = None,
+    engine: str | None = None,
 ) -> Rates:
     """The device or the calibration that times come from, and not both. A wrong one is refused before any work.
 
@@ -137,6 +155,7 @@ def find_rates(
 
     A calibration brings its own machine, and was measured launching op by op on dense weights: it takes nothing else.
     """
+    refuse_rates(execution, rates, engine)
     if (device is None) == (calibration is None):
         raise UsageError(
             "A prediction needs --device or --calibration, and not both.",
@@ -152,6 +171,7 @@ def find_rates(
         "--execution": execution != Execution.EAGER,
         "--weights": weights is not None,
         "--cache": cache is not None,
+        "--rates": rates is not None,
     }
     for option in (option for option, is_given in given.items() if is_given):
         raise UsageError(
@@ -173,11 +193,14 @@ def prediction_answer(
     rates: Rates,
     execution: str = Execution.EAGER,
     others: Sequence[tuple[CallGraph, ...]] = (),
+    *,
+    kernels: str | None = DATA_SHEET,
+    engine: str | None = None,
 ) -> PredictionAnswer:
     """The prediction of every stage of every phase; `others` are the phases of further kinds of rank."""
     device = None if isinstance(rates, Calibration) else device_of(rates)
     fit = None if device is None else traced_fit(graphs, device)
-    source, memory = source_of(rates, execution), run_memory(graphs)
+    source, memory = source_of(rates, execution, kernels, engine), run_memory(graphs)
     times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
@@ -185,24 +208,43 @@ def prediction_answer(
         device=device,
         cluster=rates if isinstance(rates, Cluster) else None,
         execution=execution,
+        rates=source.name,
+        engine=engine,
         stages=tuple(_stage(graph.phase, stage) for graph, found in zip(graphs, times, strict=True) for stage in found),
         needed_bytes=memory.total_bytes,
         serving=None if fit is None else fit[1],
-        ranks=None if device is None else ranks_answer((graphs, *others), source, times),
+        ranks=None if device is None else ranks_answer((graphs, *others), source, [times]),
         _graphs=graphs,
         _rates=rates,
+        _source=source,
         _times=times,
         _memory=memory,
         _fit=fit,
     )
 
 
-def prediction_of_run(
-    trace: Trace, rates: Rates, execution: str = Execution.EAGER, *, decode_steps: int
-) -> PredictionAnswer:
+def with_decode_steps(trace: Trace, answer: PredictionAnswer, decode_steps: int) -> PredictionAnswer:
     """The prediction of a trace, and with it the run of so many decode steps."""
-    answer = prediction_answer(trace.graphs, rates, execution, [one.graphs for one in trace.others])
-    return replace(answer, run=predicted_run(trace, answer._times, source_of(rates, execution), decode_steps))
+    return replace(answer, run=predicted_run(trace, answer._times, answer._source, decode_steps))
+
+
+def corrected_prediction(trace: Trace, answer: PredictionAnswer, measured: Given) -> PredictionAnswer:
+    """The prediction of a trace, corrected by what was measured; every kind of rank by the same factors."""
+    from llm_perf_opt.api.measured import corrected_others, corrected_run, corrected_times
+
+    source = answer._source
+    found = corrected_times(trace, source, answer._times, measured)
+    phases = trace.phases
+    kinds = [one.graphs for one in trace.ranks]
+    others = [corrected_others(graphs, source, found) for graphs in kinds[1:]]
+    return replace(
+        answer,
+        stages=tuple(_stage(phase, stage) for phase, times in zip(phases, found.times, strict=True) for stage in times),
+        ranks=None if answer.ranks is None else ranks_answer(kinds, source, [found.times, *others]),
+        run=None if answer.run is None else corrected_run(answer.run, answer._times, found, phases),
+        correction=found.correction,
+        _times=found.times,
+    )
 
 
 def _stage(phase: str, stage: StageTime) -> PredictedStage:
@@ -221,11 +263,59 @@ def _stage(phase: str, stage: StageTime) -> PredictedStage:
         communication_low_s=None if links is None else links.low,
         communication_high_s=None if links is None else links.high,
         exposed_share=None if stage.exposed is None or not stage.wall.high else stage.exposed.high / stage.wall.high,
+        origins=stage.by_origin,
     )
 
 
-def source_of(rates: Rates, execution: str) -> RateSource:
-    """The rates as a prediction takes them."""
+def source_of(rates: Rates, execution: str, kernels: str | None = DATA_SHEET, engine: str | None = None) -> RateSource:
+    """The rates as a prediction takes them. `kernels` None: measured tables where they are installed and come near."""
     if isinstance(rates, Calibration):
         return CalibratedRates(rates)
-    return DataSheetRates(device_of(rates), Execution(execution), cluster=cluster_of(rates))
+    below = DataSheetRates(device_of(rates), Execution(execution), cluster=cluster_of(rates))
+    if kernels == DATA_SHEET:
+        return below
+    from llm_perf_opt.analyses.kernels.systems import system_of
+    from llm_perf_opt.analyses.time.kernel_rates import require_tables, table_rates
+    from llm_perf_opt.analyses.time.recorded_rates import recorded_rates
+
+    found = table_rates(below, engine)
+    if found is None and (kernels == TABLES or engine is not None):
+        require_tables(below.device)
+    if found is None and system_of(below.device) is None:
+        return recorded_rates(below) or below
+    return below if found is None else found
+
+
+def _missing_tables(source: RateSource) -> Iterator[Note]:
+    """What measured kernels would add, where they come near the device and are not installed."""
+    if not isinstance(source, DataSheetRates):
+        return
+    from llm_perf_opt.analyses.kernels.systems import system_of
+    from llm_perf_opt.analyses.kernels.tables import INSTALL, missing_packages
+
+    system = system_of(source.device)
+    if system is not None and missing_packages():
+        yield Note(
+            f"Measured kernels of {system.system} would give an expected time and a narrower band: {INSTALL} installs "
+            "their tables."
+        )
+
+
+def refuse_rates(execution: str, rates: str | None, engine: str | None) -> None:
+    """Refuse a source of rates that is not known, and an engine where none runs the kernels or no table times them."""
+    if rates not in (None, DATA_SHEET, TABLES):
+        raise UsageError(
+            f"{rates!r} is no source of rates.", why=f"there are {DATA_SHEET} and {TABLES}", fix="pick one"
+        )
+    if engine is None:
+        return
+    if engine not in ENGINES:
+        raise UsageError(
+            f"{engine!r} is no engine with measured kernels.", why=f"known are {', '.join(ENGINES)}", fix="pick one"
+        )
+    if execution != Execution.FUSED or rates == DATA_SHEET:
+        raise UsageError(
+            "--engine says whose measured kernels run.",
+            why="eager PyTorch runs its own, and a data sheet knows no engine",
+            fix="add --execution fused and leave --rates out, or leave --engine out",
+        )

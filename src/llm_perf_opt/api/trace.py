@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.hardware import Hardware
     from llm_perf_opt.api.join import JoinAnswer
+    from llm_perf_opt.api.measured import Given
     from llm_perf_opt.api.memory import MemoryAnswer
     from llm_perf_opt.api.per_rank import RanksAnswer
     from llm_perf_opt.api.prediction import PredictionAnswer
@@ -127,24 +128,42 @@ class Trace:
         calibration: str | Path | Calibration | None = None,
         devices_file: Path | None = None,
         execution: str = "eager",
+        rates: str | None = None,
+        engine: str | None = None,
         decode_steps: int | None = None,
+        measured: Given | None = None,
     ) -> PredictionAnswer:
         """How long each stage takes, from the figures of a device or from a calibration of one machine.
 
+        `rates` is "tables", measured kernels of the device or scaled from the nearest, or "data-sheet". Default: tables
+        where they are installed (extra `kernels`) and come near the device. `engine` says whose measured kernels run:
+        "vllm", "sglang" or "trtllm", with `execution="fused"`. Default: the fastest of any.
+
         `decode_steps` adds the whole run: the prefill and so many steps, each with one more token in the cache. They
         are evaluated at once from a few further traces. Default device: the one that the trace was made for.
+
+        `measured` corrects the times by what was measured: a line such as `ttft=0.5s tpot=20ms batch=16`, a file of
+        figures, the result of a load generator, a GPU recording, the folder of a `profile`; or a list of these.
         """
-        from llm_perf_opt.api.prediction import find_rates, prediction_answer, prediction_of_run
+        from llm_perf_opt.api.prediction import corrected_prediction, find_rates, prediction_answer, with_decode_steps
 
         graphs = self._finished()
         if device is None and calibration is None:
             device = deployed_device(graphs)
-        rates = find_rates(
-            device, calibration=calibration, devices_file=devices_file, execution=execution, graphs=graphs
+        machine = find_rates(
+            device,
+            calibration=calibration,
+            devices_file=devices_file,
+            execution=execution,
+            graphs=graphs,
+            rates=rates,
+            engine=engine,
         )
-        if decode_steps is None:
-            return prediction_answer(graphs, rates, execution, [one._finished() for one in self.others])
-        return prediction_of_run(self, rates, execution, decode_steps=decode_steps)
+        others = [one._finished() for one in self.others]
+        answer = prediction_answer(graphs, machine, execution, others, kernels=rates, engine=engine)
+        if decode_steps is not None:
+            answer = with_decode_steps(self, answer, decode_steps)
+        return answer if measured is None else corrected_prediction(self, answer, measured)
 
     def per_rank(
         self, device: str | Hardware | None = None, *, devices_file: Path | None = None, execution: str = "eager"

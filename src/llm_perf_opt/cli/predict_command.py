@@ -33,10 +33,54 @@ ExecutionOption = Annotated[
     Literal["eager", "fused"],
     typer.Option(help="Who launches kernels: PyTorch op by op, or an engine that fuses and captures them."),
 ]
+RatesOption = Annotated[
+    Literal["tables", "data-sheet"] | None,
+    typer.Option(
+        help="Where times come from: tables of measured kernels, or the device's data sheet. Default: tables where "
+        "they are installed and come near the device."
+    ),
+]
+EngineOption = Annotated[
+    Literal["vllm", "sglang", "trtllm"] | None,
+    typer.Option(
+        help="Whose measured kernels run, with --execution fused. Default: the fastest measured of any engine."
+    ),
+]
+MeasuredOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Correct the times by what was measured: a line such as 'ttft=0.5s tpot=20ms batch=16', a file of that, a "
+        "result of vllm bench serve, genai-perf, AIPerf or guidellm, a GPU recording, the folder of a profile. May be "
+        "repeated.",
+    ),
+]
 WhatIfOption = Annotated[
     Literal["attention"] | None,
     typer.Option(help="In place of the prediction: eager, fused and flash attention side by side."),
 ]
+
+
+def _refuse_with_what_if(*, has_machine: bool, has_tables: bool, is_measured: bool) -> None:
+    """What a comparison of kinds of attention has no use for."""
+    if has_machine:
+        raise UsageError(
+            "--what-if takes a device and eager execution.",
+            why="a calibration has not measured every kind of attention, and an engine chooses its own",
+            fix="leave --calibration and --execution out",
+        )
+    if has_tables:
+        raise UsageError(
+            "--what-if compares kinds of attention by the data sheet.",
+            why="tables hold one measured attention for a shape, not one of each kind",
+            fix="leave --rates and --engine out",
+        )
+    if is_measured:
+        raise UsageError(
+            "--what-if takes no --measured.",
+            why="one measurement is of one kind of attention, and corrects no other",
+            fix="leave one of the two out",
+        )
 
 
 @takes_workload(plans=True)
@@ -49,6 +93,9 @@ def predict(
     devices: DevicesOption = None,
     calibration: CalibrationOption = None,
     execution: ExecutionOption = "eager",
+    rates: RatesOption = None,
+    engine: EngineOption = None,
+    measured: MeasuredOption = None,
     what_if: WhatIfOption = None,
     routing: RoutingOption = None,
     format_name: FormatOption = None,
@@ -56,23 +103,24 @@ def predict(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
+    from llm_perf_opt.api.measured import read_given
     from llm_perf_opt.api.prediction import find_rates, torch_device_of
     from llm_perf_opt.api.trace_files import is_trace
 
     reporter = choose_reporter(format_name, json_wanted)
-    if what_if is not None and (calibration is not None or execution != "eager"):
-        raise UsageError(
-            "--what-if takes a device and eager execution.",
-            why="a calibration has not measured every kind of attention, and an engine chooses its own",
-            fix="leave --calibration and --execution out",
+    if what_if is not None:
+        _refuse_with_what_if(
+            has_machine=calibration is not None or execution != "eager",
+            has_tables=rates == "tables" or engine is not None,
+            is_measured=bool(measured),
         )
+    found = None if not measured else read_given(measured)  # a file that cannot be read is refused first
     Deployment.make(weights=weights, cache=cache)  # a word that is no format is refused first
+    machine: dict[str, Any] = {"calibration": calibration, "devices_file": devices, "execution": execution}
+    machine |= {"rates": rates, "engine": engine}
     torch_device = None
     if device or calibration or not is_trace(model):  # a saved trace may name its device
-        rates = find_rates(
-            device, calibration=calibration, devices_file=devices, execution=execution, weights=weights, cache=cache
-        )
-        torch_device = torch_device_of(rates)
+        torch_device = torch_device_of(find_rates(device, weights=weights, cache=cache, **machine))
     refuse_decode_steps(steps := workload.get("decode_steps", 1))
     has_run = what_if is None and steps > 1 and not is_trace(model)
     traced = trace_or_load(
@@ -90,12 +138,5 @@ def predict(
         show(compared.report(), reporter)
         return
     with model_prints_apart(), few_lines_per_trace():
-        answer = traced.predict(
-            device,
-            calibration=calibration,
-            devices_file=devices,
-            execution=execution,
-            decode_steps=steps if has_run else None,
-        )
-    report = answer.report()
-    show(tables_alone(report, format_name, json_wanted), reporter)
+        answer = traced.predict(device, **machine, decode_steps=steps if has_run else None, measured=found)
+    show(tables_alone(answer.report(), format_name, json_wanted), reporter)

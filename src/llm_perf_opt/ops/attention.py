@@ -14,6 +14,7 @@ from functools import partial
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.ops.cost import OpCost, bytes_in_and_out, elements, operand
+from llm_perf_opt.ops.kernel_shape import AttentionShape
 from llm_perf_opt.ops.op import (
     CalibratedWork,
     Kernel,
@@ -106,18 +107,47 @@ def _priced(kind: OpKind, pairs: int, macs_per_pair: int, other_macs: int = 0) -
 def attention_kernel(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
     """One fused kernel. A causal mask over `q` queries and `q` keys hides `q * (q - 1) / 2` of the pairs."""
     query = operand(kind, 0, "query", "q")
-    queries = query.shape[-2] if len(query.shape) > 1 else 1
+    return (_fused_kernel(kind, cost, query.shape[-2] if len(query.shape) > 1 else 1, heads_at=-3, tokens_at=-2),)
+
+
+def attention_tokens_first_kernel(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
+    """One fused kernel on operands laid out as `[batch, tokens, heads, width]`; packed sequences are one."""
+    query = operand(kind, 0, "query", "q")
+    return (_fused_kernel(kind, cost, query.shape[-3] if len(query.shape) > 2 else 1, heads_at=-2, tokens_at=-3),)
+
+
+def _fused_kernel(kind: OpKind, cost: OpCost, queries: int, *, heads_at: int, tokens_at: int) -> Kernel:
+    query = operand(kind, 0, "query", "q")
     is_causal = bool(kind.arguments.get("is_causal"))
-    return (
-        Kernel(
-            kind=KernelKind.ATTENTION,
-            dtype=compute_dtype(kind),
-            flops=cost.flops,
-            skippable_flops=cost.flops * (queries - 1) // (2 * queries) if is_causal else 0,
-            bytes_moved=cost.bytes_moved,
-            sequences=query.shape[0] if len(query.shape) > 3 else 1,
-            queries=queries,
-        ),
+    return Kernel(
+        kind=KernelKind.ATTENTION,
+        dtype=compute_dtype(kind),
+        flops=cost.flops,
+        skippable_flops=cost.flops * (queries - 1) // (2 * queries) if is_causal else 0,
+        bytes_moved=cost.bytes_moved,
+        sequences=query.shape[0] if len(query.shape) > 3 else 1,
+        queries=queries,
+        shape=_attention_shape(kind, heads_at=heads_at, tokens_at=tokens_at, is_causal=is_causal),
+    )
+
+
+def _attention_shape(kind: OpKind, *, heads_at: int, tokens_at: int, is_causal: bool) -> AttentionShape | None:
+    """None for a backward op, and where the operands are not of four dimensions."""
+    if "backward" in kind.name:
+        return None
+    query, key, value = _query_key_value(kind)
+    if any(len(meta.shape) != 4 for meta in (query, key, value)):
+        return None
+    return AttentionShape(
+        sequences=query.shape[0],
+        queries=query.shape[tokens_at],
+        keys=key.shape[tokens_at],
+        heads=query.shape[heads_at],
+        key_heads=key.shape[heads_at],
+        width=query.shape[-1],
+        value_width=value.shape[-1],
+        is_causal=is_causal,
+        cache_format=key.dtype,
     )
 
 
@@ -139,6 +169,7 @@ def flash_scratch_bytes(query_shape: Sequence[int]) -> int:
 
 
 _fused = partial(Op, family=WorkFamily.ATTENTION, kernels=attention_kernel)
+_tokens_first = partial(Op, family=WorkFamily.ATTENTION, kernels=attention_tokens_first_kernel)
 _with_projections = partial(Op, kernels=launches_by_cost)  # most of the work of such an op is in its products
 
 OPS = registered(
@@ -150,8 +181,10 @@ OPS = registered(
         "_scaled_dot_product_attention_math_for_mps _triton_scaled_dot_attention": _fused(price=attention),
         "higher_order.flex_attention": _fused(price=attention),
         "_cudnn_attention_forward": Op(price=attention),
-        "_flash_attention_forward _flash_attention_forward_no_dropout_inplace": _fused(price=attention_tokens_first),
-        "_efficient_attention_forward": _fused(price=attention_tokens_first),
+        "_flash_attention_forward _flash_attention_forward_no_dropout_inplace": _tokens_first(
+            price=attention_tokens_first
+        ),
+        "_efficient_attention_forward": _tokens_first(price=attention_tokens_first),
         "_scaled_dot_product_flash_attention_backward": _fused(price=attention_backward),
         "_scaled_dot_product_flash_attention_for_cpu_backward": _fused(price=attention_backward),
         "_scaled_dot_product_efficient_attention_backward": _fused(price=attention_backward),

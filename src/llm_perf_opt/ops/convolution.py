@@ -10,12 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.ops.cost import OpCost, bytes_in_and_out, elements, operand
-from llm_perf_opt.ops.op import CalibratedWork, Kernel, Layout, Op, product_kernel, registered, vector_kernel
+from llm_perf_opt.ops.op import (
+    AccessPattern,
+    CalibratedWork,
+    Kernel,
+    Layout,
+    Op,
+    helper_kernel,
+    is_aligned,
+    product_kernel,
+    registered,
+    vector_kernel,
+)
+
+_CHANNELS_LAST = frozenset({"bfloat16", "float16"})
 
 
 def convolution_macs(data: TensorMeta, weight: TensorMeta, result: TensorMeta, *, transposed: bool) -> int:
@@ -63,12 +77,24 @@ def convolution_backward(kind: OpKind) -> OpCost:
     )
 
 
-def convolution_kernel(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
-    """A product with one row per position: the channels of the output are its columns."""
+def convolution_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
+    """A product with one row per position: the channels of the output are its columns.
+
+    In 16 bits cuDNN and MIOpen multiply with channels last. Tensors with channels first, which is PyTorch's default,
+    are copied there and back, and the bias is added by a kernel of its own. A depthwise convolution is one kernel.
+    """
     shape = kind.outputs[0].shape
     if not cost.flops:
         return (vector_kernel(kind, cost),)
-    return (product_kernel(kind, cost, width=shape[1] if len(shape) > 1 else shape[-1] if shape else 1),)
+    product = product_kernel(kind, cost, width=shape[1] if len(shape) > 1 else shape[-1] if shape else 1)
+    data, weight = operand(kind, 0, "input", "self"), operand(kind, 1, "weight")
+    if product.dtype not in _CHANNELS_LAST or len(weight.shape) < 4 or weight.shape[1] == 1:
+        return (product,)
+    if not is_aligned(kind, weight.shape[1]):
+        product = replace(product, pattern=AccessPattern.UNALIGNED_CHANNELS)
+    copies = tuple(helper_kernel(meta) for meta in (data, weight, kind.outputs[0]))
+    bias = (helper_kernel(kind.outputs[0]),) if "bias" in kind.input_names else ()
+    return (*copies[:2], product, copies[2], *bias)
 
 
 def convolution_work(kind: OpKind) -> Iterator[CalibratedWork]:
@@ -85,7 +111,7 @@ def convolution_work(kind: OpKind) -> Iterator[CalibratedWork]:
     yield CalibratedWork(family=family, dtype=weight.dtype, sizes=sizes)
 
 
-_convolution = partial(Op, family=WorkFamily.CONVOLUTION, kernels=convolution_kernel)
+_convolution = partial(Op, family=WorkFamily.CONVOLUTION, kernels=convolution_kernels)
 _whole = partial(_convolution, is_recorded_whole=True, has_scratch=False)
 
 OPS = registered(

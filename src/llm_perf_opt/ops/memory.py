@@ -11,11 +11,13 @@ from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.ops.cost import FREE, OpCost, bytes_of, elements, operand, packet_of
 from llm_perf_opt.ops.op import (
     CALIBRATED_DTYPES,
+    AccessPattern,
     CalibratedFormula,
     CalibratedWork,
     Layout,
     Op,
     OpRole,
+    launches,
     reads_all,
     registered,
     sized_work,
@@ -138,8 +140,10 @@ def host_read_work(kind: OpKind) -> Iterator[CalibratedWork]:
 
 _fill = partial(Op, price=fill, reads=reads_but_target)
 _copy = partial(Op, price=copy)
-_gather = partial(Op, price=gather, reads=reads_named_rows)
-_scatter = partial(Op, price=scatter, reads=reads_but_target)
+_gather = partial(Op, price=gather, reads=reads_named_rows, kernels=launches(AccessPattern.GATHERED))
+_scatter = partial(Op, price=scatter, reads=reads_but_target, kernels=launches(AccessPattern.GATHERED))
+_indexed = launches(AccessPattern.INDEXED)
+_joined = launches(AccessPattern.CONCATENATED)
 _one_piece = partial(_copy, is_recorded_whole=True, has_scratch=False)  # it copies once, or gives its argument back
 
 CLASSES = {
@@ -161,13 +165,14 @@ OPS = registered(
         "to": _one_piece(calibrated=cast_work, layout=Layout.KEPT),
         "_to_copy": _one_piece(calibrated=cast_work, layout=Layout.KEPT),
         "type_as": _one_piece(calibrated=cast_work),
-        "reshape contiguous flatten": _one_piece(calibrated=written_work("regrouping")),
-        "reshape_as": _one_piece(),
-        "clone": _copy(calibrated=written_work("regrouping"), layout=Layout.KEPT),
-        "cat": _copy(calibrated=written_work("copy"), role=OpRole.APPEND),
+        "reshape contiguous flatten": _one_piece(calibrated=written_work("regrouping"), kernels=_indexed),
+        "reshape_as": _one_piece(kernels=_indexed),
+        "clone": _copy(calibrated=written_work("regrouping"), layout=Layout.KEPT, kernels=_indexed),
+        "cat": _copy(calibrated=written_work("copy"), role=OpRole.APPEND, kernels=_joined),
         "slice_scatter": _copy(role=OpRole.APPEND),
         "index_copy": _scatter(role=OpRole.APPEND),
-        "stack copy triu tril": _copy(calibrated=written_work("copy")),
+        "stack": _copy(calibrated=written_work("copy"), kernels=_joined),
+        "copy triu tril": _copy(calibrated=written_work("copy"), kernels=_indexed),
         "masked_fill where": Op(price=pointwise(1), calibrated=written_work("copy")),
         "pad constant_pad_nd": _copy(calibrated=pad_work),
         "embedding": _gather(

@@ -15,6 +15,7 @@ from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import product_dtype, tensor_bytes
 from llm_perf_opt.ops.cost import Formula, OpCost, elements, packet_of
+from llm_perf_opt.ops.kernel_shape import KernelShape, ProductShape
 
 
 class KernelKind(StrEnum):
@@ -26,12 +27,31 @@ class KernelKind(StrEnum):
     COMMUNICATION = "communication"
 
 
+class AccessPattern(StrEnum):
+    """How a kernel goes through memory, hence which share of the bandwidth it reaches. A product has one if unusual."""
+
+    VECTORISED = "vectorised"  # several neighbouring values at once
+    ACTIVATION = "activation"  # the same, with an exponential or an error function for each value
+    INDEXED = "indexed"  # value by value: an operand is broadcast, or lies scattered
+    CONCATENATED = "concatenated"
+    GATHERED = "gathered"  # rows by index
+    NORMALISED = "normalised"  # rows read twice: mean and variance first
+    SOFTMAX = "softmax"
+    LONG_SOFTMAX = "long_softmax"  # rows too long for registers, read three times value by value
+    REDUCED = "reduced"
+    UNALIGNED = "unaligned"  # of a product: rows that do not begin at 16 bytes
+    UNALIGNED_CHANNELS = "unaligned channels"  # of a convolution: they fill no 16 bytes, as three colours
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One launch. `rows` and `weights` describe a product `[rows, k] x [k, n]`: `weights` is `n * k`.
 
     `skippable_flops` are those of pairs that a causal mask hides: the price counts them, a kernel need not do them.
     `collective` is what a kernel of communication exchanges; None there: the trace does not say between which ranks.
+    `shape` are the dimensions that a table of measured kernels asks for; None: not known, or no table lists such work.
+    `pattern` is how a vector kernel goes through memory; None: not known. A helper is a copy or a change of layout that
+    eager PyTorch runs beside the work of the op, and an engine that keeps one layout does not.
     """
 
     kind: KernelKind
@@ -45,6 +65,9 @@ class Kernel:
     sequences: int = 0  # of attention: samples in the batch
     queries: int = 0
     collective: Collective | None = None
+    shape: KernelShape | None = None
+    pattern: AccessPattern | None = None
+    is_helper: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +98,9 @@ class OpRole(StrEnum):
     APPEND = "append"  # new entries behind those of a cache
 
 
+_TWO_BYTES = frozenset({"bfloat16", "float16"})
+_ALIGNED_VALUES = 8  # of two bytes
+
 LaunchFormula = Callable[[OpKind, OpCost], tuple[Kernel, ...]]
 ReadFormula = Callable[[OpKind], list[int]]
 CalibratedFormula = Callable[[OpKind], Iterable[CalibratedWork]]
@@ -90,6 +116,7 @@ def launches_by_cost(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
 def product_kernel(kind: OpKind, cost: OpCost, *, width: int) -> Kernel:
     """A product; `width` is the dimension of the output that the weight makes, and all others are rows."""
     rows = max(1, elements(kind.outputs[0]) // max(1, width))
+    weights = cost.flops // (2 * rows)
     return Kernel(
         kind=KernelKind.MATMUL,
         dtype=compute_dtype(kind),
@@ -97,18 +124,74 @@ def product_kernel(kind: OpKind, cost: OpCost, *, width: int) -> Kernel:
         skippable_flops=0,
         bytes_moved=cost.bytes_moved,
         rows=rows,
-        weights=cost.flops // (2 * rows),
+        weights=weights,
+        shape=_product_shape(kind, rows, width, weights // max(1, width)),
+        pattern=None if is_aligned(kind, width, weights // max(1, width)) else AccessPattern.UNALIGNED,
     )
 
 
-def vector_kernel(kind: OpKind, cost: OpCost) -> Kernel:
-    """Work that is bound by its bytes."""
+def is_aligned(kind: OpKind, *lengths: int) -> bool:
+    """Whether rows of these lengths begin at 16 bytes, which the loads of matrix engines want; wider types do well."""
+    return compute_dtype(kind) not in _TWO_BYTES or not any(length % _ALIGNED_VALUES for length in lengths)
+
+
+def _product_shape(kind: OpKind, rows: int, columns: int, depth: int) -> ProductShape | None:
+    """The product as a table lists it, from the operand with both of its dimensions; None: no operand has them.
+
+    An operand of more than two dimensions is a stack of matrices, each with rows of its own. The weight of a
+    convolution has the summed length in all dimensions but its first.
+    """
+    for meta in reversed(kind.inputs):
+        if len(meta.shape) < 2 or not elements(meta):
+            continue
+        if {columns, depth} == set(meta.shape[-2:]):
+            count = elements(meta) // (columns * depth)
+        elif meta.shape[0] == columns and elements(meta) == columns * depth:
+            count = 1
+        else:
+            continue
+        if rows % count == 0:
+            return ProductShape(rows=rows // count, columns=columns, depth=depth, count=count, weight_format=meta.dtype)
+    return None
+
+
+def vector_kernel(kind: OpKind, cost: OpCost, pattern: AccessPattern | None = None) -> Kernel:
+    """Work that is bound by its bytes. Default of `pattern`: by whether the operands are of one shape."""
     return Kernel(
         kind=KernelKind.VECTOR,
         dtype=compute_dtype(kind),
         flops=cost.flops,
         skippable_flops=0,
         bytes_moved=cost.bytes_moved,
+        pattern=pattern or (AccessPattern.INDEXED if _is_broadcast(kind) else AccessPattern.VECTORISED),
+    )
+
+
+def _is_broadcast(kind: OpKind) -> bool:
+    """Whether an operand of several values is repeated along others."""
+    sizes = {elements(meta) for meta in kind.inputs} - {1}
+    return len(sizes) > 1
+
+
+def launches(pattern: AccessPattern) -> LaunchFormula:
+    """One vector kernel that goes through memory in this way."""
+
+    def kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
+        return (vector_kernel(kind, cost, pattern),)
+
+    return kernels
+
+
+def helper_kernel(meta: TensorMeta) -> Kernel:
+    """A tensor copied into another layout beside the work of an op."""
+    return Kernel(
+        kind=KernelKind.VECTOR,
+        dtype=meta.dtype,
+        flops=0,
+        skippable_flops=0,
+        bytes_moved=2 * tensor_bytes(meta),
+        pattern=AccessPattern.INDEXED,
+        is_helper=True,
     )
 
 

@@ -27,9 +27,20 @@ from llm_perf_opt.ops import (
     vector,
 )
 from llm_perf_opt.ops.cost import FREE, OpCost, bytes_in_and_out, packet_of
-from llm_perf_opt.ops.op import CalibratedWork, Kernel, Op, OpRole, joined, reads_all, sized_work, vector_kernel
+from llm_perf_opt.ops.op import (
+    CalibratedWork,
+    Kernel,
+    KernelKind,
+    Op,
+    OpRole,
+    joined,
+    reads_all,
+    sized_work,
+    vector_kernel,
+)
 
 CLASSES: Mapping[str, Op] = {**memory.CLASSES, **vector.CLASSES}
+_WITH_COPIES = frozenset({"aten.matmul"})  # operands whose batch dimensions are no single stride are copied first
 _FAMILIES = (
     matrix_products,
     grouped_experts,
@@ -124,17 +135,23 @@ def _sum_of_parts(kind: OpKind) -> OpCost | None:
 def kernels_of(kind: OpKind) -> tuple[Kernel, ...]:
     """The kernels that one run of `kind` launches; an op without a price launches one of unknown work.
 
-    A view launches nothing, and a composite op what its parts launch.
+    A view launches nothing, and a composite op what its parts launch. What a product launches beside its own kernel
+    prepares its operands.
     """
     cost = price(kind)
     if cost is not None and not (cost.flops or cost.bytes_moved):
         return ()
     if kind.parts:
-        return tuple(kernel for part in kind.parts for kernel in kernels_of(part))
+        launched = tuple(kernel for part in kind.parts for kernel in kernels_of(part))
+        return tuple(map(_as_helper, launched)) if packet_of(kind.name) in _WITH_COPIES else launched
     op = op_of(kind)
     if cost is None or op is None:
         return (vector_kernel(kind, OpCost(bytes_moved=bytes_in_and_out(kind))),)
     return op.kernels(kind, cost)
+
+
+def _as_helper(kernel: Kernel) -> Kernel:
+    return replace(kernel, is_helper=True) if kernel.kind is KernelKind.VECTOR else kernel
 
 
 def touches_memory(kind: OpKind) -> bool:

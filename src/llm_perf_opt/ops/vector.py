@@ -13,8 +13,22 @@ from functools import partial
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.ops.attention import SOFTMAX_STEPS
 from llm_perf_opt.ops.cost import Formula, OpCost, bytes_in_and_out, elements, elements_of, operand
-from llm_perf_opt.ops.op import CalibratedFormula, CalibratedWork, Layout, Op, OpRole, registered, sized_work
+from llm_perf_opt.ops.op import (
+    AccessPattern,
+    CalibratedFormula,
+    CalibratedWork,
+    Kernel,
+    Layout,
+    Op,
+    OpRole,
+    is_aligned,
+    launches,
+    registered,
+    sized_work,
+    vector_kernel,
+)
 
+_LONGEST_IN_REGISTERS = 1024  # values of a row of softmax
 _WHOLE_LOOP = 4096  # an inner loop this long is as good as one over everything
 
 
@@ -173,8 +187,21 @@ def resampling_work(kind: OpKind) -> Iterator[CalibratedWork]:
 
 _kept = partial(Op, layout=Layout.KEPT)
 _whole = partial(Op, is_recorded_whole=True)
-_softmax = partial(Op, price=pointwise(SOFTMAX_STEPS), role=OpRole.SOFTMAX)
-_layer_norm = partial(Op, calibrated=row_work("layer_norm"))
+
+
+def softmax_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
+    """A row of up to 1,024 values stays in registers. A longer one that begins at 16 bytes is kept in shared memory."""
+    shape, dim = kind.inputs[0].shape, kind.arguments.get("dim", -1)
+    length = shape[dim] if shape and isinstance(dim, int) else 1
+    is_long = length > _LONGEST_IN_REGISTERS and not is_aligned(kind, length)
+    return (vector_kernel(kind, cost, AccessPattern.LONG_SOFTMAX if is_long else AccessPattern.SOFTMAX),)
+
+
+_activation = partial(_kept, kernels=launches(AccessPattern.ACTIVATION))
+_softmax = partial(Op, price=pointwise(SOFTMAX_STEPS), role=OpRole.SOFTMAX, kernels=softmax_kernels)
+_norm = partial(Op, kernels=launches(AccessPattern.NORMALISED))
+_layer_norm = partial(_norm, calibrated=row_work("layer_norm"))
+_reduction = partial(Op, kernels=launches(AccessPattern.REDUCED))
 _resampling = partial(Op, calibrated=resampling_work)
 
 CLASSES = {
@@ -192,11 +219,11 @@ OPS = registered(
         "abs": Op(price=pointwise(1), calibrated=unary_work("scaling")),
         "clamp": Op(price=pointwise(2), calibrated=unary_work("scaling")),
         "pow": _kept(price=pointwise(1), calibrated=unary_work("square")),
-        "tanh": _kept(price=pointwise(1), calibrated=unary_work("sigmoid")),
-        "exp": Op(price=pointwise(1), calibrated=unary_work("sigmoid")),
-        "sigmoid": _kept(price=pointwise(4), calibrated=unary_work("sigmoid")),
-        "silu": _kept(price=pointwise(5), calibrated=unary_work("silu")),
-        "gelu": _kept(price=pointwise(8), calibrated=unary_work("gelu")),
+        "tanh": _activation(price=pointwise(1), calibrated=unary_work("sigmoid")),
+        "exp": Op(price=pointwise(1), calibrated=unary_work("sigmoid"), kernels=launches(AccessPattern.ACTIVATION)),
+        "sigmoid": _activation(price=pointwise(4), calibrated=unary_work("sigmoid")),
+        "silu": _activation(price=pointwise(5), calibrated=unary_work("silu")),
+        "gelu": _activation(price=pointwise(8), calibrated=unary_work("gelu")),
         "cos sin log erf": Op(price=pointwise(1), calibrated=unary_work("cosine")),
         "addcmul addcdiv lerp rsub glu leaky_relu hardtanh relu6 native_dropout": Op(price=pointwise(2)),
         "dropout": _whole(price=pointwise(2), has_scratch=False),
@@ -210,11 +237,11 @@ OPS = registered(
         "softmax": _softmax(calibrated=row_work("softmax"), is_recorded_whole=True),
         "_softmax": _softmax(calibrated=row_work("softmax")),
         "_safe_softmax special_softmax": _softmax(),
-        "log_softmax": _whole(price=pointwise(SOFTMAX_STEPS)),
-        "_masked_softmax _log_softmax special_log_softmax": Op(price=pointwise(SOFTMAX_STEPS)),
+        "log_softmax": _whole(price=pointwise(SOFTMAX_STEPS), kernels=softmax_kernels),
+        "_masked_softmax _log_softmax special_log_softmax": Op(price=pointwise(SOFTMAX_STEPS), kernels=softmax_kernels),
         # Square, add, scale, weight.
         "rms_norm": _layer_norm(price=pointwise(4), is_recorded_whole=True),
-        "_fused_rms_norm _weight_norm _weight_norm_interface": Op(price=pointwise(4)),
+        "_fused_rms_norm _weight_norm _weight_norm_interface": _norm(price=pointwise(4)),
         # Subtract, scale, weight, bias.
         "batch_norm": _whole(price=pointwise(4)),
         "native_batch_norm cudnn_batch_norm miopen_batch_norm": Op(price=pointwise(4)),
@@ -227,16 +254,16 @@ OPS = registered(
         "_native_batch_norm_legit _batch_norm_with_update _batch_norm_impl_index": Op(price=pointwise(8)),
         "native_layer_norm_backward native_group_norm_backward": Op(price=pointwise(16)),
         "native_batch_norm_backward _fused_rms_norm_backward": Op(price=pointwise(16)),
-        "sum mean amax amin any all": Op(price=reduction(1), calibrated=reduction_work),
-        "mse_loss l1_loss linalg_vector_norm norm": Op(price=reduction(2)),
+        "sum mean amax amin any all": _reduction(price=reduction(1), calibrated=reduction_work),
+        "mse_loss l1_loss linalg_vector_norm norm": _reduction(price=reduction(2)),
         "kl_div smooth_l1_loss huber_loss pairwise_distance dist": Op(price=reduction(3)),
-        "var std var_mean std_mean": Op(price=reduction(4)),  # mean; subtract, square, add
-        "logsumexp binary_cross_entropy": Op(price=reduction(4)),
+        "var std var_mean std_mean": _reduction(price=reduction(4)),  # mean; subtract, square, add
+        "logsumexp binary_cross_entropy": _reduction(price=reduction(4)),
         "binary_cross_entropy_with_logits": Op(price=reduction(5)),
         "cosine_similarity cross_entropy_loss": Op(price=reduction(6)),
-        "linalg_norm": Op(price=norm(2)),
+        "linalg_norm": _reduction(price=norm(2)),
         "linalg_matrix_norm": Op(price=norm(1)),
-        "max argmax": Op(price=reduction(1), role=OpRole.CHOICE),
+        "max argmax": _reduction(price=reduction(1), role=OpRole.CHOICE),
         "sort argsort": Op(price=sort, calibrated=sort_work),
         "topk": Op(price=sort, calibrated=sort_work, role=OpRole.CHOICE),
         "searchsorted bucketize": Op(price=binary_search),

@@ -26,6 +26,7 @@ from llm_perf_opt.weightless.spec import is_contiguous, spec_of_tensor
 
 # Composites that every counter prices as one op: their parts would only make the file larger.
 _RECORDED_WHOLE = overloads(*(name.removeprefix("aten.") for name, op in op_table().items() if op.is_recorded_whole))
+_MATMUL = overloads("matmul")
 # What is one op under another name; on real tensors it is recorded without parts too. A mask that is real when it is
 # small and a ghost when it is large would otherwise change the ops of a run with its length.
 _OTHER_NAMES = overloads(
@@ -59,9 +60,19 @@ class _PartCollector(TorchDispatchMode):
 def composite_parts(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], recorder: OpRecorder
 ) -> tuple[OpKind, ...]:
-    """The primitive ops of a composite; empty for a primitive one, or where the decomposition needs values."""
+    """The primitive ops of a composite; empty for a primitive one, or where the decomposition needs values.
+
+    `matmul` is recorded whole unless it copies an operand first: those copies are launches of their own.
+    """
+    if func in _MATMUL:
+        parts = _parts(func, args, kwargs, recorder)
+        return parts if len(parts) > 1 else ()
     if func in _RECORDED_WHOLE or func in _OTHER_NAMES or is_view(func) or is_pointwise(func) or not is_composite(func):
         return ()
+    return _parts(func, args, kwargs, recorder)
+
+
+def _parts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], recorder: OpRecorder) -> tuple[OpKind, ...]:
     twins = meta_arguments(args, kwargs)
     collector = _PartCollector(recorder)
     try:

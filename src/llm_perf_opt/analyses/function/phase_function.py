@@ -21,6 +21,7 @@ from llm_perf_opt.analyses.function.figures.kernel_forms import (
     exchange_forms,
     kernel_forms,
 )
+from llm_perf_opt.analyses.function.figures.kernel_times import times_by_tables
 from llm_perf_opt.analyses.function.figures.looped_figures import looped_figures, small_region
 from llm_perf_opt.analyses.function.figures.need_columns import necessary_column, sum_of
 from llm_perf_opt.analyses.function.figures.needs import RESIDENT, NeedForms, costs_of, figures_of, need_forms
@@ -38,6 +39,7 @@ from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
 from llm_perf_opt.analyses.function.search.boxes import BoxSearch
 from llm_perf_opt.analyses.function.search.cells import Cell, CellSearch, OpenRegion
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.kernel_rates import KernelTableRates
 from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.core.callgraph.graph import CallGraph
@@ -76,18 +78,19 @@ class FunctionCell:
         return need_forms(self.rebuilt)
 
     @cached_property
-    def _kernels(self) -> dict[Execution, KernelCounts | None]:
+    def _kernels(self) -> dict[tuple[Execution, bool], KernelCounts | None]:
         return {}
 
-    def kernels(self, execution: Execution) -> KernelCounts | None:
+    def kernels(self, execution: Execution, *, least: bool = True) -> KernelCounts | None:
         """The kernels that are launched, with sizes that are forms; None where they are no such list."""
-        if execution not in self._kernels:
+        key = (execution, least)
+        if key not in self._kernels:
             try:
-                self._kernels[execution] = kernel_forms(self.rebuilt, execution)
+                self._kernels[key] = kernel_forms(self.rebuilt, execution, least=least)
             except NoRule as refusal:
                 log.info("the kernels of %s are no forms: %s", self.region, refusal)
-                self._kernels[execution] = None
-        return self._kernels[execution]
+                self._kernels[key] = None
+        return self._kernels[key]
 
     @cached_property
     def exchanges(self) -> ExchangeCounts | None:
@@ -137,12 +140,21 @@ class FunctionCell:
 
     def times_at(self, points: Points, rates: RateSource) -> TimeColumns:
         """Times at points of the cell."""
-        kernels = self.kernels(rates.execution) if isinstance(rates, DataSheetRates) else None
+        is_table = isinstance(rates, KernelTableRates)
+        kernels = (
+            self.kernels(rates.execution, least=not is_table)
+            if isinstance(rates, DataSheetRates | KernelTableRates)
+            else None
+        )
         exchanges = {} if rates.cluster is None or kernels is None else self.exchanges
         necessary = None if kernels is None or exchanges is None else self.needs.necessary
+        policy = self.needs.policy
         if isinstance(rates, DataSheetRates) and kernels is not None and necessary is not None:
-            return times_by_form(kernels, necessary, self.needs.policy, Evaluation(points), rates, exchanges)
+            return times_by_form(kernels, necessary, policy, Evaluation(points), rates, exchanges)
         places, distinct = _distinct_points(points)
+        if isinstance(rates, KernelTableRates) and kernels is not None and necessary is not None:
+            at = Evaluation({name: np.array([point[name] for point in distinct]) for name in points})
+            return times_by_tables(kernels, necessary, policy, distinct, at, rates, exchanges).taken(places)
         return times_by_point([predict(self.rebuilt.graph(point), rates) for point in distinct]).taken(places)
 
 

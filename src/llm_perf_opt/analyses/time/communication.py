@@ -89,8 +89,13 @@ def band_of(time: CollectiveTime) -> Band | None:
 
 
 def beside(busy: Band, communication: Band) -> Band:
-    """Other work and communication on one device: the longer of the two with full overlap, the sum with none."""
-    return Band(max(busy.low, communication.low), busy.high + communication.high)
+    """Other work and communication on one device: the longer of the two with full overlap, the sum with none.
+
+    Engines overlap little of it, so that the sum is expected.
+    """
+    known = None not in (busy.expected, communication.expected)
+    expected = (busy.expected or 0.0) + (communication.expected or 0.0) if known else None
+    return Band(max(busy.low, communication.low), busy.high + communication.high, expected)
 
 
 def sent_bytes(collective: Collective) -> float:

@@ -76,8 +76,8 @@ class DataSheetRates:
         yield Note(_EXECUTIONS[self.execution])
 
     def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
-        """The kernels of each stage, as written or as an engine fuses them."""
-        fused = fused_kernels(graph) if self.execution is Execution.FUSED else {}
+        """The kernels of each stage, as written or as an engine that fuses little."""
+        fused = fused_kernels(graph, least=True) if self.execution is Execution.FUSED else {}
         return {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:

@@ -1,62 +1,173 @@
 """The kernels that an optimised engine launches in place of those of the code as written.
 
-Three rules, read off the trace. Products do what is necessary: experts run on the tokens that chose them, latent
-attention on the latent vectors, the head on the last position, and attention on the pairs that a mask leaves visible.
-Products of one shape that run in siblings which do not feed each other (`gate_proj` of every expert of a layer) are one
-kernel. Vector ops between two such kernels are one kernel.
+The rules of `fusions.py`, `fused_attention.py` and `fused_experts.py` come first. Of what is left, products of one
+shape that run in siblings which do not feed each other are one kernel, and so are the vector ops between two products.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import accumulate
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import cast
 
-from llm_perf_opt.analyses.necessary.anatomy import Anatomy, anatomy_of
-from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
-from llm_perf_opt.analyses.necessary.expert_blocks import routing_policy_of
+from llm_perf_opt.analyses.necessary.anatomy import anatomy_of
 from llm_perf_opt.analyses.necessary.read_once import preparation
-from llm_perf_opt.analyses.necessary.stage_needs import contexts_of
+from llm_perf_opt.analyses.time.fused_attention import fused_attention
+from llm_perf_opt.analyses.time.fused_experts import fused_experts
+from llm_perf_opt.analyses.time.fused_vectors import OutsideBytes, vector_rule
+from llm_perf_opt.analyses.time.fusions import (
+    FusedOps,
+    Fusion,
+    head_products,
+    joined_products,
+    outer_products,
+    prepared_weights,
+    without_overlap,
+)
+from llm_perf_opt.analyses.time.least_fusion import necessary_kernels
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.tensor_formats import tensor_bytes
-from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.ops.kernel_shape import ProductShape
+from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 
 _Group = tuple[object, ...]
 
 
-def fused_kernels(graph: CallGraph) -> dict[str, Counter[Kernel]]:
-    """Stage -> the kernels left after fusion, and how many of each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleUse:
+    """How often a rule applied in a stage, and the launches before and after it."""
+
+    stage: str
+    rule: Fusion
+    times: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedRun:
+    """The kernels left after fusion with their stages, in the order in which each begins, and what was fused."""
+
+    sequence: tuple[tuple[str, Kernel], ...]
+    rules: tuple[RuleUse, ...]
+
+
+@dataclass(slots=True)
+class _Members:
+    """What becomes one kernel, and where it came from."""
+
+    rows: list[int] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    following: KernelKind | None = None  # of a group of vector ops: the kernel behind it
+
+
+def fused_kernels(graph: CallGraph, *, least: bool = False) -> dict[str, Counter[Kernel]]:
+    """Stage -> the kernels left after fusion, and how many of each; `least`: as an engine that fuses little."""
     fused: dict[str, Counter[Kernel]] = {name: Counter() for name in stage_names(graph)}
-    for stage, kernel in fused_sequence(graph):
+    for stage, kernel in fused_sequence(graph, least=least):
         fused[stage][kernel] += 1
     return fused
 
 
-def fused_sequence(graph: CallGraph) -> list[tuple[str, Kernel]]:
+def fused_sequence(graph: CallGraph, *, least: bool = False) -> tuple[tuple[str, Kernel], ...]:
     """The kernels left after fusion with their stages, in the order in which each begins."""
-    names, siblings = stage_names(graph), _Siblings(graph)
-    members: dict[_Group, list[Kernel]] = {}
+    if not least:
+        return fused_run(graph).sequence
+    names, instead = stage_names(graph), {row: (kernel,) for row, kernel in necessary_kernels(graph).items()}
+    members = _members(graph, instead, alone=False)
+    return tuple((names[cast("int", group[0])], _as_one(found, None)) for group, found in members.items())
+
+
+def fused_run(graph: CallGraph) -> FusedRun:
+    """Every rule applied to one phase."""
+    names, stages, kinds = stage_names(graph), stage_of_ops(graph), ops_of(graph).kind
+    rules = engine_rules(graph)
+    instead: dict[int, tuple[Kernel, ...]] = {row: () for one in rules for row in one.rows}
+    instead.update((one.rows[0], one.kernels) for one in rules)
+    members = _members(graph, instead, alone=True)
+    outside = OutsideBytes(graph) if ops_of(graph).input_storages and graph.storages is not None else None
+    uses: dict[tuple[str, Fusion], list[int]] = {}
+
+    def count(stage: str, rule: Fusion, before: int, after: int) -> None:
+        use = uses.setdefault((stage, rule), [0, 0, 0])
+        for place, more in enumerate((1, before, after)):
+            use[place] += more
+
+    prepared = preparation(graph).stop
+    for one in rules:
+        if one.rows[0] >= prepared:
+            before = sum(len(kernels_of(graph.op_kinds[kinds[row]])) for row in one.rows)
+            count(names[stages[one.rows[0]]], one.rule, before, len(one.kernels))
+    sequence: list[tuple[str, Kernel]] = []
+    for group, found in members.items():
+        stage = names[cast("int", group[0])]
+        sequence.append((stage, _as_one(found, outside)))
+        if len(found.kernels) > 1:
+            is_vector = found.kernels[0].kind is KernelKind.VECTOR
+            rule = vector_rule(_kinds(graph, found.rows), found.following) if is_vector else Fusion.SIBLINGS
+            count(stage, rule, len(found.kernels), 1)
+    return FusedRun(
+        sequence=tuple(sequence),
+        rules=tuple(
+            RuleUse(stage=stage, rule=rule, times=use[0], before=use[1], after=use[2])
+            for (stage, rule), use in sorted(uses.items(), key=lambda item: list(Fusion).index(item[0][1]))
+        ),
+    )
+
+
+def engine_rules(graph: CallGraph) -> tuple[FusedOps, ...]:
+    """Where the rules apply that need to know which tensors an op took; an op is in one of them at most."""
+    if not ops_of(graph).input_storages:
+        return ()
+    anatomy = anatomy_of(graph)
+    found = chain(
+        fused_attention(graph, anatomy),
+        fused_experts(graph, anatomy),
+        joined_products(graph, anatomy),
+        head_products(graph, anatomy),
+        prepared_weights(graph),
+        outer_products(graph),
+    )
+    return tuple(without_overlap(found))
+
+
+def _kinds(graph: CallGraph, rows: list[int]) -> list[OpKind]:
+    kinds = ops_of(graph).kind
+    return [graph.op_kinds[kinds[row]] for row in rows]
+
+
+def _members(graph: CallGraph, instead: Mapping[int, tuple[Kernel, ...]], *, alone: bool) -> dict[_Group, _Members]:
+    """What runs together, in the order in which each begins.
+
+    `instead` are kernels in place of those of an op, `alone` where no sibling joins them. Helpers of eager PyTorch are
+    left out: an engine keeps one layout.
+    """
+    siblings, stages, kinds = _Siblings(graph), stage_of_ops(graph), ops_of(graph).kind
+    members: dict[_Group, _Members] = {}
     last: dict[int, _Group] = {}  # per stage: the product that ran last
-    stages, kinds = stage_of_ops(graph), ops_of(graph).kind
-    instead = engine_kernels(graph)
     for row in range(preparation(graph).stop, len(kinds)):
-        stage = stages[row]
-        own = instead.get(row)
-        for kernel in kernels_of(graph.op_kinds[kinds[row]]) if own is None else (own,):
+        stage, own = stages[row], instead.get(row)
+        for number, kernel in enumerate(kernels_of(graph.op_kinds[kinds[row]]) if own is None else own):
+            if kernel.is_helper:
+                continue
             if kernel.kind is KernelKind.VECTOR:
                 group: _Group = (stage, last.get(stage))
-            elif kernel.kind is KernelKind.COMMUNICATION:
-                group = last[stage] = (stage, row)
             else:
-                group = last[stage] = (stage, *siblings.group_of(row, kernel))
-            members.setdefault(group, []).append(kernel)
-    return [(names[cast("int", group[0])], _as_one(kernels)) for group, kernels in members.items()]
+                by_itself = (alone and own is not None) or kernel.kind is KernelKind.COMMUNICATION
+                group = (stage, row, number) if by_itself else (stage, *siblings.group_of(row, kernel))
+                before = members.get((stage, last.get(stage)))
+                if before is not None and before.following is None:
+                    before.following = kernel.kind
+                last[stage] = group
+            found = members.setdefault(group, _Members())
+            found.rows.append(row)
+            found.kernels.append(kernel)
+    return members
 
 
 class _Siblings:
@@ -100,90 +211,34 @@ def _ready_at(graph: CallGraph) -> array[int]:
     return ready
 
 
-def _as_one(kernels: list[Kernel]) -> Kernel:
+def _as_one(found: _Members, outside: OutsideBytes | None) -> Kernel:
     """One kernel that does the work of all; its rows are the mean, since a grouped product tiles each part alone."""
-    first, bytes_moved = kernels[0], sum(kernel.bytes_moved for kernel in kernels)
-    return Kernel(
-        kind=first.kind,
-        dtype=first.dtype,
+    kernels, first = found.kernels, found.kernels[0]
+    is_vector = first.kind is KernelKind.VECTOR
+    if len(kernels) == 1 and not is_vector:
+        return first
+    moved = sum(kernel.bytes_moved for kernel in kernels)
+    avoidable = first.avoidable_bytes
+    if is_vector:
+        avoidable = moved if outside is None else max(0, moved - outside.of(found.rows, kernels))
+    return replace(
+        first,
+        dtype=next((kernel.dtype for kernel in kernels if kernel.flops), first.dtype),
         flops=sum(kernel.flops for kernel in kernels),
         skippable_flops=sum(kernel.skippable_flops for kernel in kernels),
-        bytes_moved=bytes_moved,
-        avoidable_bytes=bytes_moved if first.kind is KernelKind.VECTOR else 0,
+        bytes_moved=moved,
+        avoidable_bytes=avoidable,
         rows=sum(kernel.rows for kernel in kernels) // len(kernels),
-        weights=first.weights,
-        sequences=first.sequences,
-        queries=first.queries,
-        collective=first.collective,
+        shape=_shape_of_all(kernels),
+        pattern=AccessPattern.VECTORISED if is_vector else None,
+        is_helper=False,
     )
 
 
-def engine_kernels(graph: CallGraph) -> dict[int, Kernel]:
-    """Row of an op -> the kernel that an engine launches in its place, for the rows where that does less."""
-    if not ops_of(graph).input_storages:
-        return {}
-    anatomy = anatomy_of(graph)
-    return dict([*_products(graph, anatomy), *_experts(graph, anatomy), *_attentions(graph, anatomy)])
-
-
-def _kernel(graph: CallGraph, row: int) -> tuple[OpKind, Kernel] | None:
-    """The kernel of an op that launches just one."""
-    kind = graph.op_kinds[ops_of(graph).kind[row]]
-    kernels = kernels_of(kind)
-    return (kind, kernels[0]) if len(kernels) == 1 else None
-
-
-def _products(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
-    for product in anatomy.products:
-        found = _kernel(graph, product.row) if product.kept < product.made else None
-        if found is None:
-            continue
-        kind, kernel = found
-        weight = max(tensor_bytes(meta) for meta in kind.inputs[1:]) if len(kind.inputs) > 1 else 0
-        activations = max(kernel.bytes_moved - weight, 0) * product.kept // product.made
-        rows = max(1, kernel.rows * product.kept // product.made)
-        yield product.row, replace(kernel, flops=product.necessary_flops, bytes_moved=weight + activations, rows=rows)
-
-
-def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
-    """Blocks that the code runs on every token, expert by expert, in one product."""
-    policy = routing_policy_of(graph)
-    for block in anatomy.experts:
-        if block.flops <= block.necessary_flops:
-            continue
-        share, read = block.necessary_flops / block.flops, block.distinct(policy) / max(block.touched, 1)
-        for row in block.rows:
-            found = _kernel(graph, row)
-            if found is not None:
-                _, kernel = found
-                yield (
-                    row,
-                    replace(
-                        kernel,
-                        flops=round(kernel.flops * share),
-                        bytes_moved=round(kernel.bytes_moved * min(1.0, read)),
-                        rows=max(1, round(kernel.rows * share)),
-                    ),
-                )
-
-
-def _attentions(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
-    """Fused attention; where the code writes scores out they stay as they are."""
-    contexts = contexts_of(graph, anatomy)
-    for site in anatomy.attentions:
-        found = _kernel(graph, site.row) if len(site.rows) == 1 else None
-        if found is None:
-            continue
-        kind, kernel = found
-        needed = site.necessary_flops(contexts.get(anatomy.forward_of_ops[site.row]))
-        moved = kernel.bytes_moved if site.latent is None else _latent_bytes(kind, site)
-        yield site.row, replace(kernel, flops=needed, skippable_flops=0, bytes_moved=min(moved, kernel.bytes_moved))
-
-
-def _latent_bytes(kind: OpKind, site: AttentionSite) -> int:
-    """Queries and results as they are, and one latent vector per key for each sequence."""
-    assert site.latent is not None
-    sequences = kind.inputs[0].shape[0]
-    number = tensor_bytes(replace(kind.inputs[0], shape=(1,)))
-    ends = tensor_bytes(kind.inputs[0]) + tensor_bytes(kind.outputs[0])
-    return ends + sequences * site.keys * site.latent.cached_width * number
+def _shape_of_all(kernels: list[Kernel]) -> ProductShape | None:
+    """Products of one shape beside each other; None: they differ, or are no products."""
+    shapes = {kernel.shape for kernel in kernels}
+    shape = next(iter(shapes))
+    if len(shapes) > 1 or not isinstance(shape, ProductShape):
+        return None
+    return replace(shape, count=shape.count * len(kernels))

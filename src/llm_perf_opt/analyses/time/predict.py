@@ -9,10 +9,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from llm_perf_opt.analyses.time.band_sums import BandOfKind, combined
 from llm_perf_opt.analyses.time.communication import Communication, beside, communication_of
+from llm_perf_opt.analyses.time.eager_time import RECORDED
 from llm_perf_opt.analyses.time.lower_bound import BoundBy, LowerBound, bounds_of
 from llm_perf_opt.analyses.time.rank_bound import exchange_s, least_exchanges
-from llm_perf_opt.analyses.time.rates import Band, OpRun, Overhead, Piece, Pieces, RateSource, TimedPiece, total
+from llm_perf_opt.analyses.time.rates import (
+    Band,
+    OpRun,
+    Overhead,
+    Piece,
+    Pieces,
+    RateSource,
+    RateTime,
+    TimedPiece,
+    total,
+)
 from llm_perf_opt.analyses.time.stage_work import StageWork, stage_works
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.collectives import Collective
@@ -82,6 +94,17 @@ class StageTime:
                 found[origin] = found[origin] + band if origin in found else band
         return dict(sorted(found.items(), key=lambda item: -(item[1].expected or item[1].high)))
 
+    @property
+    def by_origin(self) -> dict[str, float]:
+        """Origin -> its share of the expected time of all pieces, the largest first; empty: the source keeps none."""
+        found: dict[str, float] = {}
+        for piece in self.pieces:
+            for time in piece.times:
+                if time.origin is not None:
+                    found[time.origin] = found.get(time.origin, 0.0) + (time.band.expected or 0.0) * piece.count
+        whole = sum(found.values())
+        return {origin: seconds / whole for origin, seconds in sorted(found.items(), key=lambda one: -one[1]) if whole}
+
 
 def predict(graph: CallGraph, rates: RateSource) -> tuple[StageTime, ...]:
     """Every stage of one phase in which something runs that takes time, in order."""
@@ -103,6 +126,8 @@ def stage_time(
     if bound is not None:
         busy = busy.at_least(rates.least_s(bound))
     exchanged = communication_of(_kernels(pieces), rates.cluster, by_engine=rates.is_engine)
+    if exchanged is not None and exchanged.band is not None:
+        exchanged = replace(exchanged, band=links)
     if exchanges and rates.cluster is not None:
         least_s = exchange_s(exchanges, rates.cluster)
         bound, fewest = (None if one is None else replace(one, communication_s=least_s) for one in (bound, fewest))
@@ -123,7 +148,20 @@ def stage_time(
 
 
 def _sum(timed: Sequence[TimedPiece], *, on_links: bool) -> Band:
-    return total(piece.each.times(piece.count) for piece in timed if _is_communication(piece.what) is on_links)
+    """One after the other. Errors of measured kernels partly cancel; ends of other times add up."""
+    pieces = [piece for piece in timed if _is_communication(piece.what) is on_links]
+    if not any(time.origin for piece in pieces for time in piece.times):
+        return total(piece.each.times(piece.count) for piece in pieces)
+    return combined(
+        BandOfKind(_shared_error(time), time.band.times(piece.count)) for piece in pieces for time in piece.times
+    )
+
+
+def _shared_error(time: RateTime) -> str | None:
+    """What times that are wrong together have in common: a table and an origin, or all recordings of one device."""
+    if time.origin is None or time.origin == RECORDED:
+        return time.origin
+    return f"{time.source}, {time.rate}, {time.origin}"
 
 
 def _is_communication(piece: Piece) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
+from llm_perf_opt.analyses.time.kernel_origin_tables import fusion_table, origin_tables
 from llm_perf_opt.analyses.time.lower_bound import is_known
 from llm_perf_opt.analyses.time.predict import StageTime, predict, total_wall
 from llm_perf_opt.analyses.time.prediction_notes import bound_claim, has_experts, prediction_notes
@@ -24,9 +25,9 @@ def prediction_report(
 ) -> Report:
     """Every stage of every phase by one source of rates, and what takes the time.
 
-    A source with a data sheet shows the lower bound, where bound and band come from, and the ops that take longest at
-    the roof. One that measured shows what it expects, and which of its rates take the time. `times` are what `predict`
-    gives for each graph, if that is known already.
+    A source with a data sheet shows the lower bound, where bound and band come from, the ops that take longest at the
+    roof, and by measured kernels what an engine fuses. A calibration shows what it expects, and which of its rates take
+    the time. `times` are what `predict` gives for each graph, if that is known already.
     """
     found_times = [predict(graph, rates) for graph in graphs] if times is None else times
     phases = list(zip(graphs, found_times, strict=True))
@@ -39,9 +40,11 @@ def prediction_report(
     return Report(
         title=f"{model} on {rates.title}: how fast could it be",
         tables=(
-            _stage_table("Predicted time by stage", stages, _BOUNDED_COLUMNS),
+            _stage_table("Predicted time by stage", stages, _bounded_columns(stages)),
+            *origin_tables(stages),
             _detail_table(stages),
             *_communication_tables(stages),
+            *((fusion_table(graphs),) if rates.is_engine and any(stage.by_origin for stage in stages) else ()),
             roofline_table(op_rooflines(graphs, rates.device)[:_SHOWN_OPS]),
         ),
         notes=notes,
@@ -77,6 +80,11 @@ _LOW = _StageColumn(Column("low", Kind.SECONDS), lambda stage: stage.wall.low, l
 _HIGH = _StageColumn(
     Column("high", Kind.SECONDS), lambda stage: stage.wall.high, lambda stages: total_wall(stages).high
 )
+_EXPECTED = _StageColumn(
+    Column("expected", Kind.SECONDS),
+    lambda stage: stage.wall.expected,
+    lambda stages: total_wall(stages).expected,
+)
 _BOUNDED_COLUMNS = (
     _STAGE,
     _counted(Column("FLOPs", Kind.FLOPS), lambda stage: stage.work.flops),
@@ -99,6 +107,14 @@ _MEASURED_COLUMNS = (
     _summed(Column("fresh memory", Kind.BYTES), lambda stage: stage.fresh_bytes),
     _summed(Column("ops without a prediction", Kind.COUNT), lambda stage: sum(stage.untimed.values())),
 )
+
+
+def _bounded_columns(stages: Sequence[StageTime]) -> Iterator[_StageColumn]:
+    """With what is expected between low and high, where the source says that."""
+    for column in _BOUNDED_COLUMNS:
+        if column is _HIGH and any(stage.wall.expected is not None for stage in stages):
+            yield _EXPECTED
+        yield column
 
 
 def _stage_table(title: str, stages: Sequence[StageTime], columns: Iterable[_StageColumn]) -> Table:
@@ -205,6 +221,7 @@ def _charts(stages: Sequence[StageTime], device: Device) -> tuple[Chart, ...]:
         series=(
             Series("lower bound", tuple(stage.lower_bound_s for stage in stages)),
             Series("low", tuple(stage.wall.low for stage in stages)),
+            *_expected_series(stages),
             Series("high", tuple(stage.wall.high for stage in stages)),
         ),
         kind=Kind.SECONDS,
@@ -223,6 +240,11 @@ def _charts(stages: Sequence[StageTime], device: Device) -> tuple[Chart, ...]:
         if stage.work.flops and stage.work.bytes_moved
     }
     return bars, roofline_of_bands(rates, device, dtype)
+
+
+def _expected_series(stages: Sequence[StageTime]) -> Iterator[Series]:
+    if any(stage.wall.expected is not None for stage in stages):
+        yield Series("expected", tuple(stage.wall.expected for stage in stages))
 
 
 def main_dtype(stages: Sequence[StageTime]) -> str | None:

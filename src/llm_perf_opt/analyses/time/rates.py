@@ -89,12 +89,13 @@ Pieces = Sequence[tuple[Piece, int]]  # and how often each runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateTime:
-    """Time given by one rate. `source` and `rate` are its origin: the source, and which of its tables or fractions."""
+    """Time given by one rate. `source` and `rate` say whose: the source, and which of its tables or fractions."""
 
     source: str
     rate: str
     band: Band
     bound_by: BoundBy | None = None  # None: the source does not say
+    origin: str | None = None  # of one among several sources: a measured row, interpolated, ...; None: it is the only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

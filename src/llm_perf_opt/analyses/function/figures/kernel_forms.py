@@ -7,11 +7,12 @@ program, so its kernels are one list at every point, and their sizes are fitted 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.function.figures.costs import Fit, OpFitting
 from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
+from llm_perf_opt.analyses.function.figures.shape_forms import ShapeForms, shape_forms
 from llm_perf_opt.analyses.function.form import Form, Point
 from llm_perf_opt.analyses.function.program.alignment import Parting
 from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
@@ -23,7 +24,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
-from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 
 _SIZES = (
@@ -67,23 +68,37 @@ class KernelForms:
     sequences: Form
     queries: Form
     collective: CollectiveForms | None = None
+    pattern: AccessPattern | None = None
+    is_helper: bool = False
+    shape: ShapeForms | None = None  # None: it has no shape, or a size of it is no form
 
     def at(self, point: Point) -> Kernel:
         """The kernel at one point."""
         sizes = {name: getattr(self, name).at(point) for name in _SIZES}
         collective = None if self.collective is None else self.collective.of(self.collective.payload.at(point))
-        return Kernel(kind=self.kind, dtype=self.dtype, collective=collective, **sizes)
+        return Kernel(
+            kind=self.kind,
+            dtype=self.dtype,
+            collective=collective,
+            pattern=self.pattern,
+            is_helper=self.is_helper,
+            shape=None if self.shape is None else self.shape.at(point),
+            **sizes,
+        )
 
 
 ExchangeCounts = Mapping[str, Mapping[CollectiveForms, int]]  # stage -> what it must exchange, and how often
 KernelCounts = Mapping[str, Mapping[KernelForms, int]]  # stage -> its kernels, and how often each is launched
 
 
-def kernel_forms(rebuilt: Rebuilt, execution: Execution) -> KernelCounts:
-    """The kernels of each stage in a cell; `NoRule` where they are no fixed list with sizes that are forms."""
+def kernel_forms(rebuilt: Rebuilt, execution: Execution, *, least: bool = True) -> KernelCounts:
+    """The kernels of each stage in a cell; `NoRule` where they are no fixed list with sizes that are forms.
+
+    `least`: an engine is taken to fuse little, as the rates of a data sheet do.
+    """
     if len(set(_loop_counts(rebuilt))) > 1:
         raise _no_rule("a loop runs more or less often, by the workload")
-    return _fused(rebuilt) if execution is Execution.FUSED else _as_written(rebuilt)
+    return _fused(rebuilt, least=least) if execution is Execution.FUSED else _as_written(rebuilt)
 
 
 def _loop_counts(rebuilt: Rebuilt) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -125,9 +140,23 @@ def _aligned(lists: Sequence[Sequence[Kernel]], fit: Fit) -> list[KernelForms] |
         if None in sizes.values() or (collective is None and same[0].collective is not None):
             return None
         found.append(
-            KernelForms(kind=same[0].kind, dtype=same[0].dtype, collective=collective, **sizes)  # type: ignore[arg-type]
+            KernelForms(
+                kind=same[0].kind,
+                dtype=same[0].dtype,
+                collective=collective,
+                pattern=_common(kernel.pattern for kernel in same),
+                is_helper=same[0].is_helper,
+                shape=shape_forms([kernel.shape for kernel in same], fit),
+                **sizes,  # type: ignore[arg-type]
+            )
         )
     return found
+
+
+def _common(patterns: Iterable[AccessPattern | None]) -> AccessPattern | None:
+    """The pattern of all; None where they differ: an operand of one value at some points only is broadcast there."""
+    found = set(patterns)
+    return found.pop() if len(found) == 1 else None
 
 
 def _collective(same: Sequence[Kernel], fit: Fit) -> CollectiveForms | None:
@@ -141,9 +170,9 @@ def _collective(same: Sequence[Kernel], fit: Fit) -> CollectiveForms | None:
     return CollectiveForms(kind=found[0].kind, group=found[0].group, axis=found[0].axis, payload=payload)
 
 
-def _fused(rebuilt: Rebuilt) -> KernelCounts:
+def _fused(rebuilt: Rebuilt, *, least: bool) -> KernelCounts:
     for points, fitter in rebuilt.bases():
-        lists = [fused_sequence(rebuilt.graph(point)) for point in points]
+        lists = [fused_sequence(rebuilt.graph(point), least=least) for point in points]
         stages = [stage for stage, _ in lists[0]]
         if any([stage for stage, _ in one] != stages for one in lists):
             raise _no_rule("what an engine fuses differs from point to point")

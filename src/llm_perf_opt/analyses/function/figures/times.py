@@ -1,7 +1,7 @@
 """The time of a phase at many points at once, by any source of rates.
 
-The rates of a data sheet are applied to columns of kernel sizes. Every other source, and a cell whose kernels are no
-forms, is asked point by point; the answer says which of the two it was.
+The rates of a data sheet are applied to columns of kernel sizes, measured tables to the kernels of all points. Every
+other source, and a cell whose kernels are no forms, is asked point by point; the answer says which of the two it was.
 """
 
 from __future__ import annotations

@@ -1,0 +1,154 @@
+"""Recorded kernels and those of a trace side by side, paired by what the op does and by its size.
+
+Products pair by their FLOPs, everything else by its word (`add`, `copy`, `layer_norm`) and the values of its largest
+operand. Facts hold the median of each kind of kernel, so a kernel lies in its band where that median does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.eager_kernels.recorded_models import FORWARDS, recorded_graph
+from llm_perf_opt.analyses.time.rates import RateTime
+from llm_perf_opt.core.callgraph import CallGraph, OpKind
+from llm_perf_opt.ops.cost import elements
+from llm_perf_opt.ops.kernel_names import kernel_meaning, launch_words
+from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.ops.table import kernels_of
+from tests.analyses.join.condensed_runs import Row, facts, word_of
+
+LAYOUT = "convolution, layout"
+Duration = Callable[[Kernel], RateTime]
+_MICRO = 1e6
+_PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm")
+_SAME = {
+    "sub": "add",
+    "rsub": "add",
+    "div": "mul",
+    "softmax": "softmax",
+    "masked_fill": "where",
+    "linalg_norm": "linalg_vector_norm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What pairs: a word, and a size. The size of layout kernels is not recorded: 0."""
+
+    word: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One kind of kernel: recorded and ours. Times are in microseconds, of all its launches."""
+
+    key: Key
+    recorded: int = 0
+    recorded_us: float = 0.0
+    ours: int = 0
+    expected_us: float = 0.0
+    low_us: float = 0.0
+    high_us: float = 0.0
+    in_band: int = 0
+    rates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One recording."""
+
+    name: str
+    rows: tuple[Compared, ...]
+
+    def total(self, field: str) -> float:
+        """A column added up."""
+        return float(sum(getattr(row, field) for row in self.rows))
+
+    @property
+    def launch_error(self) -> float:
+        return self.total("ours") / self.total("recorded") - 1
+
+    @property
+    def time_error(self) -> float:
+        return self.total("expected_us") / self.total("recorded_us") - 1
+
+    @property
+    def share_in_band(self) -> float:
+        return self.total("in_band") / self.total("recorded")
+
+
+def compared(gpu: str, model: str, duration: Duration) -> Run:
+    """A recording beside the trace of its model."""
+    _, rows = facts(f"{gpu}-{model}")
+    by_key: dict[Key, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_key[_recorded_key(row)].append(row)
+    forwards = FORWARDS.get(model, 1)
+    ours: dict[Key, Counter[Kernel]] = defaultdict(Counter)
+    for key, kernel, count in _launches(recorded_graph(model)):
+        ours[key][kernel] += count * forwards
+    found = [_row(key, by_key[key], ours[key], duration) for key in dict.fromkeys((*by_key, *ours))]
+    return Run(name=f"{gpu}-{model}", rows=tuple(sorted(found, key=lambda row: -max(row.recorded_us, row.expected_us))))
+
+
+def _row(key: Key, recorded: Sequence[Row], ours: Counter[Kernel], duration: Duration) -> Compared:
+    times = {kernel: duration(kernel) for kernel in ours}
+    bands = [time.band for time in times.values()]
+    return Compared(
+        key=key,
+        recorded=sum(row.count for row in recorded),
+        recorded_us=sum(row.count * row.median_us for row in recorded),
+        ours=ours.total(),
+        expected_us=sum(count * _expected(times[kernel]) for kernel, count in ours.items()),
+        low_us=_MICRO * sum(count * times[kernel].band.low for kernel, count in ours.items()),
+        high_us=_MICRO * sum(count * times[kernel].band.high for kernel, count in ours.items()),
+        in_band=sum(row.count for row in recorded if any(band.holds(row.median_us / _MICRO) for band in bands)),
+        rates=tuple(dict.fromkeys(f"{time.source}: {time.rate}" for time in times.values())),
+    )
+
+
+def _expected(time: RateTime) -> float:
+    return _MICRO * (time.band.middle if time.band.expected is None else time.band.expected)
+
+
+def _recorded_key(row: Row) -> Key:
+    meaning = kernel_meaning(row.kernel)
+    if row.op.endswith("convolution"):
+        is_layout = meaning is not None and "convolution" in meaning.helps
+        return Key(LAYOUT, 0) if is_layout else Key("convolution", 0)
+    if row.op in _PRODUCTS:
+        left, right = row.shapes[-2:]
+        return Key("product", 2 * math.prod(left) * right[-1])
+    word = row.op.removeprefix("aten::").strip("_")
+    if "attention" in word:
+        return Key("attention", max(map(math.prod, row.shapes)))
+    words = word_of(row.op) - {"elementwise", "reduction"}
+    word = next(iter(sorted(words)), word)
+    return Key(_SAME.get(word, word), max(map(math.prod, row.shapes), default=1))
+
+
+def _launches(graph: CallGraph) -> Iterator[tuple[Key, Kernel, int]]:
+    assert graph.ops is not None
+    for number, count in Counter(graph.ops.kind).items():
+        kind = graph.op_kinds[number]
+        for place, kernel in enumerate(kernels_of(kind)):
+            yield _key(kind, kernel, place), kernel, count
+
+
+def _key(kind: OpKind, kernel: Kernel, place: int) -> Key:
+    largest = max((elements(meta) for meta in kind.inputs), default=1)
+    if kind.name.startswith("aten.conv"):
+        if kernel.kind is KernelKind.MATMUL:
+            return Key("convolution", 0)
+        return Key("add", elements(kind.outputs[0])) if place == 4 else Key(LAYOUT, 0)
+    if kernel.kind is KernelKind.MATMUL:
+        return Key("product", kernel.flops)
+    if kernel.is_helper:
+        return Key("copy", kernel.bytes_moved // 4)
+    words = launch_words(kind)
+    word = words[0].word if words else kind.name
+    return Key(_SAME.get(word, word), largest)

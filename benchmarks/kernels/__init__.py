@@ -1,0 +1,1 @@
+"""How well the tables of measured kernels answer for shapes that were left out of them."""

@@ -1,0 +1,161 @@
+"""What is fitted to served requests: the gap between kernels, the shares of a first token, and two quantiles each.
+
+Only clean runs that are not frozen take part. `leave_one_out` fits without each model in turn and estimates it with
+what the others gave: that is how the figures of the development set are judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import quantiles
+
+import numpy as np
+
+from benchmarks.serving_times.estimates import Estimated
+from llm_perf_opt.analyses.serving import request_time
+from llm_perf_opt.analyses.serving.engine_time import LAUNCH_GAP_S, ForwardTime, WorkKind
+from llm_perf_opt.analyses.serving.request_time import FirstToken, Quantiles, ServingFit, time_per_token, time_to_first
+
+GAPS_S = [step * 1e-7 for step in range(41)]
+FEWEST = 15  # runs of one sender below which all of them are taken together
+ALL = "all"
+FILE = Path(request_time.__file__).parent / "serving_fit.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A run with times of a fit that it took no part in."""
+
+    one: Estimated
+    tpot_s: float
+    ttft_s: float
+    fit: ServingFit
+
+    @property
+    def tpot_error(self) -> float:
+        """Estimate over measurement, less one."""
+        return self.tpot_s / (self.one.run.tpot_s or math.nan) - 1
+
+    @property
+    def ttft_error(self) -> float:
+        """Estimate over measurement, less one."""
+        return self.ttft_s / (self.one.run.ttft_s or math.nan) - 1
+
+    def holds(self) -> bool:
+        """Whether the band of TPOT holds the measurement."""
+        measured = (self.one.run.tpot_s or math.nan) / self.tpot_s
+        return self.fit.tpot.low <= measured <= self.fit.tpot.high
+
+
+def with_gap(time: ForwardTime, gap_s: float) -> ForwardTime:
+    """The same forward with another gap between kernels."""
+    return replace(time, by_kind={**time.by_kind, WorkKind.GAPS: gap_s * time.kernels})
+
+
+def at_gap(one: Estimated, gap_s: float) -> Estimated:
+    """The same estimate with another gap."""
+    return replace(one, step=with_gap(one.step, gap_s), prompt=with_gap(one.prompt, gap_s))
+
+
+def fit_gap(found: Sequence[Estimated]) -> float:
+    """The gap with the least mean of median errors, every model and engine counting alike."""
+    groups: dict[object, list[tuple[float, float, float]]] = defaultdict(list)
+    for one in found:
+        row = (at_gap(one, 0.0).tpot_s, _launches(one), one.run.tpot_s or 1.0)
+        groups[one.run.model, one.run.engine].append(row)
+    columns = [np.array(rows).T for rows in groups.values()]
+
+    def error(gap_s: float) -> float:
+        medians = [np.median(np.abs(np.log((bare + gap_s * n) / measured))) for bare, n, measured in columns]
+        return float(np.mean(medians))
+
+    return min(GAPS_S, key=error)
+
+
+def _launches(one: Estimated) -> float:
+    """Kernels in the time of one output token: those of a step, and its share of those of prompts."""
+    return time_per_token(one.step.kernels, one.prompt.kernels, one.load)
+
+
+def fitted(found: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> ServingFit:
+    """The fit to these runs."""
+    clean = [at_gap(one, gap_s) for one in found if one.is_clean]
+    senders: dict[str, list[Estimated]] = defaultdict(list)
+    for one in clean:
+        senders[one.sender].append(one)
+        senders[ALL].append(one)
+    shares = {name: _shares(some) for name, some in senders.items() if len(some) >= FEWEST}
+    fit = ServingFit(
+        fitted_to="silicon_sample.csv, aggregated, without the frozen systems and models",
+        records=len(clean),
+        tpot=_quantiles([(one.run.tpot_s or 0) / one.tpot_s for one in clean]),
+        ttft=Quantiles(low=1.0, high=1.0),
+        first_token=shares,
+    )
+    ratios = [(one.run.ttft_s or 0) / _ttft(one, fit) for one in clean]
+    return ServingFit(
+        fitted_to=fit.fitted_to, records=fit.records, tpot=fit.tpot, ttft=_quantiles(ratios), first_token=shares
+    )
+
+
+def leave_one_out(found: Sequence[Estimated]) -> Iterator[Judged]:
+    """Every run by a fit to the other models."""
+    for model in dict.fromkeys(one.run.model for one in found):
+        others = [one for one in found if one.run.model != model]
+        gap_s = fit_gap([one for one in others if one.is_clean])
+        fit = fitted(others, gap_s)
+        yield from judged([at_gap(one, gap_s) for one in found if one.run.model == model], fit)
+
+
+def judged(found: Sequence[Estimated], fit: ServingFit) -> list[Judged]:
+    """Every run by one fit."""
+    return [Judged(one=one, tpot_s=one.tpot_s, ttft_s=_ttft(one, fit), fit=fit) for one in found]
+
+
+def _ttft(one: Estimated, fit: ServingFit) -> float:
+    shares = fit.first_token.get(one.sender, fit.first_token[ALL])
+    return time_to_first(one.tpot_s, one.prompt.seconds, one.load, shares)
+
+
+def _quantiles(ratios: Sequence[float]) -> Quantiles:
+    tenths = quantiles(ratios, n=10, method="inclusive")
+    return Quantiles(low=round(tenths[0], 3), high=round(tenths[8], 3))
+
+
+def _shares(some: Sequence[Estimated]) -> FirstToken:
+    """The sum with the least mean error of its logarithm; no share is negative."""
+    from scipy.optimize import minimize  # comes with the tables
+
+    rows = np.array([(1.0, one.prompt.seconds, one.load.in_flight * one.prompt.seconds, one.tpot_s) for one in some])
+    measured = np.array([one.run.ttft_s or 1.0 for one in some])
+
+    def error(shares: Sequence[float]) -> float:
+        return float(np.mean(np.abs(np.log(np.maximum(rows @ np.abs(shares), 1e-6) / measured))))
+
+    solve: Callable[..., object] = minimize
+    best = solve(error, [0.02, 1.0, 0.1, 1.0], method="Nelder-Mead", options={"maxiter": 400})
+    constant, prompts, others, steps = (round(abs(float(value)), 5) for value in best.x)  # type: ignore[attr-defined]
+    return FirstToken(constant_s=constant, prompts=prompts, prompts_of_others=others, steps=steps)
+
+
+def write(fit: ServingFit, file: Path = FILE) -> None:
+    """The fit as the package reads it."""
+    lines = [
+        "# Fitted to served requests by benchmarks/serving_times; figures are measured over estimated time, and shares",
+        "# of a first token by engine and by how requests were sent (lengths from a range, or fixed).",
+        f'fitted_to = "{fit.fitted_to}"',
+        f"records = {fit.records}",
+        *(
+            f"\n[{name}]\nlow = {band.low}\nhigh = {band.high}"
+            for name, band in (("tpot", fit.tpot), ("ttft", fit.ttft))
+        ),
+    ]
+    for name, shares in sorted(fit.first_token.items()):
+        lines.append(f'\n[first_token."{name}"]')
+        lines.append(f"constant_s = {shares.constant_s}\nprompts = {shares.prompts}")
+        lines.append(f"prompts_of_others = {shares.prompts_of_others}\nsteps = {shares.steps}")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")

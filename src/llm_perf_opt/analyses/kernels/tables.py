@@ -1,0 +1,165 @@
+"""The Parquet files of the PyPI package `aiconfigurator-core`: which there are, and their columns as arrays.
+
+The package is found without importing it, as its import takes seconds. Files are read in place by DuckDB.
+`<data>/<system>/<family>/<engine>/<version>/<name>.parquet`; latency is in milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_perf_opt.core.errors import PerfOptError
+
+PACKAGE, READER = "aiconfigurator_core", "duckdb"
+ENGINES = ("vllm", "sglang", "trtllm")
+INSTALL = 'pip install "llm-perf-opt[kernels]"'
+_LIBRARIES = ("nccl", "oneccl")  # stand where an engine does
+_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
+_NUMBERS = re.compile(r"\d+")
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """One file of measured rows."""
+
+    system: str
+    family: str
+    engine: str
+    version: str
+    name: str  # without `_perf.parquet`
+    path: Path
+
+
+def missing_packages() -> tuple[str, ...]:
+    """Which of the two packages are not installed: the tables, and what reads them."""
+    return tuple(name for name in (PACKAGE, READER) if util.find_spec(name) is None)
+
+
+def package_version() -> str | None:
+    """The version of the tables; None: not installed."""
+    try:
+        return metadata.version("aiconfigurator-core")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def data_folder() -> Path:
+    """Where the tables lie; raises with the command to install them where a package is missing."""
+    if missing := missing_packages():
+        raise PerfOptError(
+            f"Measured kernel times need {' and '.join(missing)}.",
+            why="without the tables every kernel is timed by a roofline",
+            fix=f"{INSTALL}",
+        )
+    spec = util.find_spec(PACKAGE)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for place in places:
+        if (folder := Path(place) / "systems" / "data").is_dir():
+            return folder
+    raise PerfOptError(
+        f"{PACKAGE} {package_version()} has no folder of tables.", why="its layout differs", fix=f"{INSTALL}"
+    )
+
+
+@cache
+def list_tables(folder: Path | None = None) -> tuple[TableFile, ...]:
+    """Every file of measured rows, sorted by system, family, engine, version and name."""
+    root = folder or data_folder()
+    found = []
+    for path in sorted(root.glob("*/*/*/*/*_perf.parquet")):
+        system, family, engine, version, name = path.relative_to(root).parts
+        if engine in ENGINES or engine in _LIBRARIES:
+            stem = name.removesuffix("_perf.parquet")
+            found.append(TableFile(system=system, family=family, engine=engine, version=version, name=stem, path=path))
+    return tuple(found)
+
+
+def newest(system: str, name: str, engine: str, folder: Path | None = None) -> TableFile | None:
+    """The file of the newest version of an engine that measured a table on a system; None: there is none."""
+    found = versions(system, name, engine, folder)
+    return found[0] if found else None
+
+
+def versions(system: str, name: str, engine: str, folder: Path | None = None) -> list[TableFile]:
+    """The files of a table on a system, the newest version of the engine first."""
+    found = [t for t in list_tables(folder) if (t.system, t.name, t.engine) == (system, name, engine)]
+    return sorted(found, key=lambda table: _order(table.version), reverse=True)
+
+
+def _order(version: str) -> tuple[int, ...]:
+    """`1.3.0rc20` after `1.3.0rc10` and after `1.0.0`."""
+    return tuple(int(number) for number in _NUMBERS.findall(version))
+
+
+@cache
+def _connection() -> Any:
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.execute("set threads = 1")
+    return connection
+
+
+def column_names(table: TableFile) -> tuple[str, ...]:
+    """The columns that a file has: older files lack some."""
+    rows = _connection().execute("describe select * from read_parquet(?)", [str(table.path)]).fetchall()
+    return tuple(str(row[0]) for row in rows)
+
+
+def row_count(table: TableFile) -> int:
+    """How many rows a file holds."""
+    return int(_connection().execute("select count(*) from read_parquet(?)", [str(table.path)]).fetchall()[0][0])
+
+
+def inventory(system: str, folder: Path | None = None) -> Mapping[tuple[str, str, str], int]:
+    """Family, engine and version -> how many rows of a system were measured."""
+    rows: dict[tuple[str, str, str], int] = {}
+    for table in list_tables(folder):
+        if table.system == system:
+            key = (table.family, table.engine, table.version)
+            rows[key] = rows.get(key, 0) + row_count(table)
+    return rows
+
+
+def read_rows(
+    table: TableFile, keys: Sequence[str], *, where: str = "true", defaults: Mapping[str, int | str] | None = None
+) -> Columns:
+    """The distinct rows of a file by `keys`, with `seconds`, the shortest latency of each.
+
+    `where` is a condition in SQL. A column that the file lacks takes its value from `defaults`; without one the file is
+    not of the layout that this room knows, and that raises.
+    """
+    present = set(column_names(table))
+    parts = []
+    for key in keys:
+        if key not in present and (defaults is None or key not in defaults):
+            raise PerfOptError(
+                f"The table {table.path.name} of {table.system} has no column {key!r}.",
+                why=f"{PACKAGE} {package_version()} lays it out in another way than this version reads",
+                fix=f"{INSTALL}",
+            )
+        parts.append(f'"{key}"' if key in present else f"{_literal((defaults or {})[key])} as {key}")
+    sql = (
+        f"select {', '.join(parts)}, min(latency) / 1000.0 as seconds from read_parquet(?) "
+        f"where latency > 0 and ({where}) group by all order by all"
+    )
+    columns: dict[str, NDArray[Any]] = _connection().execute(sql, [str(table.path)]).fetchnumpy()
+    return {name: np.ma.getdata(column) for name, column in columns.items()}
+
+
+def _literal(value: int | str) -> str:
+    if isinstance(value, str):
+        assert _WORD.fullmatch(value), value
+        return f"'{value}'"
+    return str(value)

@@ -1,0 +1,94 @@
+"""The answer of a table: seconds, and where each figure came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Codes = NDArray[np.uint8]
+
+
+class Origin(StrEnum):
+    """Where the time of a kernel came from, from the best known to the least."""
+
+    MEASURED = "measured row"
+    INTERPOLATED = "interpolated"
+    EXTRAPOLATED = "beyond the measured grid"
+    SCALED = "scaled"  # from the nearest system, format or shape that was measured
+    ROOFLINE = "roofline"
+
+
+ORIGINS = tuple(Origin)
+CODE = {origin: code for code, origin in enumerate(ORIGINS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Expected seconds of many kernels. NaN: no table describes the kernel, and its origin is `ROOFLINE`.
+
+    `spread_low` and `spread_high` are factors around the expected time: 10 % and 90 % quantiles of measured over
+    expected time on rows that were left out of the tables. `off_grid` is how many dimensions were not measured.
+    """
+
+    seconds: Floats
+    origin_codes: Codes
+    off_grid: Codes
+    spread_low: Floats
+    spread_high: Floats
+
+    @property
+    def origins(self) -> list[Origin]:
+        """The origin of each time."""
+        return [ORIGINS[code] for code in self.origin_codes.tolist()]
+
+    @property
+    def is_known(self) -> Flags:
+        """Which kernels a table describes."""
+        return ~np.isnan(self.seconds)
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`Times` before the spread is looked up."""
+
+    seconds: Floats
+    origin_codes: Codes
+    off_grid: Codes
+
+    @classmethod
+    def unknown(cls, count: int) -> Estimate:
+        """Kernels that no table describes."""
+        return cls(np.full(count, np.nan), np.full(count, CODE[Origin.ROOFLINE], np.uint8), np.zeros(count, np.uint8))
+
+    def at_least(self, origin: Origin, where: Flags | None = None) -> Estimate:
+        """The same times with an origin no better than this one."""
+        code = np.maximum(self.origin_codes, CODE[origin]).astype(np.uint8)
+        codes = code if where is None else np.where(where, code, self.origin_codes).astype(np.uint8)
+        return Estimate(self.seconds, codes, self.off_grid)
+
+
+def fastest(estimates: Sequence[Estimate]) -> Estimate:
+    """Of several answers to the same kernels the shortest time of each; one that a table describes beats none."""
+    best = estimates[0]
+    for other in estimates[1:]:
+        better = np.isnan(best.seconds) | (other.seconds < best.seconds)
+        best = choose(better & ~np.isnan(other.seconds), other, best)
+    return best
+
+
+def choose(where: Flags, these: Estimate, others: Estimate) -> Estimate:
+    """`these` where the condition holds, `others` elsewhere."""
+    return Estimate(
+        np.where(where, these.seconds, others.seconds),
+        np.where(where, these.origin_codes, others.origin_codes),
+        np.where(where, these.off_grid, others.off_grid),
+    )

@@ -1,0 +1,85 @@
+"""What a prediction says of the work that was measured: the same stages, added up as the measured time does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.measured.correction import centre, families
+from llm_perf_opt.analyses.measured.measurement import MeasuredTime, Quantity
+from llm_perf_opt.analyses.time.predict import StageTime
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.measurement import DECODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedPoint:
+    """The stages of every phase at one workload, before any correction."""
+
+    times: Mapping[str, Sequence[StageTime]]  # phase -> its stages
+    steps: int  # decode steps in the times of `decode`
+    batch: int | None
+    context: int | None
+    is_same_point: bool  # the workload of the prediction that is corrected
+
+    def stages(self, quantity: Quantity, stage: str | None, phase: str | None) -> list[tuple[str, StageTime]]:
+        """Phase and stage of everything that a measured time covers."""
+        return [
+            (name, found)
+            for name, all_stages in self.times.items()
+            for found in all_stages
+            if is_covered(quantity, stage, name, found.name) and phase in (None, name)
+        ]
+
+    def seconds(self, time: MeasuredTime, phase: str | None) -> float:
+        """What was predicted for the measured time; 0 where no stage is covered."""
+        return sum(
+            centre(found.device_time if time.is_device_time else found.wall) / self._steps(name)
+            for name, found in self.stages(time.quantity, time.stage, phase)
+        )
+
+    def family_seconds(self, time: MeasuredTime, phase: str | None) -> dict[str, float]:
+        """The same by kind of kernel."""
+        found: dict[str, float] = {}
+        for name, stage in self.stages(time.quantity, time.stage, phase):
+            for family, spent in families(stage).items():
+                found[family] = found.get(family, 0.0) + spent / self._steps(name)
+        return found
+
+    def bound_s(self, time: MeasuredTime, phase: str | None) -> float | None:
+        """What no run is faster than, whichever experts its routers choose; None: not known of every stage."""
+        total = 0.0
+        for name, stage in self.stages(time.quantity, time.stage, phase):
+            bound = stage.fewest_experts_bound or stage.lower_bound
+            if bound is None:
+                return None
+            total += bound.seconds / self._steps(name)
+        return total
+
+    def _steps(self, phase: str) -> int:
+        return self.steps if phase == DECODE else 1
+
+
+def is_covered(quantity: Quantity, stage: str | None, phase: str, name: str) -> bool:
+    """Whether a measured time includes a stage: the first token all phases before decode, a later one a decode step."""
+    if quantity is Quantity.STAGE:
+        return name == stage
+    return (phase == DECODE) == (quantity is Quantity.TPOT)
+
+
+def steps_of(graph: CallGraph) -> int:
+    """How many decode steps a graph holds; 1 for other phases."""
+    found = graph.runtime.get("decode_steps", 1) if graph.phase == DECODE else 1
+    return found if isinstance(found, int) and found > 0 else 1
+
+
+def batch_of(graph: CallGraph) -> int | None:
+    """The sequences that a graph was traced with; None: its header does not say."""
+    found = graph.workload.get("batch")
+    return found if isinstance(found, int) else None
+
+
+def context_of(graph: CallGraph) -> int | None:
+    """Tokens of one sequence after the prefill, those of media included; None: the header does not say."""
+    found = graph.workload.get("context_tokens", graph.workload.get("prompt_tokens"))
+    return found if isinstance(found, int) else None

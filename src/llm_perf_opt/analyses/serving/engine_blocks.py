@@ -1,0 +1,266 @@
+"""What a serving engine launches for each token of a decoder, read from one traced step.
+
+Products that read one input and are shared alike are one product: query, key and value, or gate and up. How ranks share
+a product follows from its place: in a block the last product is split by its rows, those that feed it by their columns,
+and a projection onto a latent vector or onto the scores of experts is whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
+from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
+from llm_perf_opt.analyses.necessary.decoder_needs import FIRST_FORWARD, AttentionLayers, DecoderNeeds, decoder_needs
+from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache_number_bytes
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.weight_matrices import Role, module_of, weight_matrices
+from llm_perf_opt.core.source_figures import WorkFamily
+from llm_perf_opt.ops.table import op_family
+
+
+class Split(StrEnum):
+    """How the ranks that share a product divide it."""
+
+    COLUMNS = "columns"  # each makes a part of the result
+    ROWS = "rows"  # each sums over a part, and the parts are added up afterwards
+    WHOLE = "whole"  # each does all of it
+
+
+class Part(StrEnum):
+    """Where in a decoder a product stands; checkpoints store their parts in formats of their own."""
+
+    ATTENTION = "attention"
+    LATENT = "latent attention"  # whose tables may hold the whole module
+    ROUTER = "router"  # of experts, or of the keys that sparse attention looks at
+    MLP = "mlp"  # and every other block
+    HEAD = "head"  # needed for the last token of a sequence alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProduct:
+    """A product `[tokens, depth] x [depth, columns]` that each of `layers` layers launches once.
+
+    `key_columns` of the columns make keys and values: ranks that outnumber the `key_heads` repeat them. `is_expansion`
+    makes keys and values of latent vectors, which a step absorbs into two products for each head.
+    """
+
+    columns: int
+    depth: int
+    weight_format: str
+    split: Split
+    key_columns: int = 0
+    key_heads: int = 1
+    part: Part = Part.MLP
+    is_expansion: bool = False
+    layers: int = 1
+
+    def shared_by(self, ranks: int) -> tuple[int, int]:
+        """Columns and depth of one rank's part."""
+        if self.split is Split.COLUMNS:
+            keys = self.key_columns // min(ranks, self.key_heads)
+            return max(1, (self.columns - self.key_columns) // ranks + keys), self.depth
+        return self.columns, max(1, self.depth // ranks) if self.split is Split.ROWS else self.depth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineExperts:
+    """The routed experts of `layers` layers."""
+
+    hidden: int
+    inner: int
+    experts: int
+    chosen: int
+    weight_format: str
+    layers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBlocks:
+    """A decoder as an engine runs it; layers that are alike are counted together."""
+
+    hidden: int
+    layers: int
+    products: tuple[EngineProduct, ...]
+    attentions: tuple[AttentionLayers, ...]
+    experts: tuple[EngineExperts, ...]
+    needs: DecoderNeeds
+
+    @property
+    def macs_per_token(self) -> int:
+        """Multiply-adds of products and experts for one token of one sequence."""
+        products = sum(one.columns * one.depth * one.layers for one in self.products)
+        return products + sum(3 * one.hidden * one.inner * one.chosen * one.layers for one in self.experts)
+
+
+def engine_blocks(graph: CallGraph) -> EngineBlocks:
+    """The blocks of the decoder whose step `graph` is."""
+    anatomy, needs = anatomy_of(graph), decoder_needs(graph)
+    blocks: dict[int, list[_Member]] = {}
+    for block, member in _members(graph, anatomy):
+        blocks.setdefault(block, []).append(member)
+    merged = Counter(product for one in _products(blocks, anatomy) for product in one)
+    products = tuple(replace(one, layers=count) for one, count in merged.items())
+    experts = tuple(replace(one, layers=count) for one, count in Counter(_experts(graph, anatomy)).items())
+    return EngineBlocks(
+        hidden=max((product.depth for product in products if product.part is Part.HEAD), default=0),
+        layers=_layers(graph, blocks),
+        products=products,
+        attentions=needs.attentions,
+        experts=experts,
+        needs=needs,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A product of a block as it stands in the trace."""
+
+    row: int
+    source: int  # storage of its input
+    product: EngineProduct
+
+
+def _products(blocks: dict[int, list[_Member]], anatomy: Anatomy) -> Iterator[list[EngineProduct]]:
+    """The products of every block, those of one input and one split together."""
+    attended = {site.call: site for site in anatomy.attentions}
+    for block, members in blocks.items():
+        merged: dict[tuple[object, ...], EngineProduct] = {}
+        for member, split in zip(members, _splits(members, attended.get(block)), strict=True):
+            one = replace(member.product, split=split)
+            key = (member.source, split, one.depth, one.weight_format, one.is_expansion, one.part)
+            merged[key] = _joined(merged[key], one) if key in merged else one
+        yield list(merged.values())
+
+
+def _joined(first: EngineProduct, second: EngineProduct) -> EngineProduct:
+    return replace(
+        first,
+        columns=first.columns + second.columns,
+        key_columns=first.key_columns + second.key_columns,
+        key_heads=max(first.key_heads, second.key_heads),
+    )
+
+
+def _layers(graph: CallGraph, blocks: dict[int, list[_Member]]) -> int:
+    """Calls that hold blocks: layers of the decoder, each with attention and an MLP; not the parts of an MLP."""
+    parents = calls_of(graph).parent
+    holders = {
+        parents[block] for block, members in blocks.items() if block >= 0 and members[0].product.part is not Part.HEAD
+    }
+
+    def is_inside(call: int) -> bool:
+        above = parents[call] if call >= 0 else -1
+        while above >= 0:
+            if above in holders:
+                return True
+            above = parents[above]
+        return False
+
+    return sum(not is_inside(call) for call in holders)
+
+
+def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]]:
+    """The call of a block, and a product that runs in it."""
+    ops, calls, (starts, _) = ops_of(graph), calls_of(graph), tensor_offsets(graph)
+    roles = weight_matrices(graph)
+    sites = {site.call: site for site in anatomy.attentions}
+    key_heads = _key_heads(graph, anatomy)
+    for product in anatomy.products:
+        kind = graph.op_kinds[ops.kind[product.row]]
+        if anatomy.forward_of_ops[product.row] != FIRST_FORWARD or op_family(kind.name) is WorkFamily.CONVOLUTION:
+            continue
+        call = ops.call[product.row]
+        block = calls.parent[call] if call >= 0 else -1
+        role = Role.HEAD if _is_embedding(graph, product) else roles.get(product.weight.name)
+        part = _part(role, sites.get(block), is_inside=calls.parent[block] in sites)
+        one = _engine_product(product, part, sites.get(block), key_heads.get(block, 1))
+        yield block, _Member(row=product.row, source=ops.input_storages[starts[product.row]], product=one)
+
+
+def _is_embedding(graph: CallGraph, product: WeightProduct) -> bool:
+    """Whether it multiplies with the weight of an embedding: a head that is tied to it."""
+    return "Embedding" in graph.module_types.get(module_of(product.weight.name), "")
+
+
+def _part(role: Role | None, site: AttentionSite | None, *, is_inside: bool) -> Part:
+    """By its role, and by the attention that runs in the same module; `is_inside` a module of an attention's own."""
+    if role is Role.HEAD:
+        return Part.HEAD
+    if role is Role.ROUTER or is_inside:
+        return Part.ROUTER
+    if site is None:
+        return Part.MLP
+    return Part.ATTENTION if site.latent is None else Part.LATENT
+
+
+def _key_heads(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
+    """Call of an attention -> heads of its keys, from what its cache holds for one token."""
+    found: dict[int, int] = {}
+    cached, number = cache_bytes_by_call(graph, anatomy), cache_number_bytes(graph)
+    for site in anatomy.attentions:
+        tokens = site.keys - (site.queries if site.span.is_causal else 0)
+        read = cached.get((FIRST_FORWARD, site.call), 0)
+        per_head = anatomy.positions.batch * tokens * (site.qk_width + site.v_width) * number
+        found[site.call] = max(1, read // per_head) if per_head else 1
+    return found
+
+
+def _engine_product(product: WeightProduct, part: Part, site: AttentionSite | None, key_heads: int) -> EngineProduct:
+    columns = product.weight.meta.shape[0]
+    widths = () if site is None or site.latent is not None else (site.qk_width, site.v_width)
+    is_key = site is not None and product.row < site.row and columns in [key_heads * width for width in widths]
+    return EngineProduct(
+        columns=columns,
+        depth=product.elements // columns,
+        weight_format=product.weight.meta.dtype,
+        split=Split.WHOLE,
+        key_columns=columns if is_key else 0,
+        key_heads=key_heads if is_key else 1,
+        part=part,
+        is_expansion=product.is_expansion,
+    )
+
+
+def _splits(members: Sequence[_Member], site: AttentionSite | None) -> Iterator[Split]:
+    """How each product of a block is shared."""
+    inputs = [member.source for member in members if member.product.part is not Part.ROUTER]
+    last = inputs[-1] if inputs else None
+    for place, member in enumerate(members):
+        later = members[place + 1 :]
+        if member.product.part is Part.HEAD:
+            yield Split.COLUMNS
+        elif member.product.part is Part.ROUTER or _is_onto_latent(member, later, site):
+            yield Split.WHOLE
+        elif site is not None:
+            yield Split.COLUMNS if member.row < site.row else Split.ROWS
+        else:
+            yield Split.ROWS if member.source == last and inputs.index(last) > 0 else Split.COLUMNS
+
+
+def _is_onto_latent(member: _Member, later: Sequence[_Member], site: AttentionSite | None) -> bool:
+    """Whether the result is a vector that products of the same attention expand again, and all heads need whole."""
+    if site is None or site.latent is None or member.row > site.row:
+        return False
+    columns = member.product.columns
+    expanded = [other.product.depth for other in later if other.row < site.row]
+    return columns == site.latent.cached_width or columns in expanded
+
+
+def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[EngineExperts]:
+    ops = ops_of(graph)
+    for block in anatomy.experts:
+        if anatomy.forward_of_ops[block.row] != FIRST_FORWARD:
+            continue
+        first, last = (graph.op_kinds[ops.kind[row]] for row in (block.rows[0], block.rows[-1]))
+        yield EngineExperts(
+            hidden=first.inputs[0].shape[-1],
+            inner=last.inputs[0].shape[-1],
+            experts=block.experts,
+            chosen=block.chosen,
+            weight_format=first.inputs[1].dtype,
+        )

@@ -1,0 +1,158 @@
+"""The kernels of one forward of a serving engine on one rank: any batch, lengths and plan, from the blocks of a trace.
+
+Fusions by name: products of one input are one product; norm and residual, rotary embedding and cache write, and the
+activation with its gate are one vector kernel each; the routed experts of a layer are one grouped kernel, behind two
+small ones that choose them and sort the rows; before a product in blocks of 8 bits its input is quantised. A step on
+latent vectors absorbs their expansion: the same weights in two products for each head. Launches are captured in graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llm_perf_opt.analyses.necessary.decoder_needs import AttentionLayers
+from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part, Split
+from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
+
+VALUE_BYTES = 2  # activations and what ranks exchange
+SCORE_BYTES = 4  # of the router
+_BLOCK_QUANTISED = "fp8-block"  # formats whose products take activations in blocks with scales of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """How the ranks of a replica share a model, in the words of the engines.
+
+    `tensor` ranks share each attention, and `data` such groups have sequences of their own. With `has_whole_experts`
+    every rank holds some experts whole, without it a part of each.
+    """
+
+    tensor: int = 1
+    data: int = 1
+    has_whole_experts: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """All of them: the experts are shared by every rank."""
+        return self.tensor * self.data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What a forward of the whole replica computes: `queries` new tokens of `sequences`, each with `keys` in all."""
+
+    sequences: float
+    queries: int
+    keys: int
+
+    @property
+    def tokens(self) -> float:
+        """All new tokens."""
+        return self.sequences * self.queries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorWork:
+    """A kernel that is bound by its bytes."""
+
+    bytes_moved: float
+
+
+EngineWork = KernelShape | Collective | VectorWork
+
+
+def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+    """The kernels of one rank and how often each runs."""
+    for product in blocks.products:
+        yield from _product(product, forward, plan)
+    for layer in blocks.attentions:
+        yield _attention(layer, forward, plan), layer.layers
+    for block in blocks.experts:
+        yield (
+            ExpertsShape(
+                tokens=_count(forward.tokens),
+                hidden=block.hidden,
+                inner=block.inner,
+                experts=block.experts,
+                chosen=block.chosen,
+                tensor_ranks=1 if plan.has_whole_experts else plan.ranks,
+                expert_ranks=plan.ranks if plan.has_whole_experts else 1,
+                weight_format=block.weight_format,
+            ),
+            block.layers,
+        )
+    yield from _vectors(blocks, forward, plan)
+    yield from _exchanges(blocks, forward, plan)
+
+
+def _product(product: EngineProduct, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+    """One product, and the quantisation of its input."""
+    columns, depth = product.shared_by(plan.tensor)
+    rows = _count((forward.sequences if product.part is Part.HEAD else forward.tokens) / plan.data)
+    shape = ProductShape(rows=rows, columns=columns, depth=depth, weight_format=product.weight_format)
+    yield shape, product.layers
+    if product.weight_format.startswith(_BLOCK_QUANTISED):
+        yield VectorWork(bytes_moved=rows * depth * (VALUE_BYTES + 1)), product.layers
+
+
+def _attention(layer: AttentionLayers, forward: Forward, plan: EnginePlan) -> AttentionShape:
+    latent, chosen = layer.latent, layer.span.chosen
+    key_heads = 1 if latent is not None else _key_heads(layer)
+    keys = layer.encoded_keys or forward.keys
+    return AttentionShape(
+        sequences=_count(forward.sequences / plan.data),
+        queries=forward.queries,
+        keys=min(keys, chosen) if chosen is not None and forward.queries == 1 else keys,
+        heads=max(1, layer.heads // plan.tensor),
+        key_heads=max(1, key_heads // plan.tensor),
+        width=layer.qk_width,
+        value_width=layer.v_width,
+        is_causal=layer.span.is_causal,
+        window=layer.span.window,
+        latent_rank=None if latent is None else latent.rank,
+        cache_format=layer.dtype,
+    )
+
+
+def _key_heads(layer: AttentionLayers) -> int:
+    return max(1, layer.cached_bytes // ((layer.qk_width + layer.v_width) * VALUE_BYTES))
+
+
+def _vectors(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+    """Norm with residual twice a layer, rotary embedding with the cache write, activation with its gate, routing."""
+    tokens = forward.tokens / plan.data
+    yield VectorWork(bytes_moved=4 * tokens * blocks.hidden * VALUE_BYTES), 2 * blocks.layers + 1
+    for layer in blocks.attentions:
+        rotated = 2 * (layer.heads * layer.qk_width) // plan.tensor
+        yield VectorWork(bytes_moved=tokens * rotated * VALUE_BYTES), layer.layers
+    for product in blocks.products:
+        if product.split is Split.ROWS and product.part is Part.MLP:
+            yield VectorWork(bytes_moved=3 * tokens * product.depth / plan.tensor * VALUE_BYTES), product.layers
+    for block in blocks.experts:
+        yield VectorWork(bytes_moved=SCORE_BYTES * tokens * block.experts), 2 * block.layers
+    if (states := blocks.layers - sum(layer.layers for layer in blocks.attentions)) > 0:
+        each = 2 * blocks.needs.state_bytes / states / plan.tensor  # read and written
+        yield VectorWork(bytes_moved=forward.sequences / plan.data * each), states
+
+
+def _exchanges(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+    """A reduction after attention and one after the MLP; with attention of their own, rows travel to their experts."""
+    row_bytes = blocks.hidden * VALUE_BYTES
+    if plan.tensor > 1:
+        count = blocks.layers * (2 if plan.data == 1 else 1)
+        yield _exchange(CollectiveKind.ALL_REDUCE, forward.tokens / plan.data * row_bytes, plan.tensor), count
+    if plan.data > 1 and blocks.experts:
+        layers = sum(block.layers for block in blocks.experts)
+        whole = forward.tokens * row_bytes
+        yield _exchange(CollectiveKind.ALL_GATHER, whole, plan.ranks), layers
+        yield _exchange(CollectiveKind.REDUCE_SCATTER, whole, plan.ranks), layers
+
+
+def _exchange(kind: CollectiveKind, payload: float, ranks: int) -> Collective:
+    return Collective(kind=kind, payload_bytes=_count(payload), group=group_of(range(ranks)))
+
+
+def _count(number: float) -> int:
+    return max(1, round(number))

@@ -1,0 +1,213 @@
+"""Rates from tables of measured kernels; what no table describes takes the rates of the data sheet.
+
+The expected time of a kernel is the table's, its ends are the 10 % and 90 % quantiles of the table's error on rows that
+were left out. A time of the roofline is expected in the geometric middle of its ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from llm_perf_opt.analyses.kernels.exchanges import Exchange
+from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tables
+from llm_perf_opt.analyses.kernels.systems import system_of
+from llm_perf_opt.analyses.kernels.tables import data_folder, missing_packages
+from llm_perf_opt.analyses.kernels.times import Origin, Times
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.eager_time import eager_time, launched_alone
+from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
+from llm_perf_opt.analyses.time.lower_bound import LowerBound
+from llm_perf_opt.analyses.time.rates import Band, Piece, Pieces, RateTime
+from llm_perf_opt.analyses.time.stage_work import StageWork
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.collectives import Collective, CollectiveKind
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import Device, load_devices
+from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.report import Note
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape
+from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
+
+SOURCE = "measured kernels"
+EAGER_TABLES = "vllm"  # whose 16-bit products are those of plain PyTorch
+UNKNOWN_SPREAD = (0.5, 2.0)  # of a table whose error on rows left out was not measured
+_EXCHANGES = {
+    CollectiveKind.ALL_REDUCE: Exchange.ALL_REDUCE,
+    CollectiveKind.ALL_GATHER: Exchange.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER: Exchange.REDUCE_SCATTER,
+    CollectiveKind.ALL_TO_ALL: Exchange.ALL_TO_ALL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _TableTime:
+    origin: Origin
+    band: Band
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTableRates:
+    """Measured kernels of a device, or of the nearest that was measured."""
+
+    below: DataSheetRates
+    tables: KernelTables
+    _known: dict[KernelShape | Collective, _TableTime | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The origin of its times."""
+        return SOURCE
+
+    @property
+    def title(self) -> str:
+        """The device, and how many of them."""
+        return self.below.title
+
+    @property
+    def device(self) -> Device:
+        """The device whose data sheet bounds every time."""
+        return self.below.device
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The devices and links among which the ranks of a plan run."""
+        return self.below.cluster
+
+    @property
+    def execution(self) -> Execution:
+        """Who launches the kernels."""
+        return self.below.execution
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether a serving engine runs the kernels."""
+        return self.below.is_engine
+
+    def notes(self) -> Iterator[Note]:
+        """Who launches the kernels, and whose tables time them."""
+        yield from self.below.notes()
+        engine = self.tables.engine
+        if not self.is_engine:
+            whose = "those of plain PyTorch products; PyTorch's own kernels are by recordings (docs/eager-kernels.md)"
+        else:
+            whose = "the fastest of any engine" if engine is None else f"those of {engine}"
+        yield Note(
+            f"Kernel times are from measured tables of {self.tables.system.system}, {whose}; docs/kernel-tables.md "
+            "says what they rest on. Low and high are 10 % and 90 % quantiles of the error on rows left out; "
+            "docs/engine-fusions.md has the rule of a sum. Work that no table describes is timed by the roofline."
+        )
+        if (difference := self.tables.system.difference) is not None:
+            yield Note(f"The tables were {difference}.")
+
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
+        """The kernels of each stage, as written or as an engine fuses them."""
+        fused = fused_kernels(graph) if self.is_engine else {}
+        found = {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
+        self.learn(piece for pieces in found.values() for piece, _ in pieces if isinstance(piece, Kernel))
+        return found
+
+    def learn(self, kernels: Iterable[Kernel]) -> None:
+        """Ask the tables for all shapes at once, which is far quicker than one by one."""
+        shapes = {kernel.shape for kernel in kernels if kernel.shape is not None} - self._known.keys()
+        ordered = [shape for shape in shapes if shape is not None]
+        if ordered:
+            self._known.update(zip(ordered, _answers(self.tables.times(ordered)), strict=True))
+
+    def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
+        """The device time of one launch, by the first that describes it: recordings of eager runs, a table, a roof."""
+        below = self.below.duration(piece)
+        if below is None or not isinstance(piece, Kernel):
+            return below
+        if not self.is_engine and (recorded := eager_time(piece, self.device)) is not None:
+            return (recorded,)
+        found, what = self._found(piece)
+        if found is None:
+            return tuple(self._by_roofline(piece, time) for time in below)
+        band = found.band if self.is_engine else launched_alone(found.band, piece, self.device)
+        return (RateTime(source=SOURCE, rate=what, band=band, bound_by=below[0].bound_by, origin=str(found.origin)),)
+
+    def _by_roofline(self, kernel: Kernel, time: RateTime) -> RateTime:
+        """Fused vector work as a kernel of PyTorch that moves as many bytes; all else in the middle of its ends."""
+        band = time.band
+        if self.is_engine and kernel.kind is KernelKind.VECTOR:
+            needed = kernel.bytes_moved - kernel.avoidable_bytes
+            plain = replace(kernel, bytes_moved=needed, avoidable_bytes=0, pattern=AccessPattern.VECTORISED)
+            if (recorded := eager_time(plain, self.device)) is not None and recorded.band.expected is not None:
+                return recorded
+        return replace(time, band=Band(band.low, band.high, band.middle), origin=str(Origin.ROOFLINE))
+
+    def _found(self, kernel: Kernel) -> tuple[_TableTime | None, str]:
+        if kernel.kind is KernelKind.COMMUNICATION:
+            return self._exchange(kernel.collective), str(kernel.collective.kind if kernel.collective else kernel.kind)
+        shape = kernel.shape
+        if shape is None:
+            return None, ""
+        if shape not in self._known:
+            self.learn((kernel,))
+        return self._known[shape], _family(shape)
+
+    def _exchange(self, collective: Collective | None) -> _TableTime | None:
+        """Within one node of a cluster; between nodes no table was measured."""
+        if collective is None or self.cluster is None or collective.kind not in _EXCHANGES:
+            return None
+        spread = self.cluster.spread(collective.group)
+        if spread is None or spread.nodes > 1 or spread.ranks < 2:
+            return None
+        if collective not in self._known:
+            exchange, size = _EXCHANGES[collective.kind], collective.payload_bytes
+            times = self.tables.one_exchange(exchange, spread.ranks, size, by_engine=self.is_engine)
+            self._known[collective] = next(_answers(times))
+        return self._known[collective]
+
+    def launch_time(self) -> Band:
+        """Captured graphs cost the host nothing."""
+        band = self.below.launch_time()
+        return Band(band.low, band.high, band.middle)
+
+    def least_s(self, lower_bound: LowerBound) -> float:
+        """Nothing is faster than the bound; tables need no further one."""
+        return lower_bound.seconds
+
+
+def _answers(times: Times) -> Iterator[_TableTime | None]:
+    """Per kernel its origin and band; None: no table describes it."""
+    for seconds, origin, low, high in zip(
+        times.seconds.tolist(), times.origins, times.spread_low.tolist(), times.spread_high.tolist(), strict=True
+    ):
+        if math.isnan(seconds):
+            yield None
+            continue
+        fast, slow = UNKNOWN_SPREAD if math.isnan(low) or math.isnan(high) else (low, high)
+        yield _TableTime(origin, Band(seconds * min(fast, 1.0), seconds * max(slow, 1.0), seconds))
+
+
+def _family(shape: KernelShape) -> str:
+    if isinstance(shape, AttentionShape):
+        return "attention" if shape.latent_rank is None else "latent attention"
+    return "experts" if isinstance(shape, ExpertsShape) else "products"
+
+
+def table_rates(below: DataSheetRates, engine: str | None = None) -> KernelTableRates | None:
+    """Measured kernels above a data sheet; None: the tables are not installed, or none comes near the device."""
+    if missing_packages():
+        return None
+    system = system_of(below.device)
+    if system is None:
+        return None
+    wanted = engine if below.is_engine else EAGER_TABLES
+    is_listed = load_devices().devices.get(below.device.id) == below.device
+    tables = kernel_tables(below.device.id, wanted) if is_listed else KernelTables(system, wanted)
+    return KernelTableRates(below, tables)
+
+
+def require_tables(device: Device) -> None:
+    """Raise where measured kernels cannot time a device: the tables are missing, or none comes near it."""
+    data_folder()
+    if system_of(device) is None:
+        raise PerfOptError(
+            f"No measured kernels describe {device.name}.",
+            why="tables exist for NVIDIA GPUs and one of Intel, and other NVIDIA GPUs are scaled from those",
+            fix="leave --rates and --engine out: its times then come from its data sheet",
+        )
