@@ -138,7 +138,7 @@ class TraceFunction:
         devices_file: Path | None = None,
         execution: str = Execution.EAGER,
     ) -> TimeColumns:
-        """Times at many points at once, as `predict` gives them for one; the rates are those that `predict` takes."""
+        """Times at many points at once, as `predict` gives them for one by the data sheet or by a calibration."""
         from llm_perf_opt.analyses.function.points import sizes_in_range
         from llm_perf_opt.api.prediction import find_rates, source_of
 
