@@ -60,6 +60,10 @@ def test_many_points_at_once_are_the_same_to_the_last_integer(
     }
     found = Evaluation(columns).of(form)
     assert [int(value) for value in found] == [form.at({"batch": b, "context": s}) for b, s in points]
+    table = Evaluation(columns).table([form, Form(), form + 3])
+    assert [[int(value) for value in row] for row in table] == [
+        [one.at({"batch": b, "context": s}) for b, s in points] for one in (form, Form(), form + 3)
+    ]
 
 
 def test_steps_of_many_points() -> None:

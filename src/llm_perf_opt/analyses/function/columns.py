@@ -44,6 +44,24 @@ class Evaluation:
             return self._int64(smaller).astype(object) * divisor
         return self._exact(form)
 
+    def table(self, forms: Sequence[Form]) -> Column:
+        """Forms at each point: a row for each form."""
+        monomials = list(dict.fromkeys(one for form in forms for one in form.terms))
+        reach = sum(
+            max(abs(form.terms.get(one, 0)) for form in forms) * (self._bound(one) if one else 1.0) for one in monomials
+        )
+        if reach >= _FITS:
+            return np.array([self.of(form) for form in forms], dtype=object)
+        places = {one: place for place, one in enumerate(monomials)}
+        factors = np.zeros((len(forms), len(monomials)), dtype=np.int64)
+        for row, form in enumerate(forms):
+            for one, coefficient in form.terms.items():
+                factors[row, places[one]] = coefficient
+        ones = np.ones(self.size, dtype=np.int64)
+        values = [self._product(one) if one else ones for one in monomials]
+        table: Column = factors @ np.array(values, dtype=np.int64).reshape(len(monomials), self.size)
+        return table
+
     def largest_of(self, forms: Sequence[Form]) -> Column:
         """At each point the largest of several forms."""
         columns = [self.of(form) for form in forms]

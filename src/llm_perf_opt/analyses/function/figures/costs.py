@@ -18,7 +18,8 @@ from llm_perf_opt.analyses.function.columns import Column, Evaluation
 from llm_perf_opt.analyses.function.fitting import BATCH, DenseFitter
 from llm_perf_opt.analyses.function.form import Form, Monomial, Point, Step, StepKind, monomial
 from llm_perf_opt.analyses.function.program.alignment import Parting, storages_of
-from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program, SizedKind, SizedMeta
+from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program
+from llm_perf_opt.analyses.function.program.sized import SizedKind, SizedMeta
 from llm_perf_opt.analyses.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
 from llm_perf_opt.core.callgraph.records import OpKind

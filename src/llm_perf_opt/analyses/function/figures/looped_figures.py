@@ -21,13 +21,14 @@ from llm_perf_opt.analyses.function.figures.costs import (
     live_curves,
     undominated,
 )
-from llm_perf_opt.analyses.function.figures.needs import stage_costs_of
 from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
+from llm_perf_opt.analyses.function.figures.stage_costs import SUMS, StageCosts
 from llm_perf_opt.analyses.function.form import Form, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import Parting, storages_of
 from llm_perf_opt.analyses.function.program.loops import Loop
 from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program, Shape
-from llm_perf_opt.analyses.function.program.unfolding import Row, Unfolded, unfold
+from llm_perf_opt.analyses.function.program.rows_of_loops import Row
+from llm_perf_opt.analyses.function.program.unfolding import Unfolded
 from llm_perf_opt.analyses.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
 
@@ -36,7 +37,6 @@ _SHOWN_BLOCKS = 5  # two at the start, two of the middle, and the last
 _MIDDLE = 2  # the block that stands for all but the last of the middle
 _POINTS = 400  # at which the largest of many curves is looked for
 _STEPS = frozenset({StepKind.BITS, StepKind.MAX})
-_FIGURES = ("flops", "vector_flops", "bytes_moved", "launches", "ops", "unpriced_ops")
 
 
 def small_region(program: Program, region: Region) -> Region:
@@ -52,13 +52,13 @@ def looped_figures(program: Program, region: Region) -> FigureForms:
     """The figures of a program with loops in a region in which it runs."""
     apart = _stepped_ops(program, region)
     names = {program.kinds[kind].kind.name for _, kind in apart}
-    found = Rebuilt(program, region, small_region(program, region)).fit(lambda graph: stage_costs_of(graph, names))
+    found = Rebuilt(program, region, small_region(program, region)).fit_at(StageCosts(program, names).at)
     if found.by_point:
         text = f"{', '.join(sorted({figure for _, figure in found.by_point}))}: no polynomial of the workload"
         raise NoRule(Parting(what=NO_RULE, op=None, text=text))
     forms = {key: form or Form() for key, form in found.forms.items()}
     stages = dict.fromkeys(stage for stage, _ in forms)
-    by_stage = {stage: CostForms(**{name: forms[stage, name] for name in _FIGURES}) for stage in stages}
+    by_stage = {stage: CostForms(**{name: forms[stage, name] for name in SUMS}) for stage in stages}
     for (stage, _), cost in apart.items():
         by_stage[stage] = by_stage.get(stage, CostForms()) + cost
     return FigureForms(by_stage=by_stage, peak_bytes=_peak_forms(program, region))
@@ -89,7 +89,7 @@ def _stepped_ops(program: Program, region: Region) -> dict[tuple[str, int], Cost
 def _peak_forms(program: Program, region: Region) -> tuple[Form, ...]:
     """The forms of which the largest is the most bytes alive during one op."""
     counts = tuple(loop.blocks if loop.routed is not None else _SHOWN_BLOCKS for loop in program.loops)
-    shape, rows = program.shape(counts), unfold(program.skeleton, program.loops, counts)
+    shape, rows = program.shape(counts), program.rows(counts)
     curves = live_curves(_lives(program, shape, rows), len(ops_of(shape.graph).kind))
     largest = _largest([Form(curve) for curve in curves], region)
     return undominated([form.terms for form in largest])
@@ -126,12 +126,12 @@ def _largest(curves: Sequence[Form], region: Region) -> tuple[Form, ...]:
     """Of many curves those that are the largest somewhere: experts have as many curves as there are experts."""
     points = generic_points(region, _POINTS)
     at = Evaluation({name: np.array([point[name] for point in points], dtype=np.int64) for name in region})
-    columns = [at.of(form) for form in curves]
-    largest = at.largest_of(curves)
+    columns = at.table(curves)
+    is_largest = columns == columns.max(axis=0)
     kept: list[Form] = []
     covered = np.zeros(len(points), dtype=bool)
-    for form, column in sorted(zip(curves, columns, strict=True), key=lambda pair: -int((pair[1] == largest).sum())):
-        if ((column == largest) & ~covered).any():
-            kept.append(form)
-            covered |= column == largest
+    for number in np.argsort(-is_largest.sum(axis=1), kind="stable").tolist():
+        if (is_largest[number] & ~covered).any():
+            kept.append(curves[number])
+            covered |= is_largest[number]
     return tuple(kept)

@@ -6,7 +6,7 @@ expectation, no polynomial: their bytes are worked out by the formula of the rou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
@@ -156,14 +156,10 @@ def _expert_needs(graph: CallGraph) -> dict[tuple[int, str, str], int | None]:
     }
 
 
-def stage_costs_of(graph: CallGraph, without: Collection[str] = ()) -> dict[tuple[str, str], int | None]:
-    """(Stage, figure) -> what the code of one graph costs as written, by the analyses themselves.
-
-    Ops of the names in `without` are left out.
-    """
+def stage_costs_of(graph: CallGraph) -> dict[tuple[str, str], int | None]:
+    """(Stage, figure) -> what the code of one graph costs as written, by the analyses themselves."""
     found: dict[tuple[str, str], int | None] = {}
-    for stage, all_kinds in count_kinds_by_stage(graph).items():
-        kinds = {kind: count for kind, count in all_kinds.items() if kind.name not in without}
+    for stage, kinds in count_kinds_by_stage(graph).items():
         if not kinds:
             continue
         costs = [(price(kind), len(kernels_of(kind)), count) for kind, count in kinds.items()]

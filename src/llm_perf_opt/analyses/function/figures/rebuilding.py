@@ -60,26 +60,30 @@ class Rebuilt:
         return self._graphs[key]
 
     def fit(self, ask: Callable[[CallGraph], Mapping[K, int | None]]) -> Fitted[K]:
-        """Every figure that `ask` finds in a graph as a form over the simplest basis that gives it.
+        """Every figure that `ask` finds in a graph as a form over the simplest basis that gives it."""
+        return self.fit_at(lambda point: ask(self.graph(point)))
 
-        A figure that is missing in some graphs is 0 there.
+    def fit_at(self, ask: Callable[[Point], Mapping[K, int | None]]) -> Fitted[K]:
+        """Every figure that `ask` finds at a point as a form over the simplest basis that gives it.
+
+        A figure that is missing at some points is 0 there.
         """
         known: dict[tuple[int, ...], Mapping[K, int | None]] = {}
         forms: dict[K, Form | None] = {}
-        left: frozenset[K] | None = None
+        left: dict[K, None] | None = None
         for points, fitter in self.bases():
             rows = []
             for point in points:
                 key = tuple(point[name] for name in self.region)
-                known[key] = known[key] if key in known else ask(self.graph(point))
+                known[key] = known[key] if key in known else ask(point)
                 rows.append(known[key])
-            left = frozenset(key for row in rows for key in row) if left is None else left
+            left = dict.fromkeys(key for row in rows for key in row) if left is None else left
             found = {key: _fitted([row.get(key, 0) for row in rows], fitter) for key in left}
             forms.update((key, form) for key, (is_it, form) in found.items() if is_it)
-            left = frozenset(key for key, (is_it, _) in found.items() if not is_it)
+            left = dict.fromkeys(key for key, (is_it, _) in found.items() if not is_it)
             if not left:
                 break
-        return Fitted(forms, left or frozenset())
+        return Fitted(forms, frozenset(left or ()))
 
     def bases(self) -> Iterator[tuple[list[Point], DenseFitter]]:
         """The points and the fitter of each basis, plain polynomials first."""

@@ -19,7 +19,8 @@ from llm_perf_opt.analyses.function.files.tables import FUNCTION_FILE, Tables, r
 from llm_perf_opt.analyses.function.form import Form, Point
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.program import NoRule, Program, Size, SizedKind, SizedMeta
+from llm_perf_opt.analyses.function.program.program import NoRule, Program
+from llm_perf_opt.analyses.function.program.sized import Size, SizedKind, SizedMeta
 from llm_perf_opt.analyses.function.search.tiling import parts_of, tiling_problem
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
 from llm_perf_opt.core.callgraph.column_shapes import shape_problems

@@ -16,7 +16,8 @@ from llm_perf_opt.analyses.function.form import Atom, Form
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction
 from llm_perf_opt.analyses.function.program.alignment import storages_of
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.program import Listed, Program, Size, SizedKind, SizedMeta, Worded
+from llm_perf_opt.analyses.function.program.program import Program
+from llm_perf_opt.analyses.function.program.sized import Listed, Size, SizedKind, SizedMeta, Worded
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of

@@ -7,17 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from llm_perf_opt.analyses.function.program.alignment import storages_of
+from llm_perf_opt.analyses.function.program.loop_lists import Entry
 from llm_perf_opt.analyses.function.program.loop_memory import GIVEN_ORIGINS, homes_of
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.unfolding import Entry, Unfolded, offsets_of, unfold
+from llm_perf_opt.analyses.function.program.rows_of_loops import as_column
+from llm_perf_opt.analyses.function.program.unfolding import TensorsOfRows, Unfolded, offsets_of, unfold
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import Coverage, OpKind, StorageColumns
 
 Tensors = tuple[Sequence[Entry], Sequence[Entry]]  # the inputs and the outputs of an op
-KindAt = Callable[[int, int, Tensors], int]  # kind of the old row, block, tensors -> kind of the new row
+KindAt = Callable[[int, int, Tensors | None], int]  # kind of the old row, block, lists -> kind of the new row
 MetaAt = Callable[[int, int], int]  # tensor of the old row, block -> tensor of the new row
 
 
@@ -25,29 +29,31 @@ def assembled(graph: CallGraph, rows: Unfolded, kind_at: KindAt, meta_at: MetaAt
     """The graph with these rows; its kinds, tensors and the bytes of its memory are left for the caller to fill."""
     old_ops, old_calls, old_storages = ops_of(graph), calls_of(graph), storages_of(graph)
     inputs_at, outputs_at = offsets_of(old_calls.input_count), offsets_of(old_calls.output_count)
-    tensors = zip(rows.op_inputs, rows.op_outputs, strict=True)
-    kinds = (kind_at(old_ops.kind[row.what], row.block, got) for row, got in zip(rows.ops, tensors, strict=True))
-    used = {old: new for new, old in enumerate(dict.fromkeys(old_calls.path[row.what] for row in rows.calls))}
+    old_kinds, old_paths = np.asarray(old_ops.kind)[rows.ops.what], np.asarray(old_calls.path)[rows.calls.what].tolist()
+    listed = _lists(rows)
+    pairs = enumerate(zip(old_kinds.tolist(), rows.ops.block.tolist(), strict=True))
+    kinds = (kind_at(kind, block, listed.get(new)) for new, (kind, block) in pairs)
+    used = {old: new for new, old in enumerate(dict.fromkeys(old_paths))}
     paths = tuple(graph.paths[old] for old in used)
     ops = replace(
         old_ops,
         kind=array("q", kinds),
         call=rows.op_calls,
-        input_storages=array("q", (one.storage for got in rows.op_inputs for one in got)),
-        output_storages=array("q", (one.storage for got in rows.op_outputs for one in got)),
+        input_storages=rows.op_inputs.storages,
+        output_storages=rows.op_outputs.storages,
     )
     calls = replace(
         old_calls,
-        path=array("q", (used[old_calls.path[row.what]] for row in rows.calls)),
+        path=array("q", map(used.__getitem__, old_paths)),
         parent=rows.parents,
         first_op=rows.first_op,
         end_op=rows.end_op,
-        input_count=array("q", map(len, rows.call_inputs)),
-        output_count=array("q", map(len, rows.call_outputs)),
+        input_count=rows.call_inputs.counts,
+        output_count=rows.call_outputs.counts,
         input_metas=_metas(rows, rows.call_inputs, old_calls.input_metas, inputs_at, meta_at),
-        input_storages=array("q", (one.storage for got in rows.call_inputs for one in got)),
+        input_storages=rows.call_inputs.storages,
         output_metas=_metas(rows, rows.call_outputs, old_calls.output_metas, outputs_at, meta_at),
-        output_storages=array("q", (one.storage for got in rows.call_outputs for one in got)),
+        output_storages=rows.call_outputs.storages,
     )
     return replace(
         graph,
@@ -58,10 +64,11 @@ def assembled(graph: CallGraph, rows: Unfolded, kind_at: KindAt, meta_at: MetaAt
             bytes=array("q", bytes(8 * len(rows.storages))),
             born_op=rows.born_op,
             freed_op=rows.freed_op,
-            origin=tuple(old_storages.origin[row.where] for row in rows.storages),
+            origin=tuple(map(old_storages.origin.__getitem__, rows.storages.where.tolist())),
         ),
         parameters=tuple(
-            replace(one, storage=rows.new_storage[one.storage]) if one.storage >= 0 else one for one in graph.parameters
+            replace(one, storage=int(rows.new_storage[one.storage])) if one.storage >= 0 else one
+            for one in graph.parameters
         ),
         coverage=Coverage(ops=len(ops.kind), op_kinds=len(set(ops.kind))),
         call_counts=count_calls(paths, calls),
@@ -73,25 +80,33 @@ def assembled(graph: CallGraph, rows: Unfolded, kind_at: KindAt, meta_at: MetaAt
     )
 
 
+def _lists(rows: Unfolded) -> dict[int, Tensors]:
+    """The tensors of new ops among which is a list over a loop."""
+    inputs, outputs = rows.op_inputs, rows.op_outputs
+    if not inputs.listed and not outputs.listed:
+        return {}
+    ops = list(rows.ops)
+    rows_listed = {**inputs.listed, **outputs.listed}
+    found = {new: (inputs.of_row(new, ops[new]), outputs.of_row(new, ops[new])) for new in rows_listed}
+    return {new: tensors for new, tensors in found.items() if _is_list(tensors, ops[new].block)}
+
+
+def _is_list(tensors: Tensors, block: int) -> bool:
+    """Whether there are other tensors in some places, or those of other blocks."""
+    return any(one.place != at or one.block != block for entries in tensors for at, one in enumerate(entries))
+
+
 def _metas(
-    rows: Unfolded, got: Sequence[Sequence[Entry]], old: Sequence[int], starts: Sequence[int], meta_at: MetaAt
+    rows: Unfolded, got: TensorsOfRows, old: Sequence[int], starts: Sequence[int], meta_at: MetaAt
 ) -> array[int]:
-    return array(
-        "q",
-        (
-            meta_at(old[starts[row.what] + one.place], one.block)
-            for row, entries in zip(rows.calls, got, strict=True)
-            for one in entries
-        ),
-    )
-
-
-def is_list(tensors: Tensors, kind: OpKind, block: int) -> bool:
-    """Whether an op has other tensors in their places, or those of other blocks: a list over a loop."""
-    return any(
-        len(entries) != len(metas) or any(one.place != at or one.block != block for at, one in enumerate(entries))
-        for entries, metas in zip(tensors, (kind.inputs, kind.outputs), strict=True)
-    )
+    found = array("q")
+    for new, (row, count) in enumerate(zip(rows.calls, got.counts, strict=True)):
+        start, listed = starts[row.what], got.listed.get(new)
+        if listed is None:
+            found.extend([meta_at(number, row.block) for number in old[start : start + count]])
+        else:
+            found.extend([meta_at(old[start + one.place], one.block) for one in listed])
+    return found
 
 
 def with_places(kind: OpKind, tensors: Tensors) -> OpKind:
@@ -114,14 +129,14 @@ def refolded(graph: CallGraph, rows: Unfolded) -> CallGraph:
     """A traced graph with its loops run another number of times; sizes of blocks that were not traced are another's."""
     kinds = list(graph.op_kinds)
 
-    def kind_at(number: int, block: int, tensors: Tensors) -> int:
-        if not is_list(tensors, kinds[number], block):
+    def kind_at(number: int, block: int, tensors: Tensors | None) -> int:
+        if tensors is None:
             return number
         kinds.append(with_places(kinds[number], tensors))
         return len(kinds) - 1
 
     result = assembled(graph, rows, kind_at, lambda number, block: number)
-    sizes = array("q", (storages_of(graph).bytes[row.what] for row in rows.storages))
+    sizes = as_column(np.asarray(storages_of(graph).bytes)[rows.storages.what])
     return replace(result, op_kinds=tuple(kinds), storages=replace(storages_of(result), bytes=sizes))
 
 

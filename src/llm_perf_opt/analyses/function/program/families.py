@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from llm_perf_opt.analyses.function.fitting import Fitter, Routed
 from llm_perf_opt.analyses.function.form import AFTER_BLOCK, BLOCK, OF_BLOCK, Form, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import Parting
-from llm_perf_opt.analyses.function.program.program import NO_RULE, Listed, NoRule, Size, SizedKind, SizedMeta, Worded
+from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
+from llm_perf_opt.analyses.function.program.sized import Listed, Size, SizedKind, SizedMeta, Worded
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 
 

@@ -7,23 +7,34 @@ graph can be asked at every point, and none of them has to know of forms.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from llm_perf_opt.analyses.function.form import Form, Point, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import Parting, storages_of
-from llm_perf_opt.analyses.function.program.assembly import Tensors, assembled, is_list, with_places
+from llm_perf_opt.analyses.function.program.assembly import Tensors, assembled, with_places
 from llm_perf_opt.analyses.function.program.loop_memory import Irregular
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.unfolding import unfold
+from llm_perf_opt.analyses.function.program.sized import (
+    Numbers,
+    Size,
+    SizedKind,
+    SizedMeta,
+    in_block,
+    kind_in_block,
+    kind_varies,
+    meta_in_block,
+    meta_varies,
+)
+from llm_perf_opt.analyses.function.program.unfolding import Unfolded, Unfolding
 from llm_perf_opt.core.callgraph.aggregates import ObservedTensors, count_inputs, count_outputs
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of
-from llm_perf_opt.core.callgraph.records import Json, Observation, OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.records import Json, Observation, OpKind
 
 _SHAPES = 16  # that are kept: one for each number of blocks that was asked for
-Size = int | Form
 NO_RULE = "no rule"
 
 
@@ -38,53 +49,6 @@ class NoRule(Exception):
         self.parting, self.wanted = parting, wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A list of one thing so many times: what a header says of each sequence."""
-
-    item: Json
-    times: Form
-
-
-@dataclass(frozen=True, slots=True)
-class Worded:
-    """A text with numbers in it: what a header says of all sequences."""
-
-    parts: tuple[str | Size, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SizedMeta:
-    """A tensor whose dimensions may be forms."""
-
-    shape: tuple[Size, ...]
-    dtype: str
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SizedKind:
-    """An op whose dimensions and arguments may be forms; `kind` is the op at the first sample."""
-
-    kind: OpKind
-    inputs: tuple[SizedMeta, ...]
-    outputs: tuple[SizedMeta, ...]
-    arguments: Mapping[str, Json]  # ints may be forms, at any depth
-    parts: tuple[SizedKind, ...] = ()
-
-    def at(self, point: Point) -> OpKind:
-        """The op at one point."""
-        return _Numbers(point).kind(self)
-
-    def forms(self) -> Iterator[Form]:
-        """Every form in it, its arguments' and parts' too."""
-        for meta in (*self.inputs, *self.outputs):
-            yield from (size for size in meta.shape if isinstance(size, Form))
-        yield from _forms_in(self.arguments)
-        for part in self.parts:
-            yield from part.forms()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shape:
     """A program with its loops run so many times: `ops.kind` counts in `kinds`, the tensors of calls in `metas`."""
@@ -93,6 +57,7 @@ class Shape:
     kinds: tuple[SizedKind, ...]
     metas: tuple[SizedMeta, ...]
     block_bytes: tuple[Size, ...]
+    fixed: tuple[OpKind | None, ...]  # per kind the op, where it is the same at every point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,6 +77,9 @@ class Program:
     oracle_counts: tuple[Size, ...] = ()
     samples: tuple[Mapping[str, int], ...] = field(default=())
     _shapes: dict[tuple[int, ...], Shape] = field(default_factory=dict, init=False)
+    _unfoldings: list[Unfolding] = field(default_factory=list, init=False)  # one, made when first asked for
+    _kinds_in_blocks: dict[tuple[int, int], SizedKind] = field(default_factory=dict, init=False)
+    _metas_in_blocks: dict[tuple[int, int], SizedMeta] = field(default_factory=dict, init=False)
 
     def graph_at(self, point: Point, *, with_observations: bool = True) -> CallGraph:
         """The call graph of one point; `NoRule` where a loop cannot run as often as it would have to there.
@@ -119,7 +87,7 @@ class Program:
         `with_observations` counts the tensors that each module saw.
         """
         shape = self.shape(tuple(loop.count.at(point) for loop in self.loops))
-        number, graph = _Numbers(point), shape.graph
+        number, graph = Numbers(point), shape.graph
         metas = tuple(map(number.meta, shape.metas))
         answers = zip(graph.oracle_answers, self.oracle_counts, strict=True)
         seen: dict[str, Any] = {"input_metadata": {}, "output_metadata": {}}
@@ -129,7 +97,7 @@ class Program:
             seen["output_metadata"] = _observations(count_outputs(graph.paths, metas, calls))
         return replace(
             graph,
-            op_kinds=tuple(map(number.kind, shape.kinds)),
+            op_kinds=tuple(fixed or number.kind(kind) for kind, fixed in zip(shape.kinds, shape.fixed, strict=True)),
             tensor_metas=metas,
             storages=replace(storages_of(graph), bytes=array("q", map(number, shape.block_bytes))),
             workload=number.json(self.workload),
@@ -137,6 +105,13 @@ class Program:
             oracle_answers=tuple(replace(answer, count=number(count)) for answer, count in answers),
             **seen,
         )
+
+    def stage_counts(self, counts: tuple[int, ...]) -> Mapping[tuple[str, int], int]:
+        """Stage and kind -> how often it runs there when loops run so many times; kinds are those of the shape."""
+        graph = self.shape(counts).graph
+        names = stage_names(graph)
+        pairs = zip(stage_of_ops(graph), ops_of(graph).kind, strict=True)
+        return {(names[stage], kind): count for (stage, kind), count in Counter(pairs).items()}
 
     @property
     def has_steps(self) -> bool:
@@ -148,37 +123,61 @@ class Program:
         """The program with its loops run so many times."""
         if counts not in self._shapes:
             if len(self._shapes) >= _SHAPES:
-                self._shapes.clear()
+                for known in (self._shapes, self._kinds_in_blocks, self._metas_in_blocks):
+                    known.clear()
             try:
                 self._shapes[counts] = _unfolded(self, counts)
             except Irregular as refusal:
                 raise NoRule(Parting(what="loops", op=None, text=str(refusal))) from refusal
         return self._shapes[counts]
 
+    def rows(self, counts: tuple[int, ...]) -> Unfolded:
+        """Which rows there are when loops run so many times."""
+        if not self._unfoldings:
+            self._unfoldings.append(Unfolding(self.skeleton, self.loops))
+        return self._unfoldings[0].rows(counts)
+
 
 def _unfolded(program: Program, counts: tuple[int, ...]) -> Shape:
     if not program.loops:
-        return Shape(graph=program.skeleton, kinds=program.kinds, metas=program.metas, block_bytes=program.block_bytes)
-    rows = unfold(program.skeleton, program.loops, counts)
-    kinds = _Bound(program.kinds, _kind_in_block, lambda kind: any(form.varies_by_block for form in kind.forms()))
-    metas = _Bound(program.metas, _meta_in_block, lambda meta: any(map(_varies, meta.shape)))
+        return Shape(
+            graph=program.skeleton,
+            kinds=program.kinds,
+            metas=program.metas,
+            block_bytes=program.block_bytes,
+            fixed=tuple(map(_fixed, program.kinds)),
+        )
+    rows = program.rows(counts)
+    kinds = _Bound(program.kinds, program._kinds_in_blocks, kind_in_block, kind_varies)
+    metas = _Bound(program.metas, program._metas_in_blocks, meta_in_block, meta_varies)
 
-    def kind_at(number: int, block: int, tensors: Tensors) -> int:
-        kind = program.kinds[number]
-        if not is_list(tensors, kind.kind, block):
+    def kind_at(number: int, block: int, tensors: Tensors | None) -> int:
+        if tensors is None:
             return kinds(number, block)
+        kind = program.kinds[number]
         inputs, outputs = tensors
         listed = replace(
             kind,
             kind=with_places(kind.kind, tensors),
-            inputs=tuple(_meta_in_block(kind.inputs[one.place], one.block) for one in inputs),
-            outputs=tuple(_meta_in_block(kind.outputs[one.place], one.block) for one in outputs),
+            inputs=tuple(meta_in_block(kind.inputs[one.place], one.block) for one in inputs),
+            outputs=tuple(meta_in_block(kind.outputs[one.place], one.block) for one in outputs),
         )
-        return kinds.add(_kind_in_block(listed, block))
+        return kinds.add(kind_in_block(listed, block))
 
     graph = assembled(program.skeleton, rows, kind_at, metas)
-    sizes = tuple(_in_block(program.block_bytes[row.what], row.block) for row in rows.storages)
-    return Shape(graph=graph, kinds=tuple(kinds.items), metas=tuple(metas.items), block_bytes=sizes)
+    pairs = zip(rows.storages.what.tolist(), rows.storages.block.tolist(), strict=True)
+    sizes = tuple(in_block(program.block_bytes[what], block) for what, block in pairs)
+    return Shape(
+        graph=graph,
+        kinds=tuple(kinds.items),
+        metas=tuple(metas.items),
+        block_bytes=sizes,
+        fixed=tuple(map(_fixed, kinds.items)),
+    )
+
+
+def _fixed(kind: SizedKind) -> OpKind | None:
+    return None if any(isinstance(leaf, Form) for leaf in kind.leaves()) else kind.at({})
 
 
 Item = TypeVar("Item")
@@ -188,110 +187,29 @@ class _Bound(Generic[Item]):
     """Items by number and block; those that are the same in every block are there once."""
 
     def __init__(
-        self, items: Sequence[Item], bind: Callable[[Item, int], Item], varies: Callable[[Item], bool]
+        self,
+        items: Sequence[Item],
+        known: dict[tuple[int, int], Item],
+        bind: Callable[[Item, int], Item],
+        varies: Callable[[Item], bool],
     ) -> None:
-        self._given, self._bind = items, bind
+        self._given, self._known, self._bind = items, known, bind
         self._varies = [varies(item) for item in items]
         self._numbers: dict[tuple[int, int], int] = {}
         self.items: list[Item] = []
 
     def __call__(self, number: int, block: int) -> int:
         key = number, block if self._varies[number] else -1
-        if key not in self._numbers:
-            item = self._given[number]
-            self._numbers[key] = self.add(self._bind(item, block) if key[1] >= 0 else item)
-        return self._numbers[key]
+        found = self._numbers.get(key)
+        if found is None:
+            if key not in self._known:
+                self._known[key] = self._bind(self._given[number], block) if key[1] >= 0 else self._given[number]
+            self._numbers[key] = found = self.add(self._known[key])
+        return found
 
     def add(self, item: Item) -> int:
         self.items.append(item)
         return len(self.items) - 1
-
-
-def _varies(size: Size) -> bool:
-    return isinstance(size, Form) and size.varies_by_block
-
-
-def _in_block(size: Size, block: int) -> Size:
-    if not isinstance(size, Form) or block < 0 or not size.varies_by_block:
-        return size
-    form = size.bound(block)
-    return form if form.constant is None else form.constant
-
-
-def _meta_in_block(meta: SizedMeta, block: int) -> SizedMeta:
-    return SizedMeta(tuple(_in_block(size, block) for size in meta.shape), meta.dtype, meta.device)
-
-
-def _kind_in_block(kind: SizedKind, block: int) -> SizedKind:
-    return replace(
-        kind,
-        inputs=tuple(_meta_in_block(meta, block) for meta in kind.inputs),
-        outputs=tuple(_meta_in_block(meta, block) for meta in kind.outputs),
-        arguments=_json_in_block(kind.arguments, block),
-        parts=tuple(_kind_in_block(part, block) for part in kind.parts),
-    )
-
-
-def _json_in_block(value: Any, block: int) -> Any:
-    match value:
-        case Form():
-            return _in_block(value, block)
-        case Mapping():
-            return {key: _json_in_block(item, block) for key, item in value.items()}
-        case list() | tuple():
-            return type(value)(_json_in_block(item, block) for item in value)
-        case _:
-            return value
-
-
-def _forms_in(value: Any) -> Iterator[Form]:
-    if isinstance(value, Form):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _forms_in(item)
-
-
-class _Numbers:
-    """Forms turned into numbers at one point; each form once."""
-
-    def __init__(self, point: Point) -> None:
-        self._point = point
-        self._known: dict[Form, int] = {}
-
-    def __call__(self, size: Size) -> int:
-        if isinstance(size, int):
-            return size
-        if size not in self._known:
-            self._known[size] = size.at(self._point)
-        return self._known[size]
-
-    def meta(self, meta: SizedMeta) -> TensorMeta:
-        return TensorMeta(tuple(map(self, meta.shape)), meta.dtype, meta.device)
-
-    def kind(self, sized: SizedKind) -> OpKind:
-        return replace(
-            sized.kind,
-            inputs=tuple(map(self.meta, sized.inputs)),
-            outputs=tuple(map(self.meta, sized.outputs)),
-            arguments=self.json(sized.arguments),
-            parts=tuple(map(self.kind, sized.parts)),
-        )
-
-    def json(self, value: Any) -> Any:
-        match value:
-            case Form():
-                return self(value)
-            case Listed():
-                return [self.json(value.item)] * self(value.times)
-            case Worded():
-                return "".join(part if isinstance(part, str) else str(self(part)) for part in value.parts)
-            case Mapping():
-                return {key: self.json(item) for key, item in value.items()}
-            case list() | tuple():
-                return type(value)(self.json(item) for item in value)
-            case _:
-                return value
 
 
 def _observations(seen: ObservedTensors) -> dict[str, tuple[Observation, ...]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 
 from llm_perf_opt.analyses.function.fitting import Fitter, Routed
@@ -17,11 +18,14 @@ from llm_perf_opt.analyses.function.form import Form, Point
 from llm_perf_opt.analyses.function.program.alignment import Parting, same_program, storages_of
 from llm_perf_opt.analyses.function.program.assembly import Tensors, refolded
 from llm_perf_opt.analyses.function.program.families import Seen, Sizes
+from llm_perf_opt.analyses.function.program.loop_lists import Entry
 from llm_perf_opt.analyses.function.program.loop_memory import Home, Irregular, homes_of
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.program import NoRule, Program, Size, SizedKind, SizedMeta
+from llm_perf_opt.analyses.function.program.program import NoRule, Program
+from llm_perf_opt.analyses.function.program.rows_of_loops import Row
+from llm_perf_opt.analyses.function.program.sized import Size, SizedKind, SizedMeta
 from llm_perf_opt.analyses.function.program.skeleton import routers, skeleton_of
-from llm_perf_opt.analyses.function.program.unfolding import Entry, Row, Unfolded, unfold
+from llm_perf_opt.analyses.function.program.unfolding import TensorsOfRows, Unfolded, Unfolding
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import TensorMeta
@@ -41,23 +45,39 @@ def program_of(graphs: Sequence[CallGraph], fitter: Fitter) -> Program:
 
 
 def _sized(skeleton: CallGraph, loops: Sequence[Loop], graphs: Sequence[CallGraph], fitter: Fitter) -> Program:
+    rows = _Skeleton(skeleton, loops)
     samples = [
-        _Sample(number, graph, _rows(skeleton, loops, graph, point))
+        _Sample(number, graph, rows.rows(graph, point))
         for number, (graph, point) in enumerate(zip(graphs, fitter.points, strict=True))
     ]
     return _Sizing(skeleton, loops, samples, Sizes(fitter)).program()
 
 
-def _rows(skeleton: CallGraph, loops: Sequence[Loop], graph: CallGraph, point: Point) -> Unfolded:
-    """The rows of a sample as rows of the skeleton."""
-    try:
-        rows = unfold(skeleton, loops, [loop.count.at(point) for loop in loops])
-    except Irregular as refusal:
-        raise NoRule(Parting(what="loops", op=None, text=str(refusal))) from refusal
-    parting = same_program([refolded(skeleton, rows), graph])
-    if parting is not None:
-        raise NoRule(parting)
-    return rows
+class _Skeleton:
+    """A trace whose loops are run as often as those of each sample; samples that run them as often share the rows."""
+
+    def __init__(self, graph: CallGraph, loops: Sequence[Loop]) -> None:
+        self._graph, self._loops = graph, loops
+        self._known: dict[tuple[int, ...], tuple[Unfolded, CallGraph]] = {}
+
+    @cached_property
+    def _unfolding(self) -> Unfolding:
+        return Unfolding(self._graph, self._loops)
+
+    def rows(self, graph: CallGraph, point: Point) -> Unfolded:
+        """The rows of a sample as rows of the skeleton."""
+        counts = tuple(loop.count.at(point) for loop in self._loops)
+        try:
+            if counts not in self._known:
+                rows = self._unfolding.rows(counts)
+                self._known[counts] = rows, refolded(self._graph, rows)
+        except Irregular as refusal:
+            raise NoRule(Parting(what="loops", op=None, text=str(refusal))) from refusal
+        rows, refold = self._known[counts]
+        parting = same_program([refold, graph])
+        if parting is not None:
+            raise NoRule(parting)
+        return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,30 +137,42 @@ class _Sizing:
         """The distinct ops, and which of them each row of the skeleton is."""
         spans = [(loop.first_op, loop.length) for loop in self._loops]
         families: Family = {}
-        entries: dict[int, list[Tensors]] = {}
         loops: dict[int, int] = {}
         for sample in self._samples:
             column = ops_of(sample.graph).kind
             for new, row in enumerate(sample.rows.ops):
                 first = self._first(row, spans)
                 families.setdefault(first, []).append((Seen(sample.number, row.block), column[new]))
-                tensors = sample.rows.op_inputs[new], sample.rows.op_outputs[new]
-                entries.setdefault(first, []).append(tensors)
                 loops[first] = row.loop
+        entries = self._lists(spans)
         known: dict[tuple[object, ...], int] = {}
         numbers: dict[int, int] = {}
         kinds: list[SizedKind] = []
         for first, seen in families.items():
-            is_plain = all(_is_plain(got) for tensors in entries[first] for got in tensors)
-            slots = () if is_plain else tuple((one.slot, one.block) for one in chain(*chain(*entries[first])))
+            lists = entries.get(first)
+            slots = () if lists is None else tuple((one.slot, one.block) for one in chain(*chain(*lists)))
             key = loops[first], tuple(seen), slots
             if key not in known:
                 known[key] = len(kinds)
-                found = self._kind(seen, entries[first], loops[first], is_plain=is_plain)
+                found = self._kind(seen, lists, loops[first])
                 kinds.append(replace(found, kind=self._skeleton.op_kinds[ops_of(self._skeleton).kind[first]]))
             numbers[first] = known[key]
         rows = range(len(ops_of(self._skeleton).kind))
         return kinds, [numbers[self._first(self._row(row, spans), spans)] for row in rows]
+
+    def _lists(self, spans: Sequence[tuple[int, int]]) -> dict[int, list[Tensors]]:
+        """Ops with lists over a loop among their tensors: row of the skeleton -> the tensors wherever it was seen."""
+        found: dict[int, list[Tensors]] = {}
+        for rows in (sample.rows for sample in self._samples):
+            listed = {**rows.op_inputs.listed, **rows.op_outputs.listed}
+            for row in (Row(*(int(one[new]) for one in rows.ops.columns)) for new in listed):
+                found[self._first(row, spans)] = []
+        for rows in (sample.rows for sample in self._samples if found):
+            for new, row in enumerate(rows.ops):
+                first = self._first(row, spans)
+                if first in found:
+                    found[first].append((rows.op_inputs.of_row(new, row), rows.op_outputs.of_row(new, row)))
+        return {first: lists for first, lists in found.items() if not all(map(_is_plain, chain(*lists)))}
 
     def _row(self, row: int, spans: Sequence[tuple[int, int]]) -> Row:
         for number, (first, length) in enumerate(spans):
@@ -148,12 +180,10 @@ class _Sizing:
                 return Row(row, row, number, (row - first) // length)
         return Row(row, row, -1, -1)
 
-    def _kind(
-        self, seen: Sequence[tuple[Seen, int]], entries: Sequence[Tensors], loop: int, *, is_plain: bool
-    ) -> SizedKind:
+    def _kind(self, seen: Sequence[tuple[Seen, int]], entries: Sequence[Tensors] | None, loop: int) -> SizedKind:
         places = [place for place, _ in seen]
         kinds = [self._samples[place.sample].graph.op_kinds[number] for place, number in seen]
-        if is_plain:
+        if entries is None:
             return self._sizes.kind(places, kinds, self._routed(loop))
         name = kinds[0].name
         inputs = self._listed(places, [one[0] for one in entries], [kind.inputs for kind in kinds], f"{name}, an input")
@@ -191,12 +221,13 @@ class _Sizing:
         spots: dict[tuple[int, int], int] = {}
         for sample in self._samples:
             column, at = getattr(calls_of(sample.graph), f"{side}_metas"), 0
-            for row, got in zip(sample.rows.calls, getattr(sample.rows, f"call_{side}s"), strict=True):
+            tensors: TensorsOfRows = getattr(sample.rows, f"call_{side}s")
+            for new, row in enumerate(sample.rows.calls):
                 first = self._first(row, spans)
-                for entry in got:
-                    key = first, entry.slot
-                    families.setdefault(key, []).append((Seen(sample.number, entry.block), column[at]))
-                    of_loop[key] = entry.loop
+                for entry in tensors.of_row(new, row):
+                    slot = first, entry.slot
+                    families.setdefault(slot, []).append((Seen(sample.number, entry.block), column[at]))
+                    of_loop[slot] = entry.loop
                     spots[first, entry.place] = entry.slot
                     at += 1
         known: dict[tuple[object, ...], int] = {}

@@ -15,10 +15,10 @@ from llm_perf_opt.analyses.function.fitting import BATCH, Fitter, Routed
 from llm_perf_opt.analyses.function.form import Form, Point, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import same_program
 from llm_perf_opt.analyses.function.program.assembly import folded
+from llm_perf_opt.analyses.function.program.loop_lists import CUTS
 from llm_perf_opt.analyses.function.program.loop_memory import Irregular, with_given
 from llm_perf_opt.analyses.function.program.loops import Loop, Repeats, expert_repeats, find_loops
 from llm_perf_opt.analyses.function.program.program import NoRule
-from llm_perf_opt.analyses.function.program.unfolding import CUTS
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.ops.grouped_experts import tokens_for_all, touched_experts
