@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from benchmarks.breadth.marked_section import replace_section
+from benchmarks.breadth.marked_section import show_sections
 from benchmarks.plans import page
 from benchmarks.plans.measured_pairs import measured_pairs
 from benchmarks.plans.ordering import judge, summary
@@ -41,10 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     data = order_data()
-    for section, text in page.sections(data).items():
-        print(f"## {section}\n\n{text}\n")
-        if options.docs:
-            replace_section(DOCS / "plan-order.md", section, text)
+    show_sections(DOCS / "plan-order.md", page.sections(data), is_written=options.docs)
     if options.docs:
         (DOCS / "data" / "plan_order.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 

@@ -3,6 +3,7 @@
     python scripts/fault_campaign.py --quick                    a sample of each, within three minutes
     python scripts/fault_campaign.py                            all of them, within the hour
     python scripts/fault_campaign.py --only threads,memory      some of them
+    python scripts/fault_campaign.py --kinds function           some kinds of files alone, of `hostile_files`
     python scripts/fault_campaign.py --write docs/reliability.md
 
 A campaign is a file in `scripts/campaigns` with a `NAME` and a function `run(*, quick, seed)` that gives rows. Each
@@ -52,13 +53,14 @@ def names() -> list[str]:
     return [stem for stem, text in texts.items() if "\nNAME = " in text and "\ndef run(" in text]
 
 
-def run_campaign(name: str, *, quick: bool, seed: int) -> Campaign:
+def run_campaign(name: str, *, quick: bool, seed: int, kinds: str = "") -> Campaign:
     """One campaign in a process of its own. One that breaks off, or has no end, is a finding."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         command = [sys.executable, __file__, "--inside", name, "--rows", str(file), "--seed", str(seed)]
-        reason = _run([*command, *(["--quick"] if quick else [])], LIMIT_S[quick])
+        some = [*(["--quick"] if quick else []), *(["--kinds", kinds] if kinds else [])]
+        reason = _run([*command, *some], LIMIT_S[quick])
         if file.exists():
             found = json.loads(file.read_text("utf-8"))
             rows, cpu_seconds = [Row(**row) for row in found["rows"]], found["cpu_seconds"]
@@ -93,10 +95,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def run_inside(name: str, file: Path, *, quick: bool, seed: int) -> None:
+def run_inside(name: str, file: Path, *, quick: bool, seed: int, kinds: str = "") -> None:
     """The other side of `run_campaign`: run it here and leave the rows in `file`."""
     module = importlib.import_module(f"scripts.campaigns.{name}")
-    rows = module.run(quick=quick, seed=seed)
+    rows = module.run(quick=quick, seed=seed, **({"kinds": kinds.split(",")} if kinds else {}))
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_seconds = sum(one.ru_utime + one.ru_stime for one in spent)
     file.write_text(json.dumps({"rows": [asdict(row) for row in rows], "cpu_seconds": cpu_seconds}), "utf-8")
@@ -132,6 +134,21 @@ def lines_on(page: Path) -> dict[str, list[str]]:
     return lines
 
 
+def with_kinds(before: list[str], found: list[str]) -> list[str]:
+    """The rows of a campaign with those of some kinds of files in their places, or at the end; its seconds stay."""
+    by_kind = {_kind_of(line): line for line in before}
+    for line in found:
+        _, title, *cells, _ = line.split("|")
+        old = by_kind.get(_kind_of(line))
+        title, seconds = ("  ", "  ") if old is None else (old.split("|")[1], old.split("|")[-2])
+        by_kind[_kind_of(line)] = "|".join(["", title, *cells[:-1], seconds, ""])
+    return list(by_kind.values())
+
+
+def _kind_of(line: str) -> str:
+    return line.split("|")[2].partition(" (")[0].strip()
+
+
 def write_page(page: Path, text: str) -> None:
     """Put the table between the markers of the page."""
     before, start, rest = page.read_text("utf-8").partition(START)
@@ -162,10 +179,24 @@ def _tell(name: str, campaign: Campaign) -> None:
         print(f"  {finding}", file=sys.stderr)
 
 
+def run_kinds(options: argparse.Namespace) -> int:
+    """Some kinds of files alone, and their rows on the page."""
+    name = "hostile_files"
+    found = run_campaign(name, quick=options.quick, seed=options.seed, kinds=options.kinds)
+    _tell(name, found)
+    lines = lines_of({name: found})[name]
+    print(table({name: lines}))
+    if options.write and found.cpu_seconds is not None and not options.quick:
+        known = lines_on(options.write)
+        write_page(options.write, table({**known, name: with_kinds(known.get(name, []), lines)}))
+    return int(any(row.findings for row in found.rows))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a sample of each campaign")
     parser.add_argument("--only", metavar="NAMES", help=f"some of: {', '.join(names())}")
+    parser.add_argument("--kinds", metavar="NAMES", default="", help="of `hostile_files` these kinds of files alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="campaigns at a time")
     parser.add_argument(
@@ -178,8 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.inside:
-        run_inside(options.inside, options.rows, quick=options.quick, seed=options.seed)
+        run_inside(options.inside, options.rows, quick=options.quick, seed=options.seed, kinds=options.kinds)
         return 0
+    if options.kinds:
+        return run_kinds(options)
     chosen = options.only.split(",") if options.only else names()
     if unknown := set(chosen) - set(names()):
         parser.error(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(names())}")

@@ -68,21 +68,26 @@ export PYTHONPATH="$repository"  # the scripts below import each other; the pack
 say "every command of the pages"
 python -m scripts.page_commands "$repository"
 
-say "the Python of the pages"
-python -m scripts.page_python "$repository" run
+pictures_and_notebook() {
+  say "the pictures of the pages"
+  if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
+    bash "$repository/scripts/pictures.sh" pictures || return 1
+    for picture in "$repository"/docs/images/*; do
+      [ -s "pictures/$(basename "$picture")" ] || { echo "scripts/pictures.sh makes no $(basename "$picture")." >&2; return 1; }
+    done
+  else
+    echo "   left out: no Chromium with its driver"
+  fi
+  say "the notebook"
+  python "$repository/scripts/run_notebook.py" "$repository/examples/deepseek_ocr.ipynb"
+}
 
-say "the pictures of the pages"
-if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
-  bash "$repository/scripts/pictures.sh" pictures
-  for picture in "$repository"/docs/images/*; do
-    [ -s "pictures/$(basename "$picture")" ] || { echo "scripts/pictures.sh makes no $(basename "$picture")." >&2; exit 1; }
-  done
-else
-  echo "   left out: no Chromium with its driver"
-fi
-
-say "the notebook"
-python "$repository/scripts/run_notebook.py" "$repository/examples/deepseek_ocr.ipynb"
+say "the Python of the pages; beside it their pictures and the notebook"
+pictures_and_notebook >pictures-and-notebook.log 2>&1 &
+beside=$!
+python -m scripts.page_python "$repository" run || { kill "$beside" 2>/dev/null || true; exit 1; }
+wait "$beside" || { cat pictures-and-notebook.log; exit 1; }
+cat pictures-and-notebook.log
 
 say "add a model, as the guide says"
 python "$repository/scripts/follow_guide.py" "$repository/docs/add-a-model.md"

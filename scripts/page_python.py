@@ -1,4 +1,4 @@
-"""Run the Python that the pages show: the blocks of one page one after the other, in one process.
+"""Run the Python that the pages show: the blocks of one page one after the other, in one process; two pages at a time.
 
     python -m scripts.page_python REPOSITORY TRACE [PAGE ...]
 
@@ -9,15 +9,18 @@ FIRST_HOUR_SLOW=1 runs the slow pages too.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from scripts.page_blocks import Block, blocks
+from scripts.page_commands import STUDY
 
 LEFT_OUT = {"docs/metrics-file.md": "needs a timed run on a device with a known peak"}
 SLOW = {"docs/how-fast-is-it.md": "runs the full-size model for real"}
@@ -33,9 +36,19 @@ def run(program: str, trace: Path) -> str | None:
         folder = Path(name)
         if 'save("run' not in program:
             shutil.copytree(trace, folder / "run")
+        if "study.yaml" in program:
+            (folder / "study.yaml").write_text(json.dumps(STUDY), encoding="utf-8")  # JSON is YAML
         (folder / "page.py").write_text(program, encoding="utf-8")
         done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True)
     return None if done.returncode == 0 else f"exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def run_page(page: str, page_blocks: list[Block], trace: Path) -> str | None:
+    """What is wrong with a page; how long it took is told."""
+    started = time.perf_counter()
+    error = run(program_of(page_blocks), trace)
+    print(f"   {time.perf_counter() - started:6.1f} s  {len(page_blocks)} blocks of {page}", flush=True)
+    return error and f"The Python of {page} fails: {error}"
 
 
 def main() -> None:
@@ -45,14 +58,16 @@ def main() -> None:
     for block in blocks(Path(repository), "python"):
         if not block.page.startswith(("docs/add-a-", "docs/add-an-")) and (not pages or block.page in pages):
             by_page.setdefault(block.page, []).append(block)
-    for page, found in by_page.items():
-        if page in left_out:
-            print(f"   left out ({left_out[page]}): {page}")
-            continue
-        started = time.perf_counter()
-        if error := run(program_of(found), Path(trace)):
-            sys.exit(f"The Python of {page} fails: {error}")
-        print(f"   {time.perf_counter() - started:6.1f} s  {len(found)} blocks of {page}", flush=True)
+    for page in by_page.keys() & left_out.keys():
+        print(f"   left out ({left_out[page]}): {page}")
+    wanted = {page: found for page, found in by_page.items() if page not in left_out}
+    longest_first = sorted(wanted, key=lambda page: -len(program_of(wanted[page])))
+    with ThreadPoolExecutor(max_workers=2) as workers:
+        running = [workers.submit(run_page, page, wanted[page], Path(trace)) for page in longest_first]
+        for done in as_completed(running):
+            if error := done.result():
+                workers.shutdown(cancel_futures=True)
+                sys.exit(error)
 
 
 if __name__ == "__main__":

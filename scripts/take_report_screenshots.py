@@ -2,6 +2,7 @@
 
     python -m scripts.take_report_screenshots report.html docs/images
     python -m scripts.take_report_screenshots sweep.html docs/images sweep
+    python -m scripts.take_report_screenshots docs/data/ocr-study.html docs/images study
 
 A page that says something on the console is an error. `bash scripts/pictures.sh` takes all pictures there are.
 """
@@ -15,6 +16,11 @@ from pathlib import Path
 from tests.browser.chromium import chromium
 
 COST = "What does it cost?"
+# Choose what runs up, and in the first picture point at one of the frontier, as a key does.
+STUDY_POINT = """
+const up = document.getElementById("up"); up.value = arguments[0]; up.dispatchEvent(new Event("change"));
+if (arguments[1]) document.querySelectorAll("#chart .point.front")[2].focus();
+"""
 
 # name -> (width, height, dark, the chapter that is scrolled to, or None for the top); the name begins with the page's
 SCENES: dict[str, tuple[int, int, bool, str | None]] = {
@@ -22,6 +28,9 @@ SCENES: dict[str, tuple[int, int, bool, str | None]] = {
     "report-dark": (1280, 1240, True, COST),
     "report-phone": (390, 844, False, None),
     "sweep-light": (1280, 1440, False, None),
+    "study-light": (1280, 1240, False, None),
+    "study-dark": (1280, 1240, True, None),
+    "capacity-light": (1280, 1330, False, None),
 }
 
 
@@ -31,6 +40,8 @@ def main(page: Path, folder: Path, of: str = "report") -> None:
     for name, (width, height, dark, chapter) in scenes.items():
         with tempfile.TemporaryDirectory() as profile, chromium(Path(profile), width, height, dark=dark) as driver:
             driver.get(page.resolve().as_uri())
+            if of == "study":
+                driver.execute_script(STUDY_POINT, "request-cost" if dark else "requests", not dark)
             if chapter is not None:
                 driver.find_element("link text", chapter).click()
             driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")

@@ -33,6 +33,7 @@ OURS = (
     "src/llm_perf_opt/formats/*.css",
     "src/llm_perf_opt/formats/*.jinja",
     "src/llm_perf_opt/formats/report_page/report.js",
+    "src/llm_perf_opt/formats/study_page/study.js",
     "docs/images/*",  # scripts/pictures.sh
     "docs/data/*",  # benchmarks/ write them
     "tests/golden/*",  # scripts/make_graph_goldens.py
@@ -41,7 +42,7 @@ OURS = (
     "web/*",
 )
 NOT_SHIPPED = ("__pycache__", "node_modules", ".ipynb_checkpoints")
-BINARY = (".png",)  # of ours; anything else with a zero byte is foreign
+BINARY = (".png", ".parquet")  # of ours; anything else with a zero byte is foreign
 FIGURES = "figures"  # numbers alone: the source is named, there is no text to license
 PHRASES = {
     "MIT": "Permission is hereby granted, free of charge",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import reduce
 from typing import Any
@@ -20,6 +22,29 @@ BY_OTHERS = {
 }
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two halves that each begin with files of slow tests: two workers that begin with them end together.
+
+    Each file stays whole, since its tests share what they set up.
+    """
+    slow = list(dict.fromkeys(item.path for item in items if item.get_closest_marker("slow")))
+    files = dict.fromkeys(item.path for item in items)
+    first, second = slow[::2], slow[1::2]
+    sizes = Counter(item.path for item in items)
+    for path in (path for path in files if path not in set(slow)):
+        is_first = sum(sizes[one] for one in first) < len(items) // 2
+        (first if is_first else second).append(path)
+    places = {path: place for place, path in enumerate((*first, *second))}
+    items.sort(key=lambda item: places[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests stay until the end: no later collection of garbage need walk over them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def torch_is_left_as_it_was() -> Iterator[None]:
     """Every attribute that could be patched is the same object afterwards, and no mode or hook is still on."""
@@ -28,10 +53,7 @@ def torch_is_left_as_it_was() -> Iterator[None]:
         return
     attributes, state = _attributes(), _state()
     yield
-    after = _attributes()
-    changed = {name for name, value in attributes.items() if after.get(name) is not value}
-    added = {name for name in after.keys() - attributes.keys() if name.rpartition(".")[0] in CLASSES}
-    assert (changed | added) - BY_OTHERS == set()
+    assert _changed(attributes, _attributes()) - BY_OTHERS == set()
     assert _state() == state
 
 
@@ -46,14 +68,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def _attributes() -> dict[str, object]:
-    """Dotted name -> object. Modules grow by lazy imports, so only in classes is a new name a patch."""
+Attributes = dict[str, dict[str, object]]  # place -> name -> object
+
+
+def _attributes() -> Attributes:
     import torch.distributions
 
-    found = {}
-    for place in (*MODULES, *CLASSES):
-        owner: Any = reduce(getattr, place.split(".")[1:], torch)
-        found.update({f"{place}.{name}": value for name, value in vars(owner).items()})
+    return {place: dict(vars(reduce(getattr, place.split(".")[1:], torch))) for place in (*MODULES, *CLASSES)}
+
+
+def _changed(before: Attributes, after: Attributes) -> set[str]:
+    """Dotted names. Modules grow by lazy imports, so only in classes is a new name a patch."""
+    found: set[str] = set()
+    for place, old in before.items():
+        new = after[place]
+        found.update(f"{place}.{name}" for name, value in old.items() if new.get(name) is not value)
+        if place in CLASSES:
+            found.update(f"{place}.{name}" for name in new.keys() - old.keys())
     return found
 
 

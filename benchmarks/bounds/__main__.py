@@ -18,7 +18,7 @@ from benchmarks.bounds import deployment_page, page, plots
 from benchmarks.bounds.agreement import agreement, models
 from benchmarks.bounds.deployment_truth import CONFIGS, configuration_rows, record_row, truth
 from benchmarks.bounds.evaluation import NEEDED_RULES, check, read_all, summary, violations_without
-from benchmarks.breadth.marked_section import replace_section
+from benchmarks.breadth.marked_section import show_sections
 
 DOCS = Path(__file__).parents[2] / "docs"
 MEASURED, DEPLOYMENT = "measured-against-the-bound", "deployment-truth"
@@ -57,10 +57,7 @@ def _rounded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(name: str, data: dict[str, Any], texts: dict[str, str], *, is_written: bool) -> None:
-    for section, text in texts.items():
-        print(f"## {section}\n\n{text}\n")
-        if is_written:
-            replace_section(DOCS / f"{name}.md", section, text)
+    show_sections(DOCS / f"{name}.md", texts, is_written=is_written)
     if is_written:
         file = DOCS / "data" / f"{name.replace('-', '_')}.json"
         file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -73,7 +73,8 @@ def _start(name: str, job: Callable[[str], Record], caps: Caps) -> _Child:
 
 def _child_main(name: str, job: Callable[[str], Record], caps: Caps, writer: int) -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(caps.seconds), math.ceil(caps.seconds) + 5))
-    resource.setrlimit(resource.RLIMIT_DATA, (caps.memory_bytes, caps.memory_bytes))
+    most = _data_bytes() + caps.memory_bytes  # what the parent holds is inherited, and is not this job's
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
@@ -112,6 +113,12 @@ def _record_of(child: _Child, caps: Caps) -> Record:
     if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
         return {"status": "timeout", "message": f"more than {caps.seconds:.0f} s of CPU time"}
     return {"status": "crash", "message": f"the process ended by signal {os.WTERMSIG(status)}"}
+
+
+def _data_bytes() -> int:
+    """What this process has mapped for its data and stack."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+    return pages * resource.getpagesize()
 
 
 def resident_bytes() -> int:

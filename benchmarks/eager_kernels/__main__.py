@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.breadth.marked_section import replace_section
+from benchmarks.breadth.marked_section import show_sections
 from benchmarks.eager_kernels.comparison import compared
 from benchmarks.eager_kernels.deepseek_ocr import measured_rows, table
 from benchmarks.eager_kernels.page import as_data, sections
@@ -29,10 +29,7 @@ def main() -> None:
     runs = as_data(compared(gpu, model, by_gpu[gpu]) for gpu in DEVICES for model in MODELS)
     ocr = list(measured_rows())
     texts = {**sections(runs), "deepseek-ocr": table(ocr)}
-    for name, text in texts.items():
-        print(text, end="\n\n")
-        if options.docs:
-            replace_section(DOCS / "eager-kernels.md", name, text)
+    show_sections(DOCS / "eager-kernels.md", texts, is_written=options.docs)
     if options.docs:
         data = {"runs": runs, "deepseek_ocr": ocr}
         (DOCS / "data" / "eager_kernels.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

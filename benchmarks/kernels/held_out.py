@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.breadth.marked_section import replace_section
 from benchmarks.kernels.judged import Judged
-from benchmarks.kernels.page import OWN_ROWS, accuracy_table, coverage_table, parts_table, versions_table
+from benchmarks.kernels.page import OWN_ROWS, accuracy_table, coverage_table, parts_file, versions_table
 from benchmarks.kernels.splits import Split, far_end_left_out, lines_left_out, shapes_left_out
 from benchmarks.kernels.subjects import SYSTEMS, Subject, own, subjects
 from llm_perf_opt.analyses.kernels.exchanges import CAPTURED
@@ -42,6 +42,7 @@ from llm_perf_opt.core.hardware import load_devices
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "kernel-tables.md"
+PARTS = ROOT / "docs" / "data" / "kernel_tables.csv"
 SPREADS = ROOT / "src" / "llm_perf_opt" / "analyses" / "kernels" / "spread.json"
 LOW, HIGH = 0.1, 0.9
 CALIBRATION, CHECK = (0, 2, 3), 1  # seeds: quantiles are taken from some splits and counted on another
@@ -253,12 +254,12 @@ def main(arguments: Sequence[str]) -> None:
         "accuracy": accuracy_table(found),
         "coverage": coverage_table(coverage(found, known), [*scaled, *batched]),
         "versions": versions_table(list(judge_versions(systems))),
-        "parts": parts_table(found),
     }
     print("\n\n".join(sections.values()))
     if not arguments:
         for name, text in sections.items():
             replace_section(PAGE, name, text)
+        PARTS.write_text(parts_file(found), encoding="utf-8")
         tables = f"aiconfigurator-core {package_version()}"
         file = SpreadFile(tables=tables, measured_by="benchmarks/kernels/held_out.py", spreads=tuple(known))
         SPREADS.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -35,22 +37,17 @@ def accuracy_table(found: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
-def parts_table(found: Sequence[Judged]) -> str:
-    """Every table: engine, format or use, rows, median error on left-out shapes, plain roofline."""
-    lines = [
-        "| system | engine | family | table | rows | median error | plain roofline |",
-        "|---|---|---|---|--:|--:|--:|",
-    ]
+def parts_file(found: Sequence[Judged]) -> str:
+    """Every table as CSV: engine, format or use, rows, median error on left-out shapes, plain roofline."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(("system", "engine", "family", "table", "rows", "median error", "plain roofline"))
     for key in dict.fromkeys((one.system, one.engine, one.family, one.part) for one in found):
         mine = [one for one in found if (one.system, one.engine, one.family, one.part) == key]
-        shapes = _together(mine, SHAPES)
         whole = next(one for one in mine if one.kind == OWN_ROWS)
-        system, engine, family, part = key
-        roofline = "" if family is Family.EXCHANGES else _median(whole.roofline_errors)
-        lines.append(
-            f"| {system} | {engine} | {family} | {part} | {len(whole.ratios):,} | {_median(shapes)} | {roofline} |"
-        )
-    return "\n".join(lines)
+        roofline = "" if key[2] is Family.EXCHANGES else _median(whole.roofline_errors)
+        writer.writerow((*key, f"{len(whole.ratios):,}", _median(_together(mine, SHAPES)), roofline))
+    return lines.getvalue()
 
 
 def coverage_table(inside: Mapping[tuple[str, Family], tuple[int, int]], scaled: Sequence[Judged]) -> str:

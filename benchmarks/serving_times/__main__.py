@@ -9,28 +9,20 @@ the package are written anew, with --docs the page and its data.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
-from benchmarks.breadth.marked_section import replace_section
-from benchmarks.plans.measured_pairs import RECORDS
+from benchmarks.breadth.marked_section import show_sections
 from benchmarks.serving_times import page
 from benchmarks.serving_times.estimates import Estimated, aggregated_runs, estimated
 from benchmarks.serving_times.fitting import Judged, at_gap, fit_gap, fitted, judged, leave_one_out, write
 from benchmarks.serving_times.judgement import after_measurements, by_group, by_origin, figures, order, sets
+from benchmarks.serving_times.other_answers import read_answers
 
 DOCS = Path(__file__).parents[2] / "docs"
-ANSWERS = RECORDS.parent / "aiconfigurator_answers.csv"
 DEVELOPMENT, FROZEN = "development", "frozen"
-
-
-def read_answers(file: Path = ANSWERS) -> dict[str, tuple[float, float]]:
-    """What aiconfigurator 0.12.0 answers: name of the run -> TTFT and TPOT in seconds."""
-    with file.open(encoding="utf-8", newline="") as lines:
-        return {row["id"]: (float(row["ttft_ms"]) / 1e3, float(row["tpot_ms"]) / 1e3) for row in csv.DictReader(lines)}
 
 
 def judged_sets(found: list[Estimated]) -> tuple[dict[str, list[Judged]], float]:
@@ -74,10 +66,7 @@ def main() -> None:
         development = [one for one in found if not one.is_frozen]
         write(fitted(development, fit_gap([one for one in development if one.is_clean])))
     data = data_of(found)
-    for section, text in page.sections(data).items():
-        print(f"## {section}\n\n{text}\n")
-        if options.docs:
-            replace_section(DOCS / "serving-times.md", section, text)
+    show_sections(DOCS / "serving-times.md", page.sections(data), is_written=options.docs)
     if options.docs:
         (DOCS / "data" / "serving_times.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 

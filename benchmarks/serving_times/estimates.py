@@ -19,6 +19,21 @@ FROZEN_MODELS = frozenset({"kimi-k2.5", "glm-5", "qwen3.5-397b-a17b"})
 INFERENCEX_LENGTHS = frozenset({921, 7372})  # nominal 1,024 and 8,192, drawn from a range
 
 
+def is_frozen(run: MeasuredRun) -> bool:
+    """Whether a run belongs to the systems and models that no choice was made with."""
+    return run.device in FROZEN_DEVICES or run.model in FROZEN_MODELS
+
+
+def has_drawn_lengths(run: MeasuredRun) -> bool:
+    """Whether its load generator drew lengths from a range."""
+    return run.prompt_tokens in INFERENCEX_LENGTHS
+
+
+def sender(run: MeasuredRun) -> str:
+    """Engine and load generator."""
+    return f"{run.engine} {'range' if has_drawn_lengths(run) else 'fixed'}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated:
     """A run, and what one step of all its sequences and one prompt of it take."""
@@ -43,7 +58,7 @@ class Estimated:
     @property
     def is_frozen(self) -> bool:
         """Whether the run belongs to the systems and models that no choice was made with."""
-        return self.run.device in FROZEN_DEVICES or self.run.model in FROZEN_MODELS
+        return is_frozen(self.run)
 
     @property
     def is_saturated(self) -> bool:
@@ -59,7 +74,7 @@ class Estimated:
     @property
     def sender(self) -> str:
         """Engine and load generator."""
-        return f"{self.run.engine} {'range' if self.run.prompt_tokens in INFERENCEX_LENGTHS else 'fixed'}"
+        return sender(self.run)
 
 
 def aggregated_runs() -> list[MeasuredRun]:

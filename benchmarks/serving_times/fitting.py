@@ -12,13 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import numpy as np
 
 from benchmarks.serving_times.estimates import Estimated
+from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S
 from llm_perf_opt.analyses.serving import request_time
-from llm_perf_opt.analyses.serving.engine_time import LAUNCH_GAP_S, ForwardTime, WorkKind
-from llm_perf_opt.analyses.serving.request_time import FirstToken, Quantiles, ServingFit, time_per_token, time_to_first
+from llm_perf_opt.analyses.serving.engine_time import ForwardTime, WorkKind
+from llm_perf_opt.analyses.serving.request_time import (
+    FirstToken,
+    Quantiles,
+    ServingFit,
+    banded,
+    time_per_token,
+    time_to_first,
+)
 
 GAPS_S = [step * 1e-7 for step in range(41)]
 FEWEST = 15  # runs of one sender below which all of them are taken together
@@ -47,8 +56,7 @@ class Judged:
 
     def holds(self) -> bool:
         """Whether the band of TPOT holds the measurement."""
-        measured = (self.one.run.tpot_s or math.nan) / self.tpot_s
-        return self.fit.tpot.low <= measured <= self.fit.tpot.high
+        return banded(self.tpot_s, self.fit.tpot).holds(self.one.run.tpot_s or math.nan)
 
 
 def with_gap(time: ForwardTime, gap_s: float) -> ForwardTime:
@@ -96,10 +104,7 @@ def fitted(found: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> ServingFi
         ttft=Quantiles(low=1.0, high=1.0),
         first_token=shares,
     )
-    ratios = [(one.run.ttft_s or 0) / _ttft(one, fit) for one in clean]
-    return ServingFit(
-        fitted_to=fit.fitted_to, records=fit.records, tpot=fit.tpot, ttft=_quantiles(ratios), first_token=shares
-    )
+    return replace(fit, ttft=_quantiles([(one.run.ttft_s or 0) / _ttft(one, fit) for one in clean]))
 
 
 def leave_one_out(found: Sequence[Estimated]) -> Iterator[Judged]:
@@ -127,19 +132,24 @@ def _quantiles(ratios: Sequence[float]) -> Quantiles:
 
 
 def _shares(some: Sequence[Estimated]) -> FirstToken:
-    """The sum with the least mean error of its logarithm; no share is negative."""
+    rows = [(1.0, one.prompt.seconds, one.load.in_flight * one.prompt.seconds, one.tpot_s) for one in some]
+    found = fit_first_token(rows, [one.run.ttft_s or 1.0 for one in some], tries=400)
+    constant, prompts, others, steps = (round(value, 5) for value in found)
+    return FirstToken(constant_s=constant, prompts=prompts, prompts_of_others=others, steps=steps)
+
+
+def fit_first_token(rows: Sequence[Sequence[float]], measured: Sequence[float], *, tries: int) -> list[float]:
+    """Shares of four times whose sum has the least mean error of its logarithm; no share is negative."""
     from scipy.optimize import minimize  # comes with the tables
 
-    rows = np.array([(1.0, one.prompt.seconds, one.load.in_flight * one.prompt.seconds, one.tpot_s) for one in some])
-    measured = np.array([one.run.ttft_s or 1.0 for one in some])
+    times, wanted = np.array(rows), np.array(measured)
 
     def error(shares: Sequence[float]) -> float:
-        return float(np.mean(np.abs(np.log(np.maximum(rows @ np.abs(shares), 1e-6) / measured))))
+        return float(np.mean(np.abs(np.log(np.maximum(times @ np.abs(shares), 1e-6) / wanted))))
 
-    solve: Callable[..., object] = minimize
-    best = solve(error, [0.02, 1.0, 0.1, 1.0], method="Nelder-Mead", options={"maxiter": 400})
-    constant, prompts, others, steps = (round(abs(float(value)), 5) for value in best.x)  # type: ignore[attr-defined]
-    return FirstToken(constant_s=constant, prompts=prompts, prompts_of_others=others, steps=steps)
+    solve: Callable[..., Any] = minimize
+    best = solve(error, [0.02, 1.0, 0.1, 1.0], method="Nelder-Mead", options={"maxiter": tries})
+    return [abs(float(value)) for value in best.x]
 
 
 def write(fit: ServingFit, file: Path = FILE) -> None:

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,17 +54,25 @@ class Tally:
         return Row(campaign=NAME, what=what, tried=self.tried, findings=self.findings)
 
 
-def run(*, quick: bool, seed: int) -> list[Row]:
-    """One row for each kind of file."""
-    return [tally.row() for tally in tallies(QUICK if quick else FULL, seed)]
+def run(*, quick: bool, seed: int, kinds: Collection[str] = ()) -> list[Row]:
+    """One row for each kind of file; of `kinds` alone, where some are named."""
+    return [tally.row() for tally in tallies(QUICK if quick else FULL, seed, kinds)]
 
 
-def tallies(count: int, seed: int) -> Iterator[Tally]:
-    """`count` mutations of each kind."""
+def tallies(count: int, seed: int, names: Collection[str] = ()) -> Iterator[Tally]:
+    """`count` mutations of each kind; a name stands for the variants of the kind too."""
     with tempfile.TemporaryDirectory() as folder, quiet():
         kinds = file_kinds(Path(folder))
+        if unknown := set(names) - {name for kind in kinds for name in names_of(kind)}:
+            raise SystemExit(f"no kind of file {', '.join(sorted(unknown))}")
         for kind in kinds:
-            yield attack(kind, count, seed, others_of(kind, kinds))
+            if not names or not set(names).isdisjoint(names_of(kind)):
+                yield attack(kind, count, seed, others_of(kind, kinds))
+
+
+def names_of(kind: Kind) -> tuple[str, str]:
+    """What a kind may be called: its name, and that without the variant."""
+    return kind.name, kind.name.partition(",")[0]
 
 
 def others_of(kind: Kind, kinds: Iterable[Kind]) -> list[bytes]:

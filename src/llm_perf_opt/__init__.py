@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from llm_perf_opt.api.answer import Answer
+    from llm_perf_opt.api.ask import AskAnswer, ask
     from llm_perf_opt.api.calibration import CalibrationAnswer, calibrate
+    from llm_perf_opt.api.capacity import CapacityAnswer, capacity
     from llm_perf_opt.api.catalogue import InstallationAnswer, ModelsAnswer, doctor, known_models
     from llm_perf_opt.api.cluster import ClusterAnswer, cluster
     from llm_perf_opt.api.comparison import ComparisonAnswer
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
         write_static_compute_markdown,
     )
     from llm_perf_opt.api.static_analysis.inputs import AnalysisConfig
+    from llm_perf_opt.api.study import StudyAnswer, study
+    from llm_perf_opt.api.study_page import study_page
     from llm_perf_opt.api.sweep import sweep
     from llm_perf_opt.api.sweep_answer import SweepAnswer
     from llm_perf_opt.api.trace import Trace
@@ -64,6 +68,10 @@ __all__ = [
     "pages",
     "sweep",
     "plans",
+    "study",
+    "ask",
+    "study_page",
+    "capacity",
     "export",
     "profile",
     "devices",
@@ -85,6 +93,9 @@ __all__ = [
     "PredictionAnswer",
     "RanksAnswer",
     "PlansAnswer",
+    "StudyAnswer",
+    "AskAnswer",
+    "CapacityAnswer",
     "AttentionAnswer",
     "GraphAnswer",
     "ExportAnswer",
@@ -123,7 +134,14 @@ _HOMES = {
     "sweep": "api.sweep",
     "SweepAnswer": "api.sweep_answer",
     "plans": "api.plans",
+    "study": "api.study",
+    "StudyAnswer": "api.study",
+    "ask": "api.ask",
+    "AskAnswer": "api.ask",
+    "study_page": "api.study_page",
     "PlansAnswer": "api.plans",
+    "capacity": "api.capacity",
+    "CapacityAnswer": "api.capacity",
     "RanksAnswer": "api.per_rank",
     "export": "api.export",
     "devices": "api.devices",

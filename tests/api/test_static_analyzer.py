@@ -125,8 +125,8 @@ def without(stage: StageCompute, source: str) -> StageCompute:
     return replace(stage, sources=tuple(told for told in stage.sources if told.source != source))
 
 
-def test_a_source_that_is_registered_is_asked_unless_it_exports() -> None:
-    assert set(QUICK_SOURCES) == {"counted", *SOURCES.names()} - {"exported"}
+def test_a_source_that_is_registered_is_asked_unless_it_exports_or_is_of_an_engine() -> None:
+    assert set(QUICK_SOURCES) == {"counted", *SOURCES.names()} - {"exported", "vllm-estimate"}
 
 
 def test_the_total_is_the_sum_of_the_stages_and_weights_count_once(report: StaticComputeReport) -> None:

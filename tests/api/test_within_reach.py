@@ -10,10 +10,12 @@ import pytest
 import typer
 
 import llm_perf_opt as lpo
+from llm_perf_opt.api.capacity_search import Asked
 from llm_perf_opt.api.tracing import load_phase
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import workload_options
+from llm_perf_opt.core.workload import ModelCode
 
 SHOWING = {  # option -> what Python does instead
     "format_name": "an answer is saved in the format of the suffix",
@@ -46,7 +48,9 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "report": (lpo.trace, lpo.load, Trace.stages, Trace.report, Answer.save),
     "pages": (lpo.pages, Answer.save),
     "sweep": (lpo.sweep, Answer.save, lpo.SweepAnswer.save_points, lpo.SweepAnswer.save_function),
-    "plan": (lpo.plans, Answer.save),
+    "study": (lpo.study,),
+    "ask": (lpo.ask, lpo.study_page, Answer.save),
+    "plan": (lpo.plans, lpo.capacity, Asked, lpo.CapacityAnswer.save_chrome_trace, Answer.save),
     "predict": (lpo.trace, lpo.load, Trace.predict, Trace.what_if),
     "join": (lpo.load, load_phase, Trace.join, Answer.save),
     "export": (lpo.export,),
@@ -67,7 +71,11 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("report", "sources"): "path",
     ("pages", "out"): "path",
     ("plan", "devices"): "devices",
+    ("plan", "chrome_trace"): "path",
     ("plan", "out"): "path",
+    ("ask", "out"): "path",
+    ("ask", "page"): "path",
+    ("plan", "price"): "prices",
     ("sweep", "out"): "path",
     ("sweep", "csv"): "path",
     ("sweep", "save_function"): "path",
@@ -95,7 +103,11 @@ def test_every_option_has_a_parameter(verb: str, command: Any) -> None:
     callables = IN_PYTHON[verb]
     taken = {name for one in callables for name in signature(one).parameters}
     kinds = {one.kind for each in callables for one in signature(each).parameters.values()}
-    workload = {*workload_options(), *ParallelPlan.options()} if Parameter.VAR_KEYWORD in kinds else set()
+    workload = (
+        {*workload_options(), *ParallelPlan.options(), *ModelCode.options()}
+        if Parameter.VAR_KEYWORD in kinds
+        else set()
+    )
     options = [str(option.name) for option in command.params if option.name not in SHOWING]
     wanted = {name: ONE_FOR_ANOTHER.get((verb, name), NAMES.get(name, name)) for name in options}
     assert {name: word for name, word in wanted.items() if word not in taken | workload} == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -182,6 +183,7 @@ def test_what_model_code_enters_is_left_at_once(step: int) -> None:
     log: list[str] = []
     caught: KeyboardInterrupt | None = None
     previous = sys.gettrace()
+    gc.disable()  # Python drops what is pressed inside a finaliser, whichever one a collection would run here
     sys.settrace(_press_at_step(step))
     try:
         with OneRun(), Interruptible(), _state(log):
@@ -190,6 +192,7 @@ def test_what_model_code_enters_is_left_at_once(step: int) -> None:
         caught = error  # keeps the frames alive: nothing is left to a finaliser
     finally:
         sys.settrace(previous)
+        gc.enable()
     assert caught is not None or step > 90
     assert log.count("changed") == log.count("restored")
 

@@ -205,6 +205,8 @@ def test_nothing_but_this_file_writes_results() -> None:
         "labs/export/exported_graph.py",  # memory
         "labs/export/onnx_trial.py",  # where it is told: temporary folders
         "labs/export/weighted_files.py",  # a temporary folder
+        "labs/study/parquet_store.py",  # a temporary name that is then moved, on any storage
+        "engines/vllm/process.py",  # a temporary folder, for messages and the log of another process
         "__main__.py",  # streams
     }
     root = Path(output_files.__file__).parent.parent

@@ -159,3 +159,22 @@ def test_long_campaigns_begin_first_and_the_table_keeps_its_order(monkeypatch: p
     names = sorted(fault_campaign.names())
     assert list(fault_campaign.run_all(names, quick=True, seed=0, jobs=1)) == names
     assert tuple(begun[: len(fault_campaign.LONGEST)]) == fault_campaign.LONGEST
+
+
+def test_rows_of_some_kinds_of_files_take_their_places_among_the_others() -> None:
+    before = [
+        "| `hostile_files` | image (no seal): 1 refused | 60 | 0 | 900 |",
+        "|  | weights (no seal): 2 refused | 60 | 0 |  |",
+    ]
+    found = [
+        "| `hostile_files` | weights (no seal): 3 refused | 70 | 1 | 5 |",
+        "|  | function (sealed): 4 refused | 70 | 0 |  |",
+    ]
+    assert fault_campaign.with_kinds(before, found) == [
+        before[0],
+        "|  | weights (no seal): 3 refused | 70 | 1 |  |",
+        "|  | function (sealed): 4 refused | 70 | 0 |  |",
+    ]
+    assert "| **all** | | **200** | **1** | **900** |" in fault_campaign.table(
+        {"hostile_files": fault_campaign.with_kinds(before, found)}
+    )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.conftest import _attributes, _state
+from tests.conftest import _attributes, _changed, _state
 
 
 def test_a_replaced_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,9 +15,8 @@ def test_a_replaced_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, "synchronize", lambda: None)
         patch.setattr(torch.Tensor, "device", property(lambda tensor: "nowhere"))  # inherited: a new name in the class
         after = _attributes()
-    assert after["torch.cuda.synchronize"] is not before["torch.cuda.synchronize"]
-    assert after.keys() - before.keys() == {"torch.Tensor.device"}
-    assert _attributes() == before
+    assert _changed(before, after) == {"torch.cuda.synchronize", "torch.Tensor.device"}
+    assert _changed(before, _attributes()) == set()
 
 
 def test_an_active_mode_and_a_global_hook_are_seen() -> None:

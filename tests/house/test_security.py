@@ -24,6 +24,9 @@ STARTERS = {  # file -> what SECURITY.md names for it
     "harness/timing/nsight.py": ("`nsys`", "`ncu`"),
     "harness/tracers/torchlens_tracer.py": ("`dot`",),
     "cli/report_command.py": ("`report --open`",),
+    "engines/vllm/environment.py": ("the Python of vLLM's environment",),
+    "engines/vllm/process.py": ("the Python of vLLM's environment",),
+    "engines/vllm/make_environment.py": ("`make_environment`",),
 }
 
 

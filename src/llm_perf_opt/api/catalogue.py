@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
 from llm_perf_opt import __version__
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import MODELS
 from llm_perf_opt.core.report import Column, Level, Note, Report, Table
+from llm_perf_opt.engines.vllm.environment import checked_versions, find, is_checked
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -70,6 +72,11 @@ NEEDS = (
     Need(distribution="resvg-py", purpose="graph --format png", extra="png"),
     Need(distribution="hydra-core", purpose="profile configurations", extra="profile"),
     Need(distribution="hydra-joblib-launcher", purpose="profile --multirun on several cores", extra="profile"),
+    Need(distribution="ray", purpose="study --engine ray", extra="ray"),
+    Need(distribution="duckdb", purpose="ask", extra="study"),
+    Need(distribution="fsspec", purpose="study --out PLACE", extra="study"),
+    Need(distribution="pyarrow", purpose="study", extra="study"),
+    Need(distribution="pyyaml", purpose="study files", extra="study"),
     Need(distribution="torchlens", purpose="trace --tracer torchlens", extra="torchlens"),
     Need(distribution="safetensors", purpose="trace --load-weights DIR", extra="weights"),
 )
@@ -92,13 +99,31 @@ class Installed:
         return "ok"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFound:
+    """vLLM, which has a Python of its own: which one and which version, or why there is none and what to do."""
+
+    python: str | None = None
+    version: str | None = None
+    is_checked: bool = False
+    problem: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Whether its real engine was compared with a replay."""
+        if self.version is None:
+            return "optional, not there"
+        return "checked" if self.is_checked else "not checked"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class InstallationAnswer(Answer):
-    """Every distribution that a run may need."""
+    """Every distribution that a run may need, and the engine that replays requests."""
 
     version: str
     python: str
     distributions: tuple[Installed, ...]
+    engine: EngineFound
 
     @property
     def is_complete(self) -> bool:
@@ -126,15 +151,42 @@ class InstallationAnswer(Answer):
         ]
         return Report(
             title="What is installed here",
-            tables=(Table(title="", columns=columns, rows=tuple(rows)),),
-            notes=tuple(missing or [Note("Everything a trace needs is here. No GPU is needed.")]),
+            tables=(Table(title="", columns=columns, rows=tuple(rows)), self._engine_table()),
+            notes=(*(missing or [Note("Everything a trace needs is here. No GPU is needed.")]), *self._engine_notes()),
         )
+
+    def _engine_table(self) -> Table:
+        engine = self.engine
+        columns = (Column("engine"), Column("version"), Column("its Python"), Column("verdict"))
+        row = ("vllm", engine.version or "-", engine.python or "-", engine.verdict)
+        return Table(title="Engines, each in a Python of its own", columns=columns, rows=(row,))
+
+    def _engine_notes(self) -> Iterator[Note]:
+        engine = self.engine
+        if engine.version is None:
+            yield Note(f"vllm: {engine.problem}")
+        elif not engine.is_checked:
+            checked = ", ".join(one.version for one in checked_versions())
+            yield Note(
+                f"vllm: replays were compared with the real engine of {checked}, not of {engine.version}.",
+                Level.WARNING,
+            )
 
 
 def doctor() -> InstallationAnswer:
     """What is installed and what is missing."""
     found = tuple(Installed(need=need, version=_version(need.distribution)) for need in NEEDS)
-    return InstallationAnswer(version=__version__, python=platform.python_version(), distributions=found)
+    return InstallationAnswer(
+        version=__version__, python=platform.python_version(), distributions=found, engine=_engine()
+    )
+
+
+def _engine() -> EngineFound:
+    try:
+        found = find()
+    except PerfOptError as error:
+        return EngineFound(problem=f"{error.what} {error.fix[:1].upper()}{error.fix[1:]}")
+    return EngineFound(python=str(found.python), version=found.version, is_checked=is_checked(found.release))
 
 
 def _version(distribution: str) -> str | None:

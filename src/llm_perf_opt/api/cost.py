@@ -18,7 +18,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.plugins import MODELS, SOURCES
-from llm_perf_opt.core.protocols import CountsWholeRuns, KnowsClosedForms, Source
+from llm_perf_opt.core.protocols import CountsWholeRuns, KnowsClosedForms, ReadsTraces, Source
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.run_watch import RunWatch
 from llm_perf_opt.core.source_figures import Method, SourceFigures
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALL_SOURCES = (COUNTED, *SOURCES.names())
+ESTIMATE = "vllm-estimate"  # of vLLM's own code alone
+ALL_SOURCES = (COUNTED, *(name for name in SOURCES.names() if name != ESTIMATE))
 QUICK_SOURCES = tuple(name for name in ALL_SOURCES if name != "exported")  # which takes longer than all the others
 SOURCES_OF_A_TRACE = (COUNTED, "closed-form")  # those that run nothing
 Sources = Sequence[str] | Literal["all"]
@@ -47,6 +48,7 @@ def cost(
     routing: str | None = None,
     torch_device: str | None = None,
     trust_remote_code: bool = False,
+    code: str = "reference",
     **workload: Any,
 ) -> CostAnswer:
     """What a model costs from every source, or from those that are named. The options are those of `lpo.trace`.
@@ -54,9 +56,13 @@ def cost(
     The same as `lpo.trace(...).cost(sources)`, but nothing is traced where `counted` is not among the sources. A phase
     in which the model raises is unknown, and the others are counted.
     """
-    from llm_perf_opt.api.tracing import find_origin
+    from llm_perf_opt.api.tracing import find_origin, trace
 
     check_sources(sources)
+    if code != "reference":
+        formats: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
+        traced = trace(model, args, kwargs, code=code, trust_remote_code=trust_remote_code, **formats, **workload)
+        return traced.cost(None if sources == "all" else sources)
     origin = find_origin(
         model,
         args,
@@ -106,6 +112,23 @@ def _sources_of_rank(sources: Sources | None, plan: ParallelPlan | None) -> Sour
     return (COUNTED,)
 
 
+def _is_of_engine(graphs: Sequence[CallGraph]) -> bool:
+    return bool(graphs) and graphs[0].deployment.get("code") == "vllm"
+
+
+def _sources_of_engine(sources: Sources | None) -> tuple[str, ...]:
+    """Of an engine's code the count and the engine's own estimate: the others run the model's code."""
+    names = (COUNTED, ESTIMATE) if sources in (None, "all") else check_sources(sources)
+    others = [name for name in names if name not in (COUNTED, ESTIMATE)]
+    if others:
+        raise UsageError(
+            f"vLLM's code has no figures from {', '.join(others)}.",
+            why="these sources run the model's own code",
+            fix=f"ask {COUNTED} and {ESTIMATE}, or leave --code out",
+        )
+    return names
+
+
 def ask_sources(
     graphs: tuple[CallGraph, ...],
     origin: Origin | None,
@@ -119,7 +142,7 @@ def ask_sources(
     `failures` says what the model raised in the phases that it did not finish.
     """
     plan = origin.plan if origin is not None else plan_in(graphs[0].deployment)
-    names = check_sources(_sources_of_rank(sources, plan))
+    names = _sources_of_engine(sources) if _is_of_engine(graphs) else check_sources(_sources_of_rank(sources, plan))
     kept = graphs if COUNTED in names else ()
     partial = {graph.phase: graph for graph in kept if graph.stopped_in is not None}
     finished = tuple(graph for graph in kept if graph.phase not in partial)  # nor an older file of the same phase
@@ -139,6 +162,10 @@ def _of_partial(graph: CallGraph, failures: Mapping[str, str]) -> tuple[SourceFi
 
 def _ask_of_trace(graphs: Sequence[CallGraph], names: Sequence[str]) -> list[SourceFigures]:
     model, workload = graphs[0].model, graphs[0].workload
+    if names == [ESTIMATE]:
+        source = SOURCES.get(ESTIMATE)()
+        assert isinstance(source, ReadsTraces)
+        return list(source.of_trace(graphs))
     if model not in MODELS.names():
         return [_failed(name, f"no model {model!r} is registered, and a trace holds no code") for name in names]
     routing = workload.get("routing")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.deployed_traces import redeployed
+from llm_perf_opt.api.engine_code import trace_engine_code
 from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, hardware_id, refuse_small_cluster
 from llm_perf_opt.api.trace import Origin, Trace
 from llm_perf_opt.api.trace_files import (
@@ -38,7 +39,7 @@ from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
 from llm_perf_opt.core.protocols import KnowsKindsOfRank, ModelAdapter, RunsForReal, SpreadsOverRanks, Tracer
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
-from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.core.workload import Deployment, ModelCode
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +76,7 @@ def trace(
 ) -> Trace:
     """Run a model: a registered name, a local Hugging Face folder, or a module called with `args` and `kwargs`.
 
-    - `tracer`: `weightless`; or `hooks`, `torchlens`, `profiler`, which run it for real.
+    - `tracer`: `weightless`; or `hooks`, `torchlens`, `profiler`, which run it for real. `code="vllm"`: vLLM's classes.
     - `load_weights`, of a real run: `random` (default), `none`, or a folder.
     - `weights`, `cache`: stored formats, such as `int4-g128` and `fp8`. Default: as the checkpoint says.
     - `routing`, of tokens to experts: `uniform` (default), `balanced`, `one`, `random:SEED`, `replay:FILE`.
@@ -89,17 +90,16 @@ def trace(
     - `rank`: which of them; default: one of each kind, the further ones in `others`. `plan`: a file of rules.
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and those of the model.
     """
-    hardware = None if device is None else find_hardware(device, devices_file)
-    if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
-        torch_device = device_of(hardware).torch_device
+    hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     folder, wanted = None if out is None else Path(out), as_pictures(pictures)
     seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
     chosen: dict[str, Any] = {"load_weights": load_weights, "only": only, "stage": stage}
     chosen |= {"with_stack": with_stack, "with_modules": with_modules, "profile_memory": profile_memory}
-    running = make_tracer(tracer, **seen, **chosen, keep_in=folder)
-    if wanted:
-        drawing_tracer(running)  # refused before any work
+    running = _able_to_draw(make_tracer(tracer, **seen, **chosen, keep_in=folder), wanted)
     plan = _checked_plan(_taken_plan(workload), tracer, hardware)
+    if _is_of_engine(workload, tracer, args, kwargs):
+        asked: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing, "trusts": trust_remote_code}
+        return trace_engine_code(model, hardware, plan, workload, out=folder, force=force, events=events, **asked)
     found: dict[str, Any] = {**seen, "trust_remote_code": trust_remote_code, **workload}
     origin = find_origin(model, args, kwargs, device=hardware_id(hardware), weights=weights, cache=cache, **found)
     _require_stages(origin, stage)
@@ -107,6 +107,36 @@ def trace(
     if plan.is_spread:
         return trace_ranks(origin, plan, folder, **kept)
     return trace_origin(origin, running, pictures=wanted, beside=_BESIDE.get(tracer, ()), out=folder, **kept)
+
+
+def _able_to_draw(running: Tracer, wanted: Sequence[ModulePicture]) -> Tracer:
+    """The tracer; one that cannot draw what is wanted is refused before any work."""
+    if wanted:
+        drawing_tracer(running)
+    return running
+
+
+def _seen_hardware(
+    device: str | Hardware | None, devices_file: Path | None, torch_device: str | None, tracer: str
+) -> tuple[Hardware | None, str | None]:
+    """The hardware that is named, and the torch device that code sees: by default that of the hardware."""
+    hardware = None if device is None else find_hardware(device, devices_file)
+    if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
+        torch_device = device_of(hardware).torch_device
+    return hardware, torch_device
+
+
+def _is_of_engine(workload: dict[str, Any], tracer: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether the keywords name the code of an engine, which they are left without; it takes no arguments."""
+    if ModelCode.make(code=workload.pop("code", ModelCode().code)).code == ModelCode().code:
+        return False
+    if tracer != WEIGHTLESS or args or kwargs:
+        raise UsageError(
+            "The code of an engine runs without weights, on a folder.",
+            why="it has no kernels here, and makes its inputs from the workload",
+            fix="leave --tracer, args and kwargs out",
+        )
+    return True
 
 
 def _checked_plan(plan: ParallelPlan, tracer: str, hardware: Hardware | None) -> ParallelPlan:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt import __version__
+from llm_perf_opt.cli.ask_command import ask
 from llm_perf_opt.cli.catalogue_command import doctor, models
 from llm_perf_opt.cli.compare_command import compare
 from llm_perf_opt.cli.cost_command import cost
@@ -22,6 +23,7 @@ from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
 from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life
 from llm_perf_opt.cli.report_command import report
+from llm_perf_opt.cli.study_command import study
 from llm_perf_opt.cli.sweep_command import sweep
 from llm_perf_opt.cli.terminal import visible_streams
 from llm_perf_opt.cli.trace_command import trace
@@ -44,6 +46,8 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (report, "Everything that needs no weights, on one page."),
     (predict, "How fast it could be on a device you need not have."),
     (plan, "Which parallel plan for so many devices."),
+    (study, "Thousands of points: models x plans x devices."),
+    (ask, "Questions to the results of a study, also in SQL."),
     (profile, "Run it for real, and say what holds it back."),
     (join, "A GPU recording on the traced ops: time, MFU, MBU."),
     (export, "Which parts become static graphs, and why others not."),

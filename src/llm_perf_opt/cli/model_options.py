@@ -15,7 +15,7 @@ from llm_perf_opt.core.options import Option
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import MODELS, workload_options
 from llm_perf_opt.core.work_limits import WorkLimits, limits
-from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.core.workload import Deployment, ModelCode
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.trace import Trace
@@ -63,8 +63,8 @@ def takes_workload(
 
     The limits of work come behind the verb's own options, and hold while it runs.
 
-    With `plans` the sizes of a parallel plan come along. `defaults` are those in which the verb differs from the
-    others; `without` names those that it does not take.
+    With `plans` the sizes of a parallel plan come along, and whose code of the model runs. `defaults` are those in
+    which the verb differs from the others; `without` names those that it does not take.
     """
 
     def decorated(verb: Callable[..., None]) -> Callable[..., None]:
@@ -74,13 +74,14 @@ def takes_workload(
             verb(workload={name: value for name, value in values.items() if value != declared[name].default}, **given)
 
         declared = {name: option for name, (option, _) in workload_options().items() if name not in without}
-        declared |= ParallelPlan.options() if plans else {}
+        beside = {**ParallelPlan.options(), **ModelCode.options()} if plans else {}
+        beside = {name: option for name, option in beside.items() if name not in without}
+        declared |= beside
         own = inspect.signature(verb, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
             parameters += _parameters(defaults, without) if parameter.name == "workload" else [parameter]
-        if plans:
-            parameters += [_parameter(name, option, option.default) for name, option in ParallelPlan.options().items()]
+        parameters += [_parameter(name, option, option.default) for name, option in beside.items()]
         _declare(with_workload, own, parameters)
         return takes_limits(with_workload)
 

@@ -1,4 +1,4 @@
-"""`llm-perf-opt plan`: which parallel plan for so many devices."""
+"""`llm-perf-opt plan`: which parallel plan for so many devices; with traffic, how many devices for it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,17 @@ from llm_perf_opt.cli.output import (
 )
 from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
+from llm_perf_opt.cli.traffic_options import TrafficOptions, refuse_single_batch, takes_traffic
+from llm_perf_opt.core.output_files import free_file
+from llm_perf_opt.core.report import Report
 
 ClusterOption = Annotated[
-    str, typer.Option(metavar="CLUSTER", help="The devices: 8x h100-sxm, 4x8 h100-sxm, 72x gb200.", show_default=False)
+    str,
+    typer.Option(
+        metavar="CLUSTER",
+        help="The devices: 8x h100-sxm, 4x8 h100-sxm, 72x gb200. Under --traffic several, with commas.",
+        show_default=False,
+    ),
 ]
 DevicesFileOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template.")
@@ -46,10 +54,12 @@ OutOption = Annotated[
 
 
 @takes_workload(without=("decode_steps", "new_tokens"))
+@takes_traffic
 def plan(
     model: ModelArgument,
     devices: ClusterOption,
     workload: Mapping[str, Any],
+    requests: TrafficOptions,
     devices_file: DevicesFileOption = None,
     execution: ExecutionOption = "fused",
     max_plans: MaxPlansOption = 64,
@@ -65,25 +75,24 @@ def plan(
     """Try every parallel plan of MODEL_OR_DIR on a cluster; print the best first, and why others are refused.
 
     A plan is tp x pp x fsdp x dp devices, with experts spread over the ranks of tp and fsdp. --batch is of all
-    replicas together.
+    replicas together. Under --traffic requests go through vLLM's own scheduler: how long they take, what limits, and
+    how many GPUs keep a promise or a deadline.
     """
     from llm_perf_opt.api.plans import plans as try_plans
 
     reporter = choose_reporter(format_name, json_wanted)
     reserve_page(out, force=force)
+    asked: dict[str, Any] = {"devices_file": devices_file, "weights": weights, "cache": cache, "routing": routing}
+    asked |= {"trust_remote_code": trust_remote_code, **workload}
+    if requests.traffic is not None:
+        refuse_single_batch(workload)
+        report = _under_traffic(model, devices, requests, asked, out, force=force)
+        if report is not None:
+            show(tables_alone(report, format_name, json_wanted), reporter)
+            say("Nothing written: add --out capacity.html for the charts, --chrome-trace replay.json for Perfetto.")
+        return
     with model_prints_apart(), few_lines_per_trace():
-        answer = try_plans(
-            model,
-            devices,
-            devices_file=devices_file,
-            execution=execution,
-            max_plans=max_plans,
-            weights=weights,
-            cache=cache,
-            routing=routing,
-            trust_remote_code=trust_remote_code,
-            **workload,
-        )
+        answer = try_plans(model, devices, execution=execution, max_plans=max_plans, **asked)
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
@@ -92,3 +101,23 @@ def plan(
         options = {**best.plan.sizes(), **workload, "batch": best.batch, "device": str(answer.cluster)}
         words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
         say(f"Next: llm-perf-opt predict {shlex.quote(model)} {words} --execution {execution}")
+
+
+def _under_traffic(
+    model: str, devices: str, requests: TrafficOptions, asked: Mapping[str, Any], out: Path | None, *, force: bool
+) -> Report | None:
+    """The answer as a report; None where it was written to a file."""
+    from llm_perf_opt.api.capacity import capacity
+
+    chrome_trace = None if requests.chrome_trace is None else Path(requests.chrome_trace)
+    if chrome_trace is not None:
+        free_file(chrome_trace, force=force)
+    assert requests.traffic is not None
+    with model_prints_apart(), few_lines_per_trace():
+        answer = capacity(model, devices, requests.traffic, **requests.asked(), **asked)
+    if chrome_trace is not None:
+        say(f"Wrote {answer.save_chrome_trace(chrome_trace, force=force)}; open it at https://ui.perfetto.dev")
+    if out is None:
+        return answer.report()
+    say(f"Wrote {answer.save(out, force=force)}")
+    return None

@@ -55,7 +55,7 @@ FunctionOption = Annotated[
 ]
 
 
-@takes_workload(without=("batch", "prompt_tokens"), plans=True)
+@takes_workload(without=("batch", "prompt_tokens", "code"), plans=True)
 def sweep(
     model: SweptArgument,
     workload: Mapping[str, Any],

@@ -114,6 +114,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "byte-counter": "llm_perf_opt.sources.byte_counter:ByteCounter",
         "closed-form": "llm_perf_opt.sources.closed_form:ClosedForm",
         "exported": "llm_perf_opt.labs.export.export_source:ExportSource",
+        "vllm-estimate": "llm_perf_opt.sources.vllm_estimate:VllmEstimate",
     },
 )
 # The same for closed forms: (the folder) -> what they are for its configuration.

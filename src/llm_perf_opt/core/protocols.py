@@ -202,6 +202,15 @@ class CountsWholeRuns(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsTraces(Protocol):
+    """A source whose figures were made while a trace was, and lie in it."""
+
+    def of_trace(self, graphs: Sequence[CallGraph]) -> tuple[SourceFigures, ...]:
+        """The figures of each phase; or the reason why there are none."""
+        ...
+
+
 class ExportLab(Protocol):
     """Takes a part of a model through the exporters of one library."""
 
@@ -259,6 +268,15 @@ class OpensCheckpoint(Protocol):
         self, folder: Path, *, device: str, attention: str | None, trust_remote_code: bool
     ) -> Checkpoint:
         """The folder, opened; its own code runs only under `trust_remote_code`."""
+        ...
+
+
+@runtime_checkable
+class WritesEngineFolder(Protocol):
+    """An adapter without a folder of its own that can write what a serving engine needs of one."""
+
+    def write_engine_folder(self, folder: Path) -> None:
+        """The configuration; no weights and no tokenizer."""
         ...
 
 

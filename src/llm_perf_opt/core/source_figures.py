@@ -57,7 +57,7 @@ class ModuleFigure:
         return self.flops // 2
 
 
-ADDING_CAUSES = frozenset({"elementwise-counted", "rounded-up"})
+ADDING_CAUSES = frozenset({"elementwise-counted", "rounded-up", "whole-on-expert-ranks"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +144,26 @@ def left_out(figures: SourceFigures) -> str:
     return ", ".join(parts)
 
 
-_ATTENTION = ("scaled_dot_product", "scaled_dot_attention", "flash_attention", "efficient_attention", "flex_attention")
-_GROUPED = ("grouped_mm", "grouped_linear")
+_ATTENTION = (
+    *("scaled_dot_product", "scaled_dot_attention", "flash_attention", "efficient_attention", "flex_attention"),
+    *("unified_attention", "unified_mla_attention"),
+)
+_GROUPED = ("grouped_mm", "grouped_linear", "routed_experts")
 _CONVOLUTIONS = ("conv", "conv1d", "conv2d", "conv3d", "convolution")
-_PRODUCTS = ("linear", "bilinear", "trilinear", "matmul", "einsum", "mm", "bmm", "addmm", "addbmm", "baddbmm", "smm")
+_PRODUCTS = (
+    "linear",
+    "bilinear",
+    "trilinear",
+    "matmul",
+    "einsum",
+    "mm",
+    "bmm",
+    "addmm",
+    "addbmm",
+    "baddbmm",
+    "smm",
+    "proj",
+)
 _VECTOR_PRODUCTS = ("mv", "addmv", "dot", "vdot", "vecdot", "tensordot", "inner")
 
 

@@ -61,6 +61,19 @@ class Workload(OptionRecord):
         return {**ran, **{name: list(value) if isinstance(value, tuple) else value for name, value in rest.items()}}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCode(OptionRecord):
+    """Whose code of a model runs: its own, or the one that an engine has for it."""
+
+    taken_by: ClassVar[str] = "The code of a model"
+
+    code: str = option(
+        "reference",
+        choices=("reference", "vllm"),
+        help="Whose code runs: the model's own, or vLLM's classes for it (a folder; needs vLLM's environment).",
+    )
+
+
 def _weight_format(given: object) -> str:
     """The name of a stored format, as it was given."""
     stored_dtype(str(given))

@@ -31,13 +31,29 @@ def hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
+REPORT_PAGE = "report_page"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(?P<module>[\w-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|function|class) )", re.MULTILINE)
 
 
-def page_file(name: str) -> str:
-    """The text of a file in `formats/graph_page/`."""
-    return files("llm_perf_opt.formats").joinpath("graph_page", name).read_text(encoding="utf-8")
+@cache
+def page_file(name: str, folder: str = "graph_page") -> str:
+    """The text of a file of a page in `formats/`."""
+    return files("llm_perf_opt.formats").joinpath(folder, name).read_text(encoding="utf-8")
+
+
+@cache
+def page_template(folder: str, name: str) -> jinja2.Template:
+    """A template whose lines leave no trace, with every character of a name visible and none of them markup."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(page_file(name, folder))
+
+
+def _finalized(value: Any) -> Any:
+    """Names from a model with every character visible; markup that is ours as it is."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def page_modules() -> dict[str, str]:
@@ -57,7 +73,7 @@ def page_script() -> str:
 H = TypeVar("H", bound=Hashable)
 
 _EXACT_IN_JAVASCRIPT = 2**53 - 1
-_UNSAFE_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+UNSAFE_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 FIGURE_NAMES = tuple(field.name for field in fields(Figures))
 
 
@@ -68,7 +84,7 @@ def page_json(view: GraphView, metric: str = "flops") -> str:
     """
     data = {"metric": metric, **_PageTables().columns(view)}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.translate(_UNSAFE_IN_HTML)
+    return text.translate(UNSAFE_IN_HTML)
 
 
 class _Table(Generic[H]):
@@ -212,8 +228,8 @@ class HtmlReport:
     def render(self, report: Report) -> str:
         """The page. Its policy lets only its own script and style act, and no request leave."""
         section = sections_of(report)
-        script, style = _file("report.js"), _style(_stages(report))
-        page = _report_template().render(
+        script, style = page_file("report.js", REPORT_PAGE), _style(_stages(report))
+        page = page_template(REPORT_PAGE, "report.html.jinja").render(
             section=section,
             contents=contents(section),
             script=Markup(script),  # a file of this package
@@ -232,22 +248,6 @@ def _stages(report: Report) -> int:
 
 def _style(stages: int) -> str:
     drawing = scoped_style_sheet(palette(stages), ".drawing") if stages else ""
-    return page_file("theme.css") + _file("report.css") + _file("charts.css") + drawing
-
-
-@cache
-def _file(name: str) -> str:
-    return files("llm_perf_opt.formats").joinpath("report_page", name).read_text(encoding="utf-8")
-
-
-@cache
-def _report_template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized, trim_blocks=True, lstrip_blocks=True
+    return (
+        page_file("theme.css") + page_file("report.css", REPORT_PAGE) + page_file("charts.css", REPORT_PAGE) + drawing
     )
-    return environment.from_string(_file("report.html.jinja"))
-
-
-def _finalized(value: Any) -> Any:
-    """Names from a model with every character visible; markup that is ours as it is."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -18,10 +18,12 @@ from llm_perf_opt.ops import (
     attention,
     collectives,
     convolution,
+    engine_layers,
     grouped_experts,
     linear_algebra,
     matrix_products,
     memory,
+    paged_attention,
     recurrent,
     spectral,
     vector,
@@ -52,6 +54,8 @@ _FAMILIES = (
     vector,
     memory,
     collectives,
+    paged_attention,
+    engine_layers,
 )
 
 

@@ -1,5 +1,7 @@
 """The kernels of one rank: their work adds up to that of the model, and exchanges follow from the plan."""
 
+from dataclasses import replace
+
 import pytest
 
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part
@@ -65,6 +67,15 @@ def test_exchanges_follow_from_the_plan(routed: EngineBlocks) -> None:
         CollectiveKind.ALL_GATHER: (16 * row, 48),
         CollectiveKind.REDUCE_SCATTER: (16 * row, 48),
     }
+
+
+def test_only_recurrent_layers_carry_a_state(routed: EngineBlocks) -> None:
+    """Layers whose attention is timed apart are not taken for recurrent ones."""
+    assert routed.recurrent_layers == 0
+    bare = replace(routed, attentions=())
+    works = [(work, count) for work, count in forward_kernels(bare, STEP, EnginePlan()) if isinstance(work, VectorWork)]
+    assert all(work.bytes_moved > 0 for work, _ in works)
+    assert sum(count for _, count in works) == (2 * 48 + 1) + 2 * 48, "norms, and two kernels that choose experts"
 
 
 def test_vector_kernels_move_every_token(routed: EngineBlocks) -> None:

@@ -49,9 +49,9 @@ def test_the_fit_of_the_package_names_its_records() -> None:
 )
 def test_a_forward_is_the_sum_of_its_kernels() -> None:
     from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
+    from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S
     from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward, VectorWork, forward_kernels
     from llm_perf_opt.analyses.serving.engine_time import (
-        LAUNCH_GAP_S,
         VECTOR_BANDWIDTH,
         VECTOR_FLOOR_S,
         AskedForward,

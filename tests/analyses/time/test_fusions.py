@@ -13,7 +13,7 @@ import llm_perf_opt
 from llm_perf_opt.analyses.necessary.anatomy import anatomy_of
 from llm_perf_opt.analyses.necessary.stage_needs import contexts_of
 from llm_perf_opt.analyses.time.engine_kernels import engine_rules, fused_run
-from llm_perf_opt.analyses.time.fusions import FusedOps, Fusion, shared_inputs
+from llm_perf_opt.analyses.time.fusions import FusedOps, Fusion, readers_of_one_input
 from llm_perf_opt.analyses.time.stage_work import stage_works
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
@@ -85,16 +85,17 @@ def shapes_of(graph: CallGraph, kind: type) -> set[Any]:
 
 
 def test_products_of_one_input_are_found_in_order(models: dict[str, dict[str, CallGraph]]) -> None:
+    def shared(graph: CallGraph) -> tuple[tuple[int, ...], ...]:
+        return readers_of_one_input(graph, anatomy_of(graph))
+
     def names(graph: CallGraph) -> set[tuple[str, ...]]:
         paths, calls, ops = graph.paths, calls_of(graph), ops_of(graph)
-        return {
-            tuple(paths[calls.path[ops.call[row]]].rpartition(".")[2] for row in rows) for rows in shared_inputs(graph)
-        }
+        return {tuple(paths[calls.path[ops.call[row]]].rpartition(".")[2] for row in rows) for rows in shared(graph)}
 
     assert names(models["dense"]["decode"]) == {("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")}
     assert names(models["latent"]["decode"]) == {("q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj")}
-    assert len(shared_inputs(models["dense"]["prefill"])) == 4
-    assert shared_inputs(made_decode()) == (), "experts of the made run take one input and are called by themselves"
+    assert len(shared(models["dense"]["prefill"])) == 4
+    assert shared(made_decode()) == (), "experts of the made run take one input and are called by themselves"
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

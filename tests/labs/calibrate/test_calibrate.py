@@ -13,7 +13,7 @@ from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.labs.calibrate.calibrate import calibrate, combined
 from llm_perf_opt.labs.calibrate.probe import Stopwatch
-from llm_perf_opt.labs.calibrate.products import ColdWeights
+from llm_perf_opt.labs.calibrate.products import ColdWeights, product_probes
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
@@ -72,6 +72,13 @@ def test_cold_weights_come_from_all_of_the_pool() -> None:
     weights = ColdWeights(100, "float32", "cpu")
     starts = [weights.take(5, 8).storage_offset() for _ in range(4)]
     assert starts == [0, 40, 0, 40]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_small_pool_holds_the_largest_weight_of_any_type(dtype: str) -> None:
+    for probe in product_probes(dtype, "cpu", pool_bytes=2**20):
+        sizes = {"rows": 1, "columns": max(probe.axes["columns"]), "depth": max(probe.axes["depth"])}
+        assert probe.prepare(**sizes)().shape == (1, sizes["columns"])
 
 
 def test_it_is_found_by_name() -> None:

@@ -6,6 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.causes import Cause, CauseTable, Explanation
+from llm_perf_opt.analyses.compare.code_causes import (
+    another_code,
+    fused_activation,
+    fused_latent_inputs,
+    fused_norms,
+    fused_qkv,
+    gate_and_up,
+    grouped_experts,
+    latent_attention,
+    paged_attention,
+    rows_in_one,
+    shared_matrices,
+)
 from llm_perf_opt.analyses.compare.difference import Claim, Difference, Pair
 from llm_perf_opt.analyses.compare.filter_causes import filtered_trace
 from llm_perf_opt.analyses.compare.format_causes import stored_format
@@ -57,6 +70,39 @@ CAUSES = CauseTable(
         meaning="one trace records a part of the modules (--only, --stage)",
         claims=filtered_trace,
     ),
+    TraceCause(name="fused QKV", meaning="one code projects queries, keys and values in one product", claims=fused_qkv),
+    TraceCause(name="gate and up in one", meaning="one code runs gate and up as one product", claims=gate_and_up),
+    TraceCause(
+        name="latent projections in one",
+        meaning="one code makes latent queries, keys and values in one product",
+        claims=fused_latent_inputs,
+    ),
+    TraceCause(
+        name="shared matrices",
+        meaning="one code divides matrices between ranks that the other keeps whole",
+        claims=shared_matrices,
+    ),
+    TraceCause(
+        name="latent attention in one op",
+        meaning="one code attends on latent vectors in one op, absorbed in a step of one token",
+        claims=latent_attention,
+    ),
+    TraceCause(
+        name="grouped experts", meaning="one code runs the routed experts of a layer in one op", claims=grouped_experts
+    ),
+    TraceCause(
+        name="attention on pages", meaning="one code attends on the pages of a cache in one op", claims=paged_attention
+    ),
+    TraceCause(name="fused norm", meaning="one code runs a norm and the sum before it in one op", claims=fused_norms),
+    TraceCause(
+        name="fused activation",
+        meaning="one code runs an activation and the product after it in one op",
+        claims=fused_activation,
+    ),
+    TraceCause(
+        name="rows in one dimension", meaning="one code lays the tokens of all sequences in a row", claims=rows_in_one
+    ),
+    TraceCause(name="another code", meaning="the runs are of two codes of one model", claims=another_code),
     TraceCause(name="container", meaning="one tracer counts calls of a class without a forward", claims=container),
     TraceCause(name="routing", meaning="the experts got other shares of the same rows", claims=routing),
     TraceCause(

@@ -193,12 +193,21 @@ class Families:
         )
 
     def _slot(self, caller: int, place: str) -> str:
-        """The place seen from the caller; one that does not lie below it keeps its full name."""
+        """The place seen from the caller; one that does not lie below it keeps its full name.
+
+        One beside the caller in the same member of a list, such as a layer, is seen from there: `../q_proj`.
+        """
         above = "" if caller < 0 else self._paths[caller]
         if place == above:
             return ""
         below = f"{above}." if above else ""
-        return place.removeprefix(below) if place.startswith(below) else f"/{place}"
+        if place.startswith(below):
+            return place.removeprefix(below)
+        own, other = above.split("."), place.split(".")
+        shared = next((at for at, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), len(other))
+        if not any(map(str.isdecimal, own[:shared])):
+            return f"/{place}"
+        return "../" * (len(own) - shared) + ".".join(other[shared:])
 
     def _with_untouched(self, caller: int, families: list[ModuleFamily]) -> Iterator[ModuleFamily]:
         """Hand members of a container that were never called to the largest family of their class there."""

@@ -15,8 +15,8 @@ from llm_perf_opt.core.reading import FileKind
 MEASURED_FILE = FileKind(
     name="measurement",
     fix="give one line such as `ttft=0.5s tpot=20ms batch=16 input_tokens=2048`, the same as TOML, JSON or CSV, the "
-    "JSON that vllm bench serve --save-result, genai-perf, AIPerf or guidellm writes, a GPU recording, the JSON of "
-    "llm-perf-opt join, or the folder of llm-perf-opt profile",
+    "JSON that vllm bench serve --save-result, genai-perf, AIPerf or guidellm writes, vLLM's /metrics or its log of "
+    "iterations, a GPU recording, the JSON of llm-perf-opt join, or the folder of llm-perf-opt profile",
     max_bytes=2**28,
     max_elements=2**25,
     error=UsageError,

@@ -12,7 +12,9 @@ import msgspec
 from llm_perf_opt.analyses.measured.joined_report import read_joined_report
 from llm_perf_opt.analyses.measured.measurement import MEASURED_FILE, MeasuredRun
 from llm_perf_opt.analyses.measured.profile_run import METRICS_NAME, read_profile_run
+from llm_perf_opt.analyses.measured.prometheus import is_prometheus, read_prometheus
 from llm_perf_opt.analyses.measured.serving_results import read_genai_perf, read_guidellm, read_vllm
+from llm_perf_opt.analyses.measured.step_log import is_step_log, read_step_log
 from llm_perf_opt.analyses.measured.written_figures import read_csv, read_json_figures, read_line, read_toml
 from llm_perf_opt.core.reading import decode_json, naming_file, read_bytes
 
@@ -96,6 +98,10 @@ def _runs(raw: bytes, path: Path) -> tuple[MeasuredRun, ...]:
     first, name = raw[:64].removeprefix(b"\xef\xbb\xbf").lstrip()[:1], path.name
     if path.suffix.lower() == ".toml":
         return read_toml(raw, name)
+    if is_prometheus(raw):
+        return read_prometheus(raw, name)
+    if is_step_log(raw):
+        return read_step_log(raw, name)
     if first == b"[":
         return read_json_figures(raw, name)
     if first == b"{":

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
-from llm_perf_opt.core.callgraph.records import TensorMeta
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.ops.op import OpRole
+from llm_perf_opt.ops.paged_attention import CACHE as PAGES
+from llm_perf_opt.ops.table import op_role
 
 DECODE = "decode"
 CHUNK = "chunk"  # a step of several new tokens
@@ -33,13 +36,46 @@ Held = tuple[TensorMeta, int]  # a tensor and the row of its storage
 def kv_cache(graphs: Sequence[CallGraph]) -> TracedKvCache | None:
     """The cache that the phases of one run share; None where none of them decodes, as in a prefill alone."""
     decoding = (graph for graph in graphs if graph.phase in STEPS)
-    return next((cache for graph in decoding if (cache := _cache_of(graph)) is not None), None)
+    return next((cache for graph in decoding if (cache := _paged_cache(graph) or _cache_of(graph)) is not None), None)
 
 
 def new_tokens(graph: CallGraph) -> int:
     """Tokens that one step of a phase adds to each sequence."""
     found = graph.runtime.get("new_tokens", 1)
     return found if isinstance(found, int) and found > 0 else 1
+
+
+def _paged_cache(graph: CallGraph) -> TracedKvCache | None:
+    """The cache of an engine, which its ops name and take whole: `[sequences, tokens, heads, width]` for each layer."""
+    held = paged_storages(graph)
+    if not held:
+        return None
+    first = min(kind.arguments["cached_tokens"] for kind, _, _ in held.values())
+    before, grown = [], 0
+    for _, meta, _ in held.values():
+        sequences, tokens, *rest = meta.shape
+        kept = min(first, tokens)
+        before.append(TensorMeta((sequences, kept, *rest), meta.dtype, meta.device))
+        if kept < tokens:  # a window that is full keeps no more
+            grown += tensor_bytes(TensorMeta((1, *rest), meta.dtype, meta.device))
+    return TracedKvCache(tensors=tuple(before), bytes=sum(map(tensor_bytes, before)), bytes_per_token=grown)
+
+
+def paged_storages(graph: CallGraph) -> dict[int, tuple[OpKind, TensorMeta, int]]:
+    """Storage of each layer's cache -> the op that first adds to it, the cache, and the row of that op."""
+    named = {
+        index: (kind, kind.input_names.index(PAGES))
+        for index, kind in enumerate(graph.op_kinds)
+        if op_role(kind) is OpRole.APPEND and PAGES in kind.input_names and "cached_tokens" in kind.arguments
+    }
+    if not named or graph.ops is None:
+        return {}
+    starts, found = tensor_offsets(graph)[0], dict[int, tuple[OpKind, TensorMeta, int]]()
+    for row, index in enumerate(ops_of(graph).kind):
+        if index in named:
+            kind, place = named[index]
+            found.setdefault(graph.ops.input_storages[starts[row] + place], (kind, kind.inputs[place], row))
+    return found
 
 
 def _cache_of(graph: CallGraph) -> TracedKvCache | None:
@@ -90,6 +126,8 @@ def _grown(before: TensorMeta, after: TensorMeta) -> list[int]:
 
 def cached_storages(graph: CallGraph, cache: TracedKvCache) -> frozenset[int]:
     """Rows of the memory of the cache: what forwards take in as such, and what leaves them in its shape."""
+    if paged := paged_storages(graph):
+        return frozenset(paged)
     calls = calls_of(graph)
     forwards = [call for call, parent in enumerate(calls.parent) if parent == -1]
     held = {one for call in forwards for side in ("input", "output") for one in call_tensors(graph, call, side)}

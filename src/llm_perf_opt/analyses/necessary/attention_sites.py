@@ -147,7 +147,8 @@ def attention_sites(
 ) -> tuple[AttentionSite, ...]:
     """In the order in which they run."""
     writers = _calls_that_cache(graph, positions)
-    found = [*_fused_sites(graph, writers, positions), *_written_sites(graph, weights, writers, positions)]
+    fused = [*_fused_sites(graph, writers, positions), *_paged_sites(graph, positions)]
+    found = [*fused, *_written_sites(graph, weights, writers, positions)]
     return tuple(sorted(found, key=lambda site: site.row))
 
 
@@ -195,7 +196,43 @@ def _fused_sites(graph: CallGraph, writers: frozenset[int], positions: NeededPos
 
 
 def _is_fused(kind: OpKind) -> bool:
-    return op_family(kind.name) is WorkFamily.ATTENTION and len(kind.inputs) > 2 and "backward" not in kind.name
+    is_attention = op_family(kind.name) is WorkFamily.ATTENTION and len(kind.inputs) > 2
+    return is_attention and "backward" not in kind.name and not _is_paged(kind)
+
+
+def _is_paged(kind: OpKind) -> bool:
+    """Whether it is the attention of an engine, which says its heads, widths and lengths itself."""
+    return op_family(kind.name) is WorkFamily.ATTENTION and "cached_tokens" in kind.arguments
+
+
+def _paged_sites(graph: CallGraph, positions: NeededPositions) -> Iterator[AttentionSite]:
+    ops = ops_of(graph)
+    paged = {index: kind for index, kind in enumerate(graph.op_kinds) if _is_paged(kind)}
+    for row, index in enumerate(ops.kind):
+        kind = paged.get(index)
+        cost = None if kind is None else price(kind)
+        if kind is None or cost is None:
+            continue
+        facts = kind.arguments
+        latent = None
+        if "latent_rank" in facts:
+            names = ("latent_rank", "rotary_width", "plain_width", "value_width")
+            latent = Latent(**dict(zip(("rank", "rope", "nope", "value"), map(facts.__getitem__, names), strict=True)))
+        yield AttentionSite(
+            call=ops.call[row],
+            row=row,
+            rows=(row,),
+            lanes=facts["heads"] * facts["sequences"],
+            queries=facts["new_tokens"],
+            keys=facts["cached_tokens"] + facts["new_tokens"],
+            qk_width=facts["width"] if latent is None else latent.nope + latent.rope,
+            v_width=facts["value_width"],
+            dtype=kind.inputs[0].dtype,
+            flops=cost.flops,
+            span=VisibleSpan(is_causal=bool(facts.get("is_causal", True)), window=_positive(facts.get("window"))),
+            is_tail=row in positions.tail,
+            latent=latent,
+        )
 
 
 def _written_sites(

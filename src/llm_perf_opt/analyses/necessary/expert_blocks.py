@@ -114,7 +114,12 @@ class ExpertFinder:
         self._loop_uses: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
 
     def router(self, kind: OpKind, call: int) -> None:
-        """A choice of k among n scores, if it is one."""
+        """A choice of k among n scores, if it is one; an engine's op of all experts chooses itself, and says so."""
+        if op_family(kind.name) is WorkFamily.GROUPED and "chosen" in kind.arguments:
+            facts, hidden = kind.arguments, kind.inputs[0]
+            tokens = elements(hidden) // max(hidden.shape[-1], 1)
+            self._routers[facts["experts"]] = (facts["chosen"], tokens, self._path(call))
+            return
         if op_role(kind) is not OpRole.CHOICE or not kind.inputs or not kind.outputs:
             return
         scores, picked = kind.inputs[0].shape, kind.outputs[0].shape

@@ -6,9 +6,10 @@ head, and in the last layer everything but its keys and values) is needed for th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.memory.kv_cache import paged_storages
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.collectives import CollectiveKind, collective_kind
@@ -35,6 +36,8 @@ class NeededPositions:
 
 def needed_positions(graph: CallGraph) -> NeededPositions:
     """The tail of every forward that hands on a cache; a model that does not generate needs all it computes."""
+    if paged := paged_storages(graph):
+        return _of_pages(graph, [row for _, _, row in paged.values()])
     roots = [call for call, parent in enumerate(calls_of(graph).parent) if parent < 0]
     carried = {storage for call in roots for storage in _carried_outputs(graph, call)}
     if not carried or not roots:
@@ -42,6 +45,21 @@ def needed_positions(graph: CallGraph) -> NeededPositions:
     batch, tokens = _token_shape(graph)
     return NeededPositions(
         tail=_rows_outside_slice(graph, carried), batch=batch, tokens=tokens, cache_storages=frozenset(carried)
+    )
+
+
+def _of_pages(graph: CallGraph, rows: Sequence[int]) -> NeededPositions:
+    """Of an engine, whose ops write keys and values into pages: what feeds none of them is the tail.
+
+    `rows` are the first of these ops for each layer; the others are of the same kinds.
+    """
+    ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+    kinds = {ops.kind[row] for row in rows}
+    fed = [row for row, kind in enumerate(ops.kind) if kind in kinds]
+    written = {ops.input_storages[place] for row in fed for place in range(starts[row], starts[row + 1])}
+    facts = graph.op_kinds[ops.kind[rows[0]]].arguments
+    return NeededPositions(
+        tail=_rows_outside_slice(graph, written), batch=facts["sequences"], tokens=facts["new_tokens"]
     )
 
 

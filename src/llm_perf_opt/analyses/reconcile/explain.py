@@ -39,6 +39,16 @@ CAUSES = CauseTable(
     CountingCause(
         name="broadcast-uncounted", meaning="the source reads the batch off the left operand of a product alone"
     ),
+    CountingCause(name="router-uncounted", meaning="the source leaves out the products that score experts"),
+    CountingCause(
+        name="latent-attention-expanded",
+        meaning="the source prices a step on latent vectors as if the new token's keys and values were expanded",
+    ),
+    CountingCause(name="padded-experts", meaning="a kernel pads the matrices of experts, and the source does not"),
+    CountingCause(
+        name="whole-on-expert-ranks",
+        meaning="the source counts dense and shared layers whole on each rank that holds experts of its own",
+    ),
     CountingCause(name="rounded-down", meaning="the source gives an einsum in four digits, which is less than it did"),
     CountingCause(name="rounded-up", meaning="the source gives an einsum in four digits, which is more than it did"),
 )

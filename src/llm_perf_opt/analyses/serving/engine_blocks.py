@@ -16,8 +16,9 @@ from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anat
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
 from llm_perf_opt.analyses.necessary.decoder_needs import FIRST_FORWARD, AttentionLayers, DecoderNeeds, decoder_needs
 from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache_number_bytes
+from llm_perf_opt.analyses.time.fusions import readers_of_one_input
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.weight_matrices import Role, module_of, weight_matrices
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.ops.table import op_family
@@ -85,10 +86,18 @@ class EngineBlocks:
 
     hidden: int
     layers: int
+    recurrent_layers: int  # of them: those without attention, which carry a state from step to step
     products: tuple[EngineProduct, ...]
     attentions: tuple[AttentionLayers, ...]
     experts: tuple[EngineExperts, ...]
     needs: DecoderNeeds
+    cache_number_bytes: int  # of the traced cache, by which `attentions` count
+
+    def key_heads(self, layer: AttentionLayers) -> int:
+        """Heads of the keys that one rank alone would cache; a latent vector has one."""
+        if layer.latent is not None:
+            return 1
+        return heads_cached(layer.cached_bytes, layer.qk_width + layer.v_width, self.cache_number_bytes)
 
     @property
     def macs_per_token(self) -> int:
@@ -108,12 +117,19 @@ def engine_blocks(graph: CallGraph) -> EngineBlocks:
     experts = tuple(replace(one, layers=count) for one, count in Counter(_experts(graph, anatomy)).items())
     return EngineBlocks(
         hidden=max((product.depth for product in products if product.part is Part.HEAD), default=0),
-        layers=_layers(graph, blocks),
+        layers=(layers := _layers(graph, blocks)),
+        recurrent_layers=max(0, layers - sum(layer.layers for layer in needs.attentions)),
         products=products,
         attentions=needs.attentions,
         experts=experts,
         needs=needs,
+        cache_number_bytes=cache_number_bytes(graph),
     )
+
+
+def heads_cached(token_bytes: int, width: int, number_bytes: int) -> int:
+    """How many heads have keys and values of `width` numbers together in what a cache holds for one token."""
+    return max(1, token_bytes // (width * number_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +137,7 @@ class _Member:
     """A product of a block as it stands in the trace."""
 
     row: int
-    source: int  # storage of its input
+    source: int  # the first product that reads the same input
     product: EngineProduct
 
 
@@ -166,7 +182,8 @@ def _layers(graph: CallGraph, blocks: dict[int, list[_Member]]) -> int:
 
 def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]]:
     """The call of a block, and a product that runs in it."""
-    ops, calls, (starts, _) = ops_of(graph), calls_of(graph), tensor_offsets(graph)
+    ops, calls = ops_of(graph), calls_of(graph)
+    source = {row: rows[0] for rows in readers_of_one_input(graph, anatomy) for row in rows}
     roles = weight_matrices(graph)
     sites = {site.call: site for site in anatomy.attentions}
     key_heads = _key_heads(graph, anatomy)
@@ -179,7 +196,7 @@ def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]
         role = Role.HEAD if _is_embedding(graph, product) else roles.get(product.weight.name)
         part = _part(role, sites.get(block), is_inside=calls.parent[block] in sites)
         one = _engine_product(product, part, sites.get(block), key_heads.get(block, 1))
-        yield block, _Member(row=product.row, source=ops.input_storages[starts[product.row]], product=one)
+        yield block, _Member(row=product.row, source=source.get(product.row, product.row), product=one)
 
 
 def _is_embedding(graph: CallGraph, product: WeightProduct) -> bool:
@@ -203,10 +220,9 @@ def _key_heads(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
     found: dict[int, int] = {}
     cached, number = cache_bytes_by_call(graph, anatomy), cache_number_bytes(graph)
     for site in anatomy.attentions:
-        tokens = site.keys - (site.queries if site.span.is_causal else 0)
+        tokens = anatomy.positions.batch * (site.keys - (site.queries if site.span.is_causal else 0))
         read = cached.get((FIRST_FORWARD, site.call), 0)
-        per_head = anatomy.positions.batch * tokens * (site.qk_width + site.v_width) * number
-        found[site.call] = max(1, read // per_head) if per_head else 1
+        found[site.call] = heads_cached(read // max(tokens, 1), site.qk_width + site.v_width, number)
     return found
 
 

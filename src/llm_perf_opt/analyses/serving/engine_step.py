@@ -68,7 +68,7 @@ def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) ->
     for product in blocks.products:
         yield from _product(product, forward, plan)
     for layer in blocks.attentions:
-        yield _attention(layer, forward, plan), layer.layers
+        yield _attention(layer, blocks.key_heads(layer), forward, plan), layer.layers
     for block in blocks.experts:
         yield (
             ExpertsShape(
@@ -97,9 +97,8 @@ def _product(product: EngineProduct, forward: Forward, plan: EnginePlan) -> Iter
         yield VectorWork(bytes_moved=rows * depth * (VALUE_BYTES + 1)), product.layers
 
 
-def _attention(layer: AttentionLayers, forward: Forward, plan: EnginePlan) -> AttentionShape:
+def _attention(layer: AttentionLayers, key_heads: int, forward: Forward, plan: EnginePlan) -> AttentionShape:
     latent, chosen = layer.latent, layer.span.chosen
-    key_heads = 1 if latent is not None else _key_heads(layer)
     keys = layer.encoded_keys or forward.keys
     return AttentionShape(
         sequences=_count(forward.sequences / plan.data),
@@ -116,10 +115,6 @@ def _attention(layer: AttentionLayers, forward: Forward, plan: EnginePlan) -> At
     )
 
 
-def _key_heads(layer: AttentionLayers) -> int:
-    return max(1, layer.cached_bytes // ((layer.qk_width + layer.v_width) * VALUE_BYTES))
-
-
 def _vectors(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
     """Norm with residual twice a layer, rotary embedding with the cache write, activation with its gate, routing."""
     tokens = forward.tokens / plan.data
@@ -132,9 +127,9 @@ def _vectors(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterat
             yield VectorWork(bytes_moved=3 * tokens * product.depth / plan.tensor * VALUE_BYTES), product.layers
     for block in blocks.experts:
         yield VectorWork(bytes_moved=SCORE_BYTES * tokens * block.experts), 2 * block.layers
-    if (states := blocks.layers - sum(layer.layers for layer in blocks.attentions)) > 0:
-        each = 2 * blocks.needs.state_bytes / states / plan.tensor  # read and written
-        yield VectorWork(bytes_moved=forward.sequences / plan.data * each), states
+    if blocks.recurrent_layers:
+        each = 2 * blocks.needs.state_bytes / blocks.recurrent_layers / plan.tensor  # read and written
+        yield VectorWork(bytes_moved=forward.sequences / plan.data * each), blocks.recurrent_layers
 
 
 def _exchanges(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:

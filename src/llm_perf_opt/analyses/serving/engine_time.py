@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -18,14 +18,13 @@ import numpy as np
 from llm_perf_opt.analyses.kernels.exchanges import Exchange
 from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tables
 from llm_perf_opt.analyses.kernels.latent import LatentQuery, Module
-from llm_perf_opt.analyses.kernels.times import Origin, Times
+from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin, Times
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part
 from llm_perf_opt.analyses.serving.engine_step import EnginePlan, EngineWork, Forward, VectorWork, forward_kernels
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
 
-LAUNCH_GAP_S = 1.4e-6
 VECTOR_FLOOR_S = 1.5e-6  # half of what the tables' own tool grants a kernel that is bound by its bytes, gap included
 VECTOR_BANDWIDTH = 0.8  # share of the data sheet, by the same tool's system files
 _EXCHANGES = {
@@ -108,24 +107,17 @@ class EngineTimer:
         if module is None or not (self._has_modules or module.sparse_model):
             return works
         attentions = [(work, count) for work, count in works if isinstance(work, AttentionShape)]
-        seconds = [self._module_s(work, one.forward, module) for work, _ in attentions]
-        if any(math.isnan(second) for second in seconds):
+        measured = [self._module_time(work, one.forward, module) for work, _ in attentions]
+        if not all(times.is_known[0] for times in measured):
             return works
-        for (_, count), second in zip(attentions, seconds, strict=True):
-            found.add(WorkKind.ATTENTION, Origin.INTERPOLATED, count * second)
+        for (_, count), times in zip(attentions, measured, strict=True):
+            found.add(WorkKind.ATTENTION, times.origins[0], count * float(times.seconds[0]))
             found.kernels += count
         kept = tuple(product for product in one.blocks.products if product.part is not Part.LATENT)
-        bare = EngineBlocks(
-            hidden=one.blocks.hidden,
-            layers=one.blocks.layers,
-            products=kept,
-            attentions=(),
-            experts=one.blocks.experts,
-            needs=one.blocks.needs,
-        )
+        bare = replace(one.blocks, products=kept, attentions=())
         return list(forward_kernels(bare, one.forward, one.plan))
 
-    def _module_s(self, shape: AttentionShape, forward: Forward, module: Module) -> float:
+    def _module_time(self, shape: AttentionShape, forward: Forward, module: Module) -> Times:
         query = LatentQuery(
             sequences=np.array([shape.sequences], float),
             queries=np.array([shape.queries], float),
@@ -133,7 +125,7 @@ class EngineTimer:
             heads=np.array([shape.heads], float),
             rank=np.array([shape.latent_rank or 0], float),
         )
-        return float(self._tables.latent_modules(query, cache_format=shape.cache_format, module=module).seconds[0])
+        return self._tables.latent_modules(query, cache_format=shape.cache_format, module=module)
 
     def _vector_s(self, work: VectorWork) -> float:
         return VECTOR_FLOOR_S + work.bytes_moved / (VECTOR_BANDWIDTH * self._device.bandwidth_bytes_per_s)

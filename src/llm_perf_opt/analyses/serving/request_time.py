@@ -12,23 +12,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-
-import msgspec
+from importlib import resources
 
 from llm_perf_opt.analyses.time.rates import Band
+from llm_perf_opt.core.reading import FileKind, as_record, parse_toml
 
-_FILE = Path(__file__).parent / "serving_fit.toml"
+_FIT_FILE = FileKind(name="fit to served requests", fix="install llm-perf-opt again")
 
 
-class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
     """Measured over estimated time: the tenth and the ninetieth percentile of the records it was fitted to."""
 
     low: float
     high: float
 
 
-class FirstToken(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
     """TTFT as a sum: a constant, so many own prompts, prompts of all others, and steps."""
 
     constant_s: float
@@ -37,7 +38,8 @@ class FirstToken(msgspec.Struct, frozen=True, kw_only=True):
     steps: float
 
 
-class ServingFit(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFit:
     """Everything that was fitted to served requests, and to which."""
 
     fitted_to: str
@@ -64,7 +66,8 @@ class RequestLoad:
 @cache
 def serving_fit() -> ServingFit:
     """The fitted figures that ship with the package."""
-    return msgspec.toml.decode(_FILE.read_bytes(), type=ServingFit)
+    document = parse_toml(resources.files(__package__).joinpath("serving_fit.toml").read_bytes(), _FIT_FILE)
+    return as_record(document, ServingFit, _FIT_FILE)
 
 
 def time_per_token(step_s: float, prompt_s: float, load: RequestLoad) -> float:

@@ -125,6 +125,10 @@ class CalibratedRates:
         """A measured op includes its launch."""
         return NOTHING
 
+    def of_stage(self, kernels: Band) -> Band:
+        """Its ops and nothing else."""
+        return kernels
+
     def least_s(self, lower_bound: LowerBound) -> float:
         """Without a data sheet there is no bound to respect."""
         return 0.0

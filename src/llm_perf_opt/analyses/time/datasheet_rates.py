@@ -96,10 +96,58 @@ class DataSheetRates:
         """Bytes at the best share of the bandwidth that any source found."""
         return max(lower_bound.seconds, lower_bound.bandwidth_s / self.best_bandwidth_share)
 
+    def of_stage(self, kernels: Band) -> Band:
+        """Its kernels and nothing else."""
+        return kernels
+
     @property
     def best_bandwidth_share(self) -> float:
         """The largest share of the bandwidth that any source found."""
         return max(self.priors.weight_bandwidth.high, self.priors.vector_bandwidth.high)
+
+
+@dataclass(frozen=True, slots=True)
+class RatesAbove:
+    """What sources share that know more than a data sheet of some kernels, and fall back on it for the others."""
+
+    below: DataSheetRates
+
+    @property
+    def title(self) -> str:
+        """The device, and how many of them."""
+        return self.below.title
+
+    @property
+    def device(self) -> Device:
+        """The device whose data sheet bounds every time."""
+        return self.below.device
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The devices and links among which the ranks of a plan run."""
+        return self.below.cluster
+
+    @property
+    def execution(self) -> Execution:
+        """Who launches the kernels."""
+        return self.below.execution
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether a serving engine runs the kernels."""
+        return self.below.is_engine
+
+    def launch_time(self) -> Band:
+        """Of the host, as by the data sheet."""
+        return self.below.launch_time().expected_in_the_middle()
+
+    def of_stage(self, kernels: Band) -> Band:
+        """Its kernels and nothing else."""
+        return kernels
+
+    def least_s(self, lower_bound: LowerBound) -> float:
+        """Nothing is faster than the bound; what was measured needs no further one."""
+        return lower_bound.seconds
 
 
 def _on_links(kernel: Kernel, cluster: Cluster | None, *, by_engine: bool) -> tuple[RateTime, ...] | None:

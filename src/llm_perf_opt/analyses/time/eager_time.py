@@ -108,12 +108,17 @@ def _product(kernel: Kernel, device: Device, rates: EagerRates) -> _Found | None
     floor_s, moving_s = rate.floor_us * _MICRO, _streaming_s(kernel, device, rates)
     if min(shape.columns, shape.depth) < _NARROW and shape.count == 1:
         return floor_s + moving_s, f"{kernel.kind}, narrow", BoundBy.BANDWIDTH
+    units = _units(device)
     if shape.count > 1 and max(shape.rows, min(shape.columns, shape.depth)) <= _SMALL:
-        matrices_s = shape.count * rate.small_matrix_us * _MICRO / _units(device)
+        if units is None:
+            return None
+        matrices_s = shape.count * rate.small_matrix_us * _MICRO / units
         return floor_s + max(matrices_s, moving_s), f"{kernel.kind}, stack of small ones", BoundBy.COMPUTE
     if kernel.pattern is not None:
+        if units is None:
+            return None
         share, word = _unaligned_share(kernel.pattern, shape, rate), str(kernel.pattern)
-        busy = min(1.0, _tiles(shape) / _units(device))  # a tile takes its time on a device that is mostly idle, too
+        busy = min(1.0, _tiles(shape) / units)  # a tile takes its time on a device that is mostly idle, too
         computing_s = kernel.flops / (device.peak(kernel.dtype) * share * busy)
     elif rate.shares:
         share, word = on_curve(rate.shares, kernel.flops), "by size"
@@ -139,13 +144,14 @@ def _unaligned_share(pattern: AccessPattern, shape: ProductShape, rate: ProductR
     return rate.unaligned_odd if shape.columns % 2 or shape.depth % 2 else rate.unaligned_even
 
 
+def _units(device: Device) -> float | None:
+    """Compute units; None: not known."""
+    found = device.facts.get("compute_units")
+    return None if found is None else float(found)
+
+
 def _tiles(shape: ProductShape) -> int:
     return shape.count * math.ceil(shape.rows / _TILE) * math.ceil(shape.columns / _TILE)
-
-
-def _units(device: Device) -> float:
-    """Compute units; where not known, those of an H100."""
-    return float(device.facts.get("compute_units", 132))
 
 
 def _attention(kernel: Kernel, device: Device, rate: AttentionRate) -> _Found | None:

@@ -10,9 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct
-from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, Latent
+from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
 from llm_perf_opt.analyses.necessary.stage_needs import contexts_of
-from llm_perf_opt.analyses.time.fusions import FusedOps, Fusion, fewer_rows, single_kernel
+from llm_perf_opt.analyses.time.fusions import (
+    FusedOps,
+    Fusion,
+    fewer_rows,
+    is_vector_work,
+    latent_cache_bytes,
+    single_kernel,
+)
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
@@ -149,13 +156,9 @@ def _engine_bytes(site: AttentionSite, shape: object, moved: int, key: TensorMet
         return moved
     held = tensor_bytes(key) + tensor_bytes(value)
     if site.latent is not None:
-        return moved - held + _latent_bytes(shape, site.latent, key)
+        return moved - held + latent_cache_bytes(shape.sequences, shape.keys, site.latent, key)
     made = key.shape[-3] if len(key.shape) > 2 else shape.key_heads  # heads, or tokens where those come first
     return moved - held + held * shape.key_heads // made if made == shape.heads else moved
-
-
-def _latent_bytes(shape: AttentionShape, latent: Latent, key: TensorMeta) -> int:
-    return shape.sequences * shape.keys * latent.cached_width * tensor_bytes(replace(key, shape=(1,)))
 
 
 def _written_between(graph: CallGraph, site: AttentionSite) -> list[int]:
@@ -164,13 +167,8 @@ def _written_between(graph: CallGraph, site: AttentionSite) -> list[int]:
     return [
         row
         for row in range(site.rows[0] + 1, site.rows[-1])
-        if ops.call[row] == site.call and _is_vector(graph.op_kinds[ops.kind[row]])
+        if ops.call[row] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[row]]))
     ]
-
-
-def _is_vector(kind: OpKind) -> bool:
-    kernels = kernels_of(kind)
-    return bool(kernels) and all(kernel.kind is KernelKind.VECTOR for kernel in kernels)
 
 
 def _absorbed(graph: CallGraph, site: AttentionSite, products: _Products) -> Iterator[FusedOps]:
@@ -209,7 +207,11 @@ def _expansion_rows(graph: CallGraph, site: AttentionSite, row: int) -> list[int
     """What the module copies between the expanding projection and attention."""
     ops = ops_of(graph)
     between = range(row + 1, site.rows[0])
-    return [one for one in between if ops.call[one] == site.call and _is_vector(graph.op_kinds[ops.kind[one]])]
+    return [
+        one
+        for one in between
+        if ops.call[one] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[one]]))
+    ]
 
 
 def _copies(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
@@ -217,7 +219,8 @@ def _copies(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
     ops = ops_of(graph)
     modules = {site.call for site in anatomy.attentions if site.latent is None}
     for row, index in enumerate(ops.kind):
-        if ops.call[row] in modules and packet_of((kind := graph.op_kinds[index]).name) in _COPIES and _is_vector(kind):
+        kind = graph.op_kinds[index]
+        if ops.call[row] in modules and packet_of(kind.name) in _COPIES and is_vector_work(kernels_of(kind)):
             yield FusedOps(rule=Fusion.LAYOUT, rows=(row,), kernels=())
 
 

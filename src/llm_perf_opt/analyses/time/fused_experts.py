@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy
 from llm_perf_opt.analyses.necessary.expert_blocks import ExpertBlock, routing_policy_of
-from llm_perf_opt.analyses.time.fusions import FusedOps, Fusion
+from llm_perf_opt.analyses.time.fusions import FusedOps, Fusion, is_vector_work
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_in_call, ops_of, tensor_offsets
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
@@ -40,11 +40,7 @@ def _vector_rows(graph: CallGraph, block: ExpertBlock) -> list[int]:
         call = calls.parent[call]
     rows = range(min(block.rows), max(block.rows) + 1) if call < 0 else ops_in_call(graph, call)
     mine = set(block.rows)
-    return [row for row in rows if row not in mine and _is_vector(_kernels(graph, row))]
-
-
-def _is_vector(kernels: Sequence[Kernel]) -> bool:
-    return bool(kernels) and all(kernel.kind is KernelKind.VECTOR for kernel in kernels)
+    return [row for row in rows if row not in mine and is_vector_work(_kernels(graph, row))]
 
 
 def _as_one(graph: CallGraph, block: ExpertBlock, products: Sequence[Kernel], between: Sequence[int]) -> Kernel:
@@ -71,6 +67,9 @@ def _as_one(graph: CallGraph, block: ExpertBlock, products: Sequence[Kernel], be
 
 def _shape(graph: CallGraph, block: ExpertBlock) -> ExpertsShape | None:
     """The block as tables list it, over all ranks of its plan; None: a product does not show its sizes."""
+    whole = _kernels(graph, block.rows[0])[0].shape
+    if isinstance(whole, ExpertsShape):  # an engine's op of all experts, which says so itself
+        return whole
     hidden, inner = _depth(graph, block.rows[0]), _depth(graph, block.rows[-1])
     if hidden is None or inner is None:
         return None

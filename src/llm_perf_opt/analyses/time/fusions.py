@@ -6,14 +6,15 @@ engine has to. Bytes that the code moves and an engine does not are avoidable. `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
+from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct
+from llm_perf_opt.analyses.necessary.attention_sites import Latent
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
-from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.kernel_shape import ProductShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
@@ -60,17 +61,22 @@ def single_kernel(graph: CallGraph, row: int) -> tuple[OpKind, Kernel] | None:
     return (kind, kernels[0]) if len(kernels) == 1 else None
 
 
-def shared_inputs(graph: CallGraph) -> tuple[tuple[int, ...], ...]:
+def is_vector_work(kernels: Sequence[Kernel]) -> bool:
+    """Whether an op launches something, and nothing but vector kernels."""
+    return bool(kernels) and all(kernel.kind is KernelKind.VECTOR for kernel in kernels)
+
+
+def latent_cache_bytes(sequences: int, keys: int, latent: Latent, like: TensorMeta) -> int:
+    """One latent vector per key for each sequence, in numbers of the type of `like`."""
+    return sequences * keys * latent.cached_width * tensor_bytes(replace(like, shape=(1,)))
+
+
+def readers_of_one_input(graph: CallGraph, anatomy: Anatomy) -> tuple[tuple[int, ...], ...]:
     """Rows of the products with weights that read one tensor in one forward, called by one module, in order.
 
     Queries, keys and values; gate and up; the first projections of latent attention. A tensor that is a part of its
     memory is left out: two parts of one memory look alike.
     """
-    return readers_of_one_input(graph, anatomy_of(graph)) if ops_of(graph).input_storages else ()
-
-
-def readers_of_one_input(graph: CallGraph, anatomy: Anatomy) -> tuple[tuple[int, ...], ...]:
-    """`shared_inputs` of a run whose anatomy is known already."""
     ops, calls, (starts, ends) = ops_of(graph), calls_of(graph), tensor_offsets(graph)
     with_weight = {product.row: product for product in anatomy.products}
     writes: dict[int, int] = {}  # storage -> how often an op changed it in place
@@ -189,8 +195,7 @@ def prepared_weights(graph: CallGraph) -> Iterator[FusedOps]:
         inputs = ops.input_storages[starts[row] : starts[row + 1]]
         if not inputs or not weights.issuperset(inputs):
             continue
-        kernels = kernels_of(graph.op_kinds[ops.kind[row]])
-        if kernels and all(kernel.kind is KernelKind.VECTOR for kernel in kernels):
+        if is_vector_work(kernels_of(graph.op_kinds[ops.kind[row]])):
             yield FusedOps(rule=Fusion.PREPARED, rows=(row,), kernels=())
 
 

@@ -14,18 +14,17 @@ from llm_perf_opt.analyses.kernels.exchanges import Exchange
 from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tables
 from llm_perf_opt.analyses.kernels.systems import system_of
 from llm_perf_opt.analyses.kernels.tables import data_folder, missing_packages
-from llm_perf_opt.analyses.kernels.times import Origin, Times
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin, Times
+from llm_perf_opt.analyses.serving.request_time import banded, serving_fit
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, RatesAbove
 from llm_perf_opt.analyses.time.eager_time import eager_time, launched_alone
 from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
-from llm_perf_opt.analyses.time.lower_bound import LowerBound
 from llm_perf_opt.analyses.time.rates import Band, Piece, Pieces, RateTime
 from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device, load_devices
-from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
@@ -48,10 +47,9 @@ class _TableTime:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelTableRates:
+class KernelTableRates(RatesAbove):
     """Measured kernels of a device, or of the nearest that was measured."""
 
-    below: DataSheetRates
     tables: KernelTables
     _known: dict[KernelShape | Collective, _TableTime | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -59,31 +57,6 @@ class KernelTableRates:
     def name(self) -> str:
         """The origin of its times."""
         return SOURCE
-
-    @property
-    def title(self) -> str:
-        """The device, and how many of them."""
-        return self.below.title
-
-    @property
-    def device(self) -> Device:
-        """The device whose data sheet bounds every time."""
-        return self.below.device
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The devices and links among which the ranks of a plan run."""
-        return self.below.cluster
-
-    @property
-    def execution(self) -> Execution:
-        """Who launches the kernels."""
-        return self.below.execution
-
-    @property
-    def is_engine(self) -> bool:
-        """Whether a serving engine runs the kernels."""
-        return self.below.is_engine
 
     def notes(self) -> Iterator[Note]:
         """Who launches the kernels, and whose tables time them."""
@@ -98,6 +71,13 @@ class KernelTableRates:
             "says what they rest on. Low and high are 10 % and 90 % quantiles of the error on rows left out; "
             "docs/engine-fusions.md has the rule of a sum. Work that no table describes is timed by the roofline."
         )
+        if self.is_engine:
+            served = serving_fit().tpot
+            yield Note(
+                f"Each kernel is charged the {LAUNCH_GAP_S * 1e6:.1f} us that a device rests before it. The band of a "
+                f"stage is at least {served.low:.2f} to {served.high:.2f} of what is expected: as far as measured "
+                "steps of served models were from it (docs/serving-times.md)."
+            )
         if (difference := self.tables.system.difference) is not None:
             yield Note(f"The tables were {difference}.")
 
@@ -125,18 +105,25 @@ class KernelTableRates:
         found, what = self._found(piece)
         if found is None:
             return tuple(self._by_roofline(piece, time) for time in below)
-        band = found.band if self.is_engine else launched_alone(found.band, piece, self.device)
+        band = _behind_another(found.band) if self.is_engine else launched_alone(found.band, piece, self.device)
         return (RateTime(source=SOURCE, rate=what, band=band, bound_by=below[0].bound_by, origin=str(found.origin)),)
+
+    def of_stage(self, kernels: Band) -> Band:
+        """In an engine at least as wide as measured over expected steps of served models; eager kernels as they are."""
+        if not self.is_engine or kernels.expected is None:
+            return kernels
+        served = banded(kernels.expected, serving_fit().tpot)
+        return Band(min(kernels.low, served.low), max(kernels.high, served.high), kernels.expected)
 
     def _by_roofline(self, kernel: Kernel, time: RateTime) -> RateTime:
         """Fused vector work as a kernel of PyTorch that moves as many bytes; all else in the middle of its ends."""
-        band = time.band
         if self.is_engine and kernel.kind is KernelKind.VECTOR:
             needed = kernel.bytes_moved - kernel.avoidable_bytes
             plain = replace(kernel, bytes_moved=needed, avoidable_bytes=0, pattern=AccessPattern.VECTORISED)
             if (recorded := eager_time(plain, self.device)) is not None and recorded.band.expected is not None:
-                return recorded
-        return replace(time, band=Band(band.low, band.high, band.middle), origin=str(Origin.ROOFLINE))
+                return replace(recorded, band=_behind_another(recorded.band))
+        band = time.band.expected_in_the_middle()
+        return replace(time, band=_behind_another(band) if self.is_engine else band, origin=str(Origin.ROOFLINE))
 
     def _found(self, kernel: Kernel) -> tuple[_TableTime | None, str]:
         if kernel.kind is KernelKind.COMMUNICATION:
@@ -161,14 +148,10 @@ class KernelTableRates:
             self._known[collective] = next(_answers(times))
         return self._known[collective]
 
-    def launch_time(self) -> Band:
-        """Captured graphs cost the host nothing."""
-        band = self.below.launch_time()
-        return Band(band.low, band.high, band.middle)
 
-    def least_s(self, lower_bound: LowerBound) -> float:
-        """Nothing is faster than the bound; tables need no further one."""
-        return lower_bound.seconds
+def _behind_another(kernel: Band) -> Band:
+    """A captured kernel starts when the one before has ended, after a short rest."""
+    return kernel + Band(LAUNCH_GAP_S, LAUNCH_GAP_S, LAUNCH_GAP_S)
 
 
 def _answers(times: Times) -> Iterator[_TableTime | None]:

@@ -14,7 +14,7 @@ from llm_perf_opt.analyses.necessary.anatomy import Anatomy, anatomy_of
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
 from llm_perf_opt.analyses.necessary.expert_blocks import routing_policy_of
 from llm_perf_opt.analyses.necessary.stage_needs import contexts_of
-from llm_perf_opt.analyses.time.fusions import fewer_rows, single_kernel
+from llm_perf_opt.analyses.time.fusions import fewer_rows, latent_cache_bytes, single_kernel
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.core.callgraph.records import OpKind
@@ -73,9 +73,8 @@ def _attentions(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kerne
 
 
 def _latent_bytes(kind: OpKind, site: AttentionSite) -> int:
-    """Queries and results as they are, and one latent vector per key for each sequence."""
+    """Queries and results as they are, and the latent cache."""
     assert site.latent is not None
-    sequences = kind.inputs[0].shape[0]
-    number = tensor_bytes(replace(kind.inputs[0], shape=(1,)))
-    ends = tensor_bytes(kind.inputs[0]) + tensor_bytes(kind.outputs[0])
-    return ends + sequences * site.keys * site.latent.cached_width * number
+    query = kind.inputs[0]
+    ends = tensor_bytes(query) + tensor_bytes(kind.outputs[0])
+    return ends + latent_cache_bytes(query.shape[0], site.keys, site.latent, query)

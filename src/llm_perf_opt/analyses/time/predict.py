@@ -121,7 +121,7 @@ def stage_time(
 ) -> StageTime:
     """One piece of work, done in these pieces; `exchanges` are the collectives that no engine can do without."""
     timed, untimed = _timed(pieces, rates)
-    busy, links = (_sum(timed, on_links=on_links) for on_links in (False, True))
+    busy, links = (rates.of_stage(_sum(timed, on_links=on_links)) for on_links in (False, True))
     bound, fewest = bounds_of(work.necessary, rates.device)
     if bound is not None:
         busy = busy.at_least(rates.least_s(bound))

@@ -59,6 +59,10 @@ class Band:
         """Whether a time lies in the band."""
         return self.low <= seconds <= self.high
 
+    def expected_in_the_middle(self) -> Band:
+        """The band with its middle as what is expected."""
+        return Band(self.low, self.high, self.middle)
+
     @property
     def middle(self) -> float:
         """Of two ends that differ by a factor, the value as far from one as from the other."""
@@ -161,6 +165,10 @@ class RateSource(Protocol):
 
     def least_s(self, lower_bound: LowerBound) -> float:
         """The shortest time that is likely for a stage with this lower bound."""
+        ...
+
+    def of_stage(self, kernels: Band) -> Band:
+        """The band of a stage whose kernels add up to `kernels`: that, or as wide as whole runs were found to be."""
         ...
 
 

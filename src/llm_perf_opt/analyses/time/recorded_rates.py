@@ -6,54 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.kernels.times import Origin
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution, RatesAbove
 from llm_perf_opt.analyses.time.eager_time import SOURCE, eager_time
-from llm_perf_opt.analyses.time.lower_bound import LowerBound
-from llm_perf_opt.analyses.time.rates import Band, Piece, Pieces, RateTime
+from llm_perf_opt.analyses.time.rates import Piece, Pieces, RateTime
 from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.hardware.eager_rates import eager_rates
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedRates:
-    """A data sheet under the recordings of a GPU of the same vendor."""
-
-    below: DataSheetRates
+class RecordedRates(RatesAbove):
+    """A data sheet under the recordings of a GPU of the same vendor; they are of eager PyTorch alone."""
 
     @property
     def name(self) -> str:
         """The origin of its times."""
         return SOURCE
-
-    @property
-    def title(self) -> str:
-        """The device, and how many of them."""
-        return self.below.title
-
-    @property
-    def device(self) -> Device:
-        """The device whose data sheet bounds every time."""
-        return self.below.device
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The devices and links among which the ranks of a plan run."""
-        return self.below.cluster
-
-    @property
-    def execution(self) -> Execution:
-        """Who launches the kernels."""
-        return self.below.execution
-
-    @property
-    def is_engine(self) -> bool:
-        """Eager PyTorch is none."""
-        return False
 
     def notes(self) -> Iterator[Note]:
         """Who launches the kernels, and what was recorded."""
@@ -75,19 +45,9 @@ class RecordedRates:
         below = self.below.duration(piece)
         if below is None:
             return None
-        return tuple(replace(time, band=_middle(time.band), origin=str(Origin.ROOFLINE)) for time in below)
-
-    def launch_time(self) -> Band:
-        """Of the host, as without recordings."""
-        return _middle(self.below.launch_time())
-
-    def least_s(self, lower_bound: LowerBound) -> float:
-        """Nothing is faster than the bound."""
-        return lower_bound.seconds
-
-
-def _middle(band: Band) -> Band:
-    return Band(band.low, band.high, band.middle)
+        return tuple(
+            replace(time, band=time.band.expected_in_the_middle(), origin=str(Origin.ROOFLINE)) for time in below
+        )
 
 
 def recorded_rates(below: DataSheetRates) -> RecordedRates | None:

@@ -92,7 +92,8 @@ def product_probes(dtype: str, device: str, pool_bytes: int) -> list[Probe]:
 
     Nothing is swept between tries: each reads another weight, which does just that.
     """
-    weights = ColdWeights(pool_bytes // torch_dtype(dtype).itemsize, dtype, device)
+    largest = max(_WIDTHS[-1] ** 2, _WIDEST * _WIDTHS[1])  # of the weights below: the pool must hold each of them
+    weights = ColdWeights(max(pool_bytes // torch_dtype(dtype).itemsize, largest), dtype, device)
 
     def linear(rows: int, columns: int, depth: int) -> TimedCall:
         inputs = noise((rows, depth), dtype, device)

@@ -67,6 +67,12 @@ class DeepSeekOcrAdapter:
 
         return DeepSeekOcrCheckpoint(folder, device=device, attention=attention, trust_remote_code=trust_remote_code)
 
+    def write_engine_folder(self, folder: Path) -> None:
+        """The configuration for a serving engine, which takes a folder and not a name."""
+        from llm_perf_opt.models.deepseek_ocr.engine_folder import write_engine_folder
+
+        write_engine_folder(self.config, folder)
+
     def describe(self, workload: Workload) -> dict[str, Json]:
         """The workload with every default filled in, and the lengths that follow from it; loads no torch."""
         from llm_perf_opt.models.deepseek_ocr.plan import make_plan

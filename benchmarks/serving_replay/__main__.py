@@ -1,0 +1,131 @@
+"""Replay what others measured on real servers through vLLM's scheduler, and judge it.
+
+    python -m benchmarks.serving_replay recorded [--docs]    four recorded runs, request by request, and the cache knee
+    python -m benchmarks.serving_replay pages [--docs]       pages per second of OCR models
+    python -m benchmarks.serving_replay field [--docs]       every aggregated record: about an hour of CPU, resumable
+
+Needs vLLM's environment (docs/vllm.md) and the kernel tables. `--docs` writes docs/serving-replay.md and its data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.bounds.plots import svg_file
+from benchmarks.breadth.marked_section import show_sections
+from benchmarks.serving_replay import page
+from benchmarks.serving_replay.cache_knee import rows as knee_rows
+from benchmarks.serving_replay.field_records import read_kept, replays
+from benchmarks.serving_replay.judgement import answered, by_group, figures, fitted, sets
+from benchmarks.serving_replay.ocr_pages import rows as page_rows
+from benchmarks.serving_replay.recorded_runs import RecordedRun, Served, errors, recorded_runs, served, table_of
+from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
+from benchmarks.serving_times.other_answers import read_answers
+from llm_perf_opt.core.serving.replayed import Replayed
+from llm_perf_opt.core.serving.step_table import StepTable
+from llm_perf_opt.engines.vllm.jobs import ReplayJob
+from llm_perf_opt.engines.vllm.process import ReplayProcess
+
+DOCS = Path(__file__).parents[2] / "docs"
+DATA = DOCS / "data" / "serving_replay.json"
+KEPT = DOCS / "data" / "serving_replay.jsonl"
+PACE_CLOSE, PACE_TRIES = 0.003, 4
+
+
+def recorded(*, is_written: bool) -> dict[str, Any]:
+    """Every recorded run by predicted step times, and by those times at the pace of the record."""
+    found: list[dict[str, Any]] = []
+    with ReplayProcess() as process:
+        for run in recorded_runs():
+            table = table_of(run)
+            first = _replay(process, run, table)
+            found.append(_row(run, first, "as predicted"))
+            paced, factor = _at_recorded_pace(process, run, table, first)
+            found.append(_row(run, paced, f"x {factor:.2f}, the recorded pace"))
+            if is_written:
+                chart = svg_file(page.overlay(run, paced.steps))
+                (DOCS / "data" / f"serving-replay-{run.name}.svg").write_text(chart, encoding="utf-8")
+        knee = [asdict(row) for row in knee_rows(process)]
+    return {"recorded": found, "knee": knee}
+
+
+def pages() -> dict[str, Any]:
+    """Pages per second of OCR models."""
+    return {"ocr": [asdict(row) for row in page_rows()]}
+
+
+def _replay(process: ReplayProcess, run: RecordedRun, table: StepTable) -> Replayed:
+    return process.replay(ReplayJob(settings=run.settings, traffic=run.traffic, table=table))
+
+
+def _at_recorded_pace(
+    process: ReplayProcess, run: RecordedRun, table: StepTable, done: Replayed
+) -> tuple[Replayed, float]:
+    """One factor for all steps, such that the mean time per token is the recorded one."""
+    factor, wanted = 1.0, fmean(run.served.tpot)
+    for _ in range(PACE_TRIES):
+        off = wanted / fmean(served(done).tpot)
+        if abs(off - 1) < PACE_CLOSE:
+            break
+        factor *= off
+        done = _replay(process, run, table.corrected(decoding=factor, prompts=factor))
+    return done, factor
+
+
+def _row(run: RecordedRun, done: Replayed, steps: str) -> dict[str, Any]:
+    mine = served(done)
+    shifts = [abs(one - other) for one, other in zip(_places(run.served), _places(mine), strict=True)]
+    return {
+        "name": run.name,
+        "steps": steps,
+        "errors": {name: round(value, 4) for name, value in errors(run.served, mine).items()},
+        "requests": len(shifts),
+        "moved": sum(shift > 0 for shift in shifts),
+        "shift": max(shifts),
+    }
+
+
+def _places(one: Served) -> list[int]:
+    """The place of each request in the order of first tokens; those of one step keep their order of arrival."""
+    order = sorted(range(len(one.first)), key=lambda at: (round(one.first[at], 3), at))
+    return [place for _, place in sorted(zip(order, range(len(order)), strict=True))]
+
+
+def field(*, only_kept: bool) -> dict[str, Any]:
+    """Every aggregated record, or those that were replayed so far."""
+    runs = {run.name: run for run in aggregated_runs()}
+    found_so_far = read_kept(KEPT).values() if only_kept else replays(list(runs.values()), KEPT)
+    pairs = [(runs[one.name], one) for one in found_so_far]
+    found, answers = answered(pairs), read_answers()
+    return {
+        "sets": {name: figures(some, answers) for name, some in sets(found).items()},
+        "groups": [(kind, name, figures(some, answers)) for kind, name, some in by_group(found)],
+        "first_token": fitted([pair for pair in pairs if not is_frozen(pair[0])]),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("recorded", "pages", "field"))
+    parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--kept", action="store_true", help="of the field, judge what was replayed so far")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)  # what a model's own code says of its configuration
+    asked = {"recorded": lambda: recorded(is_written=options.docs), "pages": pages}
+    asked["field"] = lambda: field(only_kept=options.kept)
+    data = asked[options.what]()
+    show_sections(DOCS / "serving-replay.md", page.sections(data), is_written=options.docs)
+    if options.docs:
+        kept = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
+        DATA.write_text(json.dumps({**kept, **data}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The figures of the replays as sections of a page, and the overlay of recorded and replayed queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.serving_replay.recorded_runs import RecordedRun
+from benchmarks.serving_times.page import share, table
+from llm_perf_opt.core.report import Axis, Kind, Line, LineChart
+from llm_perf_opt.core.serving.replayed import EngineSteps
+
+_ERRORS = ("TPOT, mean", "E2E, mean", "TTFT, median", "queued, mean")
+
+
+def sections(data: Mapping[str, Any]) -> dict[str, str]:
+    """Name of a section -> its text; a part that was not measured has none."""
+    texts = {}
+    if "recorded" in data:
+        texts["recorded"] = _recorded(data["recorded"])
+    if "knee" in data:
+        texts["knee"] = _knee(data["knee"])
+    if "ocr" in data:
+        texts["ocr"] = _ocr(data["ocr"])
+    if "sets" in data:
+        texts["sets"] = _rows(("", *_HEADER), data["sets"].items())
+        texts["groups"] = _rows(("", *_HEADER), ((f"{kind} {name}", row) for kind, name, row in data["groups"]))
+        texts["first token"] = _fit(data["first_token"])
+    return texts
+
+
+def _recorded(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ("run", "steps", *_ERRORS, "first tokens in another place", "largest shift")
+    lines = [
+        (
+            row["name"],
+            row["steps"],
+            *(f"{100 * row['errors'][name]:+.1f} %" for name in _ERRORS),
+            f"{row['moved']} of {row['requests']}",
+            str(row["shift"]),
+        )
+        for row in rows
+    ]
+    return table(header, lines)
+
+
+def _knee(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = (
+        "in flight",
+        "TTFT measured",
+        "replayed",
+        "ITL measured",
+        "TPOT replayed",
+        "tokens/s measured",
+        "replayed",
+    )
+    return table(
+        header,
+        (
+            (
+                str(row["in_flight"]),
+                f"{row['measured_ttft_s']:.2f} s",
+                f"{row['ttft_s']:.2f} s",
+                f"{1e3 * row['measured_itl_s']:.1f} ms",
+                f"{1e3 * row['tpot_s']:.1f} ms",
+                f"{row['measured_tokens_per_s']:.0f}",
+                f"{row['tokens_per_s']:.0f}",
+            )
+            for row in rows
+        ),
+    )
+
+
+def _ocr(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ("GPU and load", "pages/s measured", "replayed", "off by", "band", "TPOT measured", "replayed")
+    return table(
+        header,
+        (
+            (
+                row["what"],
+                f"{row['measured_pages_per_s']:.2f}",
+                f"{row['pages_per_s']:.2f}",
+                _signed(row["pages_per_s"] / row["measured_pages_per_s"] - 1),
+                f"{row['low']:.2f} to {row['high']:.2f}",
+                "-" if row["measured_tpot_s"] is None else f"{1e3 * row['measured_tpot_s']:.2f} ms",
+                f"{1e3 * row['tpot_s']:.2f} ms",
+            )
+            for row in rows
+        ),
+    )
+
+
+_HEADER = (
+    "records",
+    "TPOT off by, median",
+    "bias",
+    "TTFT",
+    "bias",
+    "E2E",
+    "aiconfigurator answers",
+    "its TPOT",
+    "its TTFT",
+)
+
+
+def _rows(header: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    return table(
+        header,
+        (
+            (
+                name,
+                f"{row['records']:,}",
+                share(row["tpot"]),
+                _signed(row["tpot_bias"]),
+                share(row["ttft"]),
+                _signed(row["ttft_bias"]),
+                share(row["e2e"]),
+                f"{row['answered']:,}",
+                share(row["other_tpot"]),
+                share(row["other_ttft"]),
+            )
+            for name, row in rows
+        ),
+    )
+
+
+def _fit(shares: Mapping[str, Sequence[float]]) -> str:
+    header = ("engine and lengths", "constant", "of the replayed TTFT", "of that at the start", "steps")
+    return table(
+        header,
+        (
+            (name, f"{1e3 * one[0]:.0f} ms", *(f"{value:.2f}" for value in one[1:]))
+            for name, one in sorted(shares.items())
+        ),
+    )
+
+
+def overlay(run: RecordedRun, steps: EngineSteps) -> LineChart:
+    """Requests that run and that wait: each second as recorded, each step as replayed."""
+    stride = max(1, len(steps.start_s) // 400)
+    at = range(0, len(steps.start_s), stride)
+
+    def recorded(column: int) -> tuple[tuple[float, float], ...]:
+        return tuple((row[0], row[column]) for row in run.series)
+
+    return LineChart(
+        title=f"Requests running and waiting: {run.name}",
+        x=Axis("time", Kind.SECONDS),
+        y=Axis("requests", Kind.COUNT),
+        lines=(
+            Line("running, recorded", recorded(3), "step"),
+            Line("running, replayed", tuple((steps.start_s[i], float(steps.running[i])) for i in at), "dashed"),
+            Line("waiting, recorded", recorded(4), "step"),
+            Line("waiting, replayed", tuple((steps.start_s[i], float(steps.waiting[i])) for i in at), "dashed"),
+        ),
+        caption="Replayed by vLLM's scheduler at the pace of the recorded run.",
+    )
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.1f} %"

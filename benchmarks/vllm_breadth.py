@@ -1,0 +1,178 @@
+"""How many of vLLM's architectures run without weights at full size, and what stops the others.
+
+    python -m benchmarks.vllm_breadth [NAME ...|stopped]    # resumes docs/data/vllm_breadth.json; tries these again
+
+Every architecture in vLLM's registry is tried once: one prefill and one decode step of text on one rank. Configurations
+are the defaults of transformers' configuration class for that architecture, or one of the configurations among the
+facts. A model whose encoder reads images or sound is built whole, and fed with text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from benchmarks.vllm_code import figures_of
+from llm_perf_opt.api.hardware import device_of, find_hardware
+from llm_perf_opt.core.callgraph import read_callgraph
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.scratch import scratch_folder
+from llm_perf_opt.core.serving.engine_settings import SeenDevice
+from llm_perf_opt.engines.vllm.environment import VllmEnvironment, find
+from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob
+from llm_perf_opt.engines.vllm.process import VllmProcess
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "docs" / "data" / "vllm_breadth.json"
+FACTS = ROOT / "tests" / "facts"
+_LIST = "import json, vllm.model_executor.models.registry as r; print(json.dumps(sorted(r._VLLM_MODELS)))"
+_LONGEST_S = 180.0
+_PROMPT_TOKENS = 128
+_NO_CONFIGURATION = "no configuration: transformers has no class of that name, and the facts have no such folder"
+
+
+def architectures(environment: VllmEnvironment) -> list[str]:
+    """Every name in vLLM's registry."""
+    said = subprocess.run([str(environment.python), "-c", _LIST], capture_output=True, text=True, check=True)
+    names: list[str] = json.loads(said.stdout.strip().splitlines()[-1])
+    return names
+
+
+def fact_configurations() -> dict[str, Path]:
+    """Architecture -> a folder with a real configuration of it."""
+    found: dict[str, Path] = {}
+    for file in sorted(FACTS.glob("*/configs/*/config.json")):
+        stored = json.loads(file.read_text())
+        for name in stored.get("architectures") or ():
+            if "quantization_config" not in stored:
+                found.setdefault(name, file.parent)
+    return found
+
+
+def default_configuration(name: str) -> dict[str, Any] | None:
+    """Defaults of the class that transformers names for an architecture; None: it has none."""
+    import transformers
+
+    model = getattr(transformers, name, None)
+    config = getattr(model, "config_class", None)
+    if config is None:
+        return None
+    stored: dict[str, Any] = config().to_dict()
+    return {**stored, "architectures": [name], "model_type": config.model_type}
+
+
+class Breadth:
+    """Tries architectures one after another in one process of vLLM, which is opened again when it ends."""
+
+    def __init__(self, environment: VllmEnvironment) -> None:
+        self._environment = environment
+        self._device = SeenDevice.of(device_of(find_hardware("h100-sxm")))
+        self._process: VllmProcess | None = None
+        self._facts = fact_configurations()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.__exit__(None, None, None)
+            self._process = None
+
+    def tried(self, name: str) -> dict[str, Any]:
+        """The figures of an architecture, or what stops it."""
+        with scratch_folder() as scratch:
+            folder = self._folder(name, scratch)
+            if folder is None:
+                return {"stopped_by": _NO_CONFIGURATION}
+            origin = "facts" if folder.parent != scratch else "defaults of transformers"
+            try:
+                return {"configuration": origin, **self._traced(folder, scratch)}
+            except PerfOptError as error:
+                return {"configuration": origin, "stopped_by": _reason(error)}
+
+    def _folder(self, name: str, scratch: Path) -> Path | None:
+        if name in self._facts:
+            return self._facts[name]
+        stored = default_configuration(name)
+        if stored is None:
+            return None
+        folder = scratch / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(stored, default=str))
+        return folder
+
+    def _traced(self, folder: Path, scratch: Path) -> dict[str, Any]:
+        if self._process is None:
+            self._process = VllmProcess(self._environment).__enter__()
+        job = TraceJob(
+            model=str(folder),
+            out=str(scratch),
+            device=self._device,
+            prompt_tokens=_PROMPT_TOKENS,
+            dtype="bfloat16",
+        )
+        guard = threading.Timer(_LONGEST_S, self._process._process.kill)
+        guard.start()
+        try:
+            answer = self._process.ask("trace", job, TraceAnswer)
+        except PerfOptError as error:
+            if "ended with code" in error.what:
+                self.close()
+            raise
+        finally:
+            guard.cancel()
+        graphs = {Path(file).name.partition(".")[0]: read_callgraph(Path(file)) for file in answer.files}
+        figures = {phase: figures_of(graph) for phase, graph in graphs.items()}
+        first = next(iter(figures.values()))
+        return {
+            "parameters": first["parameters"],
+            "flops": {phase: sum(found["flops"].values()) for phase, found in figures.items()},
+            "estimate_flops": {phase: sum(found["estimate_flops"].values()) for phase, found in figures.items()},
+            "cache_bytes_per_token": first["cache"]["bytes_per_token"],
+            "unpriced_ops": {phase: found["unpriced_ops"] for phase, found in figures.items()},
+            "seconds": round(answer.configure_s + answer.run_s, 2),
+        }
+
+
+def _reason(error: PerfOptError) -> str:
+    """One line without paths and addresses, so that like reasons are equal."""
+    text = f"{error.what} {error.why or ''}" if "could not do" not in error.what else str(error.why)
+    text = re.sub(r"1 validation error for \S+\s+Value error, |\[type=.*", "", text)
+    text = re.sub(r"(/[\w.+-]+){2,}/", "", text)
+    return re.sub(r"\s+", " ", text).strip()[:300]
+
+
+def main() -> None:
+    """Try what has no result yet, and those that are named."""
+    environment = find()
+    kept: dict[str, Any] = json.loads(FILE.read_text())["models"] if FILE.exists() else {}
+    again = set(sys.argv[1:])
+    if "stopped" in again:
+        again |= {name for name, found in kept.items() if "configuration" in found and "stopped_by" in found}
+    names = architectures(environment)
+    breadth = Breadth(environment)
+    try:
+        for name in names:
+            if name in kept and name not in again:
+                continue
+            kept[name] = breadth.tried(name)
+            sys.stderr.write(f"{name}: {kept[name].get('stopped_by', 'runs')[:150]}\n")
+            _write(environment, names, kept)
+    finally:
+        breadth.close()
+    _write(environment, names, kept)
+
+
+def _write(environment: VllmEnvironment, names: list[str], kept: dict[str, Any]) -> None:
+    ran = sum("stopped_by" not in found for found in kept.values())
+    head = {"engine": f"vllm {environment.version}", "architectures": len(names), "tried": len(kept), "ran": ran}
+    found = {**head, "models": {name: kept[name] for name in names if name in kept}}
+    write_whole(FILE, [json.dumps(found, indent=1).encode(), b"\n"])
+
+
+if __name__ == "__main__":
+    main()

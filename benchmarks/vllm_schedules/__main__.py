@@ -1,0 +1,63 @@
+"""Record the real engine's schedules, or compare recorded ones with a replay.
+
+python -m benchmarks.vllm_schedules record [CASE ...]   with the vLLM that is found; 10 s for each case
+python -m benchmarks.vllm_schedules check               recorded runs of that version, replayed; keeps what it found
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.vllm_schedules.cases import FOLDER
+from benchmarks.vllm_schedules.comparison import Comparison, compare, write_compared
+from benchmarks.vllm_schedules.recorded import read
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.engines.vllm.environment import find
+from llm_perf_opt.engines.vllm.process import VllmProcess, environment_variables
+
+_REAL_ENGINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_SIM_MULTI_NUMA": "1"}  # two ranks on one node
+
+
+def record(cases: list[str]) -> None:
+    root = str(Path(__file__).parents[2])
+    variables = {**environment_variables(), **_REAL_ENGINE}
+    variables["PYTHONPATH"] += f":{root}"
+    command = [str(find().python), "-m", "benchmarks.vllm_schedules.real_engine", *cases]
+    subprocess.run(command, env=variables, check=True)
+
+
+def check() -> None:
+    environment = find()
+    files = sorted((FOLDER / environment.release).glob("*.json"))
+    if not files:
+        raise UsageError(
+            f"There are no recorded schedules of vLLM {environment.release}.",
+            why=f"{FOLDER} has none",
+            fix="record them: python -m benchmarks.vllm_schedules record",
+        )
+    found = []
+    with VllmProcess(environment) as process:
+        for file in files:
+            found.append(compare(read(file), process))
+            print(_line(found[-1]), flush=True)
+    write_compared(environment.release, found)
+    steps, entries = sum(one.steps for one in found), sum(one.entries for one in found)
+    print(f"{len(files)} cases, {steps:,} steps, {entries:,} entries")
+
+
+def _line(found: Comparison) -> str:
+    said = "identical" if found.first_difference is None else f"DIFFERENT: {found.first_difference}"
+    return (
+        f"{found.case:18} {said}; {found.steps:,} steps, {found.entries:,} entries, {found.preemptions} preemptions; "
+        f"largest difference of a request's time {found.largest_time_error_s:g} s"
+    )
+
+
+if __name__ == "__main__":
+    verb, *rest = sys.argv[1:]
+    if verb == "record":
+        record(rest)
+    else:
+        check()

@@ -1,0 +1,135 @@
+"""The table of an engine's step times on one rank: the forwards of a traced decoder, asked at the points of a grid.
+
+A step mixes sequences that decode with chunks of prompts, and launches each kernel once for all of them. So what
+depends on the number of tokens alone is asked once, with the launch of attention in it; the time inside attention is
+asked for sequences that decode, and for a chunk by itself. Ranks with attention of their own (`EnginePlan.data`) step
+together, so a table is that of the whole replica: its sequences and tokens are those of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part
+from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward
+from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, ForwardTime, WorkKind
+from llm_perf_opt.analyses.serving.request_time import serving_fit
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
+
+CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # batches whose launches vLLM captures by default
+_SHORTEST_CACHE, _SHORTEST_CHUNK = 16, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRange:
+    """How far a table reaches; beyond, times grow in proportion."""
+
+    tokens: int = 16384  # of one step
+    sequences: int = 1024
+    context: int = 131072
+
+
+def step_table(
+    blocks: EngineBlocks,
+    timer: EngineTimer,
+    plan: EnginePlan,
+    *,
+    reach: StepRange | None = None,
+    padded_to: Sequence[int] = CAPTURED,
+) -> StepTable:
+    """The step of a replica under `plan`; a kernel that no table knows is an error: a sum without it is too small."""
+    reach = reach or StepRange()
+    asked = _Asked(blocks, timer, plan)
+    tokens = asked.curve(_points(1, reach.tokens), _without_attention, without_head=True)
+    fit = serving_fit()
+    return StepTable(
+        tokens=tokens,
+        head=asked.curve(_points(1, reach.sequences), _head_alone),
+        decoding=asked.surface(
+            _points(1, reach.sequences, steps=2),
+            _points(_SHORTEST_CACHE, reach.context, steps=2),
+            lambda sequences, keys: Forward(sequences=sequences, queries=1, keys=keys),
+        ),
+        prompts=asked.surface(
+            _points(_SHORTEST_CHUNK, reach.tokens, steps=2),
+            _points(_SHORTEST_CHUNK, reach.context, steps=2),
+            lambda new, keys: Forward(sequences=1, queries=new, keys=max(new, keys)),
+        ),
+        padded_to=tuple(padded_to),
+        low=fit.tpot.low,
+        high=fit.tpot.high,
+        origin=_origins(asked.seen),
+    )
+
+
+class _Asked:
+    """The questions that a table is made of, and the forwards that answered them."""
+
+    def __init__(self, blocks: EngineBlocks, timer: EngineTimer, plan: EnginePlan) -> None:
+        self._blocks, self._timer, self._plan = blocks, timer, plan
+        self.seen: list[ForwardTime] = []
+
+    def curve(self, at: Sequence[int], part: Callable[[ForwardTime], float], *, without_head: bool = False) -> Curve:
+        """A part of the step of so many tokens, each of a sequence of its own with nothing cached."""
+        kept = tuple(one for one in self._blocks.products if (one.part is Part.HEAD) is not without_head)
+        blocks = replace(self._blocks, products=kept, recurrent_layers=0)
+        if not without_head:
+            blocks = replace(blocks, attentions=(), experts=(), layers=0)
+        found = self._times(blocks, [Forward(sequences=one, queries=1, keys=1) for one in at])
+        self.seen += found
+        return Curve(at=tuple(map(float, at)), seconds=tuple(part(time) for time in found))
+
+    def surface(self, across: Sequence[int], along: Sequence[int], forward: Callable[[int, int], Forward]) -> Surface:
+        """The time inside attention, and in the states of recurrent layers."""
+        forwards = [forward(one, other) for one in across for other in along]
+        bare = replace(self._blocks, products=self._latent_products(), experts=())
+        found = self._times(bare, forwards)
+        still = self._times(replace(bare, recurrent_layers=0), forwards) if bare.recurrent_layers else found
+        seconds = [
+            one.by_kind.get(WorkKind.ATTENTION, 0.0)
+            + one.by_kind.get(WorkKind.VECTOR, 0.0)
+            - other.by_kind.get(WorkKind.VECTOR, 0.0)
+            for one, other in zip(found, still, strict=True)
+        ]
+        rows = [tuple(seconds[start : start + len(along)]) for start in range(0, len(seconds), len(along))]
+        return Surface(across=tuple(map(float, across)), along=tuple(map(float, along)), seconds=tuple(rows))
+
+    def _latent_products(self) -> tuple[EngineProduct, ...]:
+        return tuple(one for one in self._blocks.products if one.part is Part.LATENT)
+
+    def _times(self, blocks: EngineBlocks, forwards: Sequence[Forward]) -> list[ForwardTime]:
+        found = self._timer.times([AskedForward(blocks=blocks, forward=one, plan=self._plan) for one in forwards])
+        if unknown := max(time.unknown for time in found):
+            raise PerfOptError(
+                f"No measured table answers {unknown:,} kernels of a step.",
+                why="a step without them would look faster than it is",
+                fix="choose another device or engine, or predict by the data sheet: --rates datasheet",
+            )
+        return found
+
+
+def _without_attention(time: ForwardTime) -> float:
+    return time.seconds - time.by_kind.get(WorkKind.ATTENTION, 0.0)
+
+
+def _head_alone(time: ForwardTime) -> float:
+    return time.by_kind.get(WorkKind.PRODUCTS, 0.0)
+
+
+def _points(first: int, last: int, steps: int = 4) -> list[int]:
+    """Powers of two from `first` to `last`, with so many points to each doubling."""
+    found, number = [first], float(first)
+    while found[-1] < last:
+        number *= 2 ** (1 / steps)
+        if (rounded := min(last, round(number))) > found[-1]:
+            found.append(rounded)
+    return found
+
+
+def _origins(seen: Sequence[ForwardTime]) -> str:
+    """Which share of the time without attention came from where, at the middle of the grid."""
+    middle = seen[len(seen) // 2]
+    whole = sum(middle.by_origin.values()) or 1.0
+    return ", ".join(f"{origin}: {share / whole:.0%}" for origin, share in sorted(middle.by_origin.items()))

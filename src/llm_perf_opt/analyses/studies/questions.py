@@ -1,0 +1,173 @@
+"""Named questions to a study: a phrase with numbers in it, the SQL that it stands for, and what it assumes.
+
+A phrase may go on with `for MODEL`, `on DEVICE` and `with FORMAT`, which leave other points out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from llm_perf_opt.core.errors import UsageError
+
+SERVED = "status = 'ok' and fits_served is not false"  # what no engine could hold is no choice
+_SLOT = re.compile(r"\{(\w+)\}")
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_FILTERS = {"for": "model", "on": "device", "with": "weights", "plan": "plan"}
+_CLAUSE = re.compile(r"\s+(for|on|with)\s+(\S+)\s*$", re.IGNORECASE)
+_CHOICE = "model, plan, weights, cache, device, device_count, batch, context"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question; `{name}` in its phrase is a number, `$name` in its SQL. `{where}` takes the filters."""
+
+    phrase: str
+    sql: str
+    assumes: str
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """What the phrase matches: any number in a slot, any case, any blanks."""
+        parts = _SLOT.split(self.phrase)
+        text = "".join(_NUMBER if place % 2 else re.escape(part) for place, part in enumerate(parts))
+        return re.compile(re.sub(r"(\\ )+", r"\\s*", text), re.IGNORECASE)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of its numbers."""
+        return tuple(_SLOT.findall(self.phrase))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedQuestion:
+    """A question with its numbers and filters, ready for the database."""
+
+    question: Question
+    sql: str
+    parameters: dict[str, Any]
+
+
+def _best(order: str, shown: str, where: str) -> str:
+    """Of each model and context the first by an order."""
+    return (
+        f"select {_CHOICE}, {shown} from points where {where} and {{where}} "
+        f"qualify row_number() over (partition by study, model, workload, context order by {order}) = 1 "
+        f"order by {order}"
+    )
+
+
+_STEP = "decode_low_s as tpot_low_s, decode_high_s as tpot_high_s"
+_TOKEN_COST = "cost_per_million_tokens_low, cost_per_million_tokens_high, currency"
+_PAGE_COST = "cost_per_million_requests_low, cost_per_million_requests_high, currency"
+_EDGES = "The high edge of the band counts: no point is chosen that may be slower."
+_SERVED = "Points that a serving engine could not hold are left out."
+
+QUESTIONS = (
+    Question(
+        phrase="cheapest plan under {tpot_ms} ms TPOT",
+        sql=_best(
+            "cost_per_million_tokens",
+            f"{_STEP}, tokens_per_s_low, {_TOKEN_COST}",
+            f"{SERVED} and decode_high_s <= $tpot_ms / 1000 and cost_per_million_tokens is not null",
+        ),
+        assumes=f"{_EDGES} {_SERVED} Prices are those of the study file.",
+    ),
+    Question(
+        phrase="cheapest plan under {ttft_s} s TTFT",
+        sql=_best(
+            "cost_per_million_requests",
+            f"prefill_low_s as ttft_low_s, prefill_high_s as ttft_high_s, {_PAGE_COST}",
+            f"{SERVED} and prefill_high_s <= $ttft_s and cost_per_million_requests is not null",
+        ),
+        assumes=f"{_EDGES} {_SERVED} Prices are those of the study file. One request is alone in its batch's prefill.",
+    ),
+    Question(
+        phrase="highest throughput under {tpot_ms} ms TPOT",
+        sql=_best(
+            "tokens_per_s desc",
+            f"{_STEP}, tokens_per_s_low, tokens_per_s_high",
+            f"{SERVED} and decode_high_s <= $tpot_ms / 1000",
+        ),
+        assumes=f"{_EDGES} {_SERVED}",
+    ),
+    Question(
+        phrase="fastest plan under {cost} per million tokens",
+        sql=_best(
+            "tpot_s",
+            f"{_STEP}, {_TOKEN_COST}",
+            f"{SERVED} and cost_per_million_tokens_high <= $cost",
+        ),
+        assumes=f"{_SERVED} Prices are those of the study file.",
+    ),
+    Question(
+        phrase="cost per million pages",
+        sql=f"select model, device, plan, weights, cache, batch, {_PAGE_COST}, requests_per_s_low as pages_per_s_low, "
+        f"requests_per_s_high as pages_per_s_high from points where {SERVED} and {{where}} "
+        "and cost_per_million_requests is not null qualify row_number() over "
+        "(partition by study, model, workload, device order by cost_per_million_requests) = 1 "
+        "order by cost_per_million_requests",
+        assumes=f"The cheapest plan, format and batch of each model and device. {_SERVED} Prices are those of the "
+        "study file; a page is one request with its answer.",
+    ),
+    Question(
+        phrase="smallest device",
+        sql="select model, device, plan, weights, cache, device_count, memory_bytes, served_batch, batch, "
+        f"requests_per_s_low, requests_per_s_high from points where {SERVED} and fits_served and {{where}} "
+        "qualify row_number() over (partition by study, model, workload, weights "
+        "order by memory_bytes * device_count, device, batch desc) = 1 order by model, weights",
+        assumes="The least memory of all devices together that serves the batch to the end of its answers.",
+    ),
+    Question(
+        phrase="pages per second and watt",
+        sql="select model, device, plan, weights, batch, requests_per_s_low / watts as pages_per_s_w_low, "
+        "requests_per_s_high / watts as pages_per_s_w_high, watts from points "
+        f"where {SERVED} and watts is not null and requests_per_s is not null and {{where}} qualify row_number() "
+        "over (partition by study, model, workload, device order by requests_per_s / watts desc) = 1 "
+        "order by requests_per_s / watts desc",
+        assumes=f"Rated power of the catalogue, not what a run draws; devices without one are left out. {_SERVED}",
+    ),
+    Question(
+        phrase="what limits decode",
+        sql="select model, device, decode_bound_by as limited_by, count(*) as points, min(batch) as smallest_batch, "
+        "max(batch) as largest_batch from points where status = 'ok' and decode_bound_by is not null and {where} "
+        "group by all order by all",
+        assumes="What takes most of the high edge of one decode step.",
+    ),
+    Question(
+        phrase="failures",
+        sql="select model, plan, device, weights, count(*) as points, reason from points "
+        "where status = 'failed' and {where} group by all order by points desc, model, plan, device",
+        assumes="A point that could not be answered is a row with its reason.",
+    ),
+    Question(
+        phrase="summary",
+        sql="select study, model, count(*) as points, count(*) filter (status = 'failed') as failed, "
+        "count(distinct device) as devices, count(distinct plan) as plans, count(distinct weights) as formats, "
+        "min(tool_version) as tool_version from points where {where} group by study, model order by study, model",
+        assumes="Every point counts, failed ones too.",
+    ),
+)
+
+
+def find_question(text: str) -> AskedQuestion:
+    """The question that a phrase means, with its numbers and filters."""
+    rest, filters = " ".join(text.split()), dict[str, str]()
+    while (clause := _CLAUSE.search(f" {rest}")) is not None:
+        filters[_FILTERS[clause[1].lower()]] = clause[2].strip()
+        rest = f" {rest}"[: clause.start()].strip()
+    for question in QUESTIONS:
+        found = question.pattern.fullmatch(rest)
+        if found is not None:
+            numbers = {name: float(value) for name, value in zip(question.slots, found.groups(), strict=True)}
+            where = " and ".join(f"{column} = ${column}" for column in filters) or "true"
+            return AskedQuestion(
+                question=question, sql=question.sql.replace("{where}", where), parameters={**numbers, **filters}
+            )
+    known = "; ".join(question.phrase for question in QUESTIONS)
+    raise UsageError(
+        f"{text[:80]!r} is no named question.",
+        why=f"there are: {known}; each may end in `for MODEL`, `on DEVICE` or `with FORMAT`",
+        fix='write a number for each {word}, or ask in SQL: --sql "select ... from points"',
+    )

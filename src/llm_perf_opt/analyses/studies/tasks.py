@@ -1,0 +1,230 @@
+"""From a declared grid to tasks: points that share a trace are one task, with the hash of everything they rest on.
+
+A trace depends on the model, the plan, the types and the rest of the workload; stored formats, replicas and devices are
+applied to it afterwards. A function is of one stored format. A saved function needs no model: its devices are tasks of
+their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.study import Study, StudyModel, combinations
+from llm_perf_opt.core.study_columns import SCHEMA_VERSION
+from llm_perf_opt.core.study_file import FUNCTION_SUFFIX
+
+TRACE, FUNCTION, FILE = "trace", "function", "file"
+TRACED_PAIRS = 12  # up to so many batches x contexts are traced one by one: a function takes as many traces itself
+CHECKPOINT = "checkpoint"
+_CODE = (".json", ".py", ".jinja", ".toml")  # of a folder: what a trace rests on; weights are not read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointDeployment:
+    """One deployment of a task: replicas, formats, device and price, with the hash of all its inputs."""
+
+    plan: ParallelPlan
+    weights: str | None
+    cache: str | None
+    device: str
+    price_per_hour: float | None  # of all devices together
+    inputs_hash: str
+
+    @property
+    def replicas(self) -> int:
+        """By which the batch is divided."""
+        return self.plan.dp * self.plan.fsdp
+
+    def cluster(self) -> Cluster:
+        """The devices that the plan runs on."""
+        return cluster_for(self.plan, self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyTask:
+    """Points that share a trace or a function; one process computes all of them and writes one file."""
+
+    study: str
+    model: StudyModel
+    workload: Mapping[str, Any]
+    plan: ParallelPlan  # of one replica
+    way: str
+    deployments: tuple[PointDeployment, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...] | None
+    generated_tokens: int
+    execution: str
+    rates: str
+    currency: str
+    versions: Mapping[str, str | None]
+    trust_remote_code: bool
+    key: str  # of the task, whatever the versions
+    digest: str  # of every input and every point
+
+    @property
+    def points(self) -> int:
+        """How many rows its file has."""
+        return len(self.deployments) * len(self.batches) * len(self.contexts or (None,))
+
+    @property
+    def file_stem(self) -> str:
+        """Of the file that holds its points."""
+        return f"part-{self.key}-{self.digest}"
+
+    def pairs(self) -> Iterator[tuple[int, int | None]]:
+        """Batch and context of every point of a deployment."""
+        return product(self.batches, self.contexts or (None,))
+
+
+def cluster_for(plan: ParallelPlan, device: str) -> Cluster:
+    """As many of a device as the plan has ranks; a text with a number of its own must say the same."""
+    cluster = parse_cluster(device)
+    if cluster.count > 1 and cluster.count != plan.ranks:
+        raise PerfOptError(
+            f"{plan.describe()} does not run on {device}.",
+            why=f"it has {plan.ranks:,} ranks, one for each device",
+            fix="name the device alone: a plan takes as many as it has ranks",
+        )
+    return cluster if cluster.count == plan.ranks else parse_cluster(f"{plan.ranks}x {device}")
+
+
+def study_tasks(study: Study, versions: Mapping[str, str | None]) -> tuple[StudyTask, ...]:
+    """Every task of a study, in the order of its axes."""
+    return tuple(
+        task
+        for model, workload in combinations(study)
+        for shared in dict.fromkeys(replace(plan, dp=1) for plan in study.plans)
+        for task in _tasks(study, model, workload, shared, versions)
+    )
+
+
+def _tasks(
+    study: Study, model: StudyModel, workload: Mapping[str, Any], plan: ParallelPlan, versions: Mapping[str, str | None]
+) -> Iterator[StudyTask]:
+    way = way_of(study, model, plan)
+    is_folder = Path(model.source).is_dir()
+    known = {
+        "tool_version": versions["tool_version"],
+        "torch_version": None if way == FILE else versions["torch_version"],
+        "transformers_version": versions["transformers_version"] if is_folder else None,
+    }
+    basis = {
+        "schema": SCHEMA_VERSION,
+        "model": [model.source, content_hash(model.source)],
+        "workload": dict(workload),
+        "plan": asdict(plan),
+        "way": way,
+        "execution": study.execution,
+        "rates": study.rates,
+        "generated_tokens": study.generated_tokens,
+        "versions": known,
+    }
+    plans = [one for one in study.plans if replace(one, dp=1) == plan]
+    formats = list(product(study.weights, study.caches))
+    places = list(product(plans, study.devices))
+    if way == TRACE:
+        groups = [[(*place, *stored) for place in places for stored in formats]]
+    elif way == FUNCTION:
+        groups = [[(*place, *stored) for place in places] for stored in formats]
+    else:
+        groups = [[(*place, *stored)] for place in places for stored in formats]
+    identity = [study.name, model.name, model.source, dict(workload), asdict(plan)]
+    for number, group in enumerate(groups):
+        deployments = tuple(_deployment(study, basis, *one) for one in group)
+        hashes = [one.inputs_hash for one in deployments]
+        yield StudyTask(
+            study=study.name,
+            model=model,
+            workload=workload,
+            plan=plan,
+            way=way,
+            deployments=deployments,
+            batches=study.batches,
+            contexts=study.contexts,
+            generated_tokens=study.generated_tokens,
+            execution=study.execution,
+            rates=study.rates,
+            currency=study.currency,
+            versions=known,
+            trust_remote_code=study.trust_remote_code,
+            key=short_hash([*identity, way, group[0] if way == FILE else number]),
+            digest=short_hash([hashes, study.batches, study.contexts]),
+        )
+
+
+def _deployment(
+    study: Study,
+    basis: Mapping[str, Any],
+    plan: ParallelPlan,
+    device: str,
+    weights: str | None,
+    cache: str | None,
+) -> PointDeployment:
+    price = study.prices.get(device)
+    hourly = None if price is None else price * plan.ranks
+    stored = {"plan": asdict(plan), "weights": weights, "cache": cache}
+    machine = {"device": device, "figures": _figures(plan, device), "price": hourly, "currency": study.currency}
+    return PointDeployment(
+        plan=plan,
+        weights=weights,
+        cache=cache,
+        device=device,
+        price_per_hour=hourly,
+        inputs_hash=short_hash([basis, stored, machine], 32),
+    )
+
+
+def _figures(plan: ParallelPlan, device: str) -> str:
+    """The figures of the devices and their links as text; a cluster that cannot be is refused as a point, not here."""
+    try:
+        return repr(cluster_for(plan, device))
+    except PerfOptError as refusal:
+        return refusal.what
+
+
+def way_of(study: Study, model: StudyModel, plan: ParallelPlan) -> str:
+    """How points are found: few pairs by tracing each, many by a function; a pipeline has several kinds of rank."""
+    if model.source.endswith(FUNCTION_SUFFIX):
+        return FILE
+    return FUNCTION if study.contexts is not None and study.pairs > TRACED_PAIRS and plan.pp == 1 else TRACE
+
+
+def content_hash(source: str) -> str | None:
+    """Of what a trace of the model rests on: its configuration and its code; None: a model of the package itself."""
+    path = Path(source)
+    if path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.suffix in _CODE and file.is_file()]
+    elif path.is_file():
+        files = [path]
+    else:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def short_hash(value: object, digits: int = 16) -> str:
+    """The first digits of the SHA-256 of plain values."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+
+
+def workload_text(workload: Mapping[str, Any]) -> str:
+    """As it is shown in a row."""
+    return " ".join(f"{name}={value}" for name, value in sorted(workload.items()))
+
+
+def points_of(tasks: Sequence[StudyTask]) -> int:
+    """Of several tasks."""
+    return sum(task.points for task in tasks)

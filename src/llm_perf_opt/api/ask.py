@@ -1,0 +1,146 @@
+"""Questions to the results of studies: by name, or in SQL, answered from the Parquet files in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.analyses.studies.questions import QUESTIONS, find_question
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table
+from llm_perf_opt.labs.study.parquet_store import StudyStore, require_packages
+from llm_perf_opt.labs.study.sql import SqlResult, answer, connection
+
+if TYPE_CHECKING:
+    import pandas
+
+MOST_SHOWN = 200  # rows of a report; `to_arrow` and `to_pandas` have all
+_KINDS = {"_bytes": Kind.BYTES, "_flops": Kind.FLOPS}
+_RATES = ("_per_s", "per_s_low", "per_s_high")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class AskAnswer(Answer):
+    """The answer to one question: `columns` and `rows`, all of them in `to_arrow` and `to_pandas`."""
+
+    question: str
+    sql: str
+    studies: tuple[str, ...]
+    columns: tuple[str, ...]
+    row_count: int
+    rows: tuple[tuple[Cell, ...], ...]  # the first ones
+    _result: SqlResult
+    _assumes: str
+
+    def report(self) -> Report:
+        """The rows as one table, and what the question assumes."""
+        cut = [Note(f"The first {len(self.rows):,} of {self.row_count:,} rows.")] if self.row_count > MOST_SHOWN else []
+        none = [] if self.row_count else [Note("No point of the study answers to that.")]
+        assumed = [Note(self._assumes)] if self._assumes else []
+        table = report_table(self.question, self._result, MOST_SHOWN)
+        return Report(
+            title=f"{', '.join(self.studies)}: {self.question}", tables=(table,), notes=(*none, *cut, *assumed)
+        )
+
+    def to_arrow(self) -> Any:
+        """All rows as a `pyarrow.Table`."""
+        return self._result.table
+
+    def to_pandas(self, table: str | None = None) -> pandas.DataFrame:
+        """All rows as a data frame; the one table there is."""
+        if table is not None:
+            return super().to_pandas(table)
+        return self._result.table.to_pandas()
+
+
+def report_table(title: str, result: SqlResult, most: int) -> Table:
+    """The first rows of an answer as a table of a report."""
+    rows = tuple(tuple(map(_cell, row)) for row in result.rows(most))
+    cells = list(zip(*rows, strict=True)) or [()] * len(result.columns)
+    names = _told_apart(result.columns)
+    columns = [Column(name, _kind(asked, some)) for name, asked, some in zip(names, result.columns, cells, strict=True)]
+    return Table(title=title, columns=tuple(columns), rows=rows)
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """As a person reads them; SQL may give two columns one name, a table may not."""
+    found: list[str] = []
+    for name in names:
+        shown = name.replace("_", " ")
+        found.append(shown if shown not in found else f"{shown} ({len(found) + 1})")
+    return found
+
+
+def _kind(name: str, cells: Sequence[Cell]) -> Kind:
+    """Words are text; what a number is says the name of its column, also inside a function: `min(tpot_s)`."""
+    if any(isinstance(cell, str) for cell in cells) or all(cell is None for cell in cells):
+        return Kind.TEXT
+    name = name.rstrip(")")
+    for suffix, kind in _KINDS.items():
+        if name.endswith(suffix):
+            return kind
+    is_time = name.endswith("_s") and not name.endswith(_RATES) and "per_s" not in name
+    return Kind.SECONDS if is_time else Kind.COUNT
+
+
+def ask(
+    results: str | Path,
+    question: str | None = None,
+    *,
+    sql: str | None = None,
+    study: str | Sequence[str] | None = None,
+) -> AskAnswer:
+    """One question to the results of studies.
+
+    - `results`: the folder or address that `study` wrote to.
+    - `question`: a named one, such as `cheapest plan under 50 ms TPOT for llama on h100-sxm`. Default: `summary`.
+    - `sql`: any query of the table `points` instead.
+    - `study`: which of several. Default: all that lie there.
+    """
+    if question is not None and sql is not None:
+        raise UsageError("A question and SQL exclude each other.", why="both ask", fix="give one of the two")
+    require_packages()
+    found = None if sql is not None else find_question(question or "summary")
+    store = StudyStore(str(results))
+    chosen = chosen_studies(store, study)
+    with connection(store, chosen) as opened:
+        text = sql if found is None else found.sql
+        assert text is not None, "a question or SQL was given"
+        result = answer(opened, text, None if found is None else found.parameters)
+    return AskAnswer(
+        question=question or ("SQL" if sql is not None else "summary"),
+        sql=text,
+        studies=chosen,
+        columns=result.columns,
+        row_count=result.table.num_rows,
+        rows=tuple(tuple(map(_cell, row)) for row in result.rows(MOST_SHOWN)),
+        _result=result,
+        _assumes="" if found is None else found.question.assumes,
+    )
+
+
+def _cell(value: Any) -> Cell:
+    """A value that a report can hold."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def chosen_studies(store: StudyStore, study: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Those that were named, or all that lie there."""
+    known = store.studies()
+    wanted = known if study is None else (study,) if isinstance(study, str) else tuple(study)
+    for name in wanted:
+        if name not in known:
+            raise UsageError(
+                f"There is no study {name!r} at {store.root}.", why=f"there are: {', '.join(known)}", fix="choose one"
+            )
+    return wanted
+
+
+def known_questions() -> tuple[str, ...]:
+    """The phrases of all named questions."""
+    return tuple(question.phrase for question in QUESTIONS)

@@ -1,0 +1,258 @@
+"""How many GPUs for this traffic: plans chosen by their step tables, replayed through vLLM's own scheduler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.analyses.capacity.charts import replay_charts
+from llm_perf_opt.analyses.capacity.chrome_trace import chrome_trace
+from llm_perf_opt.analyses.capacity.fleets import (
+    Considered,
+    Deadline,
+    Fleet,
+    considered_table,
+    deadline_answer,
+    fleet_charts,
+    fleets_table,
+    glance_table,
+)
+from llm_perf_opt.analyses.capacity.measured_beside import beside_table
+from llm_perf_opt.analyses.capacity.promise import Promise, read_promise
+from llm_perf_opt.analyses.capacity.steady_state import mean_request
+from llm_perf_opt.analyses.capacity.tables import engine_table, rates_table, shares_table, times_table
+from llm_perf_opt.analyses.run_description import deployment_notes
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.capacity_replays import MOST_ROUTED, ReplayedFleet, Replays
+from llm_perf_opt.api.capacity_search import Asked, Candidate, candidates, read_clusters, taken_plan, worth_replaying
+from llm_perf_opt.api.measured_server import MeasuredServer, read_server
+from llm_perf_opt.api.page_folder import read_pages
+from llm_perf_opt.api.served_model import ServedModel, engine_folder
+from llm_perf_opt.api.tracing import find_origin
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.output_files import free_file, write_result
+from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic
+from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.core.serving.replayed import Replayed
+from llm_perf_opt.core.serving.requests import Traffic
+from llm_perf_opt.core.serving.traffic_text import read_time
+from llm_perf_opt.core.target import Json
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CapacityAnswer(Answer):
+    """Fleets that were replayed, the best first, and every plan that was considered for them."""
+
+    model: str
+    traffic: str
+    requests: int
+    promise: Promise | None
+    deadline: Deadline | None
+    fleets: tuple[Fleet, ...]
+    considered: tuple[Considered, ...]
+    refused: tuple[str, ...]  # plans that leave no room for a request
+    engine: Mapping[str, Json]  # what the engine decided by itself, for the best fleet
+    step_seconds: Mapping[str, float]  # of the best plan: what its mean step is spent on
+    step_origin: str
+    _server: MeasuredServer
+    _replayed: tuple[Replayed, ...]  # of the best fleet, one for each replica
+    _graphs: tuple[CallGraph, ...]
+
+    @property
+    def best(self) -> Fleet:
+        """The first of the fleets."""
+        return self.fleets[0]
+
+    def report(self) -> Report:
+        """The answer, fleets side by side, the best fleet in detail, and every plan that was considered."""
+        best, several = self.best, len(self.fleets) > 1
+        has_fleets = several or self.promise is not None or self.deadline is not None or best.price_per_hour is not None
+        return Report(
+            title=f"{self.model}: how many GPUs for this traffic",
+            tables=(
+                glance_table(best, self.promise, self._first_answer()),
+                *((fleets_table(self.fleets, self.promise, self.deadline),) if has_fleets else ()),
+                *((beside_table(self._server.runs, best.banded),) if self._server.runs else ()),
+                times_table(best.banded),
+                rates_table(best.banded, best.gpus),
+                engine_table(best.outcome),
+                *((shares_table(self.step_seconds, best.considered.name),) if self.step_seconds else ()),
+                considered_table(self.considered),
+            ),
+            notes=tuple(self._notes()),
+            charts=(
+                *fleet_charts(self.fleets, self.considered, self.promise),
+                *replay_charts(self._replayed[0], best.banded, self.promise),
+            ),
+        )
+
+    def _first_answer(self) -> tuple[str, str] | None:
+        """The answer to what was asked for beyond this one fleet; None: nothing was."""
+        if self.deadline is not None:
+            return f"How many GPUs for {self.deadline}?", deadline_answer(self.best, self.deadline)
+        best, devices = self.best, {fleet.considered.device for fleet in self.fleets}
+        if self.promise is not None and best.fewest is not None and len(devices) > 1:
+            here = f"of {best.gpus}: {best.banded.keeps(self.promise)}"
+            return f"How many GPUs for {self.promise}?", f"{best.fewest_gpus} x {best.considered.name} ({here})"
+        return None
+
+    def save_chrome_trace(self, path: str | Path, *, force: bool = False) -> Path:
+        """The best fleet's replay for Perfetto: steps, requests, counters."""
+        path = Path(path)
+        free_file(path, force=force)
+        write_result(path, chrome_trace(self._replayed, f"{self.model} on {self.best.name}"))
+        return path
+
+    def _notes(self) -> Iterator[Note]:
+        best, engine = self.best, self.engine
+        yield Note(f"Traffic: {self.requests:,} requests, {self.traffic}.")
+        yield from deployment_notes(self._graphs)
+        yield Note(
+            f"Scheduled by vLLM {engine.get('version')} itself ({engine.get('scheduler')}): at most "
+            f"{engine.get('max_sequences')} sequences and {engine.get('max_batched_tokens')} tokens a step, "
+            f"{engine.get('cache_blocks')} blocks of {engine.get('block_tokens')} tokens on each replica."
+        )
+        yield Note(
+            f"Step times are from measured kernels ({self.step_origin}). Low and high: every step at the edges of the "
+            "band that held eight of ten measured servers."
+        )
+        yield from self._server.notes()
+        yield Note("What a host does beside steps is not in it: HTTP, tokenising, reading and cutting images.")
+        if best.replicas > 1:
+            how = "by vLLM's own routing" if best.replicas <= MOST_ROUTED else "in turn"
+            yield Note(f"Requests are dealt to the {best.replicas} replicas {how}.")
+        if best.price_per_hour is not None:
+            yield Note("Costs are in the currency of the prices, of GPUs alone, at the load of this traffic.")
+        if best.outcome.is_growing:
+            yield Note("The queue grows as long as requests come: longer traffic waits longer.", Level.WARNING)
+        if len({fleet.considered.device for fleet in self.fleets}) > 1:
+            yield Note("Limits of a step are stated for each device, so one process of vLLM schedules for all of them.")
+        if self.refused:
+            yield Note(f"No room for a request beside the weights: {', '.join(self.refused)}.")
+
+
+def capacity(
+    model: str | Path,
+    devices: str | Sequence[str | Cluster],
+    traffic: str | Path | DeclaredTraffic | Traffic,
+    *,
+    slo: str | Promise | None = None,
+    prices: Mapping[str, float] | None = None,
+    pages: int | None = None,
+    within: str | None = None,
+    measured: str | Path | Sequence[str | Path] | None = None,
+    devices_file: Path | None = None,
+    weights: str | None = None,
+    **workload: Any,
+) -> CapacityAnswer:
+    """What becomes of requests on these devices, and the fewest GPUs that keep a promise or a deadline.
+
+    - `devices`: `8x h100-sxm`, or several with commas: each is tried, the best first.
+    - `traffic`: `20/s prompt=lognormal(800,0.8) output=200 for 600s`, a file of them, or a recorded run.
+    - `slo`: `ttft=500ms,tpot=40ms`, of 99 in 100 requests; `p95,ttft=1s` for another share.
+    - `tp`, `ep`, `pp`, `replicas`: default: every `tp` is considered, and as many replicas as there is room for.
+    - `max_sequences`, `max_batched_tokens`: of a step, several with commas. Default: vLLM's own for the device.
+    - `prices`: device id -> price of a GPU hour. `pages`, `within`: a deadline, `200000` and `24h`.
+    - `measured`: results of a server with this plan, shown beside; vLLM's log of iterations corrects the step times.
+    - `weights`: several with commas are tried. `cache`, `routing` and the workload are those of `lpo.trace`.
+    """
+    clusters = read_clusters(devices, devices_file)
+    promise = read_promise(slo) if isinstance(slo, str) else slo
+    deadline = _deadline(pages, within)
+    declared = read_traffic(traffic, read_pages) if isinstance(traffic, str | Path) else traffic
+    asked, server = taken_plan(workload, promise, is_alone=deadline is not None), read_server(measured)
+    formats = [None] if weights is None else [name.strip() for name in weights.split(",")]
+    origins = [find_origin(model, weights=name, torch_device="cuda", **workload) for name in formats]
+    with Replays() as replays, engine_folder(origins[0], model) as folder:
+        sizes = declared.pages.sizes if isinstance(declared, DeclaredTraffic) and declared.pages is not None else ()
+        served = [ServedModel(origin, folder, sizes) for origin in origins]
+        requests = as_traffic(declared, served[0].page_tokens)
+        found = _considered(served, clusters, requests, asked, server)
+        fleets = [
+            replays.fleet(chosen, requests, promise, (prices or {}).get(chosen.cluster.device.id))
+            for chosen in worth_replaying(found.candidates, promise)
+        ]
+    fleets.sort(key=lambda one: _rank(one.fleet, deadline, promise))
+    return _answer(fleets, found, requests, promise, deadline, server)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Plans with room for requests, and the names of those without."""
+
+    candidates: list[Candidate]
+    refused: list[str]
+
+
+def _considered(
+    served: Sequence[ServedModel],
+    clusters: Sequence[Cluster],
+    requests: Traffic,
+    asked: Asked,
+    server: MeasuredServer,
+) -> _Found:
+    mean, refused = mean_request(requests), list[str]()
+    found = [one for model in served for one in candidates(model, clusters, mean, asked, refused)]
+    if not found:
+        raise UsageError(
+            f"{served[0].origin.name} does not fit on {', '.join(map(str, clusters))}.",
+            why=f"no plan leaves room for one request: {', '.join(refused) or 'none was allowed'}",
+            fix="give more devices, a larger one, or --weights fp8",
+        )
+    corrected = [replace(one, replica=server.corrected(one.replica, mean, len(found))) for one in found]
+    return _Found(candidates=corrected, refused=refused)
+
+
+def _answer(
+    fleets: Sequence[ReplayedFleet],
+    found: _Found,
+    requests: Traffic,
+    promise: Promise | None,
+    deadline: Deadline | None,
+    server: MeasuredServer,
+) -> CapacityAnswer:
+    best = fleets[0]
+    served, replica = best.candidate.served, best.candidate.replica
+    return CapacityAnswer(
+        model=served.trace.graphs[0].model,
+        traffic=requests.origin,
+        requests=len(requests.requests),
+        promise=promise,
+        deadline=deadline,
+        fleets=tuple(one.fleet for one in fleets),
+        considered=tuple(one.replica.considered for one in found.candidates),
+        refused=tuple(dict.fromkeys(found.refused)),
+        engine=best.replayed[0].engine,
+        step_seconds=served.step_shares(best.candidate.cluster.device, replica.considered, mean_request(requests)),
+        step_origin=replica.table.origin,
+        _server=server,
+        _replayed=best.replayed,
+        _graphs=served.trace.graphs,
+    )
+
+
+def _deadline(pages: int | None, within: str | None) -> Deadline | None:
+    if (pages is None) != (within is None):
+        raise UsageError(
+            "A deadline is a number of pages and a time.",
+            why=f"{'--within' if within is None else '--pages'} is missing",
+            fix="write --pages 200000 --within 24h",
+        )
+    return None if pages is None or within is None else Deadline(pages=pages, seconds=read_time(within))
+
+
+def _rank(fleet: Fleet, deadline: Deadline | None, promise: Promise | None) -> tuple[bool, float]:
+    """Fleets that keep the promise first; then the cheapest, or the one with the fewest GPUs for the work."""
+    gpus: float | None = fleet.gpus_for(deadline) if deadline is not None else fleet.fewest_gpus
+    if gpus is None:
+        gpus = fleet.gpus / max(fleet.outcome.requests_per_s, 1e-9)
+    breaks = promise is not None and fleet.fewest is None and not fleet.outcome.keeps(promise)
+    return breaks, gpus * (fleet.price_per_hour or 1.0)

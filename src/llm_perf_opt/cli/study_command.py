@@ -1,0 +1,132 @@
+"""`llm-perf-opt study`: a declared grid of models, plans, formats and devices, computed into Parquet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.progress import few_lines_per_trace, say
+from llm_perf_opt.cli.terminal import plain_stderr
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study: a YAML file.", show_default=False)]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="In place of what the file says.", show_default=False),
+]
+OutOption = Annotated[
+    str, typer.Option("--out", metavar="PLACE", help="Folder or address for the results; kept points are not computed.")
+]
+EngineOption = Annotated[str, typer.Option(help="local: processes of this machine. ray: extra `ray`.")]
+AddressOption = Annotated[str | None, typer.Option(help="Of a Ray cluster, or auto. Default: a Ray of this machine.")]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Processes. Default: as cores and memory allow.")]
+MemoryOption = Annotated[
+    float | None, typer.Option(min=0.1, metavar="GIB", help="What one task may take. Default: 2 GiB.")
+]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Compute points again that failed.")]
+_LINE_EVERY_S = 10.0
+
+
+def study(
+    file: FileArgument,
+    overrides: OverridesArgument = None,
+    out: OutOption = "results",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
+    task_memory_gib: MemoryOption = None,
+    retry_failed: RetryOption = False,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+) -> None:
+    """Compute a grid of models, plans, formats and devices into Parquet; ask answers from it.
+
+    A killed study goes on where it stopped. One question of one model needs no study: see sweep and plan.
+    """
+    from llm_perf_opt.api.study import study as run_study
+
+    reporter = choose_reporter(format_name, json_wanted)
+    with few_lines_per_trace(), study_bar() as progress:
+        answer = run_study(
+            file,
+            overrides or (),
+            out=out,
+            engine=engine,
+            address=address,
+            workers=workers,
+            task_memory_gib=task_memory_gib,
+            retry_failed=retry_failed,
+            progress=progress,
+        )
+    show(answer.report(), reporter)
+    say(f"Wrote {answer.points:,} points below {answer.folder}")
+    say(f'Next: llm-perf-opt ask {answer.folder} "cheapest plan under 50 ms TPOT"')
+
+
+class _Lines:
+    """Progress where stderr is no terminal: a line every few seconds."""
+
+    def __init__(self) -> None:
+        self.points = self.done = self.failed = self.kept = 0
+        self.began = self.told = time.monotonic()
+
+    def begin(self, points: int, done: int) -> None:
+        """How many there are, and how many are there already."""
+        self.points, self.done, self.kept = points, done, done
+        say(f"{points:,} points, {done:,} of them computed before")
+
+    def advance(self, points: int, failed: int) -> None:
+        """A task is finished."""
+        self.done, self.failed = self.done + points, self.failed + failed
+        now = time.monotonic()
+        if now - self.told >= _LINE_EVERY_S and self.done < self.points:
+            self.told = now
+            rate = (self.done - self.kept) / (now - self.began)
+            left = (self.points - self.done) / rate
+            say(f"  {self.done:,} of {self.points:,} points, {self.failed:,} failed, {rate:,.1f}/s, {left:,.0f} s left")
+
+
+class _Bar:
+    """The same as a bar of rich."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None, failed=0, rate="")
+        self._failed = 0
+
+    def begin(self, points: int, done: int) -> None:
+        """The bar begins at what was computed before."""
+        self._bar.update(self._task, total=points, completed=done)
+
+    def advance(self, points: int, failed: int) -> None:
+        """A task is finished."""
+        self._failed += failed
+        speed = self._bar.tasks[0].speed
+        rate = "" if speed is None else f"{speed:,.1f}/s"
+        self._bar.update(self._task, advance=points, failed=self._failed, rate=rate)
+
+
+@contextmanager
+def study_bar() -> Iterator[_Lines | _Bar]:
+    """Points done, failed, rate and time left, on stderr."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("points, {task.fields[failed]} failed", markup=False),
+        TextColumn("{task.fields[rate]}", markup=False),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(file=plain_stderr()), refresh_per_second=4, transient=True) as bar:
+        yield _Bar(bar)

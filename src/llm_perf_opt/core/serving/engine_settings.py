@@ -1,0 +1,68 @@
+"""What an engine is told when it starts: the model, the devices it believes in, ranks, limits and cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.target import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenDevice:
+    """A GPU as its driver would describe it."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    compute_units: int
+
+    @classmethod
+    def of(cls, device: Device) -> SeenDevice:
+        """A device of the table; one that no driver of NVIDIA describes is refused."""
+        version, units = device.facts.get("compute_capability"), device.facts.get("compute_units")
+        if version is None or units is None:
+            raise UsageError(
+                f"vLLM cannot be told to run on {device.name}.",
+                why="it chooses its defaults by the compute capability and the units of an NVIDIA GPU, not known here",
+                fix="choose a GPU of NVIDIA: llm-perf-opt devices list",
+            )
+        major, _, minor = str(version).partition(".")
+        name = device.reported_names[0] if device.reported_names else device.name
+        return cls(
+            name=name,
+            memory_bytes=device.memory_bytes,
+            capability=(int(major), int(minor)),
+            compute_units=int(units),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """One replica of a served model. What is None is left to the engine's own default for that device.
+
+    `cache_bytes` is what one rank can give to the cache after weights, activations and graphs; `cache_blocks` states
+    the number of blocks instead. `more` are further arguments of the engine by their own names.
+    """
+
+    model: str  # a folder with config.json
+    device: SeenDevice
+    tensor: int = 1
+    pipeline: int = 1
+    has_expert_parallel: bool = False
+    dtype: str = "auto"
+    cache_dtype: str = "auto"
+    cache_bytes: int | None = None
+    cache_blocks: int | None = None
+    max_sequences: int | None = None
+    max_batched_tokens: int | None = None
+    max_model_tokens: int | None = None
+    trust_remote_code: bool = False
+    more: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """Of one replica."""
+        return self.tensor * self.pipeline

@@ -1,0 +1,131 @@
+"""How long a step of an engine takes on one rank, as a table that answers in microseconds and needs nothing but Python.
+
+A step computes new tokens of many sequences at once: one for each that decodes, a chunk for each that is still in its
+prompt. Products, experts, vector kernels, collectives and gaps depend on the number of tokens alone; the head runs for
+sequences that get a token; attention is the sum of one call for all that decode and one for each chunk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+
+_FEW_TOKENS, _MANY_TOKENS = 256, 1024  # between them a step is partly one that decodes, partly one of prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds over a positive number; straight between points where both axes are logarithms, proportional beyond."""
+
+    at: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def __call__(self, number: float) -> float:
+        """The time at a number; zero for none."""
+        if number <= 0:
+            return 0.0
+        return _between(self.at, number, self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """Seconds over two positive numbers: one curve over `along` for each number of `across`."""
+
+    across: tuple[float, ...]
+    along: tuple[float, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def __call__(self, across: float, along: float) -> float:
+        """The time at a pair of numbers; zero for none."""
+        if across <= 0 or along <= 0:
+            return 0.0
+        upper = min(max(bisect_left(self.across, across), 1), len(self.across) - 1)
+        ends = [_between(self.along, along, self.seconds[at]) for at in (upper - 1, upper)]
+        return _between((self.across[upper - 1], self.across[upper]), across, ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """The step of one rank. `padded_to` are the batches whose launches are captured: smaller ones are filled up.
+
+    `low` and `high` are the factors of the band. `host_s` is what the host adds to each step before the device starts.
+    `images` is the encoder's time for so many image tokens.
+    """
+
+    tokens: Curve
+    head: Curve
+    decoding: Surface  # sequences, tokens in the cache of each
+    prompts: Surface  # new tokens, keys they attend to
+    images: Curve | None = None
+    padded_to: tuple[int, ...] = ()
+    host_s: float = 0.0
+    low: float = 1.0
+    high: float = 1.0
+    origin: str = ""
+
+    def seconds(
+        self,
+        decoding: int,
+        cached_tokens: int,
+        chunks: Sequence[tuple[int, int]] = (),
+        image_tokens: int = 0,
+        drafted_tokens: int = 0,
+    ) -> float:
+        """A step of `decoding` sequences with `cached_tokens` in all, beside `chunks`: (new tokens, tokens before).
+
+        `drafted_tokens` of the sequences that decode are verified: rows of products and of the head, on one read of
+        the cache.
+        """
+        total = decoding + drafted_tokens + sum(new for new, _ in chunks)
+        whole = total
+        if self.padded_to and total <= self.padded_to[-1]:
+            whole = self.padded_to[bisect_left(self.padded_to, total)]
+        found = self.tokens(whole) + self.head(decoding + drafted_tokens + len(chunks))
+        if decoding:
+            found += self.decoding(decoding, cached_tokens / decoding)
+        for new, before in chunks:
+            found += self.prompts(new, new + before)
+        if image_tokens and self.images is not None:
+            found += self.images(image_tokens)
+        return found
+
+    def corrected(self, *, decoding: float, prompts: float) -> StepTable:
+        """Steps that only decode take `decoding` times as long, large chunks of prompts `prompts` times."""
+        low, high = log(_FEW_TOKENS), log(_MANY_TOKENS)
+        shares = [min(1.0, max(0.0, (log(tokens) - low) / (high - low))) for tokens in self.tokens.at]
+        factors = [decoding * (prompts / decoding) ** share for share in shares]
+        tokens = replace(
+            self.tokens,
+            seconds=tuple(seconds * factor for seconds, factor in zip(self.tokens.seconds, factors, strict=True)),
+        )
+        return replace(
+            self,
+            tokens=tokens,
+            head=_slower(self.head, decoding),
+            decoding=_slower_surface(self.decoding, decoding),
+            prompts=_slower_surface(self.prompts, prompts),
+            images=None if self.images is None else _slower(self.images, prompts),
+        )
+
+
+def _slower(curve: Curve, factor: float) -> Curve:
+    return replace(curve, seconds=tuple(seconds * factor for seconds in curve.seconds))
+
+
+def _slower_surface(surface: Surface, factor: float) -> Surface:
+    return replace(surface, seconds=tuple(tuple(seconds * factor for seconds in row) for row in surface.seconds))
+
+
+def _between(at: Sequence[float], number: float, seconds: Sequence[float]) -> float:
+    if number >= at[-1]:
+        return seconds[-1] * number / at[-1]
+    if number <= at[0]:
+        return seconds[0]
+    upper = bisect_left(at, number)
+    if at[upper] == number:
+        return seconds[upper]
+    low, high = seconds[upper - 1], seconds[upper]
+    share = log(number / at[upper - 1]) / log(at[upper] / at[upper - 1])
+    return low if low == high else exp(log(low) + share * log(high / low)) if low > 0 and high > 0 else low

@@ -1,0 +1,189 @@
+"""Study files: YAML that a person writes, bounded and typed like every file that is read.
+
+Values follow Hydra's way to write sweeps (`a,b`, `choice(a,b)`, `range(1,9)`), and `key.key=value` on the command line
+replaces what the file says. Anchors are refused: a few lines of them can stand for gigabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.reading import FileKind, as_record, naming_file, read_bytes
+from llm_perf_opt.core.study import (
+    Study,
+    StudyModel,
+    format_names,
+    numbers_of,
+    read_plan,
+    refuse_size,
+    refuse_traffic,
+    require_name,
+    split_workload,
+    values_of,
+)
+
+STUDY_FILE = FileKind(
+    name="study file", fix="compare it with the example in docs/studies.md", max_bytes=2**20, error=UsageError
+)
+FUNCTION_SUFFIX = ".function.json"
+_WILD = "*?["
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyDeployments:
+    """The axes of a deployment: plans and stored formats."""
+
+    plan: Any = "one device"
+    weights: Any = None
+    cache: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyDocument:
+    """A study file as it is written."""
+
+    name: str
+    models: list[Any]
+    devices: Any
+    workload: dict[str, Any] = field(default_factory=dict)
+    deployments: StudyDeployments = field(default_factory=StudyDeployments)
+    prices: dict[str, float] = field(default_factory=dict)  # of one device for one hour
+    currency: str = "USD"
+    execution: str = "fused"
+    rates: str = "data-sheet"
+    traffic: Any = None
+    trust_remote_code: bool = False
+
+
+def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
+    """The study in a file, with what `overrides` replace in it."""
+    raw = read_bytes(path, STUDY_FILE)
+    with naming_file(path):
+        document = _parse_yaml(raw.decode("utf-8", errors="replace"))
+        if not isinstance(document, dict):
+            raise STUDY_FILE.malformed("the top level", "keys and values", document)
+    for word in overrides:
+        _override(document, word)
+    with naming_file(path):
+        return study_of(as_record(document, StudyDocument, STUDY_FILE), path.parent)
+
+
+def study_of(document: StudyDocument, folder: Path = Path()) -> Study:
+    """The study that a document declares; relative paths of models are looked for in `folder` first."""
+    refuse_traffic(document.traffic)
+    own, workloads = split_workload(document.workload)
+    points = own.get("points", 10)
+    context = own.get("context")
+    generated = own.get("generated_tokens", 0)
+    if type(generated) is not int or generated < 0:
+        raise STUDY_FILE.malformed("workload.generated_tokens", "a whole number, 0 or more", generated)
+    plans = values_of(document.deployments.plan)
+    return refuse_size(
+        Study(
+            name=require_name(document.name),
+            models=_named([one for entry in document.models for one in _models(entry, folder)]),
+            workloads=workloads,
+            batches=numbers_of(own.get("batch", 1), "batch", points),
+            contexts=None if context is None else numbers_of(context, "context", points),
+            generated_tokens=generated,
+            plans=tuple(dict.fromkeys(read_plan(str(plan)) for plan in plans)),
+            weights=format_names(values_of(document.deployments.weights)),
+            caches=format_names(values_of(document.deployments.cache)),
+            devices=tuple(dict.fromkeys(map(str, values_of(document.devices)))),
+            prices=_prices(document.prices),
+            currency=document.currency,
+            execution=document.execution,
+            rates=document.rates,
+            trust_remote_code=document.trust_remote_code,
+        )
+    )
+
+
+def _prices(given: Mapping[str, float]) -> dict[str, float]:
+    for device, price in given.items():
+        if not 0 < price < 10**6:
+            raise STUDY_FILE.malformed(f"prices.{device}", "a price for one hour, above 0", price)
+    return dict(given)
+
+
+def _models(entry: object, folder: Path) -> Iterator[StudyModel]:
+    """A text, or a mapping with `model` and the workload of that model alone; `*` stands for several folders."""
+    workload: dict[str, Any] = dict(entry) if isinstance(entry, dict) else {}
+    source = workload.pop("model", None) if isinstance(entry, dict) else entry
+    if not isinstance(source, str) or not source:
+        raise STUDY_FILE.malformed("models", "a name, a folder, or `model:` with a workload of its own", entry)
+    name = workload.pop("name", None)
+    if not any(sign in source for sign in _WILD):
+        beside = folder / source
+        found = str(beside) if beside.exists() and not Path(source).is_absolute() else source
+        yield StudyModel(name=str(name or _short(source)), source=found, workload=workload)
+        return
+    root = Path(source) if Path(source).is_absolute() else folder / source
+    found_places = Path(root.anchor or ".").glob(str(root.relative_to(root.anchor)))
+    places = [place for place in sorted(found_places) if _is_model(place)]
+    if not places:
+        raise UsageError(
+            f"No model matches {source}.", why="a pattern stands for folders with a config.json", fix="check the path"
+        )
+    for place in places:
+        yield StudyModel(name=_short(str(place)), source=str(place), workload=workload)
+
+
+def _is_model(place: Path) -> bool:
+    return (place / "config.json").is_file() or place.name.endswith(FUNCTION_SUFFIX)
+
+
+def _short(source: str) -> str:
+    """The last part of a path, as a folder may be called."""
+    name = Path(source).name.removesuffix(FUNCTION_SUFFIX) or "model"
+    return "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in name)
+
+
+def _named(models: Sequence[StudyModel]) -> tuple[StudyModel, ...]:
+    """Two models of one name are told apart by a few digits of their path."""
+    names = [model.name for model in models]
+    if not models:
+        raise STUDY_FILE.malformed("models", "at least one model", [])
+    found = []
+    for model in models:
+        digits = hashlib.sha256(f"{model.source} {sorted(model.workload.items())}".encode()).hexdigest()[:6]
+        name = model.name if names.count(model.name) == 1 else f"{model.name}-{digits}"
+        found.append(StudyModel(name=require_name(name), source=model.source, workload=model.workload))
+    return tuple(found)
+
+
+def _parse_yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise PerfOptError(
+            "PyYAML is not installed.", why="a study file is YAML", fix="pip install 'llm-perf-opt[study]'"
+        ) from error
+    try:
+        if any(isinstance(token, yaml.AliasToken | yaml.TagToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
+            raise STUDY_FILE.refusal("holds an alias or a tag", "a few lines of them can stand for gigabytes")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise STUDY_FILE.refusal("is not valid YAML", " ".join(str(error).split())[:300]) from None
+
+
+def _override(document: dict[str, Any], word: str) -> None:
+    """`workload.batch=1,8`: the value is read as in the file."""
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise UsageError(
+            f"{word[:80]!r} changes nothing.", why="an override is KEY=VALUE", fix="write workload.batch=8"
+        )
+    place, *rest = key.split(".")
+    target = document
+    for name in rest:
+        inner = target.setdefault(place, {})
+        if not isinstance(inner, dict):
+            raise UsageError(f"{key} is no key of a study.", why=f"{place} holds a value", fix="check the key")
+        target, place = inner, name
+    target[place] = _parse_yaml(text)

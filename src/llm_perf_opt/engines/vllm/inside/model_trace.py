@@ -1,0 +1,89 @@
+"""vLLM's own model class at full size without weights: one rank of a plan, traced phase by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
+from llm_perf_opt.core.parallel_plan import HEADER_KEY, ParallelPlan
+from llm_perf_opt.engines.vllm.inside.stand_ins import CUSTOM_OPS, stand_in
+from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob, read_message
+
+SUFFIX = ".callgraph.json"
+
+
+def answer(file: Path, report: Callable[[str], None]) -> TraceAnswer:
+    """What the process of vLLM does with a job of this kind."""
+    job = read_message(file, TraceJob)
+    from llm_perf_opt.engines.vllm.inside.platform import believe_in
+
+    believe_in(job.device)
+    return trace_model(job, report)
+
+
+def trace_model(job: TraceJob, report: Callable[[str], None]) -> TraceAnswer:
+    """Build the model, run its phases, and write one call graph for each."""
+    stand_in()
+    from llm_perf_opt.engines.vllm.inside.estimate import estimated
+    from llm_perf_opt.engines.vllm.inside.ranks import forget_groups
+    from llm_perf_opt.engines.vllm.inside.targets import VllmModel, cache_facts, targets
+    from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
+
+    started = time.process_time()
+    config = configure(job)
+    configured = time.process_time()
+    report(f"{config.model_config.architecture}: configured in {configured - started:.1f} s")
+    model = VllmModel(config, plan_of(job))
+    tracer = WeightlessTracer(routing=job.routing, device="cuda")
+    graphs: list[CallGraph] = []
+    try:
+        for target in targets(model, job):
+            report(f"Tracing {target.model}, {target.phase} ...")
+            graphs.append(tracer.trace(target))
+        facts = {"kv_cache": cache_facts(model)}
+    finally:
+        forget_groups()
+    header = {**_engine_header(), HEADER_KEY: plan_of(job).header()} if plan_of(job).is_spread else _engine_header()
+    files = []
+    for graph in graphs:
+        told = {**graph.runtime, **facts, "vllm_estimate": estimated(config, graph)}
+        file = Path(job.out) / f"{graph.phase}{SUFFIX}"
+        write_callgraph(replace(graph, deployment={**graph.deployment, **header}, runtime=told), file, overwrite=False)
+        files.append(str(file))
+    return TraceAnswer(files=files, configure_s=configured - started, run_s=time.process_time() - configured)
+
+
+def configure(job: TraceJob) -> Any:
+    """VLLM's configuration of the engine, as its server would make it for these devices."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=job.model,
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        trust_remote_code=job.trust_remote_code,
+        dtype=job.dtype,
+        kv_cache_dtype=job.cache_dtype,
+        tensor_parallel_size=job.tensor,
+        pipeline_parallel_size=job.pipeline,
+        enable_expert_parallel=job.has_expert_parallel,
+        distributed_executor_backend="mp",
+        enforce_eager=True,
+        compilation_config={"custom_ops": list(CUSTOM_OPS), "mode": 0},
+    ).create_engine_config()
+
+
+def plan_of(job: TraceJob) -> ParallelPlan:
+    """The plan in our own words: experts are spread over all ranks of one stage, or shared as matrices are."""
+    ep = job.tensor if job.has_expert_parallel else 1
+    return ParallelPlan(tp=job.tensor, pp=job.pipeline, ep=ep, rank=job.rank)
+
+
+def _engine_header() -> dict[str, str]:
+    import vllm
+
+    return {"code": "vllm", "engine": f"vllm {vllm.__version__}"}

@@ -1,0 +1,283 @@
+"""Plans under traffic: which are considered, how requests are dealt, what is refused; once through the real vLLM."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+import pytest
+from PIL import Image
+
+import llm_perf_opt as lpo
+from llm_perf_opt.api import capacity_replays
+from llm_perf_opt.api.capacity_replays import dealt
+from llm_perf_opt.api.page_folder import read_pages
+from llm_perf_opt.cli import main as command
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.serving.read_traffic import as_traffic
+from llm_perf_opt.core.serving.replayed import AnsweredRequests, EngineSteps, Replayed
+from llm_perf_opt.engines.vllm.environment import find
+from llm_perf_opt.engines.vllm.jobs import ReplayJob
+
+needs_tables = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="no tables of measured kernels")
+TINY = "deepseek-ocr-tiny"
+OCR = "4 at once pages=A4@150dpi output=20 requests=12"
+
+
+class OneByOne:
+    """In place of vLLM: every replica answers one request after another, each in the time of its table."""
+
+    asked: list[ReplayJob]
+
+    def __init__(self, environment: object) -> None:
+        OneByOne.asked = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def replay_replicas(self, job: ReplayJob) -> list[Replayed]:
+        return [self.replay(replace(job, traffic=share)) for share in dealt(job.traffic, job.replicas)]
+
+    def replay(self, job: ReplayJob) -> Replayed:
+        OneByOne.asked.append(job)
+        assert job.table is not None
+        columns: list[list[float]] = [[], [], [], []]
+        free = 0.0
+        for request in job.traffic.requests:
+            arrival = max(request.arrival_s, free) if job.traffic.concurrency else request.arrival_s
+            begun = max(arrival, free)
+            images = sum(image.tokens for image in request.images)
+            first = begun + job.slower * job.table.seconds(0, 0, [(request.prompt_tokens, 0)], images)
+            free = first + (request.output_tokens - 1) * job.slower * job.table.seconds(1, request.prompt_tokens)
+            for column, time in zip(columns, (arrival, begun, first, free), strict=True):
+                column.append(time)
+        count = len(job.traffic.requests)
+        ones, durations = [1] * count, [end - start for start, end in zip(columns[1], columns[3], strict=True)]
+        return Replayed(
+            requests=AnsweredRequests(
+                ids=[request.id for request in job.traffic.requests],
+                arrival_s=columns[0],
+                scheduled_s=columns[1],
+                first_token_s=columns[2],
+                last_token_s=columns[3],
+                prompt_tokens=[request.prompt_tokens for request in job.traffic.requests],
+                output_tokens=[request.output_tokens for request in job.traffic.requests],
+                cached_tokens=[0] * count,
+                preemptions=[0] * count,
+            ),
+            steps=EngineSteps(
+                start_s=columns[1],
+                duration_s=durations,
+                decoding=ones,
+                prompt_tokens=ones,
+                running=ones,
+                waiting=[0] * count,
+                cache_use=[0.1] * count,
+            ),
+            seconds=free,
+            busy_s=sum(durations),
+            engine={"version": "none", "scheduler": "OneByOne"},
+        )
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["llm-perf-opt", *words])
+    with pytest.raises(SystemExit) as left:
+        command()
+    return int(left.value.code or 0)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> type[OneByOne]:
+    monkeypatch.setattr(capacity_replays, "ReplayProcess", OneByOne)
+    monkeypatch.setattr(capacity_replays, "find", lambda: None)
+    return OneByOne
+
+
+def test_requests_are_dealt_in_turn_and_clients_shared_out() -> None:
+    traffic = as_traffic("5 at once prompt=8 output=2 requests=11")
+    shares = dealt(traffic, 3)
+    assert [len(share.requests) for share in shares] == [4, 4, 3]
+    assert [share.concurrency for share in shares] == [2, 2, 1]
+    assert sorted(one.id for share in shares for one in share.requests) == sorted(one.id for one in traffic.requests)
+    assert [one.id for one in shares[1].requests] == ["r1", "r4", "r7", "r10"]
+
+
+@needs_tables
+def test_pages_take_the_model_s_own_tokens_and_an_encoder_that_takes_time(one_by_one: type[OneByOne]) -> None:
+    answer = lpo.capacity(TINY, "h100-sxm", OCR)
+    (job,) = one_by_one.asked  # clients that wait scale with the steps: the edges need no replay
+    described = lpo.trace(TINY, image="1240x1754").graphs[0].workload
+    request = job.traffic.requests[0]
+    assert request.images[0].tokens == described["image_tokens"]
+    assert request.prompt_tokens == described["context_tokens"]
+    assert job.table is not None
+    assert job.table.images is not None
+    assert job.table.images(request.images[0].tokens) > 0
+    banded = answer.best.banded
+    assert banded.high.seconds / banded.low.seconds == pytest.approx(job.table.high / job.table.low)
+    assert answer.best.outcome.pages == 12
+
+
+@needs_tables
+def test_fleets_of_several_devices_stand_side_by_side_the_cheapest_first(one_by_one: type[OneByOne]) -> None:
+    answer = lpo.capacity(
+        TINY, "l40s, h100-sxm", OCR, pages=10**9, within="24h", prices={"h100-sxm": 0.001, "l40s": 10.0}
+    )
+    assert [fleet.considered.device for fleet in answer.fleets] == ["h100-sxm", "l40s"]
+    assert {job.settings.device.name for job in one_by_one.asked} == {one_by_one.asked[0].settings.device.name}
+    first = answer.report().tables[0].rows[0]
+    assert str(first[0]) == "How many GPUs for 1,000,000,000 pages in 24 h?"
+    assert answer.deadline is not None
+    assert str(first[1]).startswith(f"{answer.best.gpus_for(answer.deadline)} x h100-sxm")
+
+
+@needs_tables
+def test_the_fewest_replicas_that_keep_a_promise_are_found(one_by_one: type[OneByOne]) -> None:
+    traffic = "2000/s constant prompt=64 output=8 requests=400"
+    answer = lpo.capacity(TINY, "8x h100-sxm", traffic, slo="ttft=20ms", tp=1)
+    fewest = answer.best.fewest
+    assert fewest is not None
+    tried = {}
+    for job in one_by_one.asked:
+        if job.slower == 1.0:
+            tried[round(400 / len(job.traffic.requests))] = job
+    assert fewest in tried
+    assert fewest == 1 or fewest - 1 in tried
+
+
+@needs_tables
+def test_limits_of_a_step_are_tried_one_by_one_and_reach_the_engine(one_by_one: type[OneByOne]) -> None:
+    answer = lpo.capacity(TINY, "h100-sxm", OCR, max_sequences="2,16", max_batched_tokens=512)
+    assert {one.max_sequences for one in answer.considered} == {2, 16}
+    assert one_by_one.asked[0].settings.max_batched_tokens == 512
+    assert one_by_one.asked[0].settings.cache_bytes is not None
+
+
+@needs_tables
+def test_measured_results_stand_beside_and_measured_steps_correct(one_by_one: type[OneByOne], tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "\n".join(
+            f"Iteration({at}): 0 context requests, 0 context tokens, 1 generation requests, 1 generation tokens, "
+            "iteration elapsed time: 500.00 ms"
+            for at in range(5)
+        )
+    )
+    plain = lpo.capacity(TINY, "h100-sxm", OCR, measured="ttft=1s tpot=5ms")
+    assert any(table.title.startswith("Measured beside") for table in plain.report().tables)
+    slow = lpo.capacity(TINY, "h100-sxm", OCR, measured=[log])
+    assert slow.best.outcome.tpot is not None
+    assert slow.best.outcome.tpot.median_s == pytest.approx(0.5, rel=0.1)
+    with pytest.raises(UsageError, match="one plan"):
+        lpo.capacity(TINY, "h100-sxm, l40s", OCR, measured=[log])
+
+
+@needs_tables
+def test_the_command_writes_a_page_and_a_trace_for_perfetto(
+    one_by_one: type[OneByOne],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page, trace = tmp_path / "capacity.html", tmp_path / "replay.json"
+    words = ["plan", TINY, "--devices", "h100-sxm", "--traffic", OCR, "--price", "h100-sxm=2.5"]
+    assert main(monkeypatch, *words, "--out", str(page), "--chrome-trace", str(trace)) == 0
+    assert "Throughput against latency" in page.read_text()
+    assert len(json.loads(trace.read_text())["traceEvents"]) > 12
+    assert main(monkeypatch, *words) == 0
+    assert "What limits?" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--tp", "2"], "--tp is about requests"),
+        (["--traffic", OCR, "--batch", "4"], "--batch is one batch"),
+        (["--traffic", OCR, "--price", "h100-sxm"], "is no price"),
+        (["--traffic", OCR, "--slo", "fast"], "is not clear"),
+        (["--traffic", OCR, "--pages", "5"], "--within is missing"),
+        (["--traffic", OCR, "--max-sequences", "few"], "is no max_sequences"),
+        (["--traffic", "20/s"], "is no traffic"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_work(
+    one_by_one: type[OneByOne],
+    words: list[str],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main(monkeypatch, "plan", TINY, "--devices", "h100-sxm", *words) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_without_vllm_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def nothing() -> None:
+        raise PerfOptError("There is no vLLM to replay requests with.", why="none", fix="make it")
+
+    monkeypatch.setattr(capacity_replays, "find", nothing)
+    with pytest.raises(PerfOptError, match="no vLLM"):
+        lpo.capacity(TINY, "h100-sxm", OCR)
+
+
+def test_a_model_that_reads_no_pages_says_so(one_by_one: type[OneByOne], tmp_path: Path) -> None:
+    from tests.api.tiny_folders import llama_folder
+
+    with pytest.raises(UsageError, match="does not run with an image"):
+        lpo.capacity(llama_folder(tmp_path / "llama"), "h100-sxm", OCR)
+
+
+def test_the_sizes_of_pages_are_read_from_the_headers_of_images(tmp_path: Path) -> None:
+    for name, size in (("a.png", (64, 32)), ("b.png", (64, 32)), ("c.jpg", (10, 20))):
+        Image.new("RGB", size).save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("no image")
+    mix = read_pages(str(tmp_path))
+    assert dict(zip((size.text for size in mix.sizes), mix.shares, strict=True)) == {"64x32": 2 / 3, "10x20": 1 / 3}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no image"):
+        read_pages(str(tmp_path / "empty"))
+
+
+def _has_vllm() -> bool:
+    try:
+        find()
+    except PerfOptError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@needs_tables
+@pytest.mark.skipif(not _has_vllm(), reason="no environment with vLLM")
+def test_pages_go_through_the_real_scheduler_with_their_images() -> None:
+    answer = lpo.capacity("deepseek-ocr", "a100-sxm-80g", "3 at once pages=640x640 output=6 requests=6")
+    assert answer.engine["scheduler"] == "AsyncScheduler"
+    assert answer.best.outcome.output_tokens == 36
+    assert answer.best.outcome.pages == 6
+    assert answer.best.outcome.prompt_tokens == 6 * 294
+
+
+@pytest.mark.slow
+@needs_tables
+@pytest.mark.skipif(not _has_vllm(), reason="no environment with vLLM")
+def test_recorded_requests_find_the_blocks_that_another_one_left_in_the_cache(tmp_path: Path) -> None:
+    from tests.api.tiny_folders import llama_folder
+
+    rows = (
+        {"timestamp": 0, "input_length": 1100, "output_length": 4, "hash_ids": [1, 2, 3]},
+        {"timestamp": 10_000, "input_length": 1200, "output_length": 4, "hash_ids": [1, 2, 4]},
+        {"timestamp": 20_000, "input_length": 700, "output_length": 4, "hash_ids": [1, 5]},
+    )
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    answer = lpo.capacity(llama_folder(tmp_path / "llama"), "h100-sxm", file, tp=1)
+    assert answer.best.outcome.cached_tokens == 1024 + 512
