@@ -25,12 +25,11 @@ from benchmarks.serving_replay.cache_knee import rows as knee_rows
 from benchmarks.serving_replay.field_records import read_kept, replays
 from benchmarks.serving_replay.judgement import answered, by_group, figures, fitted, sets
 from benchmarks.serving_replay.ocr_pages import rows as page_rows
-from benchmarks.serving_replay.recorded_runs import RecordedRun, Served, errors, recorded_runs, served, table_of
+from benchmarks.serving_replay.recorded_runs import RecordedRun, Served, errors, job_of, recorded_runs, served, table_of
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 from benchmarks.serving_times.other_answers import read_answers
 from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.step_table import StepTable
-from llm_perf_opt.engines.vllm.jobs import ReplayJob
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,12 +44,12 @@ def recorded(*, is_written: bool) -> dict[str, Any]:
     with ReplayProcess() as process:
         for run in recorded_runs():
             table = table_of(run)
-            first = _replay(process, run, table)
+            first = process.replay_replicas(job_of(run, table))
             found.append(_row(run, first, "as predicted"))
             paced, factor = _at_recorded_pace(process, run, table, first)
             found.append(_row(run, paced, f"x {factor:.2f}, the recorded pace"))
             if is_written:
-                chart = svg_file(page.overlay(run, paced.steps))
+                chart = svg_file(page.overlay(run, [one.steps for one in paced]))
                 (DOCS / "data" / f"serving-replay-{run.name}.svg").write_text(chart, encoding="utf-8")
         knee = [asdict(row) for row in knee_rows(process)]
     return {"recorded": found, "knee": knee}
@@ -61,13 +60,9 @@ def pages() -> dict[str, Any]:
     return {"ocr": [asdict(row) for row in page_rows()]}
 
 
-def _replay(process: ReplayProcess, run: RecordedRun, table: StepTable) -> Replayed:
-    return process.replay(ReplayJob(settings=run.settings, traffic=run.traffic, table=table))
-
-
 def _at_recorded_pace(
-    process: ReplayProcess, run: RecordedRun, table: StepTable, done: Replayed
-) -> tuple[Replayed, float]:
+    process: ReplayProcess, run: RecordedRun, table: StepTable, done: list[Replayed]
+) -> tuple[list[Replayed], float]:
     """One factor for all steps, such that the mean time per token is the recorded one."""
     factor, wanted = 1.0, fmean(run.served.tpot)
     for _ in range(PACE_TRIES):
@@ -75,11 +70,11 @@ def _at_recorded_pace(
         if abs(off - 1) < PACE_CLOSE:
             break
         factor *= off
-        done = _replay(process, run, table.corrected(decoding=factor, prompts=factor))
+        done = process.replay_replicas(job_of(run, table.corrected(decoding=factor, prompts=factor)))
     return done, factor
 
 
-def _row(run: RecordedRun, done: Replayed, steps: str) -> dict[str, Any]:
+def _row(run: RecordedRun, done: list[Replayed], steps: str) -> dict[str, Any]:
     mine = served(done)
     shifts = [abs(one - other) for one, other in zip(_places(run.served), _places(mine), strict=True)]
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from benchmarks.serving_times.page import share, table
 from llm_perf_opt.core.report import Axis, Kind, Line, LineChart
 from llm_perf_opt.core.serving.replayed import EngineSteps
 
+_OVERLAY_POINTS = 400
 _ERRORS = ("TPOT, mean", "E2E, mean", "TTFT, median", "queued, mean")
 
 
@@ -135,10 +137,13 @@ def _fit(shares: Mapping[str, Sequence[float]]) -> str:
     )
 
 
-def overlay(run: RecordedRun, steps: EngineSteps) -> LineChart:
-    """Requests that run and that wait: each second as recorded, each step as replayed."""
-    stride = max(1, len(steps.start_s) // 400)
-    at = range(0, len(steps.start_s), stride)
+def overlay(run: RecordedRun, engines: Sequence[EngineSteps]) -> LineChart:
+    """Requests that run and that wait, in all engines: each second as recorded, and as replayed."""
+    last_s = max(steps.start_s[-1] for steps in engines)
+    times = [last_s * at / _OVERLAY_POINTS for at in range(_OVERLAY_POINTS + 1)]
+
+    def replayed(name: str) -> tuple[tuple[float, float], ...]:
+        return tuple((time_s, sum(_at(steps, name, time_s) for steps in engines)) for time_s in times)
 
     def recorded(column: int) -> tuple[tuple[float, float], ...]:
         return tuple((row[0], row[column]) for row in run.series)
@@ -149,12 +154,18 @@ def overlay(run: RecordedRun, steps: EngineSteps) -> LineChart:
         y=Axis("requests", Kind.COUNT),
         lines=(
             Line("running, recorded", recorded(3), "step"),
-            Line("running, replayed", tuple((steps.start_s[i], float(steps.running[i])) for i in at), "dashed"),
+            Line("running, replayed", replayed("running"), "dashed"),
             Line("waiting, recorded", recorded(4), "step"),
-            Line("waiting, replayed", tuple((steps.start_s[i], float(steps.waiting[i])) for i in at), "dashed"),
+            Line("waiting, replayed", replayed("waiting"), "dashed"),
         ),
         caption="Replayed by vLLM's scheduler at the pace of the recorded run.",
     )
+
+
+def _at(steps: EngineSteps, name: str, time_s: float) -> float:
+    """A count of the step that ran at that time."""
+    step = bisect_right(steps.start_s, time_s) - 1
+    return float(getattr(steps, name)[step]) if step >= 0 else 0.0
 
 
 def _signed(value: float | None) -> str:

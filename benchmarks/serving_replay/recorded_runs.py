@@ -20,6 +20,7 @@ from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.requests import Request, Traffic
 from llm_perf_opt.core.serving.step_table import StepTable
+from llm_perf_opt.engines.vllm.jobs import ReplayJob
 
 FILES = Path(__file__).parents[2] / "tests" / "facts" / "serving" / "replay"
 _RUNS = {  # file -> model of the configurations, device, plan
@@ -100,8 +101,8 @@ def _read(name: str) -> RecordedRun:
             tensor=plan.tensor,
             dtype="bfloat16",
             cache_blocks=_blocks(document, model, device, plan),
-            max_sequences=told["max_num_seqs"] * plan.data,
-            max_batched_tokens=told["max_num_batched_tokens"] * plan.data,
+            max_sequences=told["max_num_seqs"],
+            max_batched_tokens=told["max_num_batched_tokens"],
             max_model_tokens=told["max_model_len"] or 16384,
         ),
         traffic=Traffic(
@@ -123,9 +124,11 @@ def _read(name: str) -> RecordedRun:
 
 
 def _blocks(document: Mapping[str, Any], model: str, device: str, plan: EnginePlan) -> int:
-    """As recorded; where the record does not say, what the weights leave of the memory."""
+    """Of one engine, as recorded; where the record does not say, what the weights leave of the memory."""
     told = document["kv_cache"]
-    return cache_blocks(traced_blocks(model), device, plan) if told is None else int(told["num_gpu_blocks"])
+    if told is not None:
+        return int(told["num_gpu_blocks"])
+    return cache_blocks(traced_blocks(model), device, plan) // plan.data
 
 
 def table_of(run: RecordedRun) -> StepTable:
@@ -133,16 +136,31 @@ def table_of(run: RecordedRun) -> StepTable:
     return step_table(traced_blocks(run.model), EngineTimer(run.device, "vllm"), run.plan)
 
 
-def served(replayed: Replayed) -> Served:
-    """A replay in the same form."""
-    found = replayed.requests
-    return Served(
-        arrival=found.arrival_s,
-        scheduled=found.scheduled_s,
-        first=found.first_token_s,
-        last=found.last_token_s,
-        outputs=found.output_tokens,
+def job_of(run: RecordedRun, table: StepTable) -> ReplayJob:
+    """The run's requests; an engine for each group of ranks that has attention of its own, in step with the others."""
+    groups = run.plan.data
+    return ReplayJob(
+        settings=run.settings, traffic=run.traffic, table=table, replicas=groups, shares_experts=groups > 1
     )
+
+
+def served(engines: Sequence[Replayed]) -> Served:
+    """A replay in the same form; the requests are named by their place in the record."""
+    rows = sorted(
+        (int(name), *times)
+        for one in engines
+        for name, *times in zip(
+            one.requests.ids,
+            one.requests.arrival_s,
+            one.requests.scheduled_s,
+            one.requests.first_token_s,
+            one.requests.last_token_s,
+            one.requests.output_tokens,
+            strict=True,
+        )
+    )
+    _, arrival, scheduled, first, last, outputs = zip(*rows, strict=True)
+    return Served(arrival=arrival, scheduled=scheduled, first=first, last=last, outputs=outputs)
 
 
 def errors(measured: Served, replayed: Served) -> dict[str, float]:

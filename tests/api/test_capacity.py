@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
 
 import pytest
 from PIL import Image
@@ -19,72 +17,12 @@ from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.cli import main as command
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.serving.read_traffic import as_traffic
-from llm_perf_opt.core.serving.replayed import AnsweredRequests, EngineSteps, Replayed
 from llm_perf_opt.engines.vllm.environment import find
-from llm_perf_opt.engines.vllm.jobs import ReplayJob
+from tests.api.one_by_one import OneByOne
 
 needs_tables = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="no tables of measured kernels")
 TINY = "deepseek-ocr-tiny"
 OCR = "4 at once pages=A4@150dpi output=20 requests=12"
-
-
-class OneByOne:
-    """In place of vLLM: every replica answers one request after another, each in the time of its table."""
-
-    asked: list[ReplayJob]
-
-    def __init__(self, environment: object) -> None:
-        OneByOne.asked = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def replay_replicas(self, job: ReplayJob) -> list[Replayed]:
-        return [self.replay(replace(job, traffic=share)) for share in dealt(job.traffic, job.replicas)]
-
-    def replay(self, job: ReplayJob) -> Replayed:
-        OneByOne.asked.append(job)
-        assert job.table is not None
-        columns: list[list[float]] = [[], [], [], []]
-        free = 0.0
-        for request in job.traffic.requests:
-            arrival = max(request.arrival_s, free) if job.traffic.concurrency else request.arrival_s
-            begun = max(arrival, free)
-            images = sum(image.tokens for image in request.images)
-            first = begun + job.slower * job.table.seconds(0, 0, [(request.prompt_tokens, 0)], images)
-            free = first + (request.output_tokens - 1) * job.slower * job.table.seconds(1, request.prompt_tokens)
-            for column, time in zip(columns, (arrival, begun, first, free), strict=True):
-                column.append(time)
-        count = len(job.traffic.requests)
-        ones, durations = [1] * count, [end - start for start, end in zip(columns[1], columns[3], strict=True)]
-        return Replayed(
-            requests=AnsweredRequests(
-                ids=[request.id for request in job.traffic.requests],
-                arrival_s=columns[0],
-                scheduled_s=columns[1],
-                first_token_s=columns[2],
-                last_token_s=columns[3],
-                prompt_tokens=[request.prompt_tokens for request in job.traffic.requests],
-                output_tokens=[request.output_tokens for request in job.traffic.requests],
-                cached_tokens=[0] * count,
-                preemptions=[0] * count,
-            ),
-            steps=EngineSteps(
-                start_s=columns[1],
-                duration_s=durations,
-                decoding=ones,
-                prompt_tokens=ones,
-                running=ones,
-                waiting=[0] * count,
-                cache_use=[0.1] * count,
-            ),
-            seconds=free,
-            busy_s=sum(durations),
-            engine={"version": "none", "scheduler": "OneByOne"},
-        )
 
 
 def main(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

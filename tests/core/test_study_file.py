@@ -79,7 +79,8 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ("traffic: [morning]", "no traffic yet"),
+        ("traffic: [8/s prompt=8 output=2 for 1s]", "under traffic takes no"),
+        ("traffic: [7]", "a line of text"),
         ("nmae: x", "a known key"),
         ("anchors: &a [1]\nmore: *a", "alias"),
         ("prices: {l40s: -1}", "above 0"),

@@ -26,7 +26,7 @@ _MOST_TRIES = 10  # numbers of replicas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedFleet:
-    """A fleet and the replays it rests on, one for each replica."""
+    """A fleet and the replays it rests on, one for each engine."""
 
     candidate: Candidate
     fleet: Fleet
@@ -75,17 +75,23 @@ class Replays:
         return ReplayedFleet(candidate=candidate, fleet=fleet, replayed=expected)
 
     def _replicas(self, candidate: Candidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
-        """Every replica: a few behind vLLM's own routing, many one after another, since each engine takes seconds."""
-        if not 1 < candidate.replicas <= MOST_ROUTED:
-            return tuple(self._replay(candidate, share, factor) for share in dealt(traffic, candidate.replicas))
-        replica = candidate.replica
-        job = ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table, slower=factor)
-        return tuple(self._process.replay_replicas(replace(job, replicas=candidate.replicas)))
+        """Every engine: a few replicas behind vLLM's own routing, many one after another, each takes seconds."""
+        groups = candidate.replica.considered.plan.dp
+        if groups == 1 and 1 < candidate.replicas <= MOST_ROUTED:
+            job = self._job(candidate, traffic, factor)
+            return tuple(self._process.replay_replicas(replace(job, replicas=candidate.replicas)))
+        shares = dealt(traffic, candidate.replicas)
+        return tuple(engine for share in shares for engine in self._replay(candidate, share, factor))
 
-    def _replay(self, candidate: Candidate, traffic: Traffic, factor: float = 1.0) -> Replayed:
+    def _replay(self, candidate: Candidate, traffic: Traffic, factor: float = 1.0) -> list[Replayed]:
+        """One replica: an engine, or one for each group of ranks that shares its experts with the others."""
+        groups = candidate.replica.considered.plan.dp
+        job = replace(self._job(candidate, traffic, factor), replicas=groups, shares_experts=groups > 1)
+        return self._process.replay_replicas(job)
+
+    def _job(self, candidate: Candidate, traffic: Traffic, factor: float) -> ReplayJob:
         replica = candidate.replica
-        job = ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table, slower=factor)
-        return self._process.replay(job)
+        return ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table, slower=factor)
 
     def _fewest(self, candidate: Candidate, traffic: Traffic, promise: Promise | None) -> int | None:
         """The smallest number of replicas that keeps the promise, found on the share of one of them.
@@ -100,7 +106,7 @@ class Replays:
         tried: dict[int, bool] = {}
         while count not in tried and len(tried) < _MOST_TRIES and count <= len(traffic.requests):
             log.info("Replay: the share of one in %d replicas", count)
-            tried[count] = outcome([self._replay(candidate, dealt(traffic, count)[0])]).keeps(promise)
+            tried[count] = outcome(self._replay(candidate, dealt(traffic, count)[0])).keeps(promise)
             count = max(1, count - 1) if tried[count] else count + 1
         return min((number for number, keeps in tried.items() if keeps), default=None)
 

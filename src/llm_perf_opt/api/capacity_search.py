@@ -14,8 +14,8 @@ from llm_perf_opt.analyses.capacity.steady_state import MeanRequest
 from llm_perf_opt.api.served_model import Replica, ServedModel
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
-from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import SeenDevice
+from llm_perf_opt.core.serving.serving_plan import ServingPlan
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class Asked:
     tp: int | None
     ep: int | None
     pp: int
+    dp: int | None
     replicas: int | None
     max_sequences: tuple[int | None, ...]
     max_batched_tokens: tuple[int | None, ...]
@@ -38,12 +39,13 @@ def taken_plan(workload: dict[str, Any], promise: Promise | None, *, is_alone: b
 
     With `is_alone` one replica is enough, since the rate of others is the same.
     """
-    names = ("tp", "ep", "pp", "replicas", "max_sequences", "max_batched_tokens")
+    names = ("tp", "ep", "pp", "dp", "replicas", "max_sequences", "max_batched_tokens")
     given = {name: workload.pop(name, None) for name in names}
     return Asked(
         tp=given["tp"],
         ep=given["ep"],
         pp=given["pp"] or 1,
+        dp=given["dp"],
         replicas=1 if is_alone and given["replicas"] is None else given["replicas"],
         max_sequences=_numbers(given["max_sequences"], "max_sequences"),
         max_batched_tokens=_numbers(given["max_batched_tokens"], "max_batched_tokens"),
@@ -95,9 +97,10 @@ def candidates(
             yield Candidate(cluster=cluster, served=served, replica=replica, replicas=replicas)
 
 
-def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> Iterator[ParallelPlan]:
-    """Ranks that share a layer stay in one node and divide its heads."""
+def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> list[ServingPlan]:
+    """Ranks that share a layer stay in one node and divide its heads; groups of them may share experts."""
     sizes = [asked.tp] if asked.tp is not None else [2**power for power in range(10)]
+    found = []
     for tp in sizes:
         if tp * asked.pp > cluster.count or tp > cluster.per_node or served.heads % tp:
             if asked.tp is not None:
@@ -107,17 +110,42 @@ def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> Iterator[Para
                     fix="choose a tp that divides the heads, and no larger than a node",
                 )
             continue
-        spread: tuple[int, ...] = (tp,) if asked.ep == tp else (1,)
-        if asked.ep is None and served.has_experts and tp > 1:
-            spread = (1, tp)
-        elif asked.ep not in (None, 1, tp):
-            raise UsageError(
-                f"vLLM does not spread experts over {asked.ep} of {tp} ranks.",
-                why="its experts are spread over all ranks of a replica, or divided among them",
-                fix=f"give --ep {tp}, or leave --ep out",
-            )
-        for ep in spread:
-            yield ParallelPlan(tp=tp, ep=ep, pp=asked.pp)
+        for dp in _groups(served, cluster, asked, tp):
+            choices = _expert_choices(served, asked, tp, dp)
+            found += [ServingPlan(tp=tp, pp=asked.pp, dp=dp, has_expert_parallel=is_whole) for is_whole in choices]
+    if not found:
+        raise UsageError(
+            f"vLLM does not spread experts over {asked.ep} ranks here.",
+            why="each lies whole on one rank of a replica, and there are tp x dp of them, or is divided among all",
+            fix="give --tp and --dp such that --ep is their product, or leave --ep out",
+        )
+    return found
+
+
+def _groups(served: ServedModel, cluster: Cluster, asked: Asked, tp: int) -> list[int]:
+    """How many groups of `tp` ranks share the experts of a replica. Without experts they would be replicas."""
+    most = cluster.count // tp
+    can_share = served.has_experts and asked.pp == 1
+    if asked.dp is None:
+        return [2**power for power in range(10) if power == 0 or (can_share and 2**power <= most)]
+    if asked.dp > 1 and not can_share:
+        raise UsageError(
+            f"dp{asked.dp} is nothing that vLLM does with this model.",
+            why="groups of ranks share the experts of one stage; where they cannot, they are replicas",
+            fix=f"write --replicas {asked.dp} in place of --dp {asked.dp}",
+        )
+    if asked.dp > most:
+        raise UsageError(f"dp{asked.dp} of tp{tp} has no room on {cluster}.", why=f"{most} groups have", fix="lower it")
+    return [asked.dp]
+
+
+def _expert_choices(served: ServedModel, asked: Asked, tp: int, dp: int) -> tuple[bool, ...]:
+    """Whether each expert lies whole on one rank: as asked; else with groups always, and both ways without them."""
+    if asked.ep is not None:
+        return (asked.ep > 1,) if asked.ep in (1, tp * dp) else ()
+    if not served.has_experts or tp * dp == 1:
+        return (False,)
+    return (True,) if dp > 1 else (False, True)
 
 
 def worth_replaying(found: Sequence[Candidate], promise: Promise | None) -> list[Candidate]:
@@ -146,7 +174,7 @@ def _numbers(given: int | str | None, name: str) -> tuple[int | None, ...]:
     return tuple(int(word) for word in words)
 
 
-def _plan(one: Candidate) -> tuple[ParallelPlan, str | None]:
+def _plan(one: Candidate) -> tuple[ServingPlan, str | None]:
     return one.replica.considered.plan, one.replica.considered.weights
 
 

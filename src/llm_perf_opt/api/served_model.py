@@ -27,11 +27,11 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.page_sizes import PageSize
-from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import WritesEngineFolder
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.declared_traffic import PageTokens
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
+from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from llm_perf_opt.core.serving.step_table import Curve, StepTable
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class ServedModel:
     def replica(
         self,
         device: Device,
-        plan: ParallelPlan,
+        plan: ServingPlan,
         mean: MeanRequest,
         promise: Promise | None,
         *,
@@ -126,6 +126,8 @@ class ServedModel:
                 fix="trace a model with a cache",
             )
         room += weights - weights // plan.pp  # a stage holds its share of the layers, and of their cache
+        experts = sum(block.stored_bytes for block in self.blocks.experts) // plan.tp
+        room += experts - experts // plan.dp  # which the groups of a replica share
         each = -(-needs.cache.bytes_at(length) // plan.pp)
         if room < each:
             return None
@@ -135,7 +137,7 @@ class ServedModel:
             cache_tokens=room * length // max(each, 1),
         )
         table = self._table(device, plan)
-        states = tuple(steady_states(table, mean, taken))
+        states = tuple(steady_states(table, mean, taken.of_groups(plan.dp)))
         considered = Considered(
             device=device.id,
             plan=plan,
@@ -149,14 +151,14 @@ class ServedModel:
         return Replica(considered=considered, settings=self._settings(device, plan, taken, room, seen), table=table)
 
     def _settings(
-        self, device: Device, plan: ParallelPlan, limits: ReplicaLimits, room: int, seen: SeenDevice | None
+        self, device: Device, plan: ServingPlan, limits: ReplicaLimits, room: int, seen: SeenDevice | None
     ) -> EngineSettings:
         return EngineSettings(
             model=str(self._folder),
             device=seen or SeenDevice.of(device),
             tensor=plan.tp,
             pipeline=plan.pp,
-            has_expert_parallel=plan.ep > 1,
+            has_expert_parallel=plan.has_expert_parallel,
             dtype=self.origin.workload.dtype,
             cache_dtype="fp8" if "8" in str(self._decode.deployment.get("cache", "")) else "auto",
             cache_bytes=room,
@@ -164,12 +166,12 @@ class ServedModel:
             max_batched_tokens=limits.batched_tokens,
         )
 
-    def _table(self, device: Device, plan: ParallelPlan) -> StepTable:
+    def _table(self, device: Device, plan: ServingPlan) -> StepTable:
         from llm_perf_opt.analyses.serving.engine_time import EngineTimer
         from llm_perf_opt.analyses.serving.step_tables import step_table
 
         timer = EngineTimer(device.id, ENGINE)
-        table = step_table(self.blocks, timer, EnginePlan(tensor=plan.tp, has_whole_experts=plan.ep > 1))
+        table = step_table(self.blocks, timer, _engine_plan(plan))
         if plan.pp > 1:
             table = table.corrected(decoding=1 / plan.pp, prompts=1 / plan.pp)  # each stage an equal share
         return replace(table, images=self._encoder(device)) if self._pages else table
@@ -180,7 +182,7 @@ class ServedModel:
 
         if (state := considered.best) is None:
             return {}
-        plan = EnginePlan(tensor=considered.plan.tp, has_whole_experts=considered.plan.ep > 1)
+        plan = _engine_plan(considered.plan)
         prompt, prompts = max(1, round(mean.prompt_tokens)), state.sequences / mean.output_tokens
         forwards = (
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
@@ -232,6 +234,11 @@ class ServedModel:
                 workload = replace(self.origin.workload, image=by_tokens[tokens].text)  # type: ignore[call-arg]
                 self._page_traces.append((tokens, trace_origin(replace(self.origin, workload=workload))))
         return self._page_traces
+
+
+def _engine_plan(plan: ServingPlan) -> EnginePlan:
+    """What one stage of it does."""
+    return EnginePlan(tensor=plan.tp, data=plan.dp, has_whole_experts=plan.has_expert_parallel)
 
 
 def page_tokens(origin: Origin, size: PageSize) -> PageTokens:

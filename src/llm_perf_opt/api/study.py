@@ -21,6 +21,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.study import Study
 from llm_perf_opt.core.study_file import read_study
+from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.labs.study.local_engine import run_local
 from llm_perf_opt.labs.study.parquet_store import StudyStore, has_failures, require_packages
 
@@ -101,7 +102,7 @@ def study(
     declared = file if isinstance(file, Study) else read_study(Path(file), overrides)
     _refuse(declared, engine, address)
     store = StudyStore(str(out))
-    tasks = study_tasks(declared, installed_versions())
+    tasks = study_tasks(declared, installed_versions(is_replayed=bool(declared.traffics)))
     stems = [task.file_stem for task in tasks]
     run = _Run(store=store, declared=declared, retry_failed=retry_failed)
     pending = run.pending(tasks)
@@ -215,13 +216,21 @@ def _refuse(declared: Study, engine: str, address: str | None) -> None:
     refuse_rates(declared.execution, declared.rates, None)
 
 
-def installed_versions() -> dict[str, str | None]:
-    """What figures rest on besides their inputs; None: not installed."""
+def installed_versions(*, is_replayed: bool = False) -> dict[str, str | None]:
+    """What figures rest on besides their inputs; None: not installed. A replay rests on vLLM too."""
     return {
         "tool_version": __version__,
         "torch_version": _version("torch"),
         "transformers_version": _version("transformers"),
+        **({"engine_version": _engine_version()} if is_replayed else {}),
     }
+
+
+def _engine_version() -> str | None:
+    try:
+        return find().version
+    except PerfOptError:
+        return None
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""One task of a study, as a process or a Ray task runs it: trace or evaluate, and write one Parquet file.
+"""One task of a study, as a process or a Ray task runs it: trace, evaluate or replay, and write one Parquet file.
 
 A point that cannot be answered is a row with the reason. Rows that an earlier run left for the same inputs are kept.
 """
@@ -8,15 +8,24 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from llm_perf_opt.analyses.studies.figures import Figures, PointBlock, Priced, function_blocks, whole_run
-from llm_perf_opt.analyses.studies.tasks import CHECKPOINT, FILE, TRACE, PointDeployment, StudyTask, workload_text
+from llm_perf_opt.analyses.studies.tasks import (
+    CHECKPOINT,
+    FILE,
+    REPLAY,
+    TRACE,
+    PointDeployment,
+    StudyTask,
+    workload_text,
+)
 from llm_perf_opt.api.function import TraceFunction
 from llm_perf_opt.api.prediction import find_rates, source_of
+from llm_perf_opt.api.study_replays import replays_of
 from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batches
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster
@@ -42,9 +51,10 @@ def run_task(task: StudyTask, root: str, earlier: Sequence[str] = (), *, retry_f
     """Compute the points of a task and write them; `earlier` are files that may hold some of them already."""
     started = time.perf_counter()
     store = StudyStore(root)
-    kept = _kept_rows(task, store, earlier, retry_failed=retry_failed) if task.way == TRACE else []
+    is_by_row = task.way in (TRACE, REPLAY)
+    kept = _kept_rows(task, store, earlier, retry_failed=retry_failed) if is_by_row else []
     with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward
-        tables = _traced_tables(task, kept) if task.way == TRACE else _function_tables(task)
+        tables = _tables_of_rows(task, kept) if is_by_row else _function_tables(task)
         failed = store.write(task.study, task.model.name, task.file_stem, tables)
     return TaskOutcome(
         stem=task.file_stem,
@@ -71,18 +81,32 @@ def _kept_rows(
     return [row for key, row in found.items() if key in wanted and not (retry_failed and row["status"] == FAILED)]
 
 
-def _traced_tables(task: StudyTask, kept: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    """Every pair is traced once for all deployments that need it."""
+def _tables_of_rows(task: StudyTask, kept: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """One table: the rows of an earlier run, and those that it has not."""
     done = {tuple(row[name] for name in KEY) for row in kept}
-    rows: list[Mapping[str, Any]] = list(kept)
+    found = _replayed_rows(task, done) if task.way == REPLAY else _traced_rows(task, done)
+    yield rows_table([*kept, *found])
+
+
+def _traced_rows(task: StudyTask, done: Container[tuple[Any, ...]]) -> Iterator[Mapping[str, Any]]:
+    """Every pair is traced once for all deployments that need it."""
     points = TracedPoints(task)
-    rows += (
-        _traced_row(task, deployment, points, batch, context)
-        for batch, context in task.pairs()
-        for deployment in sorted(task.deployments, key=lambda one: one.replicas)
-        if (deployment.inputs_hash, batch, context) not in done
-    )
-    yield rows_table(rows)
+    for batch, context in task.pairs():
+        assert batch is not None, "only traffic leaves it open"
+        for deployment in sorted(task.deployments, key=lambda one: one.replicas):
+            if (deployment.inputs_hash, batch, context) not in done:
+                yield _traced_row(task, deployment, points, batch, context)
+
+
+def _replayed_rows(task: StudyTask, done: Container[tuple[Any, ...]]) -> Iterator[Mapping[str, Any]]:
+    """Every deployment under its traffic, by one trace and the processes of one vLLM; a refusal is a row."""
+    wanted = [one for one in task.deployments if (one.inputs_hash, None, None) not in done]
+    for deployment, found in replays_of(task, wanted):
+        row = {**_identity(task, deployment), "origin": "replay"}
+        if isinstance(found, PerfOptError):
+            yield {**row, "status": FAILED, "reason": reason_of(found)}
+        else:
+            yield {**row, **_machine(deployment), **found, "status": OK}
 
 
 def _traced_row(
@@ -212,7 +236,7 @@ def _open_table(task: StudyTask, deployment: PointDeployment, pairs: Sequence[tu
 
 
 def _failed_table(
-    task: StudyTask, deployment: PointDeployment, pairs: Sequence[tuple[int, int | None]], reason: str
+    task: StudyTask, deployment: PointDeployment, pairs: Sequence[tuple[int | None, int | None]], reason: str
 ) -> Any:
     fixed = {**_identity(task, deployment), "status": FAILED, "reason": reason}
     batches, contexts = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -231,7 +255,8 @@ def _identity(task: StudyTask, deployment: PointDeployment) -> dict[str, Any]:
         "device": deployment.device,
         "device_count": deployment.plan.ranks,
         "execution": task.execution,
-        "generated_tokens": task.generated_tokens,
+        "traffic": deployment.traffic,
+        "generated_tokens": None if task.way == REPLAY else task.generated_tokens,
         "price_per_hour": deployment.price_per_hour,
         "currency": task.currency,
         "schema_version": SCHEMA_VERSION,

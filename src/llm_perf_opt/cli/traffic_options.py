@@ -32,8 +32,9 @@ class TrafficOptions(OptionRecord):
         None, metavar="LIMITS", help="The promise: ttft=500ms,tpot=40ms of 99 in 100 requests; p95,e2e=30s."
     )
     tp: int | None = option(None, at_least=1, help="Ranks that share each matrix. Default: all are tried.")
-    ep: int | None = option(None, at_least=1, help="Ranks that share the experts: 1, or as many as --tp.")
+    ep: int | None = option(None, at_least=1, help="Ranks that share the experts: 1, or tp x dp.")
     pp: int | None = option(None, at_least=1, help="Stages that share the layers. Default: 1.")
+    dp: int | None = option(None, at_least=1, help="Groups of --tp ranks that share experts and step together.")
     replicas: int | None = option(
         None, at_least=1, help="Engines that share the requests. Default: as many as the devices hold."
     )

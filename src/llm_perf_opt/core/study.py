@@ -1,4 +1,4 @@
-"""A study as it is declared: models x workloads x deployments x devices, every axis a list of values.
+"""A study as it is declared: models x workloads x deployments x devices x traffic, every axis a list of values.
 
 The grid is the product of its axes; nothing here runs. `core/study_file.py` reads it from YAML.
 """
@@ -37,8 +37,9 @@ class StudyModel:
 class Study:
     """The axes of a grid, and what all its points share.
 
-    `contexts` None: the model's own default prompt. `generated_tokens` is the length of each answer. A price is of one
-    device for one hour, given by whoever asks: it is assumed, not known.
+    `contexts` None: the model's own default prompt. `generated_tokens` is the length of each answer. With `traffics`
+    every point is a replay of requests, which say both themselves, and how many run together. A price is of one device
+    for one hour, given by whoever asks: it is assumed, not known.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Study:
     weights: tuple[str | None, ...]  # stored formats; None: as the checkpoint says
     caches: tuple[str | None, ...]
     devices: tuple[str, ...]
+    traffics: tuple[str, ...] = ()
     prices: Mapping[str, float] = field(default_factory=dict)
     currency: str = "USD"
     execution: str = "fused"
@@ -59,8 +61,8 @@ class Study:
 
     @property
     def pairs(self) -> int:
-        """Batches times contexts."""
-        return len(self.batches) * len(self.contexts or (None,))
+        """Batches times contexts; or kinds of traffic."""
+        return len(self.traffics) or len(self.batches) * len(self.contexts or (None,))
 
     @property
     def deployments(self) -> int:
@@ -84,14 +86,23 @@ def require_name(name: str) -> str:
     return name
 
 
-def refuse_traffic(traffic: object) -> None:
-    """Traffic has its place in a study, and no replay behind it yet."""
-    if traffic is not None:
+def traffic_texts(given: object, workload: Mapping[str, Any]) -> tuple[str, ...]:
+    """Requests as `plan --traffic` takes them: one line, or a list of them. They leave no grid of batches."""
+    texts = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
         raise UsageError(
-            "A study takes no traffic yet.",
-            why="each point is one batch that runs by itself; arrivals and queues are not replayed",
-            fix="leave traffic out, and give batches and contexts",
+            "A traffic is a line of text.",
+            why=f"{texts!r:.80} has others",
+            fix='write "8/s prompt=800 output=200 for 60s"',
         )
+    both = next((name for name in _GRID if texts and name in workload), None)
+    if both is not None:
+        raise UsageError(
+            f"A study under traffic takes no {both}.",
+            why="the traffic says how long prompts and answers are; how many run together follows from it",
+            fix=f"leave traffic or workload.{both} out",
+        )
+    return tuple(dict.fromkeys(texts))
 
 
 def refuse_size(study: Study) -> Study:

@@ -36,15 +36,15 @@ _IDENTITY = (
     StudyColumn("device", TEXT, "", "id of the device"),
     StudyColumn("device_count", WHOLE, "", "devices that the plan runs on"),
     StudyColumn("execution", TEXT, "", "who launches kernels: eager, graphs or fused"),
-    StudyColumn("traffic", TEXT, "", "name of a traffic; always empty today"),
-    StudyColumn("batch", WHOLE, "sequences", "sequences run together, of all replicas"),
+    StudyColumn("traffic", TEXT, "", "requests that are replayed; empty: a batch that runs by itself"),
+    StudyColumn("batch", WHOLE, "sequences", "sequences run together, of all replicas; empty: as the traffic has it"),
     StudyColumn("context", WHOLE, "tokens", "prompt and image tokens of each sequence"),
     StudyColumn("asked_context", WHOLE, "tokens", "the context of the study file; empty: the model's own prompt"),
     StudyColumn("image_tokens", WHOLE, "tokens", "tokens of the context that are not text"),
     StudyColumn("generated_tokens", WHOLE, "tokens", "length of each answer"),
     StudyColumn("status", TEXT, "", "ok or failed"),
     StudyColumn("reason", TEXT, "", "why a point failed, or what is missing in it"),
-    StudyColumn("origin", TEXT, "", "function: a proven formula; trace: a run of that point"),
+    StudyColumn("origin", TEXT, "", "function: a proven formula; trace: a run of that point; replay: of its traffic"),
     StudyColumn("rates", TEXT, "", "source of the times"),
 )
 
@@ -92,10 +92,31 @@ _WHOLE_RUN = (
     StudyColumn("cost_per_million_requests_high", REAL, "currency", "the same at the high edge"),
     StudyColumn("watts", REAL, "W", "rated power of all devices, where the catalogue knows it"),
 )
+_EDGES = {"": "", "_low": ", all steps at their low edge", "_high": ", all steps at their high edge"}
+_SERVED_TIMES = {
+    "ttft": "from arrival to the first token",
+    "tpot": "between two tokens of an answer",
+    "e2e": "from arrival to the last token",
+}
+_SERVED = (
+    StudyColumn("requests", WHOLE, "", "of the traffic, all answered"),
+    *(
+        StudyColumn(f"{name}_{share}{edge}_s", REAL, "s", f"{share} of all requests, {meaning}{beside}")
+        for name, meaning in _SERVED_TIMES.items()
+        for share in ("p50", "p99")
+        for edge, beside in _EDGES.items()
+    ),
+    StudyColumn("preemptions", WHOLE, "", "sequences that lost their cache and were computed again"),
+    StudyColumn("mean_waiting", REAL, "", "requests that wait, over all steps"),
+    StudyColumn("most_cache_use", REAL, "", "share of the cache's blocks, at its fullest"),
+    StudyColumn("busy", REAL, "", "share of the time in which a step runs"),
+    StudyColumn("is_growing", TRUTH, "", "whether the backlog grew as long as requests came"),
+)
 _VERSIONS = (
     StudyColumn("tool_version", TEXT, "", "of llm-perf-opt"),
     StudyColumn("torch_version", TEXT, "", "of torch that traced it; empty: a saved function"),
     StudyColumn("transformers_version", TEXT, "", "of transformers, where the model is a folder"),
+    StudyColumn("engine_version", TEXT, "", "of vLLM, where traffic is replayed"),
     StudyColumn("schema_version", WHOLE, "", "of these columns"),
     StudyColumn("inputs_hash", TEXT, "", "SHA-256 of all inputs but batch and context, shortened to 128 bits"),
 )
@@ -108,7 +129,7 @@ def _phases() -> Iterator[StudyColumn]:
             yield StudyColumn(f"{phase}_{name}", type_, unit, text)
 
 
-COLUMNS: tuple[StudyColumn, ...] = (*_IDENTITY, *_phases(), *_WHOLE_RUN, *_VERSIONS)
+COLUMNS: tuple[StudyColumn, ...] = (*_IDENTITY, *_phases(), *_WHOLE_RUN, *_SERVED, *_VERSIONS)
 BY_NAME = {column.name: column for column in COLUMNS}
 KEY = ("inputs_hash", "batch", "asked_context")  # of a point: no two rows of a study have the same
 

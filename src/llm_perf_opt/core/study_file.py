@@ -21,9 +21,9 @@ from llm_perf_opt.core.study import (
     numbers_of,
     read_plan,
     refuse_size,
-    refuse_traffic,
     require_name,
     split_workload,
+    traffic_texts,
     values_of,
 )
 
@@ -75,7 +75,6 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
 
 def study_of(document: StudyDocument, folder: Path = Path()) -> Study:
     """The study that a document declares; relative paths of models are looked for in `folder` first."""
-    refuse_traffic(document.traffic)
     own, workloads = split_workload(document.workload)
     points = own.get("points", 10)
     context = own.get("context")
@@ -95,6 +94,7 @@ def study_of(document: StudyDocument, folder: Path = Path()) -> Study:
             weights=format_names(values_of(document.deployments.weights)),
             caches=format_names(values_of(document.deployments.cache)),
             devices=tuple(dict.fromkeys(map(str, values_of(document.devices)))),
+            traffics=traffic_texts(document.traffic, document.workload),
             prices=_prices(document.prices),
             currency=document.currency,
             execution=document.execution,

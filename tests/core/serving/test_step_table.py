@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
+from llm_perf_opt.core.serving.step_table import Curve, RankStep, StepTable, Surface
 
 TOKENS = Curve(at=(1, 16, 256, 4096), seconds=(1e-3, 1.2e-3, 3e-3, 4e-2))
 DECODING = Surface(across=(1, 64), along=(16, 4096), seconds=((1e-5, 1e-4), (1e-4, 3e-3)))
@@ -45,6 +47,24 @@ def test_a_batch_is_filled_up_to_the_next_one_that_was_captured() -> None:
     padded = StepTable(tokens=TOKENS, head=TABLE.head, decoding=DECODING, prompts=PROMPTS, padded_to=(1, 2, 4, 8, 16))
     assert padded.seconds(9, 9000) - TABLE.seconds(9, 9000) == pytest.approx(TOKENS(16) - TOKENS(9))
     assert padded.seconds(17, 17000) == TABLE.seconds(17, 17000), "larger ones are launched as they are"
+
+
+def test_groups_that_step_together_wait_for_the_longest() -> None:
+    """By hand: both fill up to 8 tokens; the second attends longer, to 2,000 keys of each of its 4 sequences."""
+    both = replace(TABLE, groups=2, padded_to=(1, 2, 4, 8, 16))
+    steps = [RankStep(7, 700), RankStep(4, 8000)]
+    by_hand = TOKENS(2 * 8) + TABLE.head(2 * 7) + max(DECODING(14, 100), DECODING(8, 2000))
+    assert both.seconds_together(steps) == pytest.approx(by_hand)
+    chunk = RankStep(0, 0, [(300, 100)])
+    by_hand = TOKENS(2 * 300) + TABLE.head(2 * 7) + max(DECODING(14, 100), PROMPTS(300, 400))
+    assert both.seconds_together([steps[0], chunk]) == pytest.approx(by_hand)
+
+
+@given(st.integers(1, 64), st.integers(1, 500))
+def test_equal_groups_are_one_scheduler_of_twice_the_batch(decoding: int, context: int) -> None:
+    both = replace(TABLE, groups=2)
+    own = RankStep(decoding, decoding * context)
+    assert both.seconds_together([own, own]) == pytest.approx(both.seconds(2 * decoding, 2 * decoding * context))
 
 
 def test_a_correction_is_by_the_kind_of_step() -> None:

@@ -10,7 +10,6 @@ from llm_perf_opt.analyses.capacity.outcome import DAY_S, Outcome
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.steady_state import SteadyState
 from llm_perf_opt.analyses.capacity.tables import GLANCE, Banded, limit_of, times_text
-from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.report import (
     Axis,
     BarChart,
@@ -25,6 +24,7 @@ from llm_perf_opt.core.report import (
     Table,
     table_of,
 )
+from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from llm_perf_opt.core.units import format_count, format_seconds
 
 FLEETS, CONSIDERED = "Fleets", "Plans that were considered, without a replay"
@@ -53,7 +53,7 @@ class Considered:
     """One way to run a replica, by its step table alone. `best` is None where not even one request keeps the limits."""
 
     device: str
-    plan: ParallelPlan
+    plan: ServingPlan
     weights: str | None
     cache_tokens: int
     max_sequences: int
@@ -64,7 +64,7 @@ class Considered:
     @property
     def name(self) -> str:
         """`h100-sxm tp4`."""
-        spread = f" {self.plan.describe()}" if self.plan.is_spread else ""
+        spread = f" {self.plan.describe()}" if self.plan.replica_ranks > 1 else ""
         return f"{self.device}{spread}{f' {self.weights}' if self.weights else ''}"
 
     @property

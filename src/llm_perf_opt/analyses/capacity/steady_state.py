@@ -50,11 +50,19 @@ def mean_request(traffic: Traffic) -> MeanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLimits:
-    """How much one replica holds and takes in a step."""
+    """How much one scheduler holds and takes in a step."""
 
     sequences: int
     batched_tokens: int
     cache_tokens: int
+
+    def of_groups(self, count: int) -> ReplicaLimits:
+        """Of a replica with so many schedulers, each with these limits."""
+        return ReplicaLimits(
+            sequences=count * self.sequences,
+            batched_tokens=count * self.batched_tokens,
+            cache_tokens=count * self.cache_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,10 @@ from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache
 from llm_perf_opt.analyses.time.fusions import readers_of_one_input
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
+from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.callgraph.weight_matrices import Role, module_of, weight_matrices
 from llm_perf_opt.core.source_figures import WorkFamily
+from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.table import op_family
 
 
@@ -78,6 +80,12 @@ class EngineExperts:
     chosen: int
     weight_format: str
     layers: int = 1
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all of them: gate, up and down."""
+        one = TensorMeta(shape=(self.experts * self.inner, self.hidden), dtype=self.weight_format, device="cuda")
+        return 3 * tensor_bytes(one) * self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 A step mixes sequences that decode with chunks of prompts, and launches each kernel once for all of them. So what
 depends on the number of tokens alone is asked once, with the launch of attention in it; the time inside attention is
-asked for sequences that decode, and for a chunk by itself. Ranks with attention of their own (`EnginePlan.data`) step
-together, so a table is that of the whole replica: its sequences and tokens are those of all ranks.
+asked for sequences that decode, and for a chunk by itself. Groups of ranks with attention of their own
+(`EnginePlan.data`) step together, so a table is that of the whole replica: its sequences and tokens are those of all.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def step_table(
             lambda new, keys: Forward(sequences=1, queries=new, keys=max(new, keys)),
         ),
         padded_to=tuple(padded_to),
+        groups=plan.data,
         low=fit.tpot.low,
         high=fit.tpot.high,
         origin=_origins(asked.seen),

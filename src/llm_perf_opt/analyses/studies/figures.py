@@ -96,8 +96,8 @@ def whole_run(point: Figures, batch: Value, served_batch: Value, priced: Priced)
         "run_high_s": high,
         **{f"requests_per_s_{edge}": value for edge, value in requests.items()},
         **{f"tokens_per_s_{edge}": value for edge, value in tokens.items()},
-        **_costs("requests", requests, priced.price_per_hour),
-        **_costs("tokens", tokens, priced.price_per_hour),
+        **costs("requests", requests, priced.price_per_hour),
+        **costs("tokens", tokens, priced.price_per_hour),
         "price_per_hour": priced.price_per_hour,
         "memory_bytes": priced.memory_bytes,
         "fits_as_traced": _fits(point, priced.memory_bytes),
@@ -117,8 +117,8 @@ def _rates(batch: Value, low_s: Value, high_s: Value) -> dict[str, Value]:
     }
 
 
-def _costs(what: str, rates: Mapping[str, Value], price: float | None) -> Figures:
-    """The slow edge is the dear one."""
+def costs(what: str, rates: Mapping[str, Value], price: float | None) -> Figures:
+    """Of a million requests or tokens, by the edges of their rates: the slow edge is the dear one."""
     found = {}
     for edge, other in (("low", "high"), ("high", "low")):
         rate = rates[other]

@@ -7,9 +7,9 @@ from llm_perf_opt.core.study_view import BANDS, SIZES, TEXTS
 
 MOST_DRAWN = 4_000
 _EDGES = {
-    "ttft_s": "prefill_{edge}_s",
-    "tpot_s": "decode_{edge}_s",
-    "run_s": "run_{edge}_s",
+    "ttft_s": "coalesce(prefill_{edge}_s, ttft_p99_{edge}_s)",
+    "tpot_s": "coalesce(decode_{edge}_s, tpot_p99_{edge}_s)",
+    "run_s": "coalesce(run_{edge}_s, e2e_p99_{edge}_s)",
     "tokens_per_s": "tokens_per_s_{edge}",
     "requests_per_s": "requests_per_s_{edge}",
     "token_cost": "cost_per_million_tokens_{edge}",

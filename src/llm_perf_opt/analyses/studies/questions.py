@@ -102,6 +102,16 @@ QUESTIONS = (
         assumes=f"{_SERVED} Prices are those of the study file.",
     ),
     Question(
+        phrase="cheapest fleet under {ttft_s} s TTFT and {tpot_ms} ms TPOT",
+        sql="select model, traffic, device, device_count, plan, weights, cache, ttft_p99_s, ttft_p99_high_s, "
+        f"tpot_p99_s, tpot_p99_high_s, requests_per_s_low, {_TOKEN_COST} from points where {SERVED} "
+        "and ttft_p99_high_s <= $ttft_s and tpot_p99_high_s <= $tpot_ms / 1000 and not is_growing and {where} "
+        "qualify row_number() over (partition by study, model, workload, traffic "
+        "order by price_per_hour nulls last, device_count) = 1 order by model, traffic",
+        assumes="Of 99 in 100 requests of a replayed traffic, at the high edge of the step times. Without prices the "
+        "fewest devices.",
+    ),
+    Question(
         phrase="cost per million pages",
         sql=f"select model, device, plan, weights, cache, batch, {_PAGE_COST}, requests_per_s_low as pages_per_s_low, "
         f"requests_per_s_high as pages_per_s_high from points where {SERVED} and {{where}} "

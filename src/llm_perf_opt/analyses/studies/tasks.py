@@ -2,7 +2,7 @@
 
 A trace depends on the model, the plan, the types and the rest of the workload; stored formats, replicas and devices are
 applied to it afterwards. A function is of one stored format. A saved function needs no model: its devices are tasks of
-their own.
+their own. Under traffic a trace of one device serves every plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llm_perf_opt.core.study import Study, StudyModel, combinations
 from llm_perf_opt.core.study_columns import SCHEMA_VERSION
 from llm_perf_opt.core.study_file import FUNCTION_SUFFIX
 
-TRACE, FUNCTION, FILE = "trace", "function", "file"
+TRACE, FUNCTION, FILE, REPLAY = "trace", "function", "file", "replay"
 TRACED_PAIRS = 12  # up to so many batches x contexts are traced one by one: a function takes as many traces itself
 CHECKPOINT = "checkpoint"
 _CODE = (".json", ".py", ".jinja", ".toml")  # of a folder: what a trace rests on; weights are not read
@@ -38,6 +38,7 @@ class PointDeployment:
     device: str
     price_per_hour: float | None  # of all devices together
     inputs_hash: str
+    traffic: str | None = None
 
     @property
     def replicas(self) -> int:
@@ -59,7 +60,7 @@ class StudyTask:
     plan: ParallelPlan  # of one replica
     way: str
     deployments: tuple[PointDeployment, ...]
-    batches: tuple[int, ...]
+    batches: tuple[int, ...]  # none under traffic, which has its own
     contexts: tuple[int, ...] | None
     generated_tokens: int
     execution: str
@@ -73,16 +74,16 @@ class StudyTask:
     @property
     def points(self) -> int:
         """How many rows its file has."""
-        return len(self.deployments) * len(self.batches) * len(self.contexts or (None,))
+        return len(self.deployments) * (len(self.batches) or 1) * len(self.contexts or (None,))
 
     @property
     def file_stem(self) -> str:
         """Of the file that holds its points."""
         return f"part-{self.key}-{self.digest}"
 
-    def pairs(self) -> Iterator[tuple[int, int | None]]:
-        """Batch and context of every point of a deployment."""
-        return product(self.batches, self.contexts or (None,))
+    def pairs(self) -> Iterator[tuple[int | None, int | None]]:
+        """Batch and context of every point of a deployment; None: as its traffic or its model has it."""
+        return product(self.batches or (None,), self.contexts or (None,))
 
 
 def cluster_for(plan: ParallelPlan, device: str) -> Cluster:
@@ -99,6 +100,12 @@ def cluster_for(plan: ParallelPlan, device: str) -> Cluster:
 
 def study_tasks(study: Study, versions: Mapping[str, str | None]) -> tuple[StudyTask, ...]:
     """Every task of a study, in the order of its axes."""
+    if study.traffics:
+        return tuple(
+            task
+            for model, workload in combinations(study)
+            for task in _tasks(study, model, workload, ParallelPlan(), versions)
+        )
     return tuple(
         task
         for model, workload in combinations(study)
@@ -117,6 +124,8 @@ def _tasks(
         "torch_version": None if way == FILE else versions["torch_version"],
         "transformers_version": versions["transformers_version"] if is_folder else None,
     }
+    if way == REPLAY:
+        known["engine_version"] = versions.get("engine_version")
     basis = {
         "schema": SCHEMA_VERSION,
         "model": [model.source, content_hash(model.source)],
@@ -128,12 +137,12 @@ def _tasks(
         "generated_tokens": study.generated_tokens,
         "versions": known,
     }
-    plans = [one for one in study.plans if replace(one, dp=1) == plan]
+    plans = [one for one in study.plans if way == REPLAY or replace(one, dp=1) == plan]
     formats = list(product(study.weights, study.caches))
-    places = list(product(plans, study.devices))
+    places = list(product(plans, study.devices, study.traffics or (None,)))
     if way == TRACE:
         groups = [[(*place, *stored) for place in places for stored in formats]]
-    elif way == FUNCTION:
+    elif way in (FUNCTION, REPLAY):
         groups = [[(*place, *stored) for place in places] for stored in formats]
     else:
         groups = [[(*place, *stored)] for place in places for stored in formats]
@@ -148,7 +157,7 @@ def _tasks(
             plan=plan,
             way=way,
             deployments=deployments,
-            batches=study.batches,
+            batches=() if way == REPLAY else study.batches,
             contexts=study.contexts,
             generated_tokens=study.generated_tokens,
             execution=study.execution,
@@ -166,6 +175,7 @@ def _deployment(
     basis: Mapping[str, Any],
     plan: ParallelPlan,
     device: str,
+    traffic: str | None,
     weights: str | None,
     cache: str | None,
 ) -> PointDeployment:
@@ -173,13 +183,15 @@ def _deployment(
     hourly = None if price is None else price * plan.ranks
     stored = {"plan": asdict(plan), "weights": weights, "cache": cache}
     machine = {"device": device, "figures": _figures(plan, device), "price": hourly, "currency": study.currency}
+    requests = {} if traffic is None else {"traffic": [traffic, content_hash(traffic)]}
     return PointDeployment(
         plan=plan,
         weights=weights,
         cache=cache,
         device=device,
         price_per_hour=hourly,
-        inputs_hash=short_hash([basis, stored, machine], 32),
+        inputs_hash=short_hash([basis, stored, {**machine, **requests}], 32),
+        traffic=traffic,
     )
 
 
@@ -193,6 +205,8 @@ def _figures(plan: ParallelPlan, device: str) -> str:
 
 def way_of(study: Study, model: StudyModel, plan: ParallelPlan) -> str:
     """How points are found: few pairs by tracing each, many by a function; a pipeline has several kinds of rank."""
+    if study.traffics:
+        return REPLAY
     if model.source.endswith(FUNCTION_SUFFIX):
         return FILE
     return FUNCTION if study.contexts is not None and study.pairs > TRACED_PAIRS and plan.pp == 1 else TRACE

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from typing import NamedTuple
 
 _FEW_TOKENS, _MANY_TOKENS = 256, 1024  # between them a step is partly one that decodes, partly one of prompts
 
@@ -46,10 +47,25 @@ class Surface:
         return _between((self.across[upper - 1], self.across[upper]), across, ends)
 
 
+class RankStep(NamedTuple):
+    """What a step computes for the sequences of one scheduler: those that decode, beside chunks of prompts.
+
+    `drafted_tokens` of the sequences that decode are verified: rows of products and of the head, on one read of the
+    cache.
+    """
+
+    decoding: int
+    cached_tokens: int  # of all that decode
+    chunks: Sequence[tuple[int, int]] = ()  # new tokens, tokens before
+    image_tokens: int = 0
+    drafted_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
     """The step of one rank. `padded_to` are the batches whose launches are captured: smaller ones are filled up.
 
+    With `groups` of ranks that have attention of their own, tokens and sequences are those of all groups together.
     `low` and `high` are the factors of the band. `host_s` is what the host adds to each step before the device starts.
     `images` is the encoder's time for so many image tokens.
     """
@@ -60,6 +76,7 @@ class StepTable:
     prompts: Surface  # new tokens, keys they attend to
     images: Curve | None = None
     padded_to: tuple[int, ...] = ()
+    groups: int = 1
     host_s: float = 0.0
     low: float = 1.0
     high: float = 1.0
@@ -73,22 +90,40 @@ class StepTable:
         image_tokens: int = 0,
         drafted_tokens: int = 0,
     ) -> float:
-        """A step of `decoding` sequences with `cached_tokens` in all, beside `chunks`: (new tokens, tokens before).
-
-        `drafted_tokens` of the sequences that decode are verified: rows of products and of the head, on one read of
-        the cache.
-        """
-        total = decoding + drafted_tokens + sum(new for new, _ in chunks)
-        whole = total
-        if self.padded_to and total <= self.padded_to[-1]:
-            whole = self.padded_to[bisect_left(self.padded_to, total)]
-        found = self.tokens(whole) + self.head(decoding + drafted_tokens + len(chunks))
-        if decoding:
-            found += self.decoding(decoding, cached_tokens / decoding)
-        for new, before in chunks:
-            found += self.prompts(new, new + before)
+        """A step of `decoding` sequences with `cached_tokens` in all, and the rest of a `RankStep`."""
+        rows = decoding + drafted_tokens
+        tokens = rows + sum(new for new, _ in chunks)
+        found = self._by_tokens(tokens, rows + len(chunks)) + self._by_sequences(decoding, cached_tokens, chunks)
         if image_tokens and self.images is not None:
             found += self.images(image_tokens)
+        return found
+
+    def seconds_together(self, steps: Sequence[RankStep]) -> float:
+        """A step in which every group computes what its own scheduler chose; some may have nothing to do.
+
+        Groups exchange the rows of experts in every layer: all wait for the slowest, and vLLM fills the shorter batches
+        up to the longest.
+        """
+        rows = [step.decoding + step.drafted_tokens for step in steps]
+        tokens = max(own + sum(new for new, _ in step.chunks) for own, step in zip(rows, steps, strict=True))
+        heads = max(own + len(step.chunks) for own, step in zip(rows, steps, strict=True))
+        found = self._by_tokens(tokens, heads, self.groups)
+        found += max(self._by_sequences(step.decoding, step.cached_tokens, step.chunks, self.groups) for step in steps)
+        if self.images is not None:
+            found += self.images(max(step.image_tokens for step in steps))
+        return found
+
+    def _by_tokens(self, tokens: int, rows: int, groups: int = 1) -> float:
+        if self.padded_to and tokens <= self.padded_to[-1]:
+            tokens = self.padded_to[bisect_left(self.padded_to, tokens)]
+        return self.tokens(groups * tokens) + self.head(groups * rows)
+
+    def _by_sequences(
+        self, decoding: int, cached_tokens: int, chunks: Sequence[tuple[int, int]], groups: int = 1
+    ) -> float:
+        found = self.decoding(groups * decoding, cached_tokens / decoding) if decoding else 0.0
+        for new, before in chunks:
+            found += self.prompts(new, new + before)
         return found
 
     def corrected(self, *, decoding: float, prompts: float) -> StepTable:

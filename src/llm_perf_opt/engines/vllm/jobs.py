@@ -23,7 +23,8 @@ class ReplayJob:
     """Requests for an engine with these settings. The time of its steps is told by a table, or step by step.
 
     `slower` multiplies the times of the table: the factor of a band. `acceptance` is the chance that a drafted token
-    is right, where the settings ask for speculation. `replicas` engines stand behind vLLM's own routing.
+    is right, where the settings ask for speculation. `replicas` engines stand behind vLLM's own routing; those that
+    share experts step together, and the table is that of all of them.
     """
 
     settings: EngineSettings
@@ -33,6 +34,7 @@ class ReplayJob:
     slower: float = 1.0
     acceptance: float | None = None
     replicas: int = 1
+    shares_experts: bool = False
     has_jumps: bool = False  # steps between two events in one, by drafts that are all right: inside/jumps.py
 
 

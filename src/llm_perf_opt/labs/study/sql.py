@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.study_columns import COLUMNS, REAL, TEXT, TRUTH, WHOLE
 from llm_perf_opt.labs.study.parquet_store import INSTALL, StudyStore
 
 VIEW = "points"
-_MIDDLES = {  # name -> the two edges: as far, by factors, from one as from the other
-    "ttft_s": ("prefill_low_s", "prefill_high_s"),
-    "tpot_s": ("decode_low_s", "decode_high_s"),
-    "run_s": ("run_low_s", "run_high_s"),
+_MIDDLES = {  # name -> the two edges: as far, by factors, from one as from the other; of traffic those of 99 in 100
+    "ttft_s": ("coalesce(prefill_low_s, ttft_p99_low_s)", "coalesce(prefill_high_s, ttft_p99_high_s)"),
+    "tpot_s": ("coalesce(decode_low_s, tpot_p99_low_s)", "coalesce(decode_high_s, tpot_p99_high_s)"),
+    "run_s": ("coalesce(run_low_s, e2e_p99_low_s)", "coalesce(run_high_s, e2e_p99_high_s)"),
     "tokens_per_s": ("tokens_per_s_low", "tokens_per_s_high"),
     "requests_per_s": ("requests_per_s_low", "requests_per_s_high"),
     "cost_per_million_tokens": ("cost_per_million_tokens_low", "cost_per_million_tokens_high"),
     "cost_per_million_requests": ("cost_per_million_requests_low", "cost_per_million_requests_high"),
 }
+_SQL_TYPES = {TEXT: "varchar", WHOLE: "bigint", REAL: "double", TRUTH: "boolean"}
 MIDDLES = tuple(_MIDDLES)  # columns that the view has besides those of the files
 
 
@@ -61,12 +63,20 @@ def connection(store: StudyStore, studies: Sequence[str]) -> Iterator[Any]:
         else:
             opened.execute("set allowed_directories = [" + _quoted(f"{store.path}/") + "]")
             opened.execute("set enable_external_access = false")
-        middles = ", ".join(f"sqrt({low} * {high}) as {name}" for name, (low, high) in _MIDDLES.items())
-        listed = ", ".join(map(_quoted, paths))
-        opened.execute(f"create view {VIEW} as select *, {middles} from read_parquet([{listed}])")
+        opened.execute(f"create view {VIEW} as {_every_column(opened, paths)}")
         yield opened
     finally:
         opened.close()
+
+
+def _every_column(opened: Any, paths: Sequence[str]) -> str:
+    """The points, with the middles of their bands. A file of an earlier release may have fewer columns: unknown."""
+    files = f"read_parquet([{', '.join(map(_quoted, paths))}], union_by_name = true)"
+    there = {name for name, *_ in opened.execute(f"describe select * from {files}").fetchall()}
+    unknown = [f"null::{_SQL_TYPES[one.type]} as {one.name}" for one in COLUMNS if one.name not in there]
+    middles = [f"sqrt({low} * {high}) as {name}" for name, (low, high) in _MIDDLES.items()]
+    whole = f"select {', '.join(['*', *unknown])} from {files}"
+    return f"select *, {', '.join(middles)} from ({whole})"
 
 
 def _paths(store: StudyStore, files: Sequence[str]) -> list[str]:

@@ -104,6 +104,24 @@ def test_replicas_share_requests_that_come_at_once(process: ReplayProcess) -> No
     assert [len(one.requests.ids) for one in found] == [5, 5]
 
 
+def test_replicas_that_share_experts_step_together(process: ReplayProcess) -> None:
+    """One has a request of 20 tokens, the other one of 5 that comes later: steps of both begin at the same times."""
+    late = request(1, arrival_s=0.05, output_tokens=5)
+    shared = job(request(0), late, table=replace(TABLE, groups=2), replicas=2, shares_experts=True)
+    one, other = process.replay_replicas(shared)
+    assert [len(found.requests.ids) for found in (one, other)] == [1, 1]
+    assert set(other.steps.start_s) <= set(one.steps.start_s)
+    assert len(other.steps.start_s) == 5
+    alone = process.replay(job(request(0)))
+    assert one.requests.last_token_s == pytest.approx(alone.requests.last_token_s), "no step is longer by the other"
+    assert other.requests.scheduled_s[0] >= 0.05
+
+
+def test_replicas_share_experts_only_by_a_table_of_theirs(process: ReplayProcess) -> None:
+    with pytest.raises(UsageError, match="cannot share experts"):
+        process.replay_replicas(job(request(0), replicas=2, shares_experts=True))
+
+
 def test_images_need_a_model_that_takes_them(process: ReplayProcess) -> None:
     image = replace(request(0), images=(ImageSpan(offset=1, tokens=64, name="i"),))
     with pytest.raises(UsageError, match="takes none"):

@@ -10,10 +10,11 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from llm_perf_opt.engines.vllm.inside.cache_layers import cache_layers
-from llm_perf_opt.engines.vllm.inside.clock import Clock, Due, Stages
+from llm_perf_opt.engines.vllm.inside.clock import Clock, Due
+from llm_perf_opt.engines.vllm.inside.launches import Launches
 from llm_perf_opt.engines.vllm.inside.sampling import Sampler
 from llm_perf_opt.engines.vllm.inside.step_log import StepLog
-from llm_perf_opt.engines.vllm.inside.step_time import StepTime, batch_of
+from llm_perf_opt.engines.vllm.inside.step_time import batch_of
 
 
 class VirtualExecutor(Executor):
@@ -41,11 +42,10 @@ class VirtualExecutor(Executor):
             "compile_or_warm_up_model": lambda: CompilationTimes(0.0, 0.0),
         }
 
-    def begin(self, step_time: StepTime, sampler: Sampler) -> None:
-        """A new replay: the clock at zero, all stages idle, an empty log."""
-        self.clock.now = 0.0
-        self._step_time, self._sampler = step_time, sampler
-        self._stages = Stages(self.parallel_config.pipeline_parallel_size)
+    def begin(self, launches: Launches, sampler: Sampler) -> None:
+        """A new replay on devices that are idle, with an empty log."""
+        self._launches, self._sampler = launches, sampler
+        self.clock = launches.clock
         self._none = Due(self.clock, 0.0, None)
         self.log = StepLog()
 
@@ -63,17 +63,13 @@ class VirtualExecutor(Executor):
                 Due(self.clock, self.clock.now, EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
             )
         batch = batch_of(scheduled, self.scheduler.requests)
-        stage_s = self._step_time.seconds(batch)
-        self.clock.now += self._step_time.host_s
-        start_s, end_s = self._stages.launch(self.clock.now, stage_s)
-        self.log.add(start_s, end_s, stage_s, batch, self.scheduler)
         ids = list(scheduled.num_scheduled_tokens)
         sampled = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={name: at for at, name in enumerate(ids)},
             sampled_token_ids=self._sampler.sampled(scheduled, self.scheduler.requests),
         )
-        self._due = Due(self.clock, end_s, sampled)
+        self._due = self._launches.launch(self.log, batch, self.scheduler, sampled)
         return self._none if non_block else None
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:

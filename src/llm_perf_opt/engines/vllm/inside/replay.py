@@ -14,6 +14,8 @@ from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.requests import Traffic
 from llm_perf_opt.engines.vllm.inside import platform
 from llm_perf_opt.engines.vllm.inside.jumps import JumpingSampler, JumpingTime, can_jump
+from llm_perf_opt.engines.vllm.inside.launches import OwnLaunches
+from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
 from llm_perf_opt.engines.vllm.inside.sampling import Sampler, chosen_sampler
 from llm_perf_opt.engines.vllm.inside.step_time import RecordedTime, StepTime, TableTime
 from llm_perf_opt.engines.vllm.jobs import ReplayJob, read_message
@@ -82,14 +84,16 @@ def replay(cores: Sequence[Any], job: ReplayJob, sampler: Sampler | None = None)
     from llm_perf_opt.engines.vllm.inside.routing import FrontEnd
     from llm_perf_opt.engines.vllm.inside.run import run
 
+    rounds = _rounds(job)
     for core in cores:
         core.reset_prefix_cache()
         core.reset_encoder_cache()
-        core.model_executor.begin(_step_time(job), sampler or _sampler(core, job))
+        launches = rounds or OwnLaunches(_step_time(job), job.settings.pipeline)
+        core.model_executor.begin(launches, sampler or _sampler(core, job))
     route = FrontEnd(cores).route if len(cores) > 1 else None
     began = time.thread_time()
     with _no_collector():
-        answered = run(cores, job.traffic, RequestWriter().engine_request, route)
+        answered = run(cores, job.traffic, RequestWriter().engine_request, route, rounds)
     cpu_s = (time.thread_time() - began) / len(cores)
     return [
         Replayed(
@@ -102,6 +106,19 @@ def replay(cores: Sequence[Any], job: ReplayJob, sampler: Sampler | None = None)
         )
         for core, requests in zip(cores, answered, strict=True)
     ]
+
+
+def _rounds(job: ReplayJob) -> Rounds | None:
+    """What replicas have in common that share experts."""
+    if not job.shares_experts:
+        return None
+    if job.table is None or job.table.groups != job.replicas or job.has_jumps or job.settings.pipeline > 1:
+        raise UsageError(
+            f"These {job.replicas} replicas cannot share experts.",
+            why="that needs a table for as many groups of ranks, one stage, and every step for itself",
+            fix="make the table for that plan, and leave jumps and stages out",
+        )
+    return Rounds(job.table, job.slower)
 
 
 def _step_time(job: ReplayJob) -> StepTime:

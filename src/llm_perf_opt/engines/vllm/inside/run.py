@@ -9,6 +9,7 @@ from typing import Any
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.serving.replayed import AnsweredRequests
 from llm_perf_opt.core.serving.requests import Request, Traffic
+from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
 
 MakeRequest = Callable[[Request, float], Any]  # one of ours and the time at which it comes -> one of vLLM's
 Route = Callable[[Any], int]  # a request of vLLM's -> the replica that gets it
@@ -16,16 +17,20 @@ _IDLE_STEPS = 3  # without a token, without an answer: nothing will change by it
 
 
 def run(
-    cores: Sequence[Any], traffic: Traffic, make_request: MakeRequest, route: Route | None = None
+    cores: Sequence[Any],
+    traffic: Traffic,
+    make_request: MakeRequest,
+    route: Route | None = None,
+    rounds: Rounds | None = None,
 ) -> list[AnsweredRequests]:
     """All requests, answered by engine cores whose executors have a clock and a log of steps; one entry for each core.
 
     Every core has its own clock. The one that is furthest behind steps next, so no request comes to a core before
-    its time. `route` chooses the core where there are several.
+    its time. With `rounds` they have one clock, and all step. `route` chooses the core where there are several.
     """
-    running = _Run([_Replica(core) for core in cores], traffic, make_request, route or (lambda _: 0))
+    running = _Run([_Replica(core) for core in cores], traffic, make_request, route or (lambda _: 0), rounds)
     running.to_the_end()
-    return running.answered()
+    return [replica.answered() for replica in running.replicas]
 
 
 class _Replica:
@@ -58,15 +63,16 @@ class _Replica:
         self._arrival_s.append(arrival_s)
         self._idle = 0
 
-    def step(self) -> list[str]:
-        """One turn of vLLM's busy loop; the names of those whose answer ended."""
+    def step(self) -> Any:
+        """One turn of vLLM's busy loop, and what came out of it."""
         core = self.core
         outputs, has_run = core.step_fn()
         core.post_step(has_run)
         self._idle = 0 if has_run or outputs or core.batch_queue else self._idle + 1
-        return self._take(outputs) if outputs else []
+        return outputs or {}
 
-    def _take(self, outputs: Any) -> list[str]:
+    def take(self, outputs: Any) -> list[str]:
+        """Note when tokens came; the names of those whose answer ended."""
         now, first_s = self.clock.now, self._first_s
         ended = []
         for output in outputs.values():
@@ -99,8 +105,15 @@ class _Replica:
 class _Run:
     """Requests that are still to come, and the places that a client has for them."""
 
-    def __init__(self, replicas: list[_Replica], traffic: Traffic, make_request: MakeRequest, route: Route) -> None:
-        self._replicas, self._make_request, self._route = replicas, make_request, route
+    def __init__(
+        self,
+        replicas: list[_Replica],
+        traffic: Traffic,
+        make_request: MakeRequest,
+        route: Route,
+        rounds: Rounds | None,
+    ) -> None:
+        self.replicas, self._make_request, self._route, self._rounds = replicas, make_request, route, rounds
         self._requests = traffic.requests
         self._next = 0
         self._free_s = None if traffic.concurrency is None else [0.0] * traffic.concurrency  # when places became free
@@ -115,15 +128,21 @@ class _Run:
                 self._require_all_answered()
                 return
             else:
-                ended = behind.step()
+                ended = behind.take(behind.step()) if self._rounds is None else self._round(self._rounds)
                 if self._free_s is not None:
                     for _ in ended:
                         heappush(self._free_s, behind.clock.now)
 
+    def _round(self, rounds: Rounds) -> list[str]:
+        """Everyone who has something to do takes a step; tokens come when all of them are done."""
+        came = [(one, one.step()) for one in self.replicas if one.has_work and not one.is_stuck]
+        rounds.close()
+        return [name for one, outputs in came for name in one.take(outputs)]
+
     def _furthest_behind(self) -> _Replica | None:
         """Of those that have something to do."""
         found = None
-        for replica in self._replicas:
+        for replica in self.replicas:
             if (found is None or replica.clock.now < found.clock.now) and replica.has_work and not replica.is_stuck:
                 found = replica
         return found
@@ -143,17 +162,13 @@ class _Run:
         if self._free_s is not None:
             heappop(self._free_s)
         made = self._make_request(request, arrival_s)
-        self._replicas[self._route(made)].admit(request, arrival_s, made)
+        self.replicas[self._route(made)].admit(request, arrival_s, made)
 
     def _require_all_answered(self) -> None:
-        for replica in self._replicas:
+        for replica in self.replicas:
             for name in replica.inside:
                 raise PerfOptError(
                     f"The engine never schedules request {name!r}.",
                     why="its cache is too small for this request, even alone",
                     fix="give the cache more bytes or blocks, or leave the request out",
                 )
-
-    def answered(self) -> list[AnsweredRequests]:
-        """Of each replica."""
-        return [replica.answered() for replica in self._replicas]

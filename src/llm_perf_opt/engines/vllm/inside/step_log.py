@@ -35,3 +35,8 @@ class StepLog:
             if new.req_id not in self.scheduled_s:  # one that was preempted and came back has its first time already
                 self.scheduled_s[new.req_id] = start_s
                 self.cached_tokens[new.req_id] = new.num_computed_tokens
+
+    def lengthen(self, seconds: float) -> None:
+        """The step that was added last takes so much longer."""
+        self.steps.duration_s[-1] += seconds
+        self.busy_s += seconds

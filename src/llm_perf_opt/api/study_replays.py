@@ -1,0 +1,137 @@
+"""Points of a study under traffic: one traced model, and vLLM's scheduler for every plan, device and traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from llm_perf_opt.analyses.capacity.outcome import Outcome
+from llm_perf_opt.analyses.capacity.steady_state import mean_request
+from llm_perf_opt.analyses.capacity.tables import Banded
+from llm_perf_opt.analyses.studies.figures import Figures, costs
+from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
+from llm_perf_opt.api.capacity_replays import Replays
+from llm_perf_opt.api.capacity_search import Candidate
+from llm_perf_opt.api.page_folder import read_pages
+from llm_perf_opt.api.served_model import ServedModel, engine_folder
+from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.tracing import find_origin
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.page_sizes import PageSize
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic
+from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.core.serving.serving_plan import ServingPlan
+
+Found = tuple[PointDeployment, Figures | PerfOptError]
+
+
+def replays_of(task: StudyTask, deployments: Sequence[PointDeployment]) -> Iterator[Found]:
+    """The figures of each deployment under its traffic, or why it has none."""
+    left = list(deployments)
+    if not left:
+        return
+    try:
+        origin = _origin(task)
+        with Replays() as replays, engine_folder(origin, task.model.source) as folder:
+            points = _ReplayedPoints(origin, folder, replays)
+            while left:
+                deployment = left.pop(0)
+                yield deployment, points.at(deployment)
+    except PerfOptError as refusal:  # there is no such model, or no vLLM
+        yield from ((deployment, refusal) for deployment in left)
+
+
+def _origin(task: StudyTask) -> Origin:
+    shared = task.deployments[0]
+    return find_origin(
+        task.model.source,
+        weights=shared.weights,
+        cache=shared.cache,
+        torch_device="cuda",
+        trust_remote_code=task.trust_remote_code,
+        **task.workload,
+    )
+
+
+class _ReplayedPoints:
+    """One model; what was traced for a set of pages serves all plans and devices."""
+
+    def __init__(self, origin: Origin, folder: Path, replays: Replays) -> None:
+        self._origin, self._folder, self._replays = origin, folder, replays
+        self._served: dict[tuple[PageSize, ...], ServedModel] = {}
+
+    def at(self, deployment: PointDeployment) -> Figures | PerfOptError:
+        """One replay, with the edges of its band."""
+        try:
+            return self._figures(deployment)
+        except PerfOptError as refusal:
+            return refusal
+
+    def _figures(self, deployment: PointDeployment) -> Figures:
+        assert deployment.traffic is not None, "only traffic is replayed"
+        declared = read_traffic(deployment.traffic, read_pages)
+        sizes = declared.pages.sizes if isinstance(declared, DeclaredTraffic) and declared.pages is not None else ()
+        served = self._served.setdefault(tuple(sizes), ServedModel(self._origin, self._folder, sizes))
+        requests = as_traffic(declared, served.page_tokens)
+        cluster = deployment.cluster()
+        replica = served.replica(cluster.device, serving_plan(deployment.plan), mean_request(requests), None)
+        if replica is None:
+            raise PerfOptError(
+                f"{deployment.plan.describe()} has no room for a request on {deployment.device}.",
+                why="the weights leave less of the memory than the cache of one request of mean length",
+                fix="choose more ranks, a smaller format or a larger device",
+            )
+        candidate = Candidate(cluster=cluster, served=served, replica=replica, replicas=deployment.plan.dp)
+        banded = self._replays.fleet(candidate, requests, None, None).fleet.banded
+        return {
+            **replayed_figures(banded, deployment.price_per_hour),
+            "rates": f"measured kernels, {replica.table.origin}",
+            "memory_bytes": cluster.device.memory_bytes,
+            "fits_served": True,
+        }
+
+
+def serving_plan(plan: ParallelPlan) -> ServingPlan:
+    """The plan of one replica as vLLM has it; its `dp` are replicas."""
+    if plan.fsdp > 1 or plan.ep not in (1, plan.tp):
+        raise PerfOptError(
+            f"vLLM does not serve {plan.describe()}.",
+            why="it gathers no weights for a step, and spreads experts over all ranks of tp or divides each of them",
+            fix="write tp, pp and dp, and ep as large as tp",
+        )
+    return ServingPlan(tp=plan.tp, pp=plan.pp, has_expert_parallel=plan.ep > 1)
+
+
+def replayed_figures(banded: Banded, price_per_hour: float | None) -> Figures:
+    """The columns of a replay: times with their edges, rates from the slow edge to the fast one, and costs."""
+    expected = banded.expected
+    found: Figures = {
+        "requests": expected.requests,
+        "preemptions": expected.preemptions,
+        "mean_waiting": expected.mean_waiting,
+        "most_cache_use": expected.most_cache_use,
+        "busy": expected.busy,
+        "is_growing": expected.is_growing,
+    }
+    for edge, outcome in (("", expected), ("_low", banded.low), ("_high", banded.high)):
+        found |= _times(edge, outcome)
+    rates = {
+        "requests": {"low": banded.high.requests_per_s, "high": banded.low.requests_per_s},
+        "tokens": {"low": banded.high.output_tokens_per_s, "high": banded.low.output_tokens_per_s},
+    }
+    for what, edges in rates.items():
+        found |= {f"{what}_per_s_{edge}": value for edge, value in edges.items()}
+        found |= costs(what, edges, price_per_hour)
+    return found
+
+
+def _times(edge: str, outcome: Outcome) -> Figures:
+    """A time that no request has, such as that between tokens of answers with one, is unknown."""
+    shares = {"p50": 0.5, "p99": 0.99}
+    times = {"ttft": outcome.ttft, "tpot": outcome.tpot, "e2e": outcome.e2e}
+    return {
+        f"{name}_{text}{edge}_s": None if time is None else time.at(share)
+        for name, time in times.items()
+        for text, share in shares.items()
+    }
