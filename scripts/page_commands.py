@@ -44,6 +44,7 @@ SLOW = {
     r"profile device\.devices=": "runs the full-size model for real",
     r"export deepseek-ocr (?!--part projector )": "exports at full size, for minutes",
 }
+CONFIGS = Path(__file__).resolve().parent.parent / "tests" / "facts" / "deployment" / "configs"
 PREPARED = ("other-run", "before", "after", "hooks", "timed")
 TOOLS = ("jq", "dot")
 STUDY = {  # with the names that the pages ask for
@@ -126,6 +127,7 @@ def prepare(store: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copytree(folder, store / "my-model")
+    shutil.copytree(CONFIGS / "llama31-8b-fp8ct", store / "my-fp8-checkpoint")
     (store / "study.yaml").write_text(json.dumps(STUDY))  # JSON is YAML
     subprocess.run(
         ["llm-perf-opt", "study", "study.yaml", "--out", "results"], cwd=store, check=True, capture_output=True

@@ -21,8 +21,10 @@ from scripts.campaigns.plain_world import changes, describe, look, put_right
 from scripts.campaigns.rows import Row
 from scripts.campaigns.stand_in import PLAN, inputs, make_target, plain_model
 from scripts.campaigns.verbs import (
+    RESUMED,
     VERBS,
     Ended,
+    begun_anew,
     half_files,
     restore,
     results,
@@ -122,10 +124,12 @@ def _pressed(work: Callable[[], object], delay: float, module: nn.Module) -> tup
 def _children(verb: str, place: Path, wanted: int, chosen: random.Random) -> Row:
     words = VERBS[verb] if verb != "profile" else f"{VERBS[verb]} --force"
     clean = results(place)
+    old = begun_anew(words, clean) if verb in RESUMED else clean
+    restore(place, old)
     seconds = seconds_of_child(words, place)
     findings: list[str] = []
     for _ in range(wanted):
-        restore(place, clean)
+        restore(place, old)
         delay = chosen.uniform(0.02, seconds)
         pid = start_child(words, place)
         time.sleep(delay)

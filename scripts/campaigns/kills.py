@@ -15,7 +15,9 @@ from pathlib import Path
 
 from scripts.campaigns.rows import Row
 from scripts.campaigns.verbs import (
+    RESUMED,
     VERBS,
+    begun_anew,
     half_files,
     is_of,
     is_whole,
@@ -31,7 +33,9 @@ from scripts.campaigns.write_faults import SLOW, planned, points_of
 
 NAME = "kills"
 FULL = dict.fromkeys(VERBS, 16) | dict.fromkeys(SLOW, 12) | {"predict": 10, "compare": 10, "profile": 26}
-QUICK = dict.fromkeys(VERBS, 2) | dict.fromkeys(SLOW, 0) | {"trace": 4, "cost": 3, "calibrate": 4, "profile": 2}
+QUICK = (
+    dict.fromkeys(VERBS, 2) | dict.fromkeys(SLOW, 0) | {"trace": 4, "cost": 3, "calibrate": 4, "profile": 2, "study": 2}
+)
 Point = tuple[str, int]
 
 
@@ -46,14 +50,17 @@ def run(*, quick: bool, seed: int) -> list[Row]:
 def _row(verb: str, place: Path, wanted: int, chosen: random.Random) -> Row:
     words = VERBS[verb]
     clean = results(place)
+    fresh = begun_anew(words, clean) if verb in RESUMED else {}
+    restore(place, fresh if verb in RESUMED else clean)
     points = points_of(f"{words} --force" if verb == "profile" else words, place)
+    restore(place, fresh if verb in RESUMED else clean)
     seconds = seconds_of_child(words, place)
     findings: list[str] = []
     for number in range(wanted):
         # A profile is begun anew, goes on in its own folder, or is cleared; the other verbs overwrite.
         first = f"{words} --force" if verb == "profile" and number % 3 == 0 else words
-        is_fresh = number % 3 == 1
-        old: Mapping[str, bytes] = {} if is_fresh else clean
+        is_fresh = number % 3 == 1 or verb in RESUMED
+        old: Mapping[str, bytes] = fresh if is_fresh else clean
         restore(place, old)
         if number % 2 and points:
             point = chosen.choice(points)

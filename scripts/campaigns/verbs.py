@@ -51,11 +51,20 @@ VERBS = {
     "sweep": "sweep tiny --batch 2 --context 16..19 --out sweep.html --csv points.csv "
     "--save-function tiny.function.json --force",
     "plan": "plan tiny --devices 2xh100-sxm --batch 2 --prompt-tokens 4 --max-plans 2 --out plans.html --force",
+    "study": "study study.yaml --out studied --workers 1",
     "export with weights": "export tiny --prompt-tokens 4 --part model.layers.0.mlp --check onnx --load-weights random "
     "--out weighted --force",
     "trace under the profiler": "trace tiny --prompt-tokens 4 --tracer profiler --with-modules --out profiled --force",
     "trace with a picture": "trace tiny --prompt-tokens 4 --tracer torchlens --torchlens-picture "
     "model.layers.0.mlp=mlp.svg --out lens --force",
+}
+RESUMED = ("study",)  # keeps its finished files, so that it is tried on none of them, and has no --force
+STUDY = {
+    "name": "tiny",
+    "models": ["tiny"],
+    "workload": {"batch": 2, "context": 4},
+    "deployments": {"weights": ["checkpoint", "fp8"]},
+    "devices": ["h100-sxm"],
 }
 WRITING = tuple(verb for verb in VERBS if verb not in ("predict", "compare"))  # those two only print
 RECORDING = {
@@ -65,7 +74,7 @@ RECORDING = {
     ],
     "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
 }
-_INPUTS = ("tiny", "base", "tmp", "stored.json", "recording.json")
+_INPUTS = ("tiny", "base", "tmp", "stored.json", "recording.json", "study.yaml")
 _CACHES = (".ses", "torchinductor_")  # names that onnxruntime and torch keep in the system's temporary folder
 _STORED: list[Calibration] = []
 
@@ -99,6 +108,7 @@ def workplace(verbs: Collection[str] = tuple(VERBS)) -> Iterator[Path]:
         (place / "tiny").mkdir()
         (place / "tiny" / "config.json").write_text(json.dumps(CONFIG), "utf-8")
         (place / "recording.json").write_text(json.dumps(RECORDING), "utf-8")
+        (place / "study.yaml").write_text(json.dumps(STUDY), "utf-8")  # JSON is YAML
         try:
             with _calibrated_once(place), _busy_machine():
                 _expect_success(VERBS["trace"].replace("--out run", "--out base"), place)
@@ -227,6 +237,11 @@ def is_of(words: str, name: str) -> bool:
     return any(word.rpartition("=")[2] == name.partition("/")[0] for word in words.split()[1:])
 
 
+def begun_anew(words: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files without those that the verb writes."""
+    return {name: content for name, content in files.items() if not is_of(words, name)}
+
+
 def restore(place: Path, files: Mapping[str, bytes]) -> None:
     """Have these files and no other results, and nothing temporary."""
     for path in place.iterdir():
@@ -254,6 +269,8 @@ def is_whole(name: str, content: bytes) -> bool:
         except ValueError:
             return False
         return True
+    if name.endswith(".parquet"):
+        return len(content) > 12 and content[:4] == content[-4:] == b"PAR1"
     if name.endswith(".pt2"):
         return zipfile.is_zipfile(io.BytesIO(content))
     if name.endswith((".html", ".svg")):

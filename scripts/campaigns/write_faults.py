@@ -17,8 +17,10 @@ from typing import Any
 
 from scripts.campaigns.rows import Row
 from scripts.campaigns.verbs import (
+    RESUMED,
     VERBS,
     WRITING,
+    begun_anew,
     half_files,
     is_of,
     restore,
@@ -31,7 +33,7 @@ from scripts.campaigns.verbs import (
 NAME = "write_faults"
 ERRORS: tuple[int | type[BaseException], ...] = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT, KeyboardInterrupt)
 SHORT_WRITES = 12  # for each verb in the full campaign
-SLOW = ("profile", "export", "pages", "export with weights", "trace with a picture")
+SLOW = ("profile", "export", "pages", "study", "export with weights", "trace with a picture")
 QUICK = {
     "trace": 5,
     "graph": 6,
@@ -41,6 +43,7 @@ QUICK = {
     "calibrate": 4,
     "join": 4,
     "trace under the profiler": 4,
+    "study": 4,
 }
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _KINDS = {"open": "open", "os.rename": "rename", "os.mkdir": "mkdir"}
@@ -115,7 +118,9 @@ def _row(verb: str, place: Path, wanted: int | None, chosen: random.Random) -> R
     words = VERBS[verb]
     clean = results(place)
     old = clean if verb == "profile" else dict.fromkeys(clean, b"the old file")
-    forced = words if "--force" in words else f"{words} --force"
+    old = begun_anew(words, clean) if verb in RESUMED else old
+    forced = words if "--force" in words or verb in RESUMED else f"{words} --force"
+    restore(place, old if verb in RESUMED else clean)
     points = points_of(forced, place)
     faults: list[tuple[str, int, Any]] = [(*point, error) for point in points for error in _errors(verb, chosen)]
     sizes = [len(content) for name, content in clean.items() if is_of(words, name)]

@@ -54,7 +54,7 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "predict": (lpo.trace, lpo.load, Trace.predict, Trace.what_if),
     "join": (lpo.load, load_phase, Trace.join, Answer.save),
     "export": (lpo.export,),
-    "compare": (lpo.load, Trace.compare),
+    "compare": (lpo.trace, lpo.load, Trace.compare),
     "models": (lpo.known_models,),
     "doctor": (lpo.doctor,),
     "devices list": (lpo.devices,),

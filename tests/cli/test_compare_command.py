@@ -48,13 +48,36 @@ def test_two_files(run: Run, runs: tuple[Path, Path, Path]) -> None:
 
 def test_budgets_that_hold_and_one_that_does_not(run: Run, runs: tuple[Path, Path, Path]) -> None:
     held = ["--budget", "prefill.head.flops<=+1%", "--budget", f"total.flops=={2 * FLOPS}"]
-    code, out, _ = run("compare", runs[0], runs[2], *held)
+    code, out, _ = run("compare", runs[0], runs[1], *held)
     assert code == 0
     assert out.count("holds") == 2
-    code, out, err = run("compare", runs[0], runs[2], *held, "--budget", "total.ops<=+10%")
+    code, out, err = run("compare", runs[0], runs[2], "--budget", "total.calls==", "--budget", "total.ops<=+10%")
     assert code == 1
+    assert out.count("holds") == 1
     assert "violated" in out
     assert "total.ops<=+10%" in err
+
+
+def test_a_figure_that_is_not_known_keeps_no_budget(run: Run, runs: tuple[Path, Path, Path]) -> None:
+    """An op without a price may hide any number of FLOPs."""
+    code, out, err = run("compare", runs[0], runs[2], "--budget", "flops<=1e30")
+    assert code == 1
+    assert "not known" in out
+    assert "odd.scan.default" in out
+    assert "flops<=1e30" in err
+
+
+def test_times_on_a_device(run: Run, runs: tuple[Path, Path, Path]) -> None:
+    words = ["--device", "h100-sxm", "--rates", "data-sheet", "--budget", "bound<=1ms", "--json"]
+    code, out, _ = run("compare", runs[0], runs[1], *words)
+    assert code == 0
+    tables = {table["title"]: table["rows"] for table in json.loads(out)["tables"]}
+    [row] = tables["Budgets on time"]
+    assert row["limit_for_b_seconds"] == pytest.approx(1e-3)
+    assert row["a_seconds"] == row["b_seconds"] > 0
+    code, _, err = run("compare", runs[0], runs[1], "--budget", "bound<=1ms")
+    assert code == 2
+    assert "add --device NAME" in err
 
 
 @pytest.mark.parametrize(
@@ -73,7 +96,24 @@ def test_what_cannot_be_meant_is_wrong_usage(
     assert hint in err
 
 
-def test_a_folder_without_traces(run: Run, tmp_path: Path) -> None:
+def test_a_folder_with_neither_traces_nor_a_model(run: Run, tmp_path: Path) -> None:
     code, _, err = run("compare", tmp_path, tmp_path)
     assert code == 2
-    assert "There is no trace" in err
+    assert "has no config.json" in err
+
+
+def test_a_model_is_traced_and_a_trace_takes_no_workload(run: Run, runs: tuple[Path, Path, Path]) -> None:
+    code, out, err = run("compare", runs[0], "stand-in", "--mode", "odd", "--budget", "total.ops<=+0")
+    assert code == 1
+    assert "violated" in out
+    assert "total.ops<=+0" in err
+    assert run("compare", "stand-in", "stand-in", "--strict")[0] == 0
+    code, _, err = run("compare", runs[0], runs[1], "--mode", "odd")
+    assert code == 2
+    assert "has no use for --mode" in err
+
+
+def test_a_budget_that_cannot_be_meant_is_refused_before_any_work(run: Run) -> None:
+    code, _, err = run("compare", "stand-in", "stand-in", "--budget", "flops<=3ms")
+    assert code == 2
+    assert "Tracing" not in err

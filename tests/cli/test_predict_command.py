@@ -69,7 +69,7 @@ def test_an_engine_that_fuses_has_no_host_time(run: Run) -> None:
     assert 0 not in {row["host_high_seconds"] for row in table(eager, "Where the bound and the band come from")}
 
 
-@pytest.mark.parametrize(("device", "told"), [("a100", "near are: a100-pcie-40g"), ("Orin", "more than one device")])
+@pytest.mark.parametrize(("device", "told"), [("a100", "form of: a100-pcie-40g"), ("Orin", "more than one device")])
 def test_a_device_that_is_not_known_is_refused_before_any_work(run: Run, device: str, told: str) -> None:
     code, out, err = run("predict", "stand-in", "--device", device)
     assert (code, out) == (2, "")

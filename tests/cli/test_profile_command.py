@@ -29,7 +29,9 @@ ALONE = ("profiler=off", "static_analysis=off")
 def test_the_defaults_are_those_of_the_records() -> None:
     shown = yaml.safe_load(show_config([]))
     expected = asdict(ProfileRequest())
-    assert shown == {**expected, "workload": {**expected["workload"], "image": "1240x1754", "mode": "base"}}
+    workload = {**expected["workload"], "image": "1240x1754", "mode": "base"}
+    run = {**expected["run"], "folder": "profiles/${now:%Y-%m-%dT%H-%M-%S}"}
+    assert shown == {**expected, "workload": workload, "run": run}
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -53,6 +55,16 @@ def test_the_configuration_can_be_looked_at(run: Run) -> None:
     assert yaml.safe_load(out)["model"]["dtype"] == "float32"
 
 
+def test_a_word_alone_is_the_model(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("profile", "deepseek-ocr-tiny", "--show-config")
+    assert code == 0
+    assert yaml.safe_load(out)["model"]["name"] == "deepseek-ocr-tiny"
+    assert "run.folder=DIR" in err
+    _, out, err = run("profile", "deepseek-ocr-tiny", "--show-config", f"run.folder={tmp_path}")
+    assert yaml.safe_load(out)["run"]["folder"] == str(tmp_path)
+    assert "run.folder=DIR" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -70,7 +82,8 @@ def test_the_configuration_can_be_looked_at(run: Run) -> None:
         (["profiler.nsight=vtune"], "known: none, nsys, ncu"),
         (["model.weights=best"], "known: random, stored"),
         (["workload.image=nowhere.png"], "There is no page 'nowhere.png'"),
-        (["a b c"], "cannot be made"),
+        (["a b c"], "No model named 'a b c'"),
+        (["~run.nothing"], "cannot be made"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

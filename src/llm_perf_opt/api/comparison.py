@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.compare import (
     DEFAULT_ROWS,
+    Budget,
+    BudgetFigures,
     Compared,
+    Comparison,
     Finding,
     LonePhase,
+    StagePair,
     check_budget,
     compare,
     comparison_report,
     match_phases,
     parse_budget,
-    stages_by_name,
+    stage_pairs,
+    time_table,
+    total_pair,
 )
-from llm_perf_opt.analyses.compare.budgets import StagePair, stage_pairs, total_pair
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.deployed_traces import deployed_device
+from llm_perf_opt.api.hardware import Hardware, find_hardware, require_room
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Report
 
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.compare import BudgetCheck
+    from llm_perf_opt.analyses.time.rates import RateSource
     from llm_perf_opt.api.trace import Trace
 
 
@@ -70,20 +80,22 @@ class ComparisonAnswer(Answer):
 
 
 def comparison_answer(
-    left: Trace, right: Trace, *, phases: Sequence[str] = (), budgets: Sequence[str] = (), rows: int | None = None
+    left: Trace,
+    right: Trace,
+    *,
+    phases: Sequence[str] = (),
+    budgets: Sequence[str] = (),
+    rows: int | None = None,
+    device: str | Hardware | None = None,
+    devices_file: Path | None = None,
+    execution: str = "eager",
+    rates: str | None = None,
 ) -> ComparisonAnswer:
     """Compare two traces phase by phase; `phases` picks some, `rows` limits the families that the report lists."""
     wanted = [parse_budget(text) for text in budgets]
+    source = _rates((left, right), wanted, device, devices_file=devices_file, execution=execution, rates=rates)
     matched = match_phases(left.graphs, right.graphs, tuple(phases))
-    comparisons = tuple(compare(*pair) for pair in matched.pairs)
-    stages = stages_by_name(comparisons) if wanted else {}
-    compared = Compared(
-        left=left.name,
-        right=right.name,
-        comparisons=comparisons,
-        lone=matched.lone,
-        verdicts=tuple(check_budget(budget, stages) for budget in wanted),
-    )
+    compared = _compared((left, right), tuple(compare(*pair) for pair in matched.pairs), matched.lone, wanted, source)
     return ComparisonAnswer(
         left=left.name,
         right=right.name,
@@ -91,11 +103,65 @@ def comparison_answer(
             PhaseDifferences(
                 phase=comparison.phase, stages=tuple(stage_pairs(comparison)), findings=comparison.findings
             )
-            for comparison in comparisons
+            for comparison in compared.comparisons
         ),
         lone_phases=matched.lone,
-        total=total_pair(comparisons),
+        total=total_pair(compared.comparisons),
         budgets=compared.verdicts,
         _compared=compared,
         _rows=DEFAULT_ROWS if rows is None else rows,
     )
+
+
+def _compared(
+    sides: tuple[Trace, Trace],
+    comparisons: tuple[Comparison, ...],
+    lone: tuple[LonePhase, ...],
+    budgets: Sequence[Budget],
+    rates: RateSource | None,
+) -> Compared:
+    """What the report shows: times where there are rates, and the verdict on every budget."""
+    left, right = sides
+    if not budgets and rates is None:
+        return Compared(left=left.name, right=right.name, comparisons=comparisons, lone=lone)
+    figures = BudgetFigures(comparisons, runs=(left.graphs, right.graphs), rates=rates)
+    return Compared(
+        left=left.name,
+        right=right.name,
+        comparisons=comparisons,
+        lone=lone,
+        verdicts=tuple(check_budget(budget, figures) for budget in budgets),
+        times=None if rates is None else time_table(figures, rates.title),
+        time_notes=() if rates is None else tuple(rates.notes()),
+    )
+
+
+def _rates(
+    sides: tuple[Trace, Trace],
+    budgets: Sequence[Budget],
+    device: str | Hardware | None,
+    *,
+    devices_file: Path | None,
+    execution: str,
+    rates: str | None,
+) -> RateSource | None:
+    """What times both runs: a device that is named, or the one that both were made for where a budget needs it."""
+    from llm_perf_opt.api.prediction import refuse_rates, source_of
+
+    timed = [budget.text for budget in budgets if budget.is_time]
+    if device is None and timed:
+        made_for = {deployed_device(side.graphs) for side in sides}
+        device = made_for.pop() if len(made_for) == 1 else None
+        if device is None:
+            raise UsageError(
+                f"The budget {timed[0]} needs a device.",
+                why="its figure is a time, and the two traces were not made for one and the same device",
+                fix="add --device NAME; llm-perf-opt devices list shows them",
+            )
+    if device is None:
+        return None
+    refuse_rates(execution, rates, None)
+    hardware = find_hardware(device, devices_file)
+    for side in sides:
+        require_room(side.graphs, hardware)
+    return source_of(hardware, execution, rates)

@@ -93,8 +93,7 @@ def check_sources(sources: Sources | None) -> tuple[str, ...]:
         return SOURCES_OF_A_TRACE
     names = ALL_SOURCES if sources == "all" else tuple(sources)
     for name in names:
-        if name != COUNTED:
-            SOURCES.check(name)
+        SOURCES.check(name, besides=(COUNTED,))
     return names
 
 

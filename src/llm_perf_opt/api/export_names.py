@@ -20,6 +20,7 @@ MATRIX = "matrix"
 MATRIX_FORMATS = ("json", "markdown", "html")
 _PART_SUFFIXES = (".pt2", ".fx.txt", ".onnx", ".onnx.data")
 _NO_WEIGHTS = "none"
+_NAMED = 8  # modules in a message
 
 
 def check_names(names: Sequence[str] | None) -> frozenset[Check]:
@@ -97,12 +98,21 @@ def require_called(origin: Origin, chosen: Sequence[Part], names: Sequence[str])
         called = [path for path, count in graphs[part.phase].call_counts.items() if count]
         if part.path not in called:
             exists = part.path in graphs[part.phase].module_types
+            missing = "the model has it, and this phase does not run it" if exists else "the model has no such module"
             raise UsageError(
                 f"The {part.phase} of {origin.name} does not call a module {part.path!r}.",
-                why="the model has it, and this phase does not run it" if exists else "the model has no such module",
+                why=f"{missing}; {_parts_there_are(known, called)}",
                 fix=_near_miss(part.path, (*known, *called))
-                or "llm-perf-opt trace lists the modules that run; or ask for another --phase",
+                or "name one of these or the path of another module that runs; or ask for another --phase",
             )
+
+
+def _parts_there_are(known: Sequence[str], called: Sequence[str]) -> str:
+    """The parts that the model declares; of one that declares none, the outermost modules that run."""
+    if known:
+        return f"its parts are: {', '.join(known)}"
+    outer = sorted((path for path in called if path), key=lambda path: path.count("."))[:_NAMED]
+    return f"modules that run are: {', '.join(outer)}, ..."
 
 
 def target_of(targets: Mapping[str, Target], part: Part) -> Target:

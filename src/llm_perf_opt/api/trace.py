@@ -272,12 +272,35 @@ class Trace:
         return export_parts(self._origin(), parts, **options)
 
     def compare(
-        self, other: Trace, *, phases: Sequence[str] = (), budgets: Sequence[str] = (), rows: int | None = None
+        self,
+        other: Trace,
+        *,
+        phases: Sequence[str] = (),
+        budgets: Sequence[str] = (),
+        rows: int | None = None,
+        device: str | Hardware | None = None,
+        devices_file: Path | None = None,
+        execution: str = "eager",
+        rates: str | None = None,
     ) -> ComparisonAnswer:
-        """What differs in `other`, why, and whether it stays within the budgets."""
+        """What differs in `other`, why, and whether it stays within the budgets.
+
+        A budget is text such as `prefill.flops<=+1%`, `peak_memory<=20GiB` or `decode.time<=+3%`. Times are those of
+        `device`, with `execution` and `rates` as for `predict`; default: the device that both traces were made for.
+        """
         from llm_perf_opt.api.comparison import comparison_answer
 
-        return comparison_answer(self, other, phases=phases, budgets=budgets, rows=rows)
+        return comparison_answer(
+            self,
+            other,
+            phases=phases,
+            budgets=budgets,
+            rows=rows,
+            device=device,
+            devices_file=devices_file,
+            execution=execution,
+            rates=rates,
+        )
 
     def report(
         self,

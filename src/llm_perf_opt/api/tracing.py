@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +37,7 @@ from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
 from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
+from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload, workload_options
 from llm_perf_opt.core.protocols import KnowsKindsOfRank, ModelAdapter, RunsForReal, SpreadsOverRanks, Tracer
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
@@ -90,6 +92,7 @@ def trace(
     - `rank`: which of them; default: one of each kind, the further ones in `others`. `plan`: a file of rules.
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and those of the model.
     """
+    _refuse_unknown(workload)
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     folder, wanted = None if out is None else Path(out), as_pictures(pictures)
     seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
@@ -124,6 +127,20 @@ def _seen_hardware(
     if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
         torch_device = device_of(hardware).torch_device
     return hardware, torch_device
+
+
+def _refuse_unknown(workload: Mapping[str, Any]) -> None:
+    """Refuse a keyword that neither `trace` nor any model or plan takes, with the nearest that is taken."""
+    own = [name for name in inspect.signature(trace).parameters if name not in ("model", "workload")]
+    taken = [*workload_options(), *ParallelPlan.options(), *ModelCode.options(), *own]
+    for name in workload:
+        if name not in taken:
+            near = difflib.get_close_matches(name, taken, n=1)
+            raise UsageError(
+                f"trace takes no {name!r}.",
+                why=f"its keywords are: {', '.join(sorted(taken))}",
+                fix=f"did you mean {near[0]}=?" if near else f"leave {name} out",
+            )
 
 
 def _is_of_engine(workload: dict[str, Any], tracer: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:

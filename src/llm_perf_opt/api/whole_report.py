@@ -27,6 +27,7 @@ from llm_perf_opt.api.cost_answer import CostAnswer
 from llm_perf_opt.api.export import ExportAnswer
 from llm_perf_opt.api.graph import grouped
 from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
+from llm_perf_opt.api.per_rank import RanksAnswer
 from llm_perf_opt.api.what_if import AttentionAnswer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
@@ -149,6 +150,16 @@ def what_exports(parts: Sequence[PartOutcome]) -> str:
     return f"{verdicts[Verdict.OK]} of {len(parts)} parts with {Check.EXPORT}"
 
 
+def what_ranks_hold(ranks: RanksAnswer) -> str:
+    """How many ranks there are of each kind, the most that one of them needs, and whether every one serves."""
+    kinds = ", ".join(f"{format_count(kind.ranks)} like rank {kind.rank}" for kind in ranks.kinds)
+    needed = [phase.needed_bytes for kind in ranks.kinds for phase in kind.phases]
+    known = [size for size in needed if size is not None]
+    most = format_bytes(max(known)) if known and len(known) == len(needed) else _UNKNOWN
+    serves = "" if ranks.fits is None else f"; every rank serves the batch: {'yes' if ranks.fits else 'no'}"
+    return f"{ranks.plan.describe()}: {kinds}; at most {most} needed{serves}"
+
+
 def other_attention(cases: Sequence[AttentionWhatIf]) -> str:
     """What attention by itself moves in the first phase, kind by kind."""
     first = [case for case in cases if case.phase == cases[0].phase]
@@ -174,6 +185,7 @@ class WholeReport(Answer):
     exports: ExportAnswer | None
     attention: AttentionAnswer | None = None  # None: a phase stopped half-way, or there is no attention
     sweep: SweepAnswer | None = None  # None: not asked for
+    ranks: RanksAnswer | None = None  # None: the model runs on one device, or a phase stopped half-way
 
     def report(self) -> Report:
         """The answers at a glance, then the chapters."""
@@ -194,6 +206,8 @@ class WholeReport(Answer):
         yield runs
         yield replace(self.cost.summary(), title="What does it cost?"), what_it_costs(self.cost.stages)
         yield from others
+        if self.ranks is not None:
+            yield replace(self.ranks.report(), title="What does each rank hold and run?"), what_ranks_hold(self.ranks)
         if self.attention is not None:
             yield self._attention(self.attention), other_attention(self.attention.cases)
         if self.sweep is not None:
@@ -233,6 +247,7 @@ def whole_report(
         exports=trace.export() if exports else None,
         attention=_attention(trace, found),
         sweep=default_sweep(trace, found) if sweep else None,
+        ranks=None if any(graph.stopped_in is not None for graph in trace.graphs) else trace.per_rank(found),
     )
 
 

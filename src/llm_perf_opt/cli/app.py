@@ -44,14 +44,14 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (pages, "What pages of several sizes cost; one more crop."),
     (sweep, "How cost changes with batch and context."),
     (report, "Everything that needs no weights, on one page."),
-    (predict, "How fast it could be on a device you need not have."),
-    (plan, "Which parallel plan for so many devices."),
+    (predict, "Which GPU: does it fit, how fast could it serve?"),
+    (plan, "Which parallel plan for so many GPUs."),
     (study, "Thousands of points: models x plans x devices."),
     (ask, "Questions to the results of a study, also in SQL."),
-    (profile, "Run it for real, and say what holds it back."),
+    (profile, "Run it here for real, and say what holds it back."),
     (join, "A GPU recording on the traced ops: time, MFU, MBU."),
-    (export, "Which parts become static graphs, and why others not."),
-    (compare, "Two traces side by side, every difference explained."),
+    (export, "Parts as static graphs, and why others refuse."),
+    (compare, "What changed between two traces or models; budgets."),
     (models, "The models known by name."),
     (doctor, "What is installed and what is missing."),
 ):
@@ -72,6 +72,8 @@ def _root(
     ] = False,
 ) -> None:
     """What a multimodal LLM runs and what it costs: no weights, no GPU, no edits.
+
+    A module of your own is asked from Python: import llm_perf_opt as lpo; lpo.trace(module, (inputs,)).
 
     The result goes to stdout, progress to stderr. Exit code 0: fine, 1: our failure, 2: wrong usage.
     """

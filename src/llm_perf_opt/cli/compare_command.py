@@ -2,41 +2,94 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from llm_perf_opt.cli.model_options import (
+    MODEL_HELP,
+    CacheOption,
+    DevicesOption,
+    TrustOption,
+    WeightsOption,
+    takes_workload,
+    trace_or_load,
+)
 from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
 from llm_perf_opt.core.errors import PerfOptError
 
-SIDE_HELP = "A trace file, or a folder that holds some."
-LeftArgument = Annotated[Path, typer.Argument(metavar="A", help=SIDE_HELP, show_default=False)]
-RightArgument = Annotated[Path, typer.Argument(metavar="B", help=SIDE_HELP, show_default=False)]
+if TYPE_CHECKING:
+    from llm_perf_opt.api.trace import Trace
+
+SIDE_HELP = "A trace file, a folder that holds some, or a model, which is traced first."
+LeftArgument = Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP, show_default=False)]
+RightArgument = Annotated[str, typer.Argument(metavar="B", help=f"The same. {MODEL_HELP}", show_default=False)]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 if any difference is unexplained.")]
 PhaseOption = Annotated[list[str] | None, typer.Option("--phase", help="Compare this phase only; may be repeated.")]
 BudgetOption = Annotated[
     list[str] | None,
-    typer.Option("--budget", help='Exit 1 unless it holds for B, like "prefill.flops<=+1%"; may be repeated.'),
+    typer.Option(
+        "--budget",
+        help="Exit 1 unless it holds for B: a limit on FLOPs, bytes, peak_memory, cache, or with --device bound and "
+        'time, like "prefill.flops<=+1%", "peak_memory<=20GiB", "decode.time<=12ms"; may be repeated.',
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Times of both on this device, such as h100-sxm or 8x h100-sxm. Default: none, and for budgets on times "
+        "the device that both traces were made for.",
+    ),
+]
+ExecutionOption = Annotated[
+    Literal["eager", "fused"], typer.Option(help="With --device: who launches kernels, as for predict.")
+]
+RatesOption = Annotated[
+    Literal["tables", "data-sheet"] | None,
+    typer.Option(help="With --device: where times come from, as for predict."),
 ]
 RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Families of modules to list.")]
 
 
+@takes_workload()
 def compare(
     left: LeftArgument,
     right: RightArgument,
+    workload: Mapping[str, Any],
+    weights: WeightsOption = None,
+    cache: CacheOption = None,
     phase: PhaseOption = None,
     budget: BudgetOption = None,
+    device: DeviceOption = None,
+    devices: DevicesOption = None,
+    execution: ExecutionOption = "eager",
+    rates: RatesOption = None,
     rows: RowsOption = 25,
     strict: StrictOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    trust_remote_code: TrustOption = False,
 ) -> None:
-    """Hold two traces side by side and name the cause of every difference; needs no torch."""
-    from llm_perf_opt.api.tracing import load
+    """Compare two traces or two models and name the cause of every difference; two traces need no torch."""
+    from llm_perf_opt.analyses.compare import parse_budget
 
     reporter = choose_reporter(format_name, json_wanted)
-    answer = load(left).compare(load(right), phases=phase or (), budgets=budget or (), rows=rows)
+    for text in budget or ():
+        parse_budget(text)  # one that cannot be meant is refused before any work
+    formats = {"weights": weights, "cache": cache}
+    before, after = (_side(side, (left, right), workload, formats, trust_remote_code) for side in (left, right))
+    answer = before.compare(
+        after,
+        phases=phase or (),
+        budgets=budget or (),
+        rows=rows,
+        device=device,
+        devices_file=devices,
+        execution=execution,
+        rates=rates,
+    )
     show(answer.report(), reporter)
     if answer.budgets_broken:
         raise _violation(answer.budgets_broken)
@@ -44,10 +97,27 @@ def compare(
         raise _unexplained(answer.unexplained)
 
 
+def _side(
+    side: str,
+    sides: tuple[str, str],
+    workload: Mapping[str, Any],
+    formats: Mapping[str, str | None],
+    trust_remote_code: bool,
+) -> Trace:
+    """A trace as it was made, or a new one of the model; what neither side could take is refused."""
+    from llm_perf_opt.api.trace_files import is_trace
+
+    has_model = not all(map(is_trace, sides))
+    taken = {} if is_trace(side) and has_model else workload
+    return trace_or_load(
+        side, taken, weights=formats["weights"], cache=formats["cache"], trust_remote_code=trust_remote_code
+    )
+
+
 def _violation(budgets: tuple[str, ...]) -> PerfOptError:
     return PerfOptError(
         f"Budgets that do not hold: {', '.join(budgets)}.",
-        why="B is beyond the limit, or the figure is not known; the table of budgets has both sides",
+        why="B is beyond the limit, or a figure is not known; the tables of budgets have both sides, the notes say why",
         fix="the table of differences starts with what changed most; or change the budget",
     )
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.profile.sweeping import Sweep
     from llm_perf_opt.cli.profile_config import ConfiguredRun
 
-_OVERRIDES_HELP = "Choices and values, like model=deepseek-ocr-tiny workload.image=page.png run.repeats=5."
+_OVERRIDES_HELP = "Model, choices and values, like deepseek-ocr-tiny workload.image=page.png run.repeats=5."
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help=_OVERRIDES_HELP, show_default=False)
+    list[str] | None, typer.Argument(metavar="[MODEL] KEY=VALUE", help=_OVERRIDES_HELP, show_default=False)
 ]
 MultirunOption = Annotated[
     bool, typer.Option("--multirun", "-m", help="One run for every combination of values that are lists: a=1,2.")
@@ -50,6 +50,8 @@ def profile(
     words = list(overrides or ())
     if show_config:
         put(visible_lines(profile_config.show_config(words)))
+        if not any(word.startswith(f"{profile_config.FOLDER_KEY}=") for word in words):
+            say(f"Each run makes a new folder of its date and time; {profile_config.FOLDER_KEY}=DIR chooses one.")
         return
     if multirun:
         folder, runs = profile_config.sweep_configured(words, partial(_run, force=force))

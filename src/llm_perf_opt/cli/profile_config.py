@@ -20,6 +20,8 @@ from llm_perf_opt.core.scratch import scratch_folder
 
 CONFIG_MODULE = "llm_perf_opt.conf"
 FOLDER_KEY = "run.folder"
+_MOMENT = "%Y-%m-%dT%H-%M-%S"
+_DATED = f"profiles/${{now:{_MOMENT}}}"  # as Hydra writes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +88,20 @@ def _launch(words: Sequence[str], run: Callable[[Any], None]) -> None:
 
 
 def show_config(overrides: Sequence[str]) -> str:
-    """The whole configuration that these overrides give, as YAML."""
+    """The whole configuration that these overrides give, as YAML; a folder that none names has its date and time."""
     hydra, omegaconf = _import_hydra()
     _store_schema(omegaconf)
     with _as_usage_errors(), hydra.initialize_config_module(version_base="1.3", config_module=CONFIG_MODULE):
-        return str(omegaconf.OmegaConf.to_yaml(hydra.compose(config_name="profile", overrides=_with_model(overrides))))
+        words = _with_model(_with_folder(overrides, f"'{_DATED}'"))
+        return str(omegaconf.OmegaConf.to_yaml(hydra.compose(config_name="profile", overrides=words)))
 
 
-def _with_model(overrides: Sequence[str]) -> list[str]:
-    """`model=NAME` of a model without a file of choices, or `model.name=NAME` alone, as the choice `named`."""
+def _with_model(words: Sequence[str]) -> list[str]:
+    """`model=NAME` of a model without a file of choices, or `model.name=NAME` alone, as the choice `named`.
+
+    A word that is no override is a model: `profile deepseek-ocr-tiny` means `model=deepseek-ocr-tiny`.
+    """
+    overrides = [word if "=" in word or word.startswith(("~", "-")) else f"model={word}" for word in words]
     chosen = [word.partition("=")[2] for word in overrides if word.startswith("model=")]
     files = {file.stem for file in (Path(conf.__file__).parent / "model").glob("*.yaml")}
     is_named = any(word.startswith("model.name=") for word in overrides)
@@ -126,10 +133,10 @@ def _import_hydra() -> tuple[Any, Any]:
 
 def _folder(overrides: Sequence[str]) -> Path:
     given = [word.partition("=")[2] for word in overrides if word.startswith(f"{FOLDER_KEY}=")]
-    return Path(given[-1] if given else f"profiles/{datetime.now():%Y-%m-%dT%H-%M-%S}")
+    return Path(given[-1] if given else f"profiles/{datetime.now():{_MOMENT}}")
 
 
-def _with_folder(overrides: Sequence[str], folder: Path) -> list[str]:
+def _with_folder(overrides: Sequence[str], folder: Path | str) -> list[str]:
     is_given = any(word.startswith(f"{FOLDER_KEY}=") for word in overrides)
     return [*overrides, *([] if is_given else [f"{FOLDER_KEY}={folder}"])]
 

@@ -116,8 +116,13 @@ class OptionRecord:
         known = cls.options()
         for name in given:
             if name not in known:
+                import difflib
+
+                near = difflib.get_close_matches(name, known, n=1)
                 raise UsageError(
-                    f"{cls.taken_by} takes no {name}.", why=f"it takes: {', '.join(known)}", fix=f"leave {name} out"
+                    f"{cls.taken_by} takes no {name}.",
+                    why=f"it takes: {', '.join(known)}",
+                    fix=f"did you mean {near[0]}?" if near else f"leave {name} out",
                 )
         return cls(**{name: known[name].value_of(value) for name, value in given.items()})
 

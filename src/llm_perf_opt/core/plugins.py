@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,19 +60,21 @@ class Registry(Generic[T_co]):
         self.check(name)
         return self._entries[name].partition(":")[0].rpartition(".")[0]
 
-    def check(self, name: str) -> None:
-        """Refuse an unknown name without importing anything."""
-        if name not in self._entries:
+    def check(self, name: str, besides: Sequence[str] = ()) -> None:
+        """Refuse an unknown name without importing anything; `besides` are names that the caller knows itself."""
+        known = (*besides, *self._entries)
+        if name not in known:
+            noun, joined, rest = re.split("( of | with |$)", self.kind, maxsplit=1)
             raise UsageError(
                 f"No {self.kind} named {name!r}.",
-                why=f"known {self.kind}s: {', '.join(self._entries)}",
-                fix=self._nearest(name),
+                why=f"known {noun}s{joined}{rest}: {', '.join(known)}",
+                fix=self._nearest(name, known),
             )
 
-    def _nearest(self, name: str) -> str:
+    def _nearest(self, name: str, known: Sequence[str]) -> str:
         import difflib
 
-        close = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         return f"did you mean {close[0]!r}?" if close else "pick one of the known names"
 
 

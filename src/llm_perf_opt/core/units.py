@@ -15,6 +15,11 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}" if count.is_integer() else _significant(count)
 
 
+def format_number_of(count: int, noun: str) -> str:
+    """`1 time`, `2,000 times`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_short_count(count: float) -> str:
     """`3.34 G`: decimal prefixes, three significant digits, for a picture without room for every digit."""
     return _scaled(count, 1000, _DECIMAL_PREFIXES, "").rstrip()

@@ -55,7 +55,7 @@ def test_the_answer_has_three_lines_and_says_what_limits() -> None:
     assert "the fewest GPUs that keep it with this plan: 6" in first
     assert str(table.rows[0][0]) == "Is 4x h100-sxm tp2 enough?"
     assert "TTFT 1.00 s of 1.00 s (500 ms to 2.00 s)" in times
-    assert limit.startswith("the cache: full at times (50.0 % on average), 1 times")
+    assert limit.startswith("the cache: full at times (50.0 % on average), 1 time a request")
 
 
 def test_a_promise_is_judged_at_both_edges() -> None:

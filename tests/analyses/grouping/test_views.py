@@ -222,7 +222,7 @@ def test_runtime_facts_that_agree() -> None:
     ("change", "stages", "told"),
     [
         ({"decoder_depth": 4}, [], "the decoder is said to have 4 layers in series, and no chain is that long"),
-        ({"decode_steps": 2}, [], "2 decode steps should call the model as often; it was called 1 times"),
+        ({"decode_steps": 2}, [], "2 decode steps should call the model as often; it was called 1 time"),
         ({}, [("vision", ("embed",))], "vision (embed) ran 1 time; the images and crops make 2"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_cluster_is_written_as_it_is_read(text: str) -> None:
         ("99999x8 h100-sxm", "cannot have 799,992 GPUs", "write 8x h100-sxm"),
         ("", "names no cluster", "write 8x h100-sxm"),
         ("8x", "No device is known as '8x'", "devices list"),
-        ("8x H100", "No device is known as 'H100'", "devices list"),
+        ("8x H100", "'H100' may mean more than one device", "such as h100-pcie"),
         ("2x8 h100-sxm via infiniband", "No link is known as 'infiniband'", "[links.<id>]"),
     ],
 )

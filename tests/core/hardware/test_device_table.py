@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware import Device, device_text, find_device, load_devices, read_devices
+from llm_perf_opt.core.hardware import Device, device_text, find_device, load_devices, read_devices, table
 from llm_perf_opt.core.hardware.device import PEAK_NAMES
 from llm_perf_opt.core.hardware.table import AMBIGUOUS_NAMES
 
@@ -192,21 +193,63 @@ def test_every_device_is_found_by_its_id_and_no_two_share_a_reported_name() -> N
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("A100", ["a100-pcie-40g", "a100-sxm-40g", "a100-pcie-80g", "a100-sxm-80g"]),
         ("NVIDIA H100", ["h100-pcie", "h100-sxm", "h100-nvl"]),
-        ("RTX 4090", ["rtx-4090", "rtx-4090d"]),
         ("h100-sxmm", ["h100-sxm"]),
     ],
 )
-def test_a_part_of_a_name_is_refused_with_the_devices_it_may_mean_and_a_table_to_fill(
-    name: str, near: list[str]
-) -> None:
+def test_a_name_that_is_not_known_is_refused_with_those_near_it(name: str, near: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         find_device(name)
     told = caught.value.why.rpartition("near are: ")[2].split(", ")
     assert told[: len(near)] == near
-    template = caught.value.fix.partition("\n\n")[2]
-    assert [device.reported_names for device in read_devices(template, "the template").values()] == [(name,)]
+    assert "llm-perf-opt devices template" in caught.value.fix
+    assert "\n" not in caught.value.fix  # the form itself is printed by that command alone
+
+
+@pytest.mark.parametrize(
+    ("short", "meant"),
+    [
+        ("h200", "h200-sxm"),
+        ("b200", "b200-sxm"),
+        ("a100-40g-sxm", "a100-sxm-40g"),
+        ("RTX 4090", "rtx-4090"),
+        ("4090d", "rtx-4090d"),
+        ("mi300", "mi300x"),
+        ("h20", "h20-96g"),
+    ],
+)
+def test_a_short_form_that_one_device_alone_has_means_it(
+    short: str, meant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table._tell_once.cache_clear()
+    with caplog.at_level(logging.INFO):
+        assert find_device(short) is DEVICES[meant]
+        assert find_device(short) is DEVICES[meant]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{short} is taken as {meant}, the only known device of that name"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("short", "candidates"),
+    [
+        ("h100", "h100-pcie, h100-sxm, h100-nvl"),
+        ("A100", "a100-pcie-40g, a100-sxm-40g, a100-pcie-80g, a100-sxm-80g"),
+        ("a100-40g", "a100-pcie-40g, a100-sxm-40g"),
+        ("m3-max", "apple-m3-max-40"),
+    ],
+)
+def test_a_short_form_of_several_devices_is_refused_with_all_of_them(short: str, candidates: str) -> None:
+    with pytest.raises(UsageError, match="more than one device") as caught:
+        find_device(short)
+    assert candidates in f"{caught.value.why} {caught.value.fix}"
+
+
+def test_half_a_number_is_no_short_form() -> None:
+    """`gb2` is no gb200: what is cut within a number is too likely a slip."""
+    for name in ("gb2", "h10", "a8"):
+        with pytest.raises(UsageError, match="No device is known"):
+            find_device(name)
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS_NAMES)

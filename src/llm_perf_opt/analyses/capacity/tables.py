@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.capacity.outcome import DAY_S, Outcome, Percentiles
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.core.report import Cell, Column, Kind, Table
-from llm_perf_opt.core.units import format_count, format_ratio, format_seconds
+from llm_perf_opt.core.units import format_count, format_number_of, format_ratio, format_seconds
 
 GLANCE, TIMES, RATES, ENGINE = "At a glance", "Times of requests", "Rates", "Inside the engine"
 SHARES = "Where the mean step goes at most requests"
@@ -46,7 +46,11 @@ def times_text(banded: Banded, promise: Promise | None) -> str:
 def limit_of(found: Outcome) -> str:
     """The first of what is used up: the cache, the time of the device, or nothing."""
     if found.preemptions or found.most_cache_use >= _FULL_CACHE:
-        stopped = f", {found.preemptions:,} times a request was stopped and begun again" if found.preemptions else ""
+        stopped = (
+            f", {format_number_of(found.preemptions, 'time')} a request was stopped and begun again"
+            if found.preemptions
+            else ""
+        )
         return f"the cache: full at times ({format_ratio(found.mean_cache_use)} on average){stopped}"
     waiting = f"{format_count(rounded(found.mean_waiting))} requests wait on average"
     if found.is_growing or found.is_closed or found.mean_waiting >= 1:

@@ -1,133 +1,42 @@
-"""Stages of two runs side by side, and budgets on them: `prefill.flops<=+1%`."""
+"""Budgets on a comparison, such as `prefill.flops<=+1%`, `decode.time<=12ms` and `cache<=+2GiB`."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from operator import eq, ge, gt, le, lt
 from types import MappingProxyType
 
-from llm_perf_opt.analyses.compare.explain import Comparison
-from llm_perf_opt.analyses.compare.side import Side, knows_cost
-from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
-from llm_perf_opt.analyses.cost.stage_costs import StageCost, sum_of_stages
-from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.analyses.compare.budget_figures import CACHE, KINDS, METRICS, TIMES, BudgetFigures, Figure
+from llm_perf_opt.analyses.compare.stage_pairs import TOTAL
 from llm_perf_opt.core.errors import UsageError
-
-TOTAL = "total"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePair:
-    """One stage of one phase, or a total; None where a side has no such stage or does not separate it."""
-
-    phase: str
-    stage: str
-    left: StageCost | None
-    right: StageCost | None
-
-
-def stage_pairs(comparison: Comparison) -> list[StagePair]:
-    """The stages of one phase in which anything runs, then their total."""
-    left, right = (_costs(side) for side in comparison.pair.sides)
-    phase = comparison.phase
-    return [
-        StagePair(phase=phase, stage=name, left=left.get(name), right=right.get(name))
-        for name in sorted({**left, **right}, key=lambda name: name == TOTAL)
-        if name == TOTAL or _runs(left.get(name)) or _runs(right.get(name))
-    ]
-
-
-def total_pair(comparisons: Sequence[Comparison]) -> StagePair:
-    """All phases together; weights that phases share count once."""
-    left, right = (_total([comparison.pair.sides[place] for comparison in comparisons]) for place in (0, 1))
-    return StagePair(phase="", stage=TOTAL, left=left, right=right)
-
-
-def _total(sides: Sequence[Side]) -> StageCost:
-    graphs = [side.graph for side in sides]
-    modules = len({path for graph in graphs for path in graph.call_counts})
-    totals = [_costs(side)[TOTAL] for side in sides]
-    return sum_of_stages(TOTAL, totals, modules=modules, parameters=count_distinct_parameters(graphs))
-
-
-def _runs(cost: StageCost | None) -> bool:
-    return cost is not None and bool(cost.calls or cost.ops)
-
-
-def _costs(side: Side) -> dict[str, StageCost]:
-    """By stage and in total. Without the order of calls stages cannot be separated, and only totals are known."""
-    graph = side.graph
-    if graph.calls is None:
-        return {TOTAL: _counted_only(graph)}
-    costs = side.stage_costs
-    by_name = {**{stage.name: stage for stage in costs.stages}, TOTAL: costs.total}
-    return by_name if knows_cost(graph) else {name: _without_cost(cost) for name, cost in by_name.items()}
-
-
-def _without_cost(cost: StageCost) -> StageCost:
-    return replace(
-        cost,
-        flops=None,
-        vector_flops=None,
-        bytes_moved=None,
-        activation_bytes=None,
-        peak_live_bytes=None,
-        collectives=None,
-        collective_bytes=None,
-    )
-
-
-def _counted_only(graph: CallGraph) -> StageCost:
-    return StageCost(
-        name=TOTAL,
-        modules=len(graph.call_counts),
-        calls=sum(graph.call_counts.values()),
-        parameters=count_distinct_parameters([graph]),
-        ops=None,
-        flops=None,
-        vector_flops=None,
-        bytes_moved=None,
-        activation_bytes=None,
-        peak_live_bytes=None,
-        collectives=None,
-        collective_bytes=None,
-        unpriced=(),
-    )
-
-
-def stages_by_name(comparisons: Sequence[Comparison]) -> dict[str, StagePair]:
-    """`stage` where only one phase has it, `phase.stage` for each, and `total` for everything."""
-    pairs = [pair for comparison in comparisons for pair in stage_pairs(comparison)]
-    stages = [pair.stage for pair in pairs]
-    short = {pair.stage: pair for pair in pairs if pair.stage != TOTAL and stages.count(pair.stage) == 1}
-    return {**short, TOTAL: total_pair(comparisons), **{f"{pair.phase}.{pair.stage}": pair for pair in pairs}}
-
+from llm_perf_opt.core.report import Kind
 
 Relation = Callable[[Fraction, Fraction], bool]
 
 RELATIONS: MappingProxyType[str, Relation] = MappingProxyType({"<=": le, ">=": ge, "==": eq, "<": lt, ">": gt})
-METRICS: MappingProxyType[str, Callable[[StageCost], int | None]] = MappingProxyType(
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+UNITS: Mapping[Kind, Mapping[str, Fraction]] = MappingProxyType(  # as reports print them; no unit is the first of each
     {
-        "flops": lambda cost: cost.flops,
-        "macs": lambda cost: cost.macs,
-        "bytes": lambda cost: cost.bytes_moved,
-        "parameters": lambda cost: cost.parameters,
-        "activation_bytes": lambda cost: cost.activation_bytes,
-        "calls": lambda cost: cost.calls,
-        "ops": lambda cost: cost.ops,
-        "collectives": lambda cost: cost.collectives,
-        "collective_bytes": lambda cost: cost.collective_bytes,
+        Kind.COUNT: {},
+        Kind.FLOPS: {f"{prefix}FLOP": Fraction(size) for prefix, size in _DECIMAL.items()},
+        Kind.MACS: {f"{prefix}MAC": Fraction(size) for prefix, size in _DECIMAL.items()},
+        Kind.BYTES: {f"{prefix}B": Fraction(size) for prefix, size in (_DECIMAL | _BINARY).items()},
+        Kind.SECONDS: {
+            unit: Fraction(1, size) for unit, size in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9))
+        },
     }
 )
 _GRAMMAR = re.compile(
-    r"\s*(?P<stage>[^<>=]+)\.(?P<metric>\w+)\s*(?P<relation><=|>=|==|<|>)"
-    r"\s*(?P<sign>[+-]?)(?P<amount>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)?\s*(?P<percent>%?)\s*"
+    r"\s*(?:(?P<stage>[^<>=]+)\.)?(?P<metric>\w+)\s*(?P<relation><=|>=|==|<|>)"
+    r"\s*(?P<sign>[+-]?)(?P<amount>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)?\s*(?P<unit>%|[A-Za-z]*)\s*"
 )
-_EXAMPLES = '"prefill.flops<=+1%", "total.bytes<=1e12", "decode.calls<=+0", "sam.ops=="'
+_MOST_EXPONENT = 40  # beyond every figure there is; a larger one would only take time
+_EXAMPLES = '"prefill.flops<=+1%", "total.bytes<=50GB", "decode.time<=+3%", "peak_memory<=20GiB", "sam.ops=="'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,24 +47,38 @@ class Budget:
     stage: str
     metric: str
     relation: str
-    amount: Fraction
+    amount: Fraction  # in FLOPs, bytes, seconds or a count
     share: Fraction  # of what the left side has
 
-    def limit(self, left: int | None) -> Fraction | None:
+    @property
+    def kind(self) -> Kind:
+        """What the figure is, hence its unit."""
+        return KINDS[self.metric]
+
+    @property
+    def is_time(self) -> bool:
+        """Whether a device must be known."""
+        return self.metric in TIMES
+
+    def limit(self, left: int | float | None) -> Fraction | None:
         """The most or least that the right side may have; None where it depends on a left side that is not known."""
         if not self.share:
             return self.amount
-        return None if left is None else self.share * left + self.amount
+        return None if left is None else self.share * Fraction(left) + self.amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetCheck:
-    """A budget and the figures it was checked on. What is not known cannot be shown to hold, so it does not."""
+    """A budget and the figures it was checked on. What is not known cannot be shown to hold, so it does not.
+
+    `why` says what is not known, and on which side; empty: everything that the budget needs is.
+    """
 
     budget: Budget
-    left: int | None
-    right: int | None
+    left: int | float | None
+    right: int | float | None
     limit: Fraction | None
+    why: str = ""
 
     @property
     def holds(self) -> bool:
@@ -169,40 +92,65 @@ def parse_budget(text: str) -> Budget:
     """Read a budget; its stage is looked up later, when the traces are known."""
     match = _GRAMMAR.fullmatch(text)
     if match is None:
-        raise _refusal(text, "a budget is STAGE.METRIC, a relation and an amount")
-    _require_known("metric", match["metric"], METRICS)
-    sign, amount, percent = match["sign"], match["amount"], match["percent"]
+        raise _refusal(text, "a budget is STAGE.METRIC or METRIC, a relation and an amount")
+    metric, stage = match["metric"], match["stage"] or TOTAL
+    _require_known("metric", metric, METRICS)
+    if metric == CACHE and stage != TOTAL:
+        raise _refusal(text, "the cache belongs to the run and to no stage: write cache alone")
+    value, share = _amount(text, match)
+    return Budget(text=text.strip(), stage=stage, metric=metric, relation=match["relation"], amount=value, share=share)
+
+
+def _amount(text: str, match: re.Match[str]) -> tuple[Fraction, Fraction]:
+    """What is allowed beside a share of the left side, and that share."""
+    sign, amount, unit = match["sign"], match["amount"], match["unit"]
     if amount is None:
-        if match["relation"] != "==" or sign or percent:
+        if match["relation"] != "==" or sign or unit:
             raise _refusal(text, "only == may stand alone, for the same as the left side")
-        value, share = Fraction(0), Fraction(1)
-    elif percent and not sign:
-        raise _refusal(text, f"{amount}% could mean a share or a change; write +{amount}% for a change")
-    elif percent:
-        value, share = Fraction(0), 1 + Fraction(sign + amount) / 100
-    else:
-        value, share = Fraction(sign + amount), Fraction(1 if sign else 0)
-    return Budget(
-        text=text.strip(),
-        stage=match["stage"],
-        metric=match["metric"],
-        relation=match["relation"],
-        amount=value,
-        share=share,
-    )
+        return Fraction(0), Fraction(1)
+    if abs(int(re.split("[eE]", f"{amount}e0")[1])) > _MOST_EXPONENT:
+        raise _refusal(text, f"the exponent of {amount} is beyond every figure")
+    if unit == "%":
+        if not sign:
+            raise _refusal(text, f"{amount}% could mean a share or a change; write +{amount}% for a change")
+        return Fraction(0), 1 + Fraction(sign + amount) / 100
+    return Fraction(sign + amount) * _size_of(text, unit, match["metric"]), Fraction(1 if sign else 0)
+
+
+def _size_of(text: str, unit: str, metric: str) -> Fraction:
+    """How many FLOPs, bytes or seconds one of a unit is; a bare number is in these already."""
+    known = UNITS[KINDS[metric]]
+    if not unit:
+        return Fraction(1)
+    if unit not in known:
+        named = f"units of {metric} are {', '.join(known)}" if known else f"{metric} has no unit"
+        raise _refusal(text, f"{unit} is no unit of {metric}: {named}")
+    return known[unit]
 
 
 def _refusal(text: str, why: str) -> UsageError:
     return UsageError(f"{text!r} is no budget.", why=why, fix=f"write it like one of {_EXAMPLES}")
 
 
-def check_budget(budget: Budget, stages: Mapping[str, StagePair]) -> BudgetCheck:
-    """Check a budget on the stages by name."""
-    _require_known("stage", budget.stage, stages)
-    pair = stages[budget.stage]
-    figure = METRICS[budget.metric]
-    left, right = (None if cost is None else figure(cost) for cost in (pair.left, pair.right))
-    return BudgetCheck(budget=budget, left=left, right=right, limit=budget.limit(left))
+def check_budget(budget: Budget, figures: BudgetFigures) -> BudgetCheck:
+    """Check a budget on the figures of both sides."""
+    _require_known("stage", budget.stage, figures.stages)
+    left, right = figures.both(budget.metric, budget.stage)
+    return BudgetCheck(
+        budget=budget,
+        left=left.value,
+        right=right.value,
+        limit=budget.limit(left.value),
+        why="; ".join(_holes(budget, left, right)),
+    )
+
+
+def _holes(budget: Budget, left: Figure, right: Figure) -> Iterator[str]:
+    """What is not known of those figures that the budget needs."""
+    if right.value is None:
+        yield f"B is not known: {right.why}"
+    if left.value is None and budget.share:
+        yield f"A is not known: {left.why}"
 
 
 def _require_known(kind: str, name: str, known: Collection[str]) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from llm_perf_opt.analyses.compare.budgets import BudgetCheck, StagePair, stage_pairs, total_pair
+from llm_perf_opt.analyses.compare.budget_report import budget_notes, budget_tables, change_text
+from llm_perf_opt.analyses.compare.budgets import BudgetCheck
 from llm_perf_opt.analyses.compare.difference import COST_ASPECTS, Aspect, Difference, Finding, Value, Weights
 from llm_perf_opt.analyses.compare.explain import Comparison, LonePhase
 from llm_perf_opt.analyses.compare.filter_causes import filter_notes
 from llm_perf_opt.analyses.compare.side import OwnOps, Tensor
+from llm_perf_opt.analyses.compare.stage_pairs import StagePair, stage_pairs, total_pair
 from llm_perf_opt.analyses.cost.stage_costs import StageCost
 from llm_perf_opt.analyses.path_labels import label_of, path_pattern
 from llm_perf_opt.analyses.run_description import setting_text, workload_note
@@ -94,6 +96,8 @@ class Compared:
     comparisons: tuple[Comparison, ...]
     lone: tuple[LonePhase, ...] = ()
     verdicts: tuple[BudgetCheck, ...] = ()
+    times: Table | None = None  # of both on one device; None: no device was named
+    time_notes: tuple[Note, ...] = ()
 
     @property
     def unexplained(self) -> int:
@@ -106,8 +110,9 @@ def comparison_report(compared: Compared, max_rows: int = DEFAULT_ROWS) -> Repor
     """The tables of a comparison; `max_rows` limits the one that lists families, unexplained ones first."""
     families = _families(compared.comparisons)
     tables = [
+        *budget_tables(compared.verdicts),  # where there are any, they are the answer
         _stage_table(compared.comparisons),
-        *([_budget_table(compared.verdicts)] if compared.verdicts else []),
+        *([] if compared.times is None else [compared.times]),
         *_header_tables(compared.comparisons),
         *([_cause_table(compared.comparisons), _family_table(families[:max_rows])] if families else []),
     ]
@@ -147,43 +152,14 @@ def _stage_row(pair: StagePair) -> tuple[Cell, ...]:
         pair.stage,
         *both("calls"),
         *flops,
-        _change(*flops),
+        change_text(*flops),
         *bytes_moved,
-        _change(*bytes_moved),
+        change_text(*bytes_moved),
     )
 
 
 def _figure(cost: StageCost | None, name: str) -> int | None:
     return None if cost is None else getattr(cost, name)
-
-
-def _change(left: int | None, right: int | None) -> str:
-    if left is None or right is None:
-        return "?"
-    if left == right:
-        return "="
-    return f"{100 * (right - left) / left:+.2f} %" if left else "new"
-
-
-def _budget_table(verdicts: Sequence[BudgetCheck]) -> Table:
-    columns = (
-        Column("budget"),
-        Column("A", Kind.COUNT),
-        Column("B", Kind.COUNT),
-        Column("limit for B", Kind.COUNT),
-        Column("verdict"),
-    )
-    rows = [
-        (
-            verdict.budget.text,
-            verdict.left,
-            verdict.right,
-            None if verdict.limit is None else round(verdict.limit),
-            "holds" if verdict.holds else "violated",
-        )
-        for verdict in verdicts
-    ]
-    return Table(title="Budgets", columns=columns, rows=tuple(rows))
 
 
 def _header_tables(comparisons: Sequence[Comparison]) -> Iterator[Table]:
@@ -312,9 +288,8 @@ def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:
     for lone in compared.lone:
         level = Level.INFO if lone.cause else Level.WARNING
         yield Note(f"Only {lone.side} has the phase {lone.phase}: {lone.cause or UNEXPLAINED}.", level)
-    for verdict in compared.verdicts:
-        if not verdict.holds:
-            yield Note(f"Budget violated: {verdict.budget.text}{_unknown_figure(verdict)}", Level.WARNING)
+    yield from compared.time_notes
+    yield from budget_notes(compared.verdicts)
     if families_left_out > 0:
         yield Note(f"{format_count(families_left_out)} more families of modules are not listed; --rows N shows more.")
     if compared.unexplained:
@@ -336,7 +311,3 @@ def _workload_notes(comparisons: Sequence[Comparison]) -> Iterator[Note]:
     else:
         yield Note(f"Workload of A: {left}")
         yield Note(f"Workload of B: {right}")
-
-
-def _unknown_figure(verdict: BudgetCheck) -> str:
-    return ": the figure is not known, so the budget cannot be shown to hold." if verdict.right is None else "."

@@ -22,7 +22,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, count_kinds, count_kinds_by_stage, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of
-from llm_perf_opt.core.units import format_count
+from llm_perf_opt.core.units import format_number_of
 from llm_perf_opt.ops.table import price
 
 
@@ -238,4 +238,5 @@ def _oracle_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
     for (op, policy), count in counts.items():
         asked = list(sites[op, policy])
         shown = ", ".join(asked[:_NAMED_SITES]) + (", ..." if len(asked) > _NAMED_SITES else "")
-        yield Note(f"No weights: {op} was answered {format_count(count)} times by policy {policy!r}, asked at {shown}.")
+        often = format_number_of(count, "time")
+        yield Note(f"No weights: {op} was answered {often} by policy {policy!r}, asked at {shown}.")

@@ -15,7 +15,7 @@ from llm_perf_opt.core.callgraph.aggregates import split_edge
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.graph_view import Box, Figures, GraphView
 from llm_perf_opt.core.module_selection import recorded_only
-from llm_perf_opt.core.units import format_count
+from llm_perf_opt.core.units import format_count, format_number_of
 
 _NAMED = 3
 _SIGHT = {
@@ -138,15 +138,15 @@ Finding = str | None  # what is wrong, or None for a fact that the structure con
 def _facts(graph: CallGraph) -> Iterator[str]:
     runtime = graph.runtime
     if _is_count(images := runtime.get("images")):
-        yield _plural(images, "image")
+        yield format_number_of(images, "image")
     if _is_counts(crops := runtime.get("crops_per_image")) and crops:
         yield f"{'+'.join(map(str, crops))} crops"
     if _is_count(depth := runtime.get("decoder_depth")):
         yield f"decoder depth {format_count(depth)}"
     if _is_count(steps := runtime.get("decode_steps")) and steps:
-        yield _plural(steps, "decode step")
+        yield format_number_of(steps, "decode step")
     if _is_count(tokens := runtime.get("new_tokens")) and tokens:
-        yield _plural(tokens, "new token")
+        yield format_number_of(tokens, "new token")
 
 
 def _depth_findings(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[int]) -> Iterator[Finding]:
@@ -169,12 +169,12 @@ def _image_findings(graph: CallGraph) -> Iterator[Finding]:
     expected = sum(1 + (count > 0) for count in crops)
     if not graph.stages and graph.calls is None:
         for path, calls in _repeated_on_top(graph):
-            wrong = f"{path} ran {_plural(calls, 'time')}; the images and crops make {expected}"
+            wrong = f"{path} ran {format_number_of(calls, 'time')}; the images and crops make {expected}"
             yield None if calls == expected else wrong
     for stage, paths in graph.stages:
         for path in paths:
             calls = graph.call_counts.get(path, 0)
-            wrong = f"{stage} ({path}) ran {_plural(calls, 'time')}; the images and crops make {expected}"
+            wrong = f"{stage} ({path}) ran {format_number_of(calls, 'time')}; the images and crops make {expected}"
             yield None if calls == expected else wrong
 
 
@@ -193,7 +193,8 @@ def _step_findings(graph: CallGraph) -> Iterator[Finding]:
     steps = graph.runtime.get("decode_steps")
     calls = sum(graph.root_calls.values())
     if _is_count(steps) and steps and calls:
-        wrong = f"{_plural(steps, 'decode step')} should call the model as often; it was called {calls} times"
+        wanted, often = format_number_of(steps, "decode step"), format_number_of(calls, "time")
+        wrong = f"{wanted} should call the model as often; it was called {often}"
         yield None if calls == steps else wrong
 
 
@@ -203,7 +204,3 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 def _is_counts(value: object) -> TypeGuard[Sequence[int]]:
     return isinstance(value, (list, tuple)) and all(map(_is_count, value))
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"

@@ -11,7 +11,7 @@ from llm_perf_opt.analyses.necessary.expert_blocks import AS_TRACED, BALANCED, U
 from llm_perf_opt.analyses.necessary.stage_needs import ExpertReads, NecessaryWork, necessary_by_stage
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
-from llm_perf_opt.core.units import format_bytes, format_flops
+from llm_perf_opt.core.units import format_bytes, format_flops, format_number_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +71,9 @@ def expert_notes(stage: str, necessary: NecessaryWork) -> Iterator[Note]:
     for reads in groups:
         yield Note(
             f"{stage}: each of {reads.layers} expert layers reads {reads.distinct:.4g} of its {reads.experts} experts "
-            f"({_counted(reads.tokens, 'token')} choosing {reads.chosen}). Routing policy {reads.policy}: "
+            f"({format_number_of(reads.tokens, 'token')} choosing {reads.chosen}). Routing policy {reads.policy}: "
             f"{_POLICIES.get(reads.policy, 'as the trace was routed')}."
         )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _merged(reads: tuple[ExpertReads, ...]) -> list[ExpertReads]:

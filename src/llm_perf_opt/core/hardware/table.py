@@ -1,8 +1,9 @@
-"""Which device is meant: by exact id, or by the name that a driver reports, never by a part of a name."""
+"""Which device is meant: by id, by the name that a driver reports, or by a short form that only one id has."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.device import Device
-from llm_perf_opt.core.hardware.device_file import DEVICE_FILE, device_template, read_devices
+from llm_perf_opt.core.hardware.device_file import DEVICE_FILE, read_devices
 from llm_perf_opt.core.reading import read_bytes
+
+log = logging.getLogger(__name__)
 
 # Names that drivers report for more than one device, and what tells those apart.
 AMBIGUOUS_NAMES = {
@@ -35,7 +38,10 @@ class DeviceTable:
     devices: Mapping[str, Device]
 
     def find(self, name: str) -> Device:
-        """The device with this id or reported name, without regard to case; anything else raises."""
+        """The device with this id or reported name, without regard to case, or the one that a short form can mean.
+
+        A short form is some words of an id, `h200` for `h200-sxm`, or their beginnings, `mi300` for `mi300x`.
+        """
         wanted = _plain(name)
         by_id = {_plain(device.id): device for device in self.devices.values()}
         if wanted in by_id:
@@ -48,16 +54,35 @@ class DeviceTable:
         for reported, (candidates, reason) in AMBIGUOUS_NAMES.items():
             if wanted == _plain(reported):
                 raise _ambiguous(name, candidates, reason)
-        raise self._unknown(name)
+        return self._by_short_form(name)
+
+    def _by_short_form(self, name: str) -> Device:
+        words, ids = _words(name), {device.id: _words(device.id) for device in self.devices.values()}
+        whole = [one for one, parts in ids.items() if words and set(words) <= set(parts)]
+        begun = [one for one, parts in ids.items() if words and all(_begins(word, parts) for word in words)]
+        found = whole or begun
+        if len(found) > 1:
+            raise UsageError(
+                f"{name!r} may mean more than one device.",
+                why=f"it is a short form of: {', '.join(found)}",
+                fix=f"give one of these ids, such as {found[0]}",
+            )
+        if not found:
+            raise self._unknown(name)
+        for reported, (candidates, reason) in AMBIGUOUS_NAMES.items():
+            if found[0] in candidates and set(words) <= set(_words(reported)):
+                raise _ambiguous(name, candidates, reason)
+        _tell_once(name, found[0])
+        return self.devices[found[0]]
 
     def _unknown(self, name: str) -> UsageError:
         near = self._nearest(name)
         return UsageError(
             f"No device is known as {name!r}.",
-            why="a device is found by its id or by the name that its driver reports, never by a part of it"
+            why="a device is found by its id, by words of an id, or by the name that its driver reports"
             + (f"; near are: {', '.join(near)}" if near else ""),
-            fix="give an id from `llm-perf-opt devices list`, or describe the device in a file for --devices:\n\n"
-            + device_template(_as_id(name), name),
+            fix="give an id from `llm-perf-opt devices list`, or describe the device in a file for --devices: "
+            f"`llm-perf-opt devices template {_as_id(name)}` prints the form",
         )
 
     def _nearest(self, name: str) -> list[str]:
@@ -106,8 +131,18 @@ def _ambiguous(name: str, candidates: Iterable[str], reason: str) -> UsageError:
     )
 
 
+@cache
+def _tell_once(name: str, identifier: str) -> None:
+    log.info("%s is taken as %s, the only known device of that name", name, identifier)
+
+
 def _plain(name: str) -> str:
     return " ".join(name.split()).casefold()
+
+
+def _begins(word: str, parts: Iterable[str]) -> bool:
+    """Whether one of the parts begins with the word; a digit is not cut off from the digits behind it."""
+    return any(part.startswith(word) and not part[len(word) : len(word) + 1].isdigit() for part in parts)
 
 
 def _words(name: str) -> list[str]:
