@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.per_rank import RanksAnswer
     from llm_perf_opt.api.plans import PlansAnswer, plans
     from llm_perf_opt.api.prediction import PredictionAnswer
+    from llm_perf_opt.api.predictions import PredictionsAnswer
     from llm_perf_opt.api.profile.profile import profile
     from llm_perf_opt.api.profile.profiling import ProfileAnswer
     from llm_perf_opt.api.result_files import read_result
@@ -91,6 +92,7 @@ __all__ = [
     "SweepAnswer",
     "MemoryAnswer",
     "PredictionAnswer",
+    "PredictionsAnswer",
     "RanksAnswer",
     "PlansAnswer",
     "StudyAnswer",
@@ -160,6 +162,7 @@ _HOMES = {
     "CostAnswer": "api.cost_answer",
     "MemoryAnswer": "api.memory",
     "PredictionAnswer": "api.prediction",
+    "PredictionsAnswer": "api.predictions",
     "AttentionAnswer": "api.what_if",
     "GraphAnswer": "api.graph",
     "ExportAnswer": "api.export",

@@ -108,7 +108,7 @@ def test_an_unknown_device_gives_rates_and_no_shares(tmp_path: Path) -> None:
 
 def test_the_answer_comes_first_and_every_figure_is_plain(tmp_path: Path) -> None:
     answer = trace().join(recording(tmp_path, FORWARD))
-    assert answer.tables[0] == "Answer"
+    assert [line.partition(":")[0] for line in answer.report().answer] == ["Attributed", "Reached", "Longest"]
     assert len(answer.to_pandas("Answer")) == 3
     plain = json.loads(json.dumps(answer.to_dict()))
     assert plain["attributed"] == 1.0

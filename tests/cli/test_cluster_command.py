@@ -28,5 +28,5 @@ def test_a_file_describes_another_node(run: Run, tmp_path: Path) -> None:
     assert code == 0
     assert "12x h100-sxm" in shown
     assert "pcie-5-x16" in shown
-    _, listed, _ = run("devices", "show", "h100-sxm", "--devices", mine)
+    _, listed, _ = run("devices", "show", "h100-sxm", "--devices", mine, "--verbose")
     assert "our rack" in listed

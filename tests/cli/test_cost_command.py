@@ -212,8 +212,9 @@ def test_strict_refuses_a_named_source_that_left_something_out_beside_one_that_d
 
 
 def test_one_source_alone_says_so(run: Run) -> None:
-    code, out, _ = run("cost", "stand-in", "--sources", "counted", "--strict")
+    code, out, _ = run("cost", "stand-in", "--sources", "counted", "--strict", "--verbose")
     assert code == 0
+    assert "One source: counted." in out.split("\n\n")[0]
     assert "One source only, counted: nothing was compared." in out
 
 

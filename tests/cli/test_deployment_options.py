@@ -26,7 +26,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_saved_trace_is_asked_what_another_format_would_be(verb: str, saved: Path, run: Run) -> None:
     device = ("--device", "h100-sxm") if verb == "predict" else ()
-    code, out, err = run(verb, saved, "--weights", "fp8", *device)
+    code, out, err = run(verb, saved, "--weights", "fp8", *device, "--verbose")
     assert (code, "error" in err) == (0, False)
     text = " ".join(out.split())
     assert "Weights: fp8 in 3 matrices and 2 expert stacks, bfloat16 elsewhere: 113 KiB stored (what-if)." in text
@@ -66,7 +66,7 @@ def test_a_word_that_is_no_format_is_refused_in_every_verb(
 
 def test_a_cache_is_asked_for_where_something_decodes(tmp_path: Path, run: Run) -> None:
     write_callgraph(made_decode(tokens=100), tmp_path / "decode.callgraph.json", overwrite=False)
-    code, out, _ = run("predict", tmp_path, "--device", "h100-sxm", "--cache", "fp8")
+    code, out, _ = run("predict", tmp_path, "--device", "h100-sxm", "--cache", "fp8", "--verbose")
     assert code == 0
     assert "Cache: float8_e4m3fn (what-if)." in " ".join(out.split())
 

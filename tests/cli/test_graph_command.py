@@ -25,14 +25,14 @@ def traces(tmp_path: Path) -> Path:
 def test_text_to_stdout_by_default(run: Run, traces: Path) -> None:
     code, out, err = run("graph", traces)
     assert (code, err) == (0, "")
-    assert out.startswith("small prefill\n")
+    assert out.startswith("small prefill: ")
     assert "Module @ encoder" in out
     assert "parfor 2" in out
 
 
 def test_a_phase_of_a_run_and_a_file_alone(run: Run, traces: Path) -> None:
-    assert run("graph", traces, "--phase", "decode")[1].startswith("small decode\n")
-    assert run("graph", traces / "decode.callgraph.json")[1].startswith("small decode\n")
+    assert run("graph", traces, "--phase", "decode")[1].startswith("small decode: ")
+    assert run("graph", traces / "decode.callgraph.json")[1].startswith("small decode: ")
     code, _, err = run("graph", traces, "--phase", "vision")
     assert code == 2
     assert "it holds: prefill, decode" in err
@@ -101,9 +101,9 @@ def test_a_filter_says_what_it_left_out(run: Run, traces: Path) -> None:
     code, out, _ = run("graph", traces, "--only", "encoder", "--metric", "activations")
     assert code == 0
     assert "Only encoder, with the boxes around. Left out: " in out
-    assert "of activation bytes; boxes named left out hold them." in out
+    assert "of activation bytes; boxes named left out hold them." in " ".join(out.split())
     assert "left out: " in out
-    assert "share of activations" in out
+    assert "activations share" in " ".join(out.split())
 
 
 def test_a_share_and_a_stage(run: Run, traces: Path) -> None:

@@ -25,7 +25,8 @@ def test_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     words = ("plan", model, "--devices", "2x h100-sxm", "--prompt-tokens", "8", "--batch", "2")
     code, shown, said = call(monkeypatch, capsys, *words)
     assert code == 0
-    assert shown.splitlines()[2] == "Best plan for 2x h100-sxm"
+    assert " on 2x h100-sxm, best plan " in shown.splitlines()[0]
+    assert "Best plan for 2x h100-sxm" in shown.splitlines()
     assert "Plan 1 of 4: tp2" in said
     code, shown, _ = call(monkeypatch, capsys, *words, "--max-plans", "1", "--json")
     assert code == 0

@@ -151,14 +151,14 @@ def test_stacks_can_be_added_to_a_finished_run(run: Run, folder: Path, timed: li
     words = ("profile", *SMALL, "static_analysis=off", f"run.folder={folder}")
     assert run(*words)[0] == 0
     assert "source" not in (folder / "operators.csv").read_text("utf-8").splitlines()[0]
-    code, out, err = run(*words, "profiler.with_stack=true", "profiler.profile_memory=true")
+    code, out, err = run(*words, "profiler.with_stack=true", "profiler.profile_memory=true", "--json")
     assert code == 0, err
     assert len(timed) == 1
     rows = list(csv.DictReader((folder / "operators.csv").open(encoding="utf-8")))
     assert any(row["source"].startswith("sam.py:") for row in rows)
     assert sum(int(row["self_allocated_bytes"]) for row in rows) > 0
-    (table,) = [line for line in out.splitlines() if line.startswith("stage") and "operator" in line]
-    assert table.split()[-2:] == ["allocated", "source"]
+    (table,) = [one for one in json.loads(out)["tables"] if {"stage", "operator"} <= one["rows"][0].keys()]
+    assert list(table["rows"][0])[-2:] == ["allocated_bytes", "source"]
     before = (folder / "operators.csv").read_bytes()
     assert run(*words, "profiler.with_stack=true", "profiler.profile_memory=true")[0] == 0
     assert (folder / "operators.csv").read_bytes() == before  # read back, not measured again

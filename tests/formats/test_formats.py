@@ -182,11 +182,12 @@ def test_text_lines_up_and_prints_units() -> None:
     assert {len(line) for line in table} == {len(table[0])}
 
 
-def test_long_notes_are_wrapped_and_no_word_is_cut() -> None:
-    words = [*["half-way"] * 60, "a-very-long-word" * 8]
-    text = REPORTERS.get("text")().render(Report(title="t", notes=(Note(" ".join(words)),)))
-    assert text.split()[2:] == words
-    assert max(map(len, text.splitlines()[:-1])) <= 110
+def test_long_notes_are_wrapped_and_no_word_is_cut_that_fits_a_line() -> None:
+    words = [*["half-way"] * 60, "a-very-long-word" * 6]
+    text = REPORTERS.get("text")().render(Report(title="t", notes=(Note(" ".join([*words, "x" * 300])),)))
+    assert text.split()[2:63] == words
+    assert "".join(text.split()[63:]) == "x" * 300
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_json_holds_raw_numbers_with_the_unit_in_the_key_and_the_totals_add_up() -> None:

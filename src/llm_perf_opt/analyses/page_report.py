@@ -20,6 +20,7 @@ from llm_perf_opt.core.report import (
     Table,
     table_of,
 )
+from llm_perf_opt.core.units import format_count, format_flops, format_seconds
 
 Cells = Mapping[Column, Callable[[PageCost], Cell]]
 _FEWEST_POINTS = 3  # of a curve over crops
@@ -38,6 +39,33 @@ def page_report(
         charts=tuple(_charts(pages, machine)),
         notes=(*notes, *_notes(pages, added)),
     )
+
+
+def page_lines(
+    model: str, pages: Sequence[PageCost], added: Sequence[AddedCrops], machine: str | None
+) -> tuple[str, ...]:
+    """The range of costs, the range of times, and what one more crop adds."""
+    costly = [page for page in pages if page.run.flops is not None]
+    if not costly:
+        return (f"{model}: FLOPs of {len(pages)} pages are not known.",)
+    least, most = (choose(costly, key=lambda page: page.run.flops or 0) for choose in (min, max))
+    lines = [f"{model}: a page takes {_page_text(least)}, to {_page_text(most)}."]
+    if machine is not None and (fast := _times_text(least)) and (slow := _times_text(most)):
+        lines.append(f"On {machine}: prefill {fast} ({least.name}), to {slow} ({most.name}).")
+    if added and (step := added[-1]).vision_flops is not None:
+        tokens = "" if step.image_tokens is None else f" and {format_count(step.image_tokens)} tokens"
+        lines.append(f"One more crop adds {format_flops(step.vision_flops)} of vision{tokens}.")
+    return tuple(lines)
+
+
+def _page_text(page: PageCost) -> str:
+    tokens = "" if page.run.image_tokens is None else f", {format_count(page.run.image_tokens)} vision tokens"
+    return f"{format_flops(page.run.flops or 0)}{tokens} ({page.name})"
+
+
+def _times_text(page: PageCost) -> str:
+    low, high = page.run.prefill_low_s, page.run.prefill_high_s
+    return "" if low is None or high is None else f"{format_seconds(low)} to {format_seconds(high)}"
 
 
 def grid_text(grid: Grid | None) -> str | None:

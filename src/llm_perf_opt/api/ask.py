@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.analyses.first_lines import counted, listed
 from llm_perf_opt.analyses.studies.questions import QUESTIONS, find_question
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table
+from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.labs.study.parquet_store import StudyStore, require_packages
 from llm_perf_opt.labs.study.sql import SqlResult, answer, connection
 
 if TYPE_CHECKING:
     import pandas
 
+_TOLD = 5  # cells of the first row, in the answer
 MOST_SHOWN = 200  # rows of a report; `to_arrow` and `to_pandas` have all
 _KINDS = {"_bytes": Kind.BYTES, "_flops": Kind.FLOPS}
 _RATES = ("_per_s", "per_s_low", "per_s_high")
@@ -42,8 +45,20 @@ class AskAnswer(Answer):
         assumed = [Note(self._assumes)] if self._assumes else []
         table = report_table(self.question, self._result, MOST_SHOWN)
         return Report(
-            title=f"{', '.join(self.studies)}: {self.question}", tables=(table,), notes=(*none, *cut, *assumed)
+            title=f"{', '.join(self.studies)}: {self.question}",
+            answer=tuple(self._lines(table)),
+            tables=(table,),
+            notes=(*none, *cut, *assumed),
         )
+
+    def _lines(self, table: Table) -> Iterator[str]:
+        """How many rows answer, and the first of them."""
+        studies = counted(len(self.studies), "study", "studies")
+        yield f"{self.question}: {counted(self.row_count, 'row')} from {studies}."
+        if table.rows:
+            cells = zip(table.columns, table.rows[0], strict=True)
+            told = [f"{column.name} {_told(cell, column.kind)}" for column, cell in cells if cell is not None]
+            yield f"First: {listed(told, _TOLD)}."
 
     def to_arrow(self) -> Any:
         """All rows as a `pyarrow.Table`."""
@@ -54,6 +69,12 @@ class AskAnswer(Answer):
         if table is not None:
             return super().to_pandas(table)
         return self._result.table.to_pandas()
+
+
+def _told(cell: Cell, kind: Kind) -> str:
+    if isinstance(cell, int | float):
+        return format_seconds(cell) if kind is Kind.SECONDS else format_count(cell)
+    return str(cell)
 
 
 def report_table(title: str, result: SqlResult, most: int) -> Table:

@@ -20,6 +20,7 @@ from llm_perf_opt.core.hardware.calibration import (
 from llm_perf_opt.core.output_files import make_folder, write_whole
 from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.units import format_bytes_per_s, format_flops_per_s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -30,10 +31,21 @@ class CalibrationAnswer(Answer):
     device: Device | None
     files: tuple[Path, ...]
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The best rates, in a line."""
+        if self.calibration.is_smoke:
+            return ("Only the smallest sizes were tried: these figures mean nothing.",)
+        rates = [f"{dtype} {format_flops_per_s(rate)}" for dtype, rate in best_rates(self.calibration).items()]
+        bandwidth = largest_bandwidth(self.calibration)
+        memory = "memory not known" if bandwidth is None else f"memory {format_bytes_per_s(bandwidth)}"
+        return (f"{self.calibration.title}: {', '.join((*rates, memory))}.",)
+
     def report(self) -> Report:
         """The best rates, and how long the smallest piece of each family of work takes."""
         return Report(
             title=self.calibration.title,
+            answer=self.answer,
             tables=(
                 Table(
                     title="Rates",

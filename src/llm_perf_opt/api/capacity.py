@@ -75,10 +75,12 @@ class CapacityAnswer(Answer):
         """The answer, fleets side by side, the best fleet in detail, and every plan that was considered."""
         best, several = self.best, len(self.fleets) > 1
         has_fleets = several or self.promise is not None or self.deadline is not None or best.price_per_hour is not None
+        glance = glance_table(best, self.promise, self._first_answer())
         return Report(
             title=f"{self.model}: how many GPUs for this traffic",
+            answer=tuple(f"{question} {answer}." for question, answer in glance.rows),
             tables=(
-                glance_table(best, self.promise, self._first_answer()),
+                glance,
                 *((fleets_table(self.fleets, self.promise, self.deadline),) if has_fleets else ()),
                 *((beside_table(self._server.runs, best.banded),) if self._server.runs else ()),
                 times_table(best.banded),

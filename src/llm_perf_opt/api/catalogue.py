@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from llm_perf_opt import __version__
+from llm_perf_opt.analyses.first_lines import counted, listed
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import MODELS
@@ -29,7 +30,11 @@ class ModelsAnswer(Answer):
             "Any other Hugging Face model: llm-perf-opt trace DIR, with config.json in DIR and no weights; "
             "add --trust-remote-code if DIR brings its own Python code."
         )
-        return Report(title="Models known by name", tables=(table,), notes=(folder,))
+        answer = (
+            f"{counted(len(self.models), 'model is', 'models are')} known by name; any Hugging Face folder runs too.",
+            f"Next: llm-perf-opt trace {next(iter(self.models), 'DIR')}, or llm-perf-opt trace DIR.",
+        )
+        return Report(title="Models known by name", answer=answer, tables=(table,), notes=(folder,))
 
 
 def known_models() -> ModelsAnswer:
@@ -151,9 +156,23 @@ class InstallationAnswer(Answer):
         ]
         return Report(
             title="What is installed here",
+            answer=tuple(self._lines()),
             tables=(Table(title="", columns=columns, rows=tuple(rows)), self._engine_table()),
             notes=(*(missing or [Note("Everything a trace needs is here. No GPU is needed.")]), *self._engine_notes()),
         )
+
+    def _lines(self) -> Iterator[str]:
+        """Whether a trace can run, and what is missing."""
+        missing = [found.need.distribution for found in self.distributions if found.version is None]
+        needed = [found.need for found in self.distributions if found.version is None and found.need.extra is None]
+        if needed:
+            yield f"Not complete: {listed([need.distribution for need in needed])} missing. {needed[0].pip_command}"
+        else:
+            yield "Everything a trace needs is here. No GPU is needed."
+        optional = sorted({name for name in missing if name not in [need.distribution for need in needed]})
+        if optional:
+            yield f"Optional and not installed: {listed(optional, 6)}."
+        yield f"vLLM, for plan --traffic: {self.engine.verdict}."
 
     def _engine_table(self) -> Table:
         engine = self.engine

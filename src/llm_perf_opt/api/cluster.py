@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.analyses.first_lines import counted
 from llm_perf_opt.analyses.time.collective_time import CollectiveTime, collective_time
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks, group_of
@@ -13,6 +14,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
 from llm_perf_opt.core.hardware.links import Link
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.units import format_bytes, format_seconds
 
 _SHOWN_BYTES = (2**14, 2**20, 2**26, 2**30)
 _SHOWN_KINDS = (
@@ -60,8 +62,24 @@ class ClusterAnswer(Answer):
         cluster = self.cluster
         title = f"{cluster}: {cluster.count:,} x {cluster.device.name}"
         return Report(
-            title=title, tables=(link_table(cluster.inside, cluster.between), self._times()), notes=tuple(self._notes())
+            title=title,
+            answer=tuple(self._lines()),
+            tables=(self._times(), link_table(cluster.inside, cluster.between)),
+            notes=tuple(self._notes()),
         )
+
+    def _lines(self) -> Iterator[str]:
+        """The links, and how long the largest all-reduce takes."""
+        cluster = self.cluster
+        links = [("inside a node", cluster.inside)]
+        links += [("between nodes", cluster.between)] if cluster.nodes > 1 else []
+        told = [f"{where} {'not known' if link is None else f'{link.id}'}" for where, link in links]
+        yield f"{cluster}: {counted(cluster.count, 'device')}, {', '.join(told)}."
+        known = [one for one in self.collectives if one.time.low_ns is not None and one.time.high_ns is not None]
+        if known and (low := (largest := _largest(known)).time.low_ns) and (high := largest.time.high_ns):
+            size = format_bytes(largest.collective.payload_bytes)
+            band = f"{format_seconds(low / 10**9)} to {format_seconds(high / 10**9)}"
+            yield f"{largest.collective.kind} of {size} over all of them: {band}."
 
     def _times(self) -> Table:
         return Table(
@@ -105,6 +123,11 @@ def cluster(text: str, devices_file: str | Path | None = None) -> ClusterAnswer:
         cluster=found,
         collectives=tuple(TimedCollective(collective=one, time=collective_time(one, found)) for one in shown),
     )
+
+
+def _largest(found: Sequence[TimedCollective]) -> TimedCollective:
+    """The largest payload; the first kind of those."""
+    return max(found, key=lambda one: one.collective.payload_bytes)
 
 
 def link_table(inside: Link | None, between: Link | None) -> Table:

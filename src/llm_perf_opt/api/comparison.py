@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,13 @@ from llm_perf_opt.analyses.compare import (
     time_table,
     total_pair,
 )
+from llm_perf_opt.analyses.first_lines import change_text, counted, listed
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.deployed_traces import deployed_device
 from llm_perf_opt.api.hardware import Hardware, find_hardware, require_room
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.units import format_bytes, format_count, format_flops
 
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.compare import BudgetCheck
@@ -74,9 +76,26 @@ class ComparisonAnswer(Answer):
         """The budgets that do not hold, as they were written."""
         return tuple(verdict.budget.text for verdict in self.budgets if not verdict.holds)
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """Whether the runs differ and why, by how much, and whether the budgets hold."""
+        count, unknown = self.differences, self.unexplained
+        known = "every one has a cause" if not unknown else f"{format_count(unknown)} without a cause"
+        first = f"{counted(count, 'difference')}, {known}." if count else "The traces agree in all that both record."
+        pair = (self.total.left, self.total.right)
+        sides = [(None, None) if side is None else (side.flops, side.bytes_moved) for side in pair]
+        flops = change_text(sides[0][0], sides[1][0], format_flops)
+        moved = change_text(sides[0][1], sides[1][1], format_bytes)
+        lines = [first, f"FLOPs: {flops}; bytes moved: {moved}."]
+        if self.budgets:
+            broken = self.budgets_broken
+            held = f"{len(self.budgets) - len(broken)} of {counted(len(self.budgets), 'budget')} hold"
+            lines.append(f"{held}; broken: {listed(broken)}." if broken else f"{held}.")
+        return tuple(lines)
+
     def report(self) -> Report:
         """Stages side by side, budgets, causes, and the families of modules that differ."""
-        return comparison_report(self._compared, self._rows)
+        return replace(comparison_report(self._compared, self._rows), answer=self.answer)
 
 
 def comparison_answer(

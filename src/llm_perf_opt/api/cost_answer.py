@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from llm_perf_opt.analyses.cost.source_tables import incomplete_sources
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.cost.static_json import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
+from llm_perf_opt.analyses.first_lines import counted, largest_text, listed
 from llm_perf_opt.analyses.reconcile import FigureDifference, FlopsDifference, Ledger
 from llm_perf_opt.analyses.run_description import deployment_notes, run_notes
 from llm_perf_opt.api.answer import Answer
@@ -27,6 +28,7 @@ from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json
+from llm_perf_opt.core.units import format_count, format_flops, format_short_count
 
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.memory.attention_cases import AttentionCase
@@ -125,6 +127,28 @@ class CostAnswer(Answer):
         """The phases that were counted, those apart in which the model raised."""
         return self._graphs
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """What it costs as written and at least, where most of it is, and whether the sources agree."""
+        flops, needed = self.flops, self.necessary_flops
+        written = "FLOPs not known" if flops is None else f"{format_flops(flops)} as written"
+        least = "" if needed is None else f", {format_flops(needed)} necessary"
+        held = "" if self.parameters is None else f"; {format_short_count(self.parameters)} parameters"
+        active = self.active_parameters
+        held += "" if active is None else f", {format_short_count(active)} active"
+        most = largest_text({_stage_name(stage, self.stages): stage.flops for stage in self.stages})
+        differing, unknown = len(self.differences), len(self.unexplained)
+        agree = f"{listed(self.sources, 6)} agree" if len(self.sources) > 1 else f"One source: {listed(self.sources)}"
+        if differing or unknown:
+            causes = f"{format_count(unknown)} unexplained" if unknown else "each with its cause"
+            agree = f"{counted(max(differing, unknown), 'difference')} between sources, {causes}"
+        silent = f"; {counted(len(self.missing), 'figure')} missing" if self.missing else ""
+        return (
+            f"{self.model}: {written}{least}{held}.",
+            *([f"Most FLOPs: {most}."] if most else []),
+            f"{agree}{silent}.",
+        )
+
     def report(self) -> Report:
         """Totals and stages side by side, a chapter per stage, and memory."""
         summary = self.summary()
@@ -134,7 +158,8 @@ class CostAnswer(Answer):
 
             memory = (memory_report(self.memory, self.attention_cases),)
         notes = (*run_notes(self._graphs), *summary.notes)
-        return replace(with_collectives(summary, self._graphs), notes=notes, chapters=(*summary.chapters, *memory))
+        report = replace(with_collectives(summary, self._graphs), notes=notes, answer=self.answer)
+        return replace(report, chapters=(*memory, *summary.chapters))
 
     def summary(self) -> Report:
         """The same without memory."""
@@ -186,6 +211,11 @@ class CostAnswer(Answer):
             texts[FVCORE_FILE] = table
         write_together({folder / name: [text.encode()] for name, text in texts.items()})
         return tuple(folder / name for name in texts)
+
+
+def _stage_name(stage: StageCompute, stages: Sequence[StageCompute]) -> str:
+    is_shared = sum(one.name == stage.name for one in stages) > 1
+    return f"{stage.name} ({stage.phase})" if is_shared else stage.name
 
 
 STEM = "static_compute"

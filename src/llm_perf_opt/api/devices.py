@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llm_perf_opt.analyses.first_lines import counted
 from llm_perf_opt.analyses.kernels.systems import MEASURED_ON, system_of
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.cluster import link_table
 from llm_perf_opt.core.hardware import Device, Node, find_device, load_devices, load_links
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.units import format_bytes, format_bytes_per_s, format_flops_per_s
 
 _LISTED_RATES = ("bf16", "fp16", "fp8", "fp32")
 _LISTED = {  # column of the list -> the figure as a file of devices spells it
@@ -32,10 +34,10 @@ class DevicesAnswer(Answer):
         """One row per device."""
         columns = (
             Column("id"),
-            Column("name"),
-            *(Column(name, Kind.FLOPS_PER_S) for name in _LISTED_RATES),
-            Column("bandwidth", Kind.BYTES_PER_S),
             Column("memory", Kind.BYTES),
+            Column("bandwidth", Kind.BYTES_PER_S),
+            *(Column(name, Kind.FLOPS_PER_S) for name in _LISTED_RATES),
+            Column("name"),
             Column("GPUs in a node", Kind.COUNT),
             Column("joined by"),
             Column("nodes joined by"),
@@ -54,7 +56,12 @@ class DevicesAnswer(Answer):
             "long collectives between such GPUs take. Measured kernels: the device itself (own), or the one that times "
             "are scaled from; predict takes them with the extra `kernels`."
         )
-        return Report(title="Known devices", tables=(table,), notes=(note,))
+        answer = (
+            f"{counted(len(self.devices), 'device is', 'devices are')} known, "
+            f"{len(self.measured_kernels)} with measured kernels of their own or of one near.",
+            "Next: llm-perf-opt devices show ID, or llm-perf-opt predict MODEL --device all.",
+        )
+        return Report(title="Known devices", answer=answer, tables=(table,), notes=(note,))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -70,7 +77,13 @@ class DeviceAnswer(Answer):
         links = () if node is None else (link_table(node.inside, node.between),)
         tables = (_rates_table(device), _memory_table(device), *links, _further_table(device, node))
         notes = (*_notes(device), *_link_notes(node))
-        return Report(title=f"{device.name} ({device.id})", tables=tables, notes=notes)
+        rates = [f"{name} {format_flops_per_s(rate)}" for name, rate in _main_rates(device)]
+        memory = [format_bytes_per_s(device.bandwidth_bytes_per_s), format_bytes(device.memory_bytes)]
+        answer = (
+            f"{device.name}: {', '.join((*rates, *memory))}.",
+            f"Next: llm-perf-opt predict MODEL --device {device.id}.",
+        )
+        return Report(title=f"{device.name} ({device.id})", answer=answer, tables=tables, notes=notes)
 
 
 def devices(devices_file: str | Path | None = None) -> DevicesAnswer:
@@ -100,10 +113,10 @@ def _row(device: Device, node: Node | None, measured_on: str | None) -> tuple[Ce
     inside, between = (None, None) if node is None else (node.inside, node.between)
     return (
         device.id,
-        device.name,
-        *(device.peak_flops_per_s.get(name) for name in _LISTED_RATES),
-        device.bandwidth_bytes_per_s,
         device.memory_bytes,
+        device.bandwidth_bytes_per_s,
+        *(device.peak_flops_per_s.get(name) for name in _LISTED_RATES),
+        device.name,
         None if node is None else node.gpus,
         None if inside is None else inside.id,
         None if between is None else between.id,
@@ -111,6 +124,10 @@ def _row(device: Device, node: Node | None, measured_on: str | None) -> tuple[Ce
         len(device.unverified),
         ", ".join(name for name, figure in _LISTED.items() if figure in device.unverified),
     )
+
+
+def _main_rates(device: Device) -> list[tuple[str, int]]:
+    return [(name, device.peak_flops_per_s[name]) for name in ("bf16", "fp8") if name in device.peak_flops_per_s]
 
 
 def _rates_table(device: Device) -> Table:

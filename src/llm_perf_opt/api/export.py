@@ -11,6 +11,7 @@ from typing import Any
 
 from llm_perf_opt.analyses.cost.module_costs import kinds_in_call
 from llm_perf_opt.analyses.export_matrix import PartFlops, export_report, part_flops
+from llm_perf_opt.analyses.first_lines import counted, listed
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.export_names import (
     MATRIX,
@@ -29,7 +30,7 @@ from llm_perf_opt.api.traced_phases import make_tracer, trace_phase
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.export_outcome import Check, ExportOptions, PartOutcome
+from llm_perf_opt.core.export_outcome import Check, ExportOptions, PartOutcome, Verdict
 from llm_perf_opt.core.output_files import write_together
 from llm_perf_opt.core.plugins import EXPORT_LABS, REPORTERS
 from llm_perf_opt.core.protocols import ExportLab, RunsForReal
@@ -65,7 +66,25 @@ class ExportAnswer(Answer):
 
     def report(self) -> Report:
         """The matrix of parts and checks, the FLOPs, and a chapter of operators per part."""
-        return export_report(self.model, self.parts, self.flops)
+        return replace(export_report(self.model, self.parts, self.flops), answer=self.answer)
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """How many parts each check takes, which are refused, and whether the FLOPs agree."""
+        tried = {
+            check: [verdict for part in self.parts if (verdict := part.outcome(check).verdict) is not Verdict.SKIPPED]
+            for check in Check
+        }
+        taken = [f"{check} {sum(one is Verdict.OK for one in found)}" for check, found in tried.items() if found]
+        failed = [part.name for part in self.parts if part.outcome(Check.EXPORT).verdict is Verdict.FAILED]
+        refused = f"torch.export refuses {listed(failed)}." if failed else "torch.export refuses none."
+        unknown = self.unexplained
+        agree = (
+            f"FLOPs differ without a cause in {listed(unknown)}."
+            if unknown
+            else "FLOPs of all sources agree or differ with a cause."
+        )
+        return f"{self.model}, {counted(len(self.parts), 'part')}: {', '.join(taken)}.", refused, agree
 
 
 def export(

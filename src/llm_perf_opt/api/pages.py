@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analyses.page_costs import AddedCrops, PageCost, RunCost, added_crops, run_cost, smaller_grid
-from llm_perf_opt.analyses.page_report import grid_text, page_report
+from llm_perf_opt.analyses.page_report import grid_text, page_lines, page_report
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_text
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.api.answer import Answer
@@ -52,7 +52,8 @@ class PagesAnswer(Answer):
             Note("FLOPs are as written: a multiply-add counts as two, and causal attention is not halved."),
         )
         machine = None if self.device is None else self.device.name
-        return page_report(f"{self.model}: what a page costs", self.pages, self.added, machine=machine, notes=notes)
+        report = page_report(f"{self.model}: what a page costs", self.pages, self.added, machine=machine, notes=notes)
+        return replace(report, answer=page_lines(self.model, self.pages, self.added, machine))
 
 
 def pages(

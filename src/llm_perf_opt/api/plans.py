@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.analyses.first_lines import counted, three_digits
 from llm_perf_opt.analyses.ranks.plan_figures import PlanFigures, plan_figures, plans_of, ranked
 from llm_perf_opt.analyses.ranks.plan_report import (
     RefusedPlans,
@@ -31,6 +32,7 @@ from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import KnowsPlans
 from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.core.units import format_bytes, format_count, format_ratio, format_seconds
 from llm_perf_opt.core.work_limits import LimitReached
 
 log = logging.getLogger(__name__)
@@ -56,11 +58,32 @@ class PlansAnswer(Answer):
         """The first plan that fits; None: none does."""
         return next((plan for plan in self.plans if plan.fits is not False), None)
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The best plan, how many others fit, and what the best one is spent on."""
+        best, fitting = self.best, sum(plan.fits is not False for plan in self.plans)
+        refused = sum(len(one.plans) for one in self.refused)
+        others = f"{counted(fitting, 'plan fits', 'plans fit')}, {format_count(len(self.plans) - fitting)} do not, "
+        others += f"{format_count(refused)} refused."
+        if best is None:
+            return f"{self.model}: no plan fits on {self.cluster}.", others
+        time = best.decode or best.prefill
+        what = "decode step" if best.decode is not None else "prefill"
+        band = "" if time is None else f": {what} {format_seconds(time.low_s)} to {format_seconds(time.high_s)}"
+        rate = best.tokens_per_s_per_device
+        tokens = "" if rate is None else f", {three_digits(rate)} tokens/s per device"
+        share = None if time is None else time.communication_share
+        shared = "" if share is None else f"At most {format_ratio(share)} of it is communication; "
+        left = best.memory_left_bytes
+        room = "memory left not known" if left is None else f"{format_bytes(left)} of memory left on a rank"
+        return f"{self.model} on {self.cluster}, best plan {best.name}{band}{tokens}.", f"{shared}{room}.", others
+
     def report(self) -> Report:
         """The best plan in words, all plans as ranked, and the reason for each that is refused."""
         refused = (*self.refused, *too_large(self.plans))
         return Report(
             title=f"{self.model}: which plan for {self.cluster}",
+            answer=self.answer,
             tables=(
                 *((best_table(self.best, self.cluster),) if self.best is not None else ()),
                 *((plans_table(self.plans),) if self.plans else ()),

@@ -14,6 +14,7 @@ from llm_perf_opt.analyses.memory.kv_cache import DECODE
 from llm_perf_opt.analyses.time.predict import StageTime, total_wall
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.units import format_count
@@ -21,6 +22,7 @@ from llm_perf_opt.core.work_limits import refuse_decode_steps
 
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.function.figures.times import TimeColumns
+    from llm_perf_opt.analyses.function.phase_function import PhaseFunction
     from llm_perf_opt.api.trace import Trace
 
 RUN_TABLE = "The whole run"
@@ -127,6 +129,21 @@ def _decode_times(
     """The times of all steps, the traces that were made, and why there are no times."""
     import numpy as np
 
+    phase = _decode_function(trace, decode, steps)
+    context = _context(decode)
+    points = {"batch": np.full(steps, _batch(decode)), "context": np.arange(context, context + steps)}
+    if (phase.cell_of_points(points) < 0).any():
+        reasons = "; ".join(dict.fromkeys(str(region.why) for region in phase.open_regions))
+        return None, phase.traces, reasons or "no cell is proven"
+    try:
+        return phase.times(points, rates), phase.traces, None
+    except PerfOptError as refusal:
+        return None, phase.traces, str(refusal)
+
+
+@found_once
+def _decode_function(trace: Trace, decode: CallGraph, steps: int) -> PhaseFunction:
+    """The decode step as a function of its context; it holds for every device."""
     from llm_perf_opt.api.function import trace_function
 
     origin = trace.origin
@@ -135,15 +152,7 @@ def _decode_times(
     context, batch = _context(decode), _batch(decode)
     one_step = replace(trace, graphs=(decode,), origin=origin)
     function = trace_function(one_step, batch=batch, context=(context, context + steps - 1), traces=RUN_TRACES)
-    phase = function.phase(DECODE)
-    points = {"batch": np.full(steps, batch), "context": np.arange(context, context + steps)}
-    if (phase.cell_of_points(points) < 0).any():
-        reasons = "; ".join(dict.fromkeys(str(region.why) for region in phase.open_regions))
-        return None, phase.traces, reasons or "no cell is proven"
-    try:
-        return phase.times(points, rates), phase.traces, None
-    except PerfOptError as refusal:
-        return None, phase.traces, str(refusal)
+    return function.phase(DECODE)
 
 
 def _context(decode: CallGraph) -> int:

@@ -9,22 +9,27 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.measured.correction_report import Correction, with_correction
 from llm_perf_opt.analyses.memory.need import RunMemory, need_table, run_memory
+from llm_perf_opt.analyses.memory.shortage import Shortage
 from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.datasheet_rates import SOURCE, DataSheetRates, Execution
 from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.prediction_report import prediction_report
-from llm_perf_opt.analyses.time.rates import RateSource
+from llm_perf_opt.analyses.time.rates import Band, RateSource
+from llm_perf_opt.analyses.time.speed import Speed, speed_of
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
+from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, hardware_id, require_room
 from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
 from llm_perf_opt.api.predicted_run import PredictedRun, predicted_run, with_run
+from llm_perf_opt.api.prediction_words import execution_text, prediction_lines, shortage_on
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.shared_work import shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
 from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Level, Note, Report
 
 if TYPE_CHECKING:
@@ -89,6 +94,7 @@ class PredictionAnswer(Answer):
     ranks: RanksAnswer | None = None  # None: the model runs on one device, or the times are of a calibration
     run: PredictedRun | None = None  # prefill and several decode steps, where they were asked for
     correction: Correction | None = None  # by what the user measured; None: nothing was
+    shortage: Shortage | None = None  # None: it fits, or that is not known
     _graphs: tuple[CallGraph, ...]
     _rates: Rates
     _source: RateSource
@@ -125,15 +131,45 @@ class PredictionAnswer(Answer):
             return None
         return self.needed_bytes <= self.device.memory_bytes
 
+    @property
+    def speed(self) -> Speed:
+        """Time to the first token, time of a decode step, tokens and pages per second."""
+        plan = plan_in(self._graphs[0].deployment)
+        decode = None if self.run is None else self.run.decode
+        return speed_of(
+            self._graphs,
+            self._times,
+            devices=1 if plan is None else plan.ranks,
+            decode=None if decode is None else Band(decode.low_s, decode.high_s, decode.expected_s),
+            output_tokens=None if decode is None else decode.steps,
+        )
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """What was asked, whether it fits, how fast it is and what limits it: three lines."""
+        return prediction_lines(
+            self._graphs,
+            self._times,
+            self.speed,
+            self._memory,
+            self.device,
+            machine=self.machine if isinstance(self._rates, Calibration) else hardware_id(self._rates) or self.machine,
+            how=execution_text(self.execution, self.engine) if self.device is not None else "as calibrated",
+            shortage=self.shortage,
+            rates=self.rates,
+        )
+
     def report(self) -> Report:
-        """Stages with bound and band, where they come from, the slowest ops, and the memory that is needed."""
+        """The answer, stages with bound and band, the memory that is needed, where times come from, the slowest ops."""
         notes = tuple(deployment_notes(self._graphs))
         report = prediction_report(self._graphs, self._source, self._times)
-        report = with_correction(with_run(report, self.run), self.correction)
+        report = replace(with_correction(with_run(report, self.run), self.correction), answer=self.answer)
         if isinstance(self._rates, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
-        report = replace(report, tables=(*report.tables, need_table(self._memory, self.device)))
-        report = with_ranks(with_serving_fit(report, self._fit), self.ranks)
+        first = 1 if self.run is None else 2
+        memory = with_serving_fit(Report(title="", tables=(need_table(self._memory, self.device),)), self._fit)
+        tables = (*report.tables[:first], *memory.tables, *report.tables[first:])
+        report = with_ranks(replace(report, tables=tables, notes=(*report.notes, *memory.notes)), self.ranks)
         return replace(report, notes=(*notes, *report.notes, *_missing_tables(self._source)))
 
 
@@ -198,6 +234,18 @@ def prediction_answer(
     engine: str | None = None,
 ) -> PredictionAnswer:
     """The prediction of every stage of every phase; `others` are the phases of further kinds of rank."""
+    with shared_work():
+        return _prediction(graphs, rates, execution, others, kernels, engine)
+
+
+def _prediction(
+    graphs: tuple[CallGraph, ...],
+    rates: Rates,
+    execution: str,
+    others: Sequence[tuple[CallGraph, ...]],
+    kernels: str | None,
+    engine: str | None,
+) -> PredictionAnswer:
     device = None if isinstance(rates, Calibration) else device_of(rates)
     fit = None if device is None else traced_fit(graphs, device)
     source, memory = source_of(rates, execution, kernels, engine), run_memory(graphs)
@@ -214,6 +262,7 @@ def prediction_answer(
         needed_bytes=memory.total_bytes,
         serving=None if fit is None else fit[1],
         ranks=None if device is None else ranks_answer((graphs, *others), source, [times]),
+        shortage=None if device is None else shortage_on(graphs, memory, device),
         _graphs=graphs,
         _rates=rates,
         _source=source,

@@ -10,6 +10,7 @@ from llm_perf_opt.analyses.call_checks import CallCheck, call_checks, with_call_
 from llm_perf_opt.analyses.collectives import with_collectives
 from llm_perf_opt.analyses.cost.coverage import UnpricedOp, known_sum, price_coverage
 from llm_perf_opt.analyses.cost.stage_costs import StageCost, StageCosts, run_costs, stage_costs, stage_report
+from llm_perf_opt.analyses.first_lines import counted, largest_text
 from llm_perf_opt.analyses.measured_time import time_report
 from llm_perf_opt.analyses.necessary.necessary_table import StageNeeds, with_necessary
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, necessary_by_stage
@@ -18,6 +19,7 @@ from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.target import Json
+from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_short_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +87,31 @@ class StagesAnswer(Answer):
         """Whether every kind of module ran as often as the inputs and the configuration imply; None: no rule."""
         return all(check.is_as_expected for check in self.call_checks) if self.call_checks else None
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """How much runs, where most of it is, and whether anything is missing."""
+        total, unpriced = self.total, self.unpriced_ops
+        moved = "" if total.bytes_moved is None else f" and {format_bytes(total.bytes_moved)} moved"
+        flops = "FLOPs not known" if total.flops is None else format_flops(total.flops)
+        first = f"{self.model}: {flops}{moved} in {format_count(total.calls)} module calls"
+        by_stage = {f"{stage.name}": stage.cost for stage in self.stages}
+        most = [
+            ("FLOPs", largest_text({name: cost.flops for name, cost in by_stage.items()})),
+            ("bytes", largest_text({name: cost.bytes_moved for name, cost in by_stage.items()})),
+        ]
+        where = "; ".join(f"most {what}: {text}" for what, text in most if text)
+        holes = "No op was seen" if unpriced is None else "Every op has a price"
+        holes = f"{counted(unpriced, 'op has', 'ops have')} no price" if unpriced else holes
+        verdicts = {True: "; calls are as expected", False: "; calls are not as expected", None: ""}
+        calls = verdicts[self.calls_as_expected]
+        lines = (f"{first}, {format_short_count(total.parameters)} parameters.", _sentence(where), f"{holes}{calls}.")
+        return tuple(line for line in lines if line)
+
     def report(self) -> Report:
         """The table of stages, what is necessary, calls expected and found, and the times."""
         costs = StageCosts(stages=tuple(stage.cost for stage in self.stages), total=self.total)
         report = with_collectives(stage_report(self._graphs, costs), self._graphs)
+        report = replace(report, answer=self.answer)
         if self._measured is not None:
             return _joined(report, time_report(self._measured, self._graphs))
         report = with_call_checks(with_necessary(report, tuple(self._needs())), self.call_checks)
@@ -147,3 +170,7 @@ def _stages(graph: CallGraph) -> Iterator[TracedStage]:
 
 def _joined(first: Report, second: Report) -> Report:
     return replace(first, tables=(*first.tables, *second.tables), notes=(*first.notes, *second.notes))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

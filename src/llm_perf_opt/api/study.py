@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llm_perf_opt import __version__
+from llm_perf_opt.analyses.first_lines import counted
 from llm_perf_opt.analyses.studies.tasks import StudyTask, points_of, study_tasks
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.answer import Answer
@@ -21,6 +22,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.study import Study
 from llm_perf_opt.core.study_file import read_study
+from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.labs.study.local_engine import run_local
 from llm_perf_opt.labs.study.parquet_store import StudyStore, has_failures, require_packages
@@ -70,8 +72,13 @@ class StudyAnswer(Answer):
             notes.append(Note(f'{self.failed:,} points failed: ask "failures" says why.', Level.WARNING))
         if self.removed_files:
             notes.append(Note(f"{self.removed_files:,} files of an earlier declaration were removed."))
+        answer = (
+            f"Study {self.name}: {counted(self.points, 'point')}, {format_count(self.computed)} computed, "
+            f"{format_count(self.kept)} kept, {format_count(self.failed)} failed, in {format_seconds(self.seconds)}.",
+        )
         return Report(
             title=f"Study {self.name}",
+            answer=answer,
             tables=(Table(title="What was computed", columns=tuple(cells), rows=(tuple(cells.values()),)),),
             notes=tuple(notes),
         )

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.analyses.first_lines import counted
 from llm_perf_opt.analyses.function.sweep.charts import bend_chart, charts_over, fit_chart, per_token_chart
 from llm_perf_opt.analyses.function.sweep.findings import AddedCost, Bend, LargestBatch, middle, shown_values
 from llm_perf_opt.analyses.function.sweep.points import BATCH, CONTEXT, PhaseSweep, SweepPoint
@@ -16,8 +17,10 @@ from llm_perf_opt.analyses.function.sweep.report import (
     EVERY_POINT,
     OpenCell,
     ProvenCell,
+    added_line,
     glance_table,
     headline,
+    largest_line,
     points_table,
     proof_notes,
     proof_tables,
@@ -75,6 +78,15 @@ class SweepAnswer(Answer):
         """What one more sequence and one more token add to the last phase, in one line."""
         return headline(self.added)
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """What one more sequence and token add, the largest batch that fits, and what limits."""
+        name = "" if self.device is None else self.device.name
+        device = [f"Largest batch on {name}: {largest_line(self.largest_batches)}."] if self.largest_batches else []
+        proof = f"{counted(len(self.points), 'point')} from {counted(self.traces, 'trace')}"
+        proof += "; some are not proven." if self.open_regions else "; every one is proven."
+        return (f"{self.model}, {added_line(self.added)}.", *device, proof)
+
     def report(self) -> Report:
         """The answers, the charts, every point, and how it was proven."""
         along = {
@@ -83,6 +95,7 @@ class SweepAnswer(Answer):
         }
         return Report(
             title=self._title,
+            answer=self.answer,
             tables=(self._glance,),
             charts=tuple(self._charts()),
             notes=tuple(self._notes()),
@@ -97,6 +110,7 @@ class SweepAnswer(Answer):
         """For a terminal: the answers, some of the points, and how it was proven."""
         return Report(
             title=self._title,
+            answer=self.answer,
             tables=(self._glance, short_table(self.points), *self._proof),
             notes=(*self._notes(), *self._proof_notes()),
         )

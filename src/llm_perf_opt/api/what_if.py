@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
-from llm_perf_opt.analyses.time.attention_what_if import AttentionWhatIf, attention_what_if, what_if_report
+from llm_perf_opt.analyses.time.attention_what_if import ALL, AttentionWhatIf, attention_what_if, what_if_report
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
@@ -16,6 +16,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.units import format_bytes, format_seconds
 
 QUESTIONS = ("attention",)
 
@@ -34,7 +35,23 @@ class AttentionAnswer(Answer):
         machine = None if self.device is None else self.device.name
         report = what_if_report(f"{self.model}: what if the attention ran another way", self.cases, machine)
         notes = (workload_note(self._graphs), *deployment_notes(self._graphs), *report.notes)
-        return replace(report, notes=notes)
+        return replace(report, notes=notes, answer=tuple(self._lines(machine)))
+
+    def _lines(self, machine: str | None) -> Iterator[str]:
+        """Of each phase the time, or the bytes, in every kind of attention."""
+        whole = [case for case in self.cases if case.stage == ALL]
+        for phase in list(dict.fromkeys(case.phase for case in whole))[:2]:
+            told = [f"{case.attention} {_figure(case)}" for case in whole if case.phase == phase]
+            where = "" if machine is None else f" on {machine}"
+            yield f"{self.model}, {phase}{where}: {'; '.join(dict.fromkeys(told))}."
+        if not whole:
+            yield f"{self.model}: no attention was found in this trace."
+
+
+def _figure(case: AttentionWhatIf) -> str:
+    if case.low_s is not None and case.high_s is not None:
+        return f"{format_seconds(case.low_s)} to {format_seconds(case.high_s)}"
+    return f"{format_bytes(case.bytes_moved)} moved"
 
 
 def attention_answer(

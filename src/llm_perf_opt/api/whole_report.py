@@ -21,19 +21,24 @@ from llm_perf_opt.analyses.time.attention_what_if import AttentionWhatIf
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.predict import StageTime, predict, total_wall
 from llm_perf_opt.analyses.time.prediction_report import prediction_report
+from llm_perf_opt.analyses.time.speed import speed_of
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.cost import QUICK_SOURCES
 from llm_perf_opt.api.cost_answer import CostAnswer
 from llm_perf_opt.api.export import ExportAnswer
 from llm_perf_opt.api.graph import grouped
-from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
+from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, hardware_id, require_room
 from llm_perf_opt.api.per_rank import RanksAnswer
+from llm_perf_opt.api.prediction import DATA_SHEET
+from llm_perf_opt.api.prediction_words import execution_text, prediction_lines, shortage_on
+from llm_perf_opt.api.predictions import find_devices, is_several
 from llm_perf_opt.api.what_if import AttentionAnswer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Column, Level, Note, Report, Table
 from llm_perf_opt.core.units import (
     format_bytes,
@@ -45,6 +50,7 @@ from llm_perf_opt.core.units import (
 )
 
 if TYPE_CHECKING:
+    from llm_perf_opt.api.predictions import PredictionsAnswer
     from llm_perf_opt.api.sweep_answer import SweepAnswer
     from llm_perf_opt.api.trace import Trace
 
@@ -171,6 +177,7 @@ def other_attention(cases: Sequence[AttentionWhatIf]) -> str:
     return f"bytes that attention moves in {first[0].phase}: {listed}"
 
 
+_FIRST = ("How fast", "How do the devices", "Does it fit")
 EXECUTION = Execution.EAGER  # of the prediction: what the trace shows
 
 
@@ -186,12 +193,35 @@ class WholeReport(Answer):
     attention: AttentionAnswer | None = None  # None: a phase stopped half-way, or there is no attention
     sweep: SweepAnswer | None = None  # None: not asked for
     ranks: RanksAnswer | None = None  # None: the model runs on one device, or a phase stopped half-way
+    devices: PredictionsAnswer | None = None  # side by side, where several were named
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The lines of the prediction where there is a device; of the costs otherwise."""
+        hardware, graphs, memory = self.cluster or self.device, self.cost.graphs, self.cost.memory
+        if hardware is None or memory is None or self.cost.stopped:
+            return self.cost.answer
+        rates, device = _rates(hardware), device_of(hardware)
+        times = [predict(graph, rates) for graph in graphs]
+        plan = plan_in(graphs[0].deployment)
+        return prediction_lines(
+            graphs,
+            times,
+            speed_of(graphs, times, devices=1 if plan is None else plan.ranks),
+            memory,
+            device,
+            machine=hardware_id(hardware) or device.name,
+            how=execution_text(EXECUTION),
+            rates=rates.name,
+            shortage=shortage_on(graphs, memory, device),
+        )
 
     def report(self) -> Report:
         """The answers at a glance, then the chapters."""
         graphs, answered = self.cost.graphs, tuple(self._chapters())
         return Report(
             title=self.model,
+            answer=self.answer,
             tables=(glance_table(answered),),
             notes=(
                 *([workload_note(graphs), *run_notes(graphs)] if graphs else []),
@@ -199,6 +229,12 @@ class WholeReport(Answer):
             ),
             chapters=tuple(chapter for chapter, _ in answered),
         )
+
+    def summary(self) -> Report:
+        """The same for a terminal: how fast it is and whether it fits before what runs."""
+        report = self.report()
+        first = [chapter for chapter in report.chapters if chapter.title.startswith(_FIRST)]
+        return replace(report, chapters=(*first, *(one for one in report.chapters if one not in first)))
 
     def _chapters(self) -> Iterator[tuple[Report, str]]:
         """Every chapter that was asked for, with its answer in one line, which may be that it is not known."""
@@ -208,6 +244,9 @@ class WholeReport(Answer):
         yield from others
         if self.ranks is not None:
             yield replace(self.ranks.report(), title="What does each rank hold and run?"), what_ranks_hold(self.ranks)
+        if self.devices is not None:
+            beside = replace(self.devices.report(), title="How do the devices compare?", answer=())
+            yield beside, " ".join(self.devices.answer[1:2])
         if self.attention is not None:
             yield self._attention(self.attention), other_attention(self.attention.cases)
         if self.sweep is not None:
@@ -230,10 +269,14 @@ def whole_report(
     exports: bool = False,
     sweep: bool = False,
 ) -> WholeReport:
-    """Ask a trace everything. Where its model can be run again, every source but the export is asked about costs."""
+    """Ask a trace everything. Where its model can be run again, every source but the export is asked about costs.
+
+    Of several devices, `l4,h100-sxm` or `all`, the first is the one of the chapters; a further one compares them.
+    """
     from llm_perf_opt.api.sweep import default_sweep
 
-    found = find_report_device(device, devices_file)
+    several = find_devices(device, devices_file) if isinstance(device, str) and is_several(device) else ()
+    found = several[0] if several else find_report_device(device, devices_file)
     if found is not None:
         require_room(trace.graphs, found)
     # Exporting is asked for by its own word, and one rank of several is counted by its trace alone.
@@ -248,6 +291,7 @@ def whole_report(
         attention=_attention(trace, found),
         sweep=default_sweep(trace, found) if sweep else None,
         ranks=None if any(graph.stopped_in is not None for graph in trace.graphs) else trace.per_rank(found),
+        devices=trace.predict_each(several, rates=DATA_SHEET) if several else None,
     )
 
 
@@ -271,11 +315,15 @@ def find_report_device(device: str | Hardware | None, devices_file: Path | None)
     return device
 
 
+def _rates(hardware: Hardware) -> DataSheetRates:
+    return DataSheetRates(device_of(hardware), EXECUTION, cluster=cluster_of(hardware))
+
+
 def _traced_chapters(run: CostAnswer, hardware: Hardware | None) -> Iterator[tuple[Report, str]]:
     """The chapters that are read from the trace; a phase that was not traced to its end is named in each of them."""
     graphs, stopped = run.graphs, run.stopped
     device = None if hardware is None else device_of(hardware)
-    rates = None if hardware is None else DataSheetRates(device_of(hardware), EXECUTION, cluster=cluster_of(hardware))
+    rates = None if hardware is None else _rates(hardware)
     how_fast_title = "" if rates is None else f"How fast could it be on {rates.title}?"
     if run.memory is None:
         reason = "; ".join(dict.fromkeys(stopped.values()))

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, reserve_page, show
+from llm_perf_opt.cli.output import (
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    VerboseOption,
+    choose_reporter,
+    reserve_page,
+    show,
+)
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.output_files import free_file
 
@@ -34,6 +42,7 @@ def ask(
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Answer a question from the results of studies: a named one, or SQL on the Parquet files in place."""
     from llm_perf_opt.api.ask import ask as ask_results
@@ -51,4 +60,4 @@ def ask(
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
-    show(answer.report(), reporter)
+    show(answer.report(), reporter, verbose=verbose)

@@ -16,7 +16,7 @@ from llm_perf_opt.cli.model_options import (
     takes_workload,
     trace_or_load,
 )
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
 from llm_perf_opt.core.errors import PerfOptError
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def compare(
     strict: StrictOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Compare two traces or two models and name the cause of every difference; two traces need no torch."""
@@ -90,7 +91,7 @@ def compare(
         execution=execution,
         rates=rates,
     )
-    show(answer.report(), reporter)
+    show(answer.report(), reporter, verbose=verbose)
     if answer.budgets_broken:
         raise _violation(answer.budgets_broken)
     if strict and answer.unexplained:

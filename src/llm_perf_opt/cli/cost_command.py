@@ -22,6 +22,7 @@ from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
     JsonOption,
+    VerboseOption,
     choose_reporter,
     model_prints_apart,
     show,
@@ -61,6 +62,7 @@ def cost(
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     strict: StrictOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
@@ -93,7 +95,7 @@ def cost(
                 trust_remote_code=trust_remote_code,
                 **workload,
             )
-    show(answer.report(), reporter)
+    show(answer.report(), reporter, verbose=verbose)
     if out is None:
         say("Nothing written: add --out DIR to keep the report.")
     else:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
 from llm_perf_opt.cli.progress import say
 
 OutOption = Annotated[
@@ -29,13 +29,14 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the files.")] = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Measure how fast this machine is at each kind of work: two to four minutes, best with nothing else running."""
     from llm_perf_opt.api.calibration import calibrate as run_calibrate
 
     reporter = choose_reporter(format_name, json_wanted)
     answer = run_calibrate(torch_device=torch_device, dtype=dtype, threads=threads, smoke=smoke, out=out, force=force)
-    show(answer.report(), reporter)
+    show(answer.report(), reporter, verbose=verbose)
     for file in answer.files:
         say(f"Wrote {file}")
     if answer.device is None:
@@ -59,13 +60,16 @@ DevicesOption = Annotated[
 
 @devices_app.command("list")
 def list_devices(
-    devices: DevicesOption = None, format_name: FormatOption = None, json_wanted: JsonOption = False
+    devices: DevicesOption = None,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """List every known device with its main figures."""
     from llm_perf_opt.api.devices import devices as known_devices
 
     reporter = choose_reporter(format_name, json_wanted)
-    show(known_devices(devices).report(), reporter)
+    show(known_devices(devices).report(), reporter, verbose=verbose)
 
 
 @devices_app.command("show")
@@ -74,12 +78,13 @@ def show_device(
     devices: DevicesOption = None,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Print every figure of one device, its sources, and what they disagree about."""
     from llm_perf_opt.api.devices import device as find_device
 
     reporter = choose_reporter(format_name, json_wanted)
-    show(find_device(device, devices).report(), reporter)
+    show(find_device(device, devices).report(), reporter, verbose=verbose)
 
 
 @devices_app.command("cluster")
@@ -93,12 +98,13 @@ def show_cluster(
     devices: DevicesOption = None,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Print the links of a cluster, and how long collectives between its ranks take."""
     from llm_perf_opt.api.cluster import cluster as find_cluster
 
     reporter = choose_reporter(format_name, json_wanted)
-    show(find_cluster(cluster, devices).report(), reporter)
+    show(find_cluster(cluster, devices).report(), reporter, verbose=verbose)
 
 
 @devices_app.command("template")

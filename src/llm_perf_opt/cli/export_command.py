@@ -16,6 +16,7 @@ from llm_perf_opt.cli.output import (
     FormatOption,
     JsonOption,
     StrictOption,
+    VerboseOption,
     choose_reporter,
     model_prints_apart,
     show,
@@ -79,6 +80,7 @@ def export(
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     strict: StrictOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
@@ -103,7 +105,7 @@ def export(
             **{"dtype": Workload().dtype, **workload},  # a workload leaves out what is its own default
         )
     report = answer.report()
-    show(report if operators else _without_operators(report), reporter)
+    show(report if operators else _without_operators(report), reporter, verbose=verbose or operators)
     _close(model, answer.files, out)
     if strict:
         _refuse_holes(answer.unpriced, report.title)

@@ -10,11 +10,12 @@ import typer
 
 from llm_perf_opt.cli.leaving import put
 from llm_perf_opt.cli.model_options import CacheOption, WeightsOption
-from llm_perf_opt.cli.output import JsonOption
+from llm_perf_opt.cli.output import JsonOption, VerboseOption
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import DRAWINGS
+from llm_perf_opt.core.protocols import FitsOneScreen
 
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
@@ -68,12 +69,13 @@ def graph(
     cache: CacheOption = None,
     force: ForceOption = False,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Fold a trace into families of modules and draw it; needs no torch."""
     from llm_perf_opt.api.tracing import load_phase
 
     name = _format_of(format_name, out, json_wanted)
-    suffix = DRAWINGS.get(name)(metric).suffix
+    drawing = DRAWINGS.get(name)(metric)
     if out is not None:
         free_file(out, force=force)
     traced = load_phase(source, phase, rank=rank, weights=weights, cache=cache)
@@ -87,7 +89,11 @@ def graph(
         min_share=min_share,
         ungrouped=ungrouped,
     )
-    picture = answer.draw(name, metric)
+    picture: str | bytes = ""
+    if isinstance(drawing, FitsOneScreen) and out is None and not verbose:
+        picture = drawing.one_screen(answer.view)
+    else:
+        picture = drawing.render(answer.view)
     if out is not None:
         write_result(out, picture)
         _close(source, phase, rank, out, name)
@@ -97,7 +103,7 @@ def graph(
         raise UsageError(
             f"The format {name!r} needs a file.",
             why="it is not text, and stdout is for text",
-            fix=f"add --out {source.name or 'graph'}{suffix}",
+            fix=f"add --out {source.name or 'graph'}{drawing.suffix}",
         )
 
 

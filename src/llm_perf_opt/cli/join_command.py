@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.cli.model_options import DevicesOption
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import free_file, write_result
@@ -56,6 +56,7 @@ def join(
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     strict: StrictOption = False,
 ) -> None:
     """Lay the kernels of a GPU recording on the ops of a trace: time, FLOP/s, MFU and MBU by stage, module and op.
@@ -69,7 +70,7 @@ def join(
         free_file(out, force=force)
     answer = load_phase(source, phase).join(recording, step=step, device=device, devices_file=devices)
     if out is None:
-        show(answer.report(), reporter)
+        show(answer.report(), reporter, verbose=verbose)
     else:
         write_result(out, reporter.render(answer.report()))
         say(f"Wrote {out}")

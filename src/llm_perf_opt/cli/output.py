@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from llm_perf_opt.cli.leaving import put
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.protocols import Reporter
+from llm_perf_opt.core.protocols import FitsOneScreen, Reporter
 from llm_perf_opt.core.report import Report
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
@@ -24,6 +23,9 @@ StrictOption = Annotated[
 ]
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"One of: {', '.join(REPORTERS.names())}.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", help="Print every table, row and note. Default: the answer and one screen.")
+]
 
 
 def choose_reporter(format_name: str | None, json_wanted: bool) -> Reporter:
@@ -46,16 +48,14 @@ def reserve_page(out: Path | None, *, force: bool) -> None:
         free_file(out, force=force)
 
 
-def tables_alone(report: Report, format_name: str | None, json_wanted: bool) -> Report:
-    """A terminal gets the tables; every other format the charts too."""
-    return replace(report, charts=()) if not json_wanted and format_name in (None, "text") else report
-
-
 def model_prints_apart() -> AbstractContextManager[object]:
     """Some models print from their forward; that goes to stderr, since stdout is for the result."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
-def show(report: Report, reporter: Reporter) -> None:
-    """Print the result."""
-    put(reporter.render(report))
+def show(report: Report, reporter: Reporter, *, verbose: bool) -> None:
+    """Print the result: the whole of it, or in a format for a terminal one screen."""
+    if isinstance(reporter, FitsOneScreen) and not verbose:
+        put(reporter.one_screen(report))
+    else:
+        put(reporter.render(report))

@@ -22,11 +22,11 @@ from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
     JsonOption,
+    VerboseOption,
     choose_reporter,
     model_prints_apart,
     reserve_page,
     show,
-    tables_alone,
 )
 from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import say
@@ -59,6 +59,7 @@ def pages(
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Print what pages of several sizes cost: crops, tokens, FLOPs, cache, time; and what one more crop adds."""
@@ -83,7 +84,7 @@ def pages(
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
-    show(tables_alone(answer.report(), format_name, json_wanted), reporter)
+    show(answer.report(), reporter, verbose=verbose)
     say("Nothing written: add --out pages.html for the charts.")
 
 

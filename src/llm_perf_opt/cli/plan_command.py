@@ -21,11 +21,11 @@ from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
     JsonOption,
+    VerboseOption,
     choose_reporter,
     model_prints_apart,
     reserve_page,
     show,
-    tables_alone,
 )
 from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
@@ -70,6 +70,7 @@ def plan(
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Try every parallel plan of MODEL_OR_DIR on a cluster; print the best first, and why others are refused.
@@ -88,7 +89,7 @@ def plan(
         refuse_single_batch(workload)
         report = _under_traffic(model, devices, requests, asked, out, force=force)
         if report is not None:
-            show(tables_alone(report, format_name, json_wanted), reporter)
+            show(report, reporter, verbose=verbose)
             say("Nothing written: add --out capacity.html for the charts, --chrome-trace replay.json for Perfetto.")
         return
     with model_prints_apart(), few_lines_per_trace():
@@ -96,7 +97,7 @@ def plan(
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
-    show(tables_alone(answer.report(), format_name, json_wanted), reporter)
+    show(answer.report(), reporter, verbose=verbose)
     if (best := answer.best) is not None and best.plan.is_spread:
         options = {**best.plan.sizes(), **workload, "batch": best.batch, "device": str(answer.cluster)}
         words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())

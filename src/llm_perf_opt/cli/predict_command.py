@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from llm_perf_opt.cli.model_options import (
     CacheOption,
-    DeviceOption,
     DevicesOption,
     RoutingOption,
     SourceArgument,
@@ -19,11 +18,16 @@ from llm_perf_opt.cli.model_options import (
     takes_workload,
     trace_or_load,
 )
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show, tables_alone
+from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.progress import few_lines_per_trace
+from llm_perf_opt.cli.traffic_options import read_prices
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.work_limits import refuse_decode_steps
 from llm_perf_opt.core.workload import Deployment
+
+if TYPE_CHECKING:
+    from llm_perf_opt.api.trace import Trace
+    from llm_perf_opt.core.report import Report
 
 CalibrationOption = Annotated[
     Path | None,
@@ -53,6 +57,16 @@ MeasuredOption = Annotated[
         help="Correct the times by what was measured: a line such as 'ttft=0.5s tpot=20ms batch=16', a file of that, a "
         "result of vllm bench serve, genai-perf, AIPerf or guidellm, a GPU recording, the folder of a profile. May be "
         "repeated.",
+    ),
+]
+PriceOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DEVICE=PRICE", help="Of an hour of a device: l4=0.8. With several; may be repeated."),
+]
+SeveralOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID", help="Device or cluster to predict for: llm-perf-opt devices list. Several: l4,h100-sxm, or all."
     ),
 ]
 WhatIfOption = Annotated[
@@ -89,7 +103,7 @@ def predict(
     workload: Mapping[str, Any],
     weights: WeightsOption = None,
     cache: CacheOption = None,
-    device: DeviceOption = None,
+    device: SeveralOption = None,
     devices: DevicesOption = None,
     calibration: CalibrationOption = None,
     execution: ExecutionOption = "eager",
@@ -97,17 +111,20 @@ def predict(
     engine: EngineOption = None,
     measured: MeasuredOption = None,
     what_if: WhatIfOption = None,
+    price: PriceOption = None,
     routing: RoutingOption = None,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
     from llm_perf_opt.api.measured import read_given
-    from llm_perf_opt.api.prediction import find_rates, torch_device_of
+    from llm_perf_opt.api.predictions import is_several
     from llm_perf_opt.api.trace_files import is_trace
 
     reporter = choose_reporter(format_name, json_wanted)
+    _refuse_for_several(is_several(device), price, calibration=calibration, measured=measured, what_if=what_if)
     if what_if is not None:
         _refuse_with_what_if(
             has_machine=calibration is not None or execution != "eager",
@@ -120,7 +137,7 @@ def predict(
     machine |= {"rates": rates, "engine": engine}
     torch_device = None
     if device or calibration or not is_trace(model):  # a saved trace may name its device
-        torch_device = torch_device_of(find_rates(device, weights=weights, cache=cache, **machine))
+        torch_device = _torch_device(device, weights=weights, cache=cache, **machine)
     refuse_decode_steps(steps := workload.get("decode_steps", 1))
     has_run = what_if is None and steps > 1 and not is_trace(model)
     traced = trace_or_load(
@@ -132,11 +149,44 @@ def predict(
         torch_device=torch_device,
         trust_remote_code=trust_remote_code,
     )
-    if what_if is not None:
-        with model_prints_apart():
-            compared = traced.what_if(what_if, device, devices_file=devices)
-        show(compared.report(), reporter)
-        return
+    machine |= {"decode_steps": steps if has_run else None, "measured": found}
     with model_prints_apart(), few_lines_per_trace():
-        answer = traced.predict(device, **machine, decode_steps=steps if has_run else None, measured=found)
-    show(tables_alone(answer.report(), format_name, json_wanted), reporter)
+        if what_if is not None:
+            report = traced.what_if(what_if, device, devices_file=devices).report()
+        else:
+            report = _predicted(traced, device, price, machine)
+    show(report, reporter, verbose=verbose)
+
+
+def _torch_device(device: str | None, **machine: Any) -> str | None:
+    """What the traced code sees; of several devices that of the first. A wrong one is refused before any work."""
+    from llm_perf_opt.api.prediction import find_rates, torch_device_of
+    from llm_perf_opt.api.predictions import find_devices, is_several
+
+    first = find_devices(device, machine["devices_file"])[0] if device is not None and is_several(device) else device
+    return torch_device_of(find_rates(first, **machine))
+
+
+def _predicted(traced: Trace, device: str | None, price: list[str] | None, machine: Mapping[str, Any]) -> Report:
+    """One device, or several side by side."""
+    from llm_perf_opt.api.predictions import is_several
+
+    if device is None or not is_several(device):
+        return traced.predict(device, **machine).report()
+    prices = read_prices(",".join(price)) if price else None
+    asked = {name: value for name, value in machine.items() if name not in ("calibration", "measured")}
+    return traced.predict_each(device, **asked, prices=prices).report()
+
+
+def _refuse_for_several(several: bool, price: list[str] | None, **others: object) -> None:
+    """What is of one device, where several are named; and prices, where one is."""
+    given = next((name for name, value in others.items() if several and value), None)
+    if given is not None:
+        option = f"--{given.replace('_', '-')}"
+        raise UsageError(
+            f"{option} is of one device.", why="--device names several", fix=f"name one, or leave {option} out"
+        )
+    if price and not several:
+        raise UsageError(
+            "--price compares devices.", why="--device names one", fix="name several: --device l4,h100-sxm, or all"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 
 from llm_perf_opt.cli.leaving import put
 from llm_perf_opt.cli.model_options import takes_limits
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plain_text import visible_lines
@@ -41,6 +40,7 @@ def profile(
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Run a model for real, time every stage, and compare it with the device."""
     from llm_perf_opt.api.profile.sweeping import read_sweep
@@ -56,14 +56,12 @@ def profile(
     if multirun:
         folder, runs = profile_config.sweep_configured(words, partial(_run, force=force))
         sweep = read_sweep(folder, runs)
-        show(sweep.report, reporter)
+        show(sweep.report, reporter, verbose=verbose)
         _close_sweep(folder, sweep)
         return
     done: list[ProfileAnswer] = []
     profile_config.run_configured(words, lambda run: done.append(_run(run, force=force)))
-    report = done[0].report()
-    is_short = not json_wanted and format_name in (None, "text")  # a terminal gets the tables; report.html has it all
-    show(replace(report, charts=(), chapters=()) if is_short else report, reporter)
+    show(done[0].report(), reporter, verbose=verbose)
     _close(done[0])
 
 

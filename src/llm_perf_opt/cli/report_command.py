@@ -12,22 +12,23 @@ import typer
 from llm_perf_opt.cli.model_options import (
     MODEL_HELP,
     CacheOption,
-    DeviceOption,
     DevicesOption,
     TrustOption,
     WeightsOption,
     takes_workload,
     trace_or_load,
 )
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.predict_command import SeveralOption
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.protocols import Reporter
+from llm_perf_opt.core.protocols import FitsOneScreen, Reporter
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.answer import Answer
+    from llm_perf_opt.api.stages import StagesAnswer
+    from llm_perf_opt.api.whole_report import WholeReport
 
 SourcesArgument = Annotated[
     list[str],
@@ -52,7 +53,7 @@ def report(
     weights: WeightsOption = None,
     cache: CacheOption = None,
     times: TimesOption = None,
-    device: DeviceOption = None,
+    device: SeveralOption = None,
     devices: DevicesOption = None,
     exports: ExportsOption = False,
     sweep: SweepOption = False,
@@ -61,6 +62,7 @@ def report(
     open_page: OpenOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Write one report of MODEL_OR_TRACE: what runs, what it costs, does it fit, how fast could it be.
@@ -71,11 +73,12 @@ def report(
     _refuse_overwriting(out, force=force, open_page=open_page)
     formats, longer = {"weights": weights, "cache": cache}, {"exports": exports, "sweep": sweep}
     if devices is None and _is_for_tables(sources, out, device):
-        answer = _stages(sources, times or (), workload, formats, longer)
+        answer: StagesAnswer | WholeReport = _stages(sources, times or (), workload, formats, longer)
     else:
         answer = _whole(_one(sources, times), workload, formats, device, devices, longer, trust_remote_code)
     if out is None:
-        show(answer.report(), reporter)
+        is_short = isinstance(reporter, FitsOneScreen) and not verbose
+        show(answer.summary() if is_short else answer.report(), reporter, verbose=verbose)
         return
     write_result(out, reporter.render(answer.report()))
     say(f"Wrote {out}")
@@ -95,7 +98,7 @@ def _stages(
     workload: Mapping[str, Any],
     formats: Mapping[str, str | None],
     longer: Mapping[str, bool],
-) -> Answer:
+) -> StagesAnswer | WholeReport:
     from llm_perf_opt.api.trace_files import refuse_options
     from llm_perf_opt.api.tracing import load
 
@@ -121,12 +124,14 @@ def _whole(
     devices: Path | None,
     longer: Mapping[str, bool],
     trust_remote_code: bool,
-) -> Answer:
+) -> StagesAnswer | WholeReport:
     from llm_perf_opt.api.hardware import device_of
+    from llm_perf_opt.api.predictions import find_devices, is_several
     from llm_perf_opt.api.trace_files import is_trace, refuse_options
     from llm_perf_opt.api.whole_report import find_report_device
 
-    found = find_report_device(device, devices)
+    several = is_several(device)
+    found = find_devices(device or "", devices)[0] if several else find_report_device(device, devices)
     if is_trace(model):
         refuse_options(workload, **longer)
     traced = trace_or_load(
@@ -139,7 +144,8 @@ def _whole(
         trust_remote_code=trust_remote_code,
     )
     with model_prints_apart():
-        return traced.report(device=found, exports=longer["exports"], sweep=longer["sweep"])
+        asked: Any = device if several else found
+        return traced.report(device=asked, devices_file=devices if several else None, **longer)
 
 
 def _reporter(format_name: str | None, json_wanted: bool, out: Path | None) -> Reporter:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llm_perf_opt.cli.output import FormatOption, JsonOption, choose_reporter, show
+from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
 from llm_perf_opt.cli.terminal import plain_stderr
 
@@ -44,6 +44,7 @@ def study(
     retry_failed: RetryOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Compute a grid of models, plans, formats and devices into Parquet; ask answers from it.
 
@@ -64,7 +65,7 @@ def study(
             retry_failed=retry_failed,
             progress=progress,
         )
-    show(answer.report(), reporter)
+    show(answer.report(), reporter, verbose=verbose)
     say(f"Wrote {answer.points:,} points below {answer.folder}")
     say(f'Next: llm-perf-opt ask {answer.folder} "cheapest plan under 50 ms TPOT"')
 

@@ -18,7 +18,15 @@ from llm_perf_opt.cli.model_options import (
     WeightsOption,
     takes_workload,
 )
-from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import (
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    VerboseOption,
+    choose_reporter,
+    model_prints_apart,
+    show,
+)
 from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
 from llm_perf_opt.core.number_ranges import MOST_POINTS, POINTS
@@ -75,6 +83,7 @@ def sweep(
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Print how cost, memory and time change with batch and context.
@@ -108,8 +117,8 @@ def sweep(
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
-    is_short = not json_wanted and format_name in (None, "text")
-    show(answer.summary() if is_short else answer.report(), reporter)
+    is_short = not verbose and not json_wanted and format_name in (None, "text")
+    show(answer.summary() if is_short else answer.report(), reporter, verbose=verbose)
     if csv is None and save_function is None:
         say("Nothing written: add --out sweep.html for the charts, --csv sweep.csv for all points.")
 

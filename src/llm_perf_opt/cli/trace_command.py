@@ -20,7 +20,15 @@ from llm_perf_opt.cli.model_options import (
     WeightsOption,
     takes_workload,
 )
-from llm_perf_opt.cli.output import ForceOption, FormatOption, JsonOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import (
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    VerboseOption,
+    choose_reporter,
+    model_prints_apart,
+    show,
+)
 from llm_perf_opt.cli.progress import log_debug_too, say
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.module_pictures import FORM
@@ -64,10 +72,6 @@ OutOption = Annotated[Path | None, typer.Option(help="Folder for the trace, one 
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Exit 1 if any op has no price, or modules ran more or less often than expected."),
-]
-VerboseOption = Annotated[
-    bool,
-    typer.Option("--verbose", help="Say more: calls expected and found, also what the model's own code prints."),
 ]
 
 
@@ -128,7 +132,7 @@ def trace(
         )
     stages = traced.stages()
     is_short = not verbose and not json_wanted and format_name in (None, "text")
-    show(stages.summary() if is_short else stages.report(), reporter)
+    show(stages.summary() if is_short else stages.report(), reporter, verbose=verbose)
     _close([file for rank in traced.ranks for file in rank.files], out, has_pictures=bool(torchlens_picture))
     if strict:
         _require_known(stages)

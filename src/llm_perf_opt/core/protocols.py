@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.missing_packages import import_failure
@@ -295,6 +295,15 @@ class Reporter(Protocol):
 
     def render(self, report: Report) -> str:
         """The whole report as text."""
+        ...
+
+
+@runtime_checkable
+class FitsOneScreen(Protocol):
+    """A format that a terminal shows: the most important of a report or a view in one screen."""
+
+    def one_screen(self, shown: Any, /) -> str:
+        """At most one screen; its last line says what is left out, and how that is shown."""
         ...
 
 

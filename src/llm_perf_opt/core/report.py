@@ -233,14 +233,25 @@ class Note:
     level: Level = Level.INFO
 
 
+ANSWER_LINES = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything one command has to say, ready for any format; `chapters` are reports of their own inside it."""
+    """Everything one command has to say, ready for any format; `chapters` are reports of their own inside it.
+
+    `answer` is what a reader must know first, in at most three lines: does it fit, how fast, what limits, what next.
+    """
 
     title: str
+    answer: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[Note, ...] = ()
     graph: GraphView | None = None
     charts: tuple[Chart, ...] = ()
     chapters: tuple[Report, ...] = ()
     listings: tuple[Listing, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.answer) > ANSWER_LINES:
+            raise ValueError(f"the answer of {self.title!r} has {len(self.answer)} lines, more than {ANSWER_LINES}")

@@ -34,7 +34,7 @@ class CsvReport:
 
 def _blocks(report: Report, outer: tuple[str, ...]) -> Iterator[str]:
     place = (*outer, report.title)
-    yield _comment(" / ".join(place))
+    yield "\n".join(map(_comment, (" / ".join(place), *report.answer)))
     for table in report.tables:
         yield "\n".join(_table_lines(table, place))
     for chart in report.charts:

@@ -118,6 +118,7 @@ class JsonReport:
 def _report_object(report: Report) -> dict[str, object]:
     return {
         "title": report.title,
+        "answer": list(report.answer),
         "tables": [_table_object(table) for table in report.tables],
         "charts": [_chart_object(chart) for chart in report.charts],
         "graph": None if report.graph is None else _view_object(report.graph),

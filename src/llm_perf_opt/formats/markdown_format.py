@@ -88,6 +88,8 @@ class MarkdownReport:
 
 def _parts(report: Report, level: int) -> Iterator[str]:
     yield _heading(report.title, level)
+    if report.answer:
+        yield "\n".join(f"- {_escaped(line)}" for line in report.answer)
     for table in report.tables:
         yield from _titled(table, level + 1)
     for chart in report.charts:
@@ -110,7 +112,7 @@ def _chart_parts(chart: Chart, level: int) -> Iterator[str]:
     if chart.caption:
         yield _escaped(chart.caption)
     if isinstance(chart, LineChart) and not has_few_points(chart):
-        yield "Drawn in the format `html`; every point is in `json` and `csv`."
+        yield "Every point is in the formats `json` and `csv`."
 
 
 def _titled(table: Table, level: int) -> Iterator[str]:

@@ -2,101 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-from llm_perf_opt.core.graph_metric import metric_named, total
-from llm_perf_opt.core.graph_view import Box, GraphView
-from llm_perf_opt.core.report import BarChart, Chart, Column, Kind, Level, LineChart, Note, Report, SpanChart, Table
-from llm_perf_opt.formats.box_figures import collectives_text, figure_texts, has_collectives, hidden_text, loops_text
-from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
-from llm_perf_opt.formats.visible_text import ELLIPSIS, row_texts, shortened, visible_ascii
-
-_LONGEST_LABEL = 76
-_LONGEST_CAPTION = 400
-_HEADING = ("box", "loops", "instances", "calls", "FLOPs", "bytes moved", "activations", "params", "share")
-_NUMBERS_END = len(_HEADING)  # what stands behind is text again
-_GAP = "  "
-
-
-class TextDrawing:
-    """ASCII only. `metric` decides what the last column is a share of."""
-
-    suffix = ".txt"
-
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
-
-    def render(self, view: GraphView) -> str:
-        """Title and caption, then one line per box of the default picture."""
-        whole = total(view, self._metric)
-        rows = [[*_HEADING[:-1], f"{_HEADING[-1]} of {self._metric}"]]
-        branches = [pair for root in view.roots for pair in _branches(root, "", "")]
-        rows += [self._row(box, branch, whole) for box, branch in branches]
-        if has_collectives(view):
-            texts = ["collectives", *(collectives_text(box) for box, _ in branches)]
-            rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
-        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        rule = _GAP.join("-" * width for width in widths)
-        lines = [_tree_line(row, widths) for row in rows]
-        words = [_ascii(text, _LONGEST_CAPTION) for text in (view.title, *view.caption)]
-        return "\n".join([*words, "", lines[0], rule, *lines[1:]]) + "\n"
-
-    def _row(self, box: Box, branch: str, whole: int | None) -> list[str]:
-        label = _ascii(box.label, _LONGEST_LABEL)
-        hidden = hidden_text(box)
-        return [
-            f"{branch}{label}" + (f" ({hidden})" if hidden else ""),
-            loops_text(box),
-            *figure_texts(box, self._metric, whole),
-        ]
-
-
-def _ascii(text: str, length: int) -> str:
-    """One line; where it is shortened stand three dots, since the one-character ellipsis is not ASCII."""
-    return visible_ascii(shortened(text, length).replace(ELLIPSIS, "..."))
-
-
-def _branches(box: Box, first: str, rest: str) -> list[tuple[Box, str]]:
-    """Each box with the lines that hang it in the tree."""
-    rows = [(box, first)]
-    children = box.children if box.is_open else ()
-    for child in children:
-        is_last = child is children[-1]
-        rows += _branches(child, rest + ("`- " if is_last else "|- "), rest + ("   " if is_last else "|  "))
-    return rows
-
-
-def _tree_line(cells: list[str], widths: list[int]) -> str:
-    words = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-    numbers = [cell.rjust(width) for cell, width in zip(cells[2:_NUMBERS_END], widths[2:_NUMBERS_END], strict=True)]
-    return _GAP.join([*words, *numbers, *cells[_NUMBERS_END:]]).rstrip()
-
-
-def table_text(table: Table) -> str:
-    """ASCII, under its title if it has one."""
-    heading = [visible_ascii(column.name) for column in table.columns]
-    body = [list(map(visible_ascii, row_texts(table, row))) for row in table.rows]
-    footer = [list(map(visible_ascii, row_texts(table, table.footer)))] if table.footer else []
-    widths = [max(map(len, cells)) for cells in zip(heading, *body, *footer, strict=True)]
-    rule = _GAP.join("-" * width for width in widths)
-    lines = [_line(table, heading, widths), rule, *(_line(table, row, widths) for row in body)]
-    if footer:
-        lines += [rule, _line(table, footer[0], widths)]
-    return "\n".join([visible_ascii(table.title), *lines] if table.title else lines)
-
-
-def _line(table: Table, texts: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (
-        text.ljust(width) if column.kind is Kind.TEXT else text.rjust(width)
-        for column, text, width in zip(table.columns, texts, widths, strict=True)
-    )
-    return _GAP.join(cells).rstrip()
-
+from llm_perf_opt.core.report import BarChart, Chart, Column, LineChart, Report, SpanChart, Table
+from llm_perf_opt.formats.charts.chart_table import short_tables
+from llm_perf_opt.formats.one_screen import answer_text, note_text, screen_text, title_text
+from llm_perf_opt.formats.text_drawing import TextDrawing
+from llm_perf_opt.formats.text_table import PAGE_WIDTH, broken, table_text
+from llm_perf_opt.formats.visible_text import visible_ascii
 
 _BAR_LENGTH = 40
-_MANY_POINTS = "Drawn in the format html; every point is in json and csv."
 
 
 def chart_text(chart: Chart) -> str:
@@ -108,9 +24,7 @@ def chart_text(chart: Chart) -> str:
             tables = (_spans(chart),)
         case LineChart():
             tables = short_tables(chart)
-    parts = ["\n\n".join(map(table_text, tables)), visible_ascii(chart.caption)]
-    if isinstance(chart, LineChart) and not has_few_points(chart):
-        parts.append(_MANY_POINTS)
+    parts = ["\n\n".join(map(table_text, tables)), *broken(visible_ascii(chart.caption), PAGE_WIDTH)]
     return "\n".join(part for part in parts if part)
 
 
@@ -162,24 +76,27 @@ def _without_column(table: Table, place: int) -> Table:
     return replace(table, columns=columns, rows=rows)
 
 
-_NOTE_WIDTH = 110
 _RULES = ("", "=", "-")  # under the title of the report, of a chapter, of a chapter in a chapter
 
 
 class TextReport:
-    """ASCII only, so that it reads the same in a log, a mail and a terminal of any encoding."""
+    """ASCII only, so that it reads the same in a log, a mail and a terminal of any encoding; 100 columns wide."""
 
     suffix = ".txt"
 
     def render(self, report: Report) -> str:
-        """Title, tables, charts, picture and notes, each apart by one empty line; then the chapters."""
+        """The answer, title, tables, charts, picture and notes, each apart by one empty line; then the chapters."""
         return "\n\n".join(_parts(report, 0)) + "\n"
+
+    def one_screen(self, report: Report) -> str:
+        """The answer and the tables that matter most; the last line says what is left out, and how it is shown."""
+        return screen_text(report) + "\n"
 
 
 def _parts(report: Report, depth: int) -> Iterator[str]:
-    title = visible_ascii(report.title)
-    rule = _RULES[min(depth, len(_RULES) - 1)] * len(title)
-    yield f"{title}\n{rule}" if rule else title
+    if report.answer:
+        yield answer_text(report.answer)
+    yield title_text(report.title, _RULES[min(depth, len(_RULES) - 1)])
     yield from map(table_text, report.tables)
     yield from map(chart_text, report.charts)
     if report.graph is not None:
@@ -187,14 +104,6 @@ def _parts(report: Report, depth: int) -> Iterator[str]:
     for listing in report.listings:
         yield "\n".join(map(visible_ascii, (listing.title, *listing.lines)))
     if report.notes:
-        yield "\n".join(map(_note_text, report.notes))
+        yield "\n".join(map(note_text, report.notes))
     for chapter in report.chapters:
         yield from _parts(chapter, depth + 1)
-
-
-def _note_text(note: Note) -> str:
-    label = "warning: " if note.level is Level.WARNING else "note: "
-    wrap = textwrap.TextWrapper(
-        width=_NOTE_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    return wrap.fill(label + visible_ascii(note.text))

@@ -59,7 +59,6 @@ def join_report(one: Joined) -> Report:
     totals = one.totals
     modules = _families(one.graph, totals.modules)
     tables = [
-        _answer_table(one),
         _figures("Kernel time by stage", "stage", totals.stages, one, total=totals.total),
         _figures("Modules with the most kernel time of their own", "module", modules[:_MODULES_SHOWN], one),
         _figures("Kernel time by kind of op", "op", totals.op_kinds[:_OPS_SHOWN], one),
@@ -67,8 +66,10 @@ def join_report(one: Joined) -> Report:
     ]
     if totals.without_op:
         tables.append(_without_op_table(one))
+    tables.append(_answer_table(one))
     title = f"{one.graph.model}, {one.graph.phase}: recorded kernels on the traced ops"
-    return Report(title=title, tables=tuple(tables), notes=tuple(_notes(one, len(modules))))
+    answer = (f"Attributed: {_attributed(one)}.", f"Reached: {_reached(one)}.", f"Longest: {_longest(one)}.")
+    return Report(title=title, answer=answer, tables=tuple(tables), notes=tuple(_notes(one, len(modules))))
 
 
 def _answer_table(one: Joined) -> Table:

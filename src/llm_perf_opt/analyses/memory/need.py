@@ -10,6 +10,7 @@ from llm_perf_opt.analyses.memory.live_memory import GIVEN, Peak, Timeline, livi
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, deepest_claim, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import Parameter
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.report import Cell, Column, Kind, Table
 from llm_perf_opt.core.tensor_formats import tensor_bytes
@@ -88,6 +89,7 @@ class RunMemory:
         return max(known) if known and len(known) == len(totals) else None
 
 
+@found_once
 def run_memory(graphs: Sequence[CallGraph]) -> RunMemory:
     """The memory of every phase of a run."""
     cache = kv_cache(graphs)

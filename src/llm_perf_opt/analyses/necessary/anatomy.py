@@ -13,6 +13,7 @@ from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions, ne
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, forward_of_ops, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.ops.cost import elements
 from llm_perf_opt.ops.table import price
 
@@ -50,6 +51,7 @@ class Anatomy:
     forward_of_ops: array[int]
 
 
+@found_once
 def anatomy_of(graph: CallGraph) -> Anatomy:
     """Follow every weight, score and choice of experts through the run."""
     positions, weights = needed_positions(graph), weights_by_storage(graph)

@@ -24,6 +24,7 @@ from llm_perf_opt.analyses.necessary.stage_needs import (
     product_type,
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.errors import PerfOptError
 
 FIRST_FORWARD = 1
@@ -163,6 +164,7 @@ class DecoderNeeds:
         )
 
 
+@found_once
 def decoder_needs(graph: CallGraph) -> DecoderNeeds:
     """The needs of the decoder whose step `graph` is; of several steps the first counts."""
     if graph.phase != "decode" or graph.storages is None:

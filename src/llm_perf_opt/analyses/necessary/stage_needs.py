@@ -14,6 +14,7 @@ from llm_perf_opt.analyses.necessary.expert_blocks import FEWEST, ExpertBlock, r
 from llm_perf_opt.analyses.necessary.read_once import StageReads, reads_by_stage
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.tensor_formats import product_dtype
 from llm_perf_opt.ops.table import price
 
@@ -91,6 +92,7 @@ class _Sums:
     experts: list[ExpertBlock]
 
 
+@found_once
 def necessary_by_stage(graph: CallGraph, policy: str | None = None) -> dict[str, NecessaryWork]:
     """Stage -> necessary work over all its forwards, for stages that ran.
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
+from llm_perf_opt.analyses.first_lines import largest_text, three_digits
 from llm_perf_opt.analyses.profile.join import RunFigures, Spread, TimedGroup, TimedStage
 from llm_perf_opt.analyses.time.roofline import efficiency_table, roofline_chart
 from llm_perf_opt.core.hardware import Device
@@ -30,7 +31,7 @@ from llm_perf_opt.core.report import (
     Table,
     table_of,
 )
-from llm_perf_opt.core.units import format_seconds
+from llm_perf_opt.core.units import format_ratio, format_seconds
 
 _SECONDS = 1e-9
 _OPERATORS_DRAWN = 15
@@ -113,6 +114,7 @@ def memory_bars(pages: Sequence[PageMeasurement]) -> BarChart:
     )
 
 
+_DAY_S = 86_400
 _OPERATORS_SHOWN = 25
 _KERNELS_SHOWN = 40
 _SPREAD_COLUMNS = (
@@ -149,11 +151,34 @@ def profile_report(
         tables.append(_kernel_table(kernels))
     return Report(
         title=f"{model}: how fast it ran",
+        answer=tuple(_lines(model, figures, unit, dtype, device)),
         tables=tuple(tables),
         notes=(*_run_notes(figures, pages), *_device_notes(device, dtype), *notes),
         charts=tuple(_charts(figures, pages, operators, device, dtype)),
         chapters=tuple(chapters),
     )
+
+
+def _lines(model: str, figures: RunFigures, unit: str, dtype: str, device: Device | None) -> Iterator[str]:
+    """How long a page took, where the time went, and how much of the device was used."""
+    times = [f"a {unit} {_median(figures.wall)}"]
+    times += [f"TTFT {_median(figures.first_token)}"] if figures.first_token is not None else []
+    times += [f"TPOT {_median(figures.step)}"] if figures.step is not None else []
+    yield f"{model}, {dtype}, on {'this machine' if device is None else device.name}: {', '.join(times)}."
+    rate, most = 1e9 / figures.wall.median_ns, largest_text({stage.name: stage.total_ns for stage in figures.stages})
+    pages = f"{three_digits(rate)} pages/s, {rate * _DAY_S:,.0f} pages/day. " if unit == "page" else ""
+    yield f"{pages}Bottleneck: {most or 'not known'} of the time in stages."
+    mfu = figures.model.mfu
+    if mfu is not None:
+        yield f"MFU {format_ratio(mfu)} of the peak."
+    elif device is None:
+        yield "MFU not known: llm-perf-opt devices calibrate describes this machine."
+    else:
+        yield "MFU not known."
+
+
+def _median(spread: Spread) -> str:
+    return format_seconds(spread.median_ns * _SECONDS)
 
 
 def _charts(

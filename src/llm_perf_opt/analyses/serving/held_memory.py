@@ -11,6 +11,7 @@ from llm_perf_opt.analyses.necessary.decoder_needs import decoder_needs
 from llm_perf_opt.analyses.serving.engines import Engine, MemoryTerm, capability_major
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import Parameter
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.tensor_formats import tensor_bytes, untransposed, weight_format
 
@@ -52,6 +53,7 @@ class CachePerSequence:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
+@found_once
 def cache_per_sequence(
     graph: CallGraph, *, ranks: int = 1, block_tokens: int = BLOCK_TOKENS
 ) -> CachePerSequence | None:

@@ -25,6 +25,7 @@ from llm_perf_opt.analyses.serving.engines import (
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 
@@ -55,6 +56,7 @@ class _Group:
     out_widths: list[int]
 
 
+@found_once
 def forward_widths(graph: CallGraph, *, ranks: int = 1) -> ForwardWidths | None:
     """The widths of a decoder whose step `graph` is, on one of `ranks` tensor-parallel devices; None without a head.
 

@@ -11,6 +11,7 @@ from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, necessary
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds, count_kinds_by_stage
 from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.ops.op import Kernel
 from llm_perf_opt.ops.table import kernels_of, price
 
@@ -54,6 +55,7 @@ class StageWork:
         return 0 if self.necessary is None else self.necessary.forwards
 
 
+@found_once
 def stage_works(graph: CallGraph, *, with_necessary: bool = True) -> tuple[StageWork, ...]:
     """The stages of one phase that ran anything, in order."""
     by_stage = count_kinds_by_stage(graph)

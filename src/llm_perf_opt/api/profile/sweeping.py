@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.analyses.first_lines import counted
 from llm_perf_opt.analyses.profile.metrics_file import read_metrics
 from llm_perf_opt.api.profile.run_folder import FAILURE_FILE, METRICS_FILE
 from llm_perf_opt.core.errors import PerfOptError
@@ -14,6 +15,7 @@ from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.plain_text import visible_lines
 from llm_perf_opt.core.reading import FileKind, read_bytes
 from llm_perf_opt.core.report import Cell, Column, Kind, Report, Table
+from llm_perf_opt.core.units import format_count, format_seconds
 
 _FAILURE = FileKind(name="reason why a run failed", fix="run it again", max_bytes=2**20)
 _COLUMNS = (
@@ -53,9 +55,20 @@ def read_sweep(folder: Path, runs: Sequence[Path]) -> Sweep:
     table = Table(title="Runs", columns=_COLUMNS, rows=tuple(map(_row, runs)))
     return Sweep(
         runs=tuple(runs),
-        report=Report(title=f"{len(runs)} runs in {folder}", tables=(table,)),
+        report=Report(title=f"{len(runs)} runs in {folder}", answer=(_answer(table),), tables=(table,)),
         failures=tuple(reason for run in runs if (reason := _failure(run)) is not None),
     )
+
+
+def _answer(table: Table) -> str:
+    """How many have figures, and the fastest."""
+    place = [column.name for column in table.columns].index("page")
+    timed = {str(row[0]): row[place] for row in table.rows if isinstance(row[place], float)}
+    told = f"{counted(len(table.rows), 'run')}, {format_count(len(table.rows) - len(timed))} without figures"
+    if not timed:
+        return f"{told}."
+    fastest = min(timed, key=lambda name: float(timed[name] or 0.0))
+    return f"{told}; fastest {fastest}, {format_seconds(float(timed[fastest] or 0.0))} a page."
 
 
 def _failure(run: Path) -> str | None:

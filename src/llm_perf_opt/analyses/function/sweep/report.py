@@ -74,6 +74,28 @@ def headline(added: Sequence[AddedCost]) -> str:
     return f"{last[0].phase} at batch {last[0].batch:,} and context {last[0].context:,}: {parts}"
 
 
+def added_line(added: Sequence[AddedCost]) -> str:
+    """The same in fewer words: `decode, +1 sequence: 374 kFLOP, 50.0 us to 200 us; +1 token of context: ...`."""
+    last = [one for one in added if one.phase == added[-1].phase]
+    told = [f"+1 {one.what}: {_short_text(one)}" for one in last]
+    return f"{last[0].phase}, {'; '.join(told)}" if last else "what one more sequence adds is not known"
+
+
+def _short_text(one: AddedCost) -> str:
+    work = "FLOPs not known" if one.flops is None else format_flops(one.flops)
+    return work if one.low_s is None or one.high_s is None else f"{work}, {_time_text(one.low_s, one.high_s)}"
+
+
+def largest_line(largest: Sequence[LargestBatch]) -> str:
+    """Of the shortest and the longest context."""
+    ends = dict.fromkeys((min(largest, key=_context), max(largest, key=_context)))
+    return "; ".join(map(_largest_text, ends))
+
+
+def _context(one: LargestBatch) -> int:
+    return one.context
+
+
 def _added_text(one: AddedCost) -> str:
     parts = [
         None if one.flops is None else format_flops(one.flops),
