@@ -178,7 +178,7 @@ def problems_of_wheel(wheel: Path, root: Path = ROOT) -> list[str]:
     wanted = {"LICENSE"}
     for row in listed(root):
         packed = row.pattern.removeprefix("src/")
-        if row.pattern.startswith("src/") and packed not in inside:
+        if row.pattern.startswith("src/") and not any(fnmatch(name, packed) for name in inside):
             problems.append(f"{packed}: listed, but not in the wheel")
         if row.pattern.startswith("src/") and row.licence_text:
             wanted.add(row.licence_text)

@@ -88,7 +88,7 @@ def test_strict_fails_on_an_op_without_a_price_after_showing_the_table(run: Run)
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["trace", "stand-on"], "did you mean 'stand-in'?"),
+        (["trace", "stand-on"], "Did you mean stand-in"),
         (["trcae", "stand-in"], "'trace'"),
         (["trace", "stand-in", "--format", "jsn"], "did you mean 'json'?"),
         (["trace", "stand-in", "--json", "--format", "text"], "contradict"),
@@ -97,7 +97,8 @@ def test_strict_fails_on_an_op_without_a_price_after_showing_the_table(run: Run)
         (["trace", "stand-in", "--crops", "2x3"], "The stand-in takes no crops"),
         (["trace", "stand-in", "--dtype", "float23"], "float32"),
         (["trace", "stand-in", "--decode-steps", "-1"], "--decode-steps"),
-        (["trace", "someone/some-model"], "hf download someone/some-model"),
+        (["trace", "qwen3-8bb"], "Did you mean Qwen/Qwen3-8B"),
+        (["trace", "../no/such/"], "There is no folder '../no/such/'"),
         (["report", "."], "llm-perf-opt trace"),
         (["trace"], "MODEL_OR_DIR"),
     ],

@@ -49,7 +49,7 @@ def test_a_folder_adapter_takes_the_folder_and_the_trust(name: str) -> None:
     adapter = FOLDERS.get(name)
     assert adapter.title
     assert method_takes(adapter, "targets", "workload")
-    assert method_takes(adapter, "__init__", "folder", "trust_remote_code")
+    assert method_takes(adapter, "__init__", "folder", "trust_remote_code", "name", "source")
 
 
 @pytest.mark.parametrize("name", FOLDER_INPUTS.names())

@@ -103,3 +103,17 @@ def test_a_folder_of_transformers_is_traced_without_a_request(tmp_path: Path) ->
     ran = subprocess.run(command, cwd=tmp_path, env=world, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr[-1000:]
     assert re.search(r"(?m)^decode ", ran.stdout)
+
+
+def test_one_file_asks_the_hub_and_the_page_names_every_file_that_it_asks_for() -> None:
+    from llm_perf_opt.models.huggingface.names.hub import CONFIGURATION
+
+    asking = {
+        file.relative_to(PACKAGE).as_posix()
+        for file in PACKAGE.rglob("*.py")
+        if re.search(r"hf_hub_download|snapshot_download|HfApi", file.read_text("utf-8"))
+    }
+    assert asking == {"models/huggingface/names/hub.py"}
+    page = (ROOT / "docs" / "names.md").read_text("utf-8")
+    assert [name for name in CONFIGURATION if f"`{name}`" not in page] == []
+    assert "docs/names.md" in (ROOT / "SECURITY.md").read_text("utf-8")

@@ -12,34 +12,91 @@ from llm_perf_opt.analyses.first_lines import counted, listed
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import MODELS
-from llm_perf_opt.core.report import Column, Level, Note, Report, Table
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.engines.vllm.environment import checked_versions, find, is_checked
+from llm_perf_opt.models.huggingface.names.catalogue import CatalogueModel, catalogue
+from llm_perf_opt.models.huggingface.names.hub_cache import cached_names, snapshot
+from llm_perf_opt.models.huggingface.names.search import matching, near_names
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ModelsAnswer(Answer):
-    """Models known by name, and what each is."""
+    """Models known by name, and what each is; with `search`, those whose names hold its words."""
 
-    models: Mapping[str, str]  # name -> title
+    models: Mapping[str, str]  # registered name -> title
+    others: tuple[CatalogueModel, ...]  # every other name, without those that share the sizes of one
+    search: str | None = None
 
     def report(self) -> Report:
-        """One row per model, with the command that traces it."""
+        """What was searched for; otherwise the registered models, and how many others there are of each kind."""
+        return self._found() if self.search is not None else self._overview()
+
+    def _overview(self) -> Report:
         rows = tuple((name, title, f"llm-perf-opt trace {name}") for name, title in self.models.items())
         table = Table(title="", columns=(Column("model"), Column("what it is"), Column("command")), rows=rows)
-        folder = Note(
-            "Any other Hugging Face model: llm-perf-opt trace DIR, with config.json in DIR and no weights; "
-            "add --trust-remote-code if DIR brings its own Python code."
+        by_kind: dict[str, list[str]] = {}
+        for model in self.others:
+            by_kind.setdefault(model.kind or WHEEL_KIND, []).append(model.name)
+        kinds = tuple((kind, len(names), ", ".join(names[:3])) for kind, names in by_kind.items())
+        columns = (Column("kind"), Column("names", Kind.COUNT), Column("such as"))
+        notes = (
+            Note("llm-perf-opt models --search qwen lists names; llm-perf-opt trace Qwen/Qwen3-8B runs one."),
+            Note(
+                "Any other Hugging Face model: llm-perf-opt trace ORG/NAME (its configuration alone is fetched), "
+                "or llm-perf-opt trace DIR, with config.json in DIR; --trust-remote-code if it brings its own code."
+            ),
         )
+        catalogue = Table(title="In the catalogue, without a network", columns=columns, rows=kinds)
+        known = len(self.models) + len(self.others)
         answer = (
-            f"{counted(len(self.models), 'model is', 'models are')} known by name; any Hugging Face folder runs too.",
-            f"Next: llm-perf-opt trace {next(iter(self.models), 'DIR')}, or llm-perf-opt trace DIR.",
+            f"{counted(known, 'model is', 'models are')} known by name; any Hugging Face folder or name runs too.",
+            f"Next: llm-perf-opt trace {next(iter(self.models), 'DIR')}, or llm-perf-opt trace ORG/NAME.",
         )
-        return Report(title="Models known by name", answer=answer, tables=(table,), notes=(folder,))
+        return Report(title="Models known by name", answer=answer, tables=(table, catalogue), notes=notes)
+
+    def _found(self) -> Report:
+        rows: list[tuple[Cell, ...]] = [(name, "registered", None, title) for name, title in self.models.items()]
+        rows += [(one.name, one.kind or WHEEL_KIND, one.parameters, _origin(one)) for one in self.others]
+        columns = (Column("model"), Column("kind"), Column("parameters", Kind.COUNT), Column("from"))
+        if not rows:
+            near = near_names(self.search or "")
+            hint = f"Near: {', '.join(near)}." if near else "On the Hub any model is found by its name, as ORG/NAME."
+            return Report(title=f"No known name holds {self.search!r}", answer=(hint,))
+        table = Table(title="", columns=columns, rows=tuple(rows))
+        answer = (f"{counted(len(rows), 'name')}. Next: llm-perf-opt trace {rows[0][0]}.",)
+        return Report(title=f"Known names with {self.search!r}", answer=answer, tables=(table,))
 
 
-def known_models() -> ModelsAnswer:
-    """The models that can be traced by name; any Hugging Face folder can be, too."""
-    return ModelsAnswer(models={name: MODELS.get(name).title for name in MODELS.names()})
+WHEEL_KIND = "in the wheel of the extra kernels"
+
+
+def _origin(model: CatalogueModel) -> str:
+    return model.source if model.shared_with is None else f"the sizes of {model.shared_with}"
+
+
+def known_models(search: str | None = None) -> ModelsAnswer:
+    """The models that can be traced by name without a network, all or those whose names hold the words of `search`."""
+    registered = {name: MODELS.get(name).title for name in MODELS.names()}
+    known = catalogue()
+    if search is None:
+        others = tuple(model for model in known.values() if model.shared_with is None)
+        return ModelsAnswer(models=registered, others=others)
+    cached = (_cached(name) for name in cached_names())
+    everything = {**known, **{model.name: model for model in cached}}
+    return ModelsAnswer(
+        models={name: registered[name] for name in matching(registered, search)},
+        others=tuple(everything[name] for name in sorted(matching(everything, search), key=str.lower)),
+        search=search,
+    )
+
+
+def _cached(name: str) -> CatalogueModel:
+    known, found = catalogue().get(name), snapshot(name)
+    revision = "" if found is None else f", revision {found.revision[:12]}"
+    kind, parameters = ("", None) if known is None else (known.kind, known.parameters)
+    return CatalogueModel(
+        name=name, kind=kind or "in the local cache", parameters=parameters, source=f"the Hugging Face cache{revision}"
+    )
 
 
 TESTED_TORCH = "2.13"  # docs/decisions/torch-pin.md; the same bound stands in pyproject.toml

@@ -29,6 +29,7 @@ from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob
 from llm_perf_opt.engines.vllm.process import VllmProcess
+from llm_perf_opt.models.huggingface.names.resolve import NamedModel
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ def trace_engine_code(
         for rank, folder in zip(ranks, folders, strict=True):
             graphs = _traced(process, replace(job, rank=rank, out=str(scratch / str(rank))))
             kept = redeployed(_with_events(graphs) if events else graphs, deployment)
+            kept = _as_named(model, kept)
             files = () if folder is None else write_graphs(kept, folder, force=force)
             traces.append(Trace(name=str(model), graphs=kept, files=files))
     return replace(traces[0], others=tuple(traces[1:]))
@@ -114,8 +116,17 @@ def _with_events(graphs: Sequence[CallGraph]) -> tuple[CallGraph, ...]:
     return tuple(replace(graph, events=events_of(graph)) for graph in graphs)
 
 
+def _as_named(model: object, graphs: tuple[CallGraph, ...]) -> tuple[CallGraph, ...]:
+    """Of a model that was found by its name: that name in place of its folder's, and where the folder came from."""
+    if not isinstance(model, NamedModel) or not model.source:
+        return graphs
+    first, *others = (replace(graph, model=model.name) for graph in graphs)
+    told = f"Configuration of {model.name}: {model.source}."
+    return (replace(first, notes=(told, *first.notes)), *others)
+
+
 def _folder_of(model: object) -> Path:
-    folder = Path(model) if isinstance(model, (str, Path)) else None
+    folder = model.folder if isinstance(model, NamedModel) else None
     if folder is None or not (folder / "config.json").is_file():
         raise UsageError(
             f"vLLM's code runs a folder with a config.json, not {str(model)[:80]!r}.",

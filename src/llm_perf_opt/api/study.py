@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -26,6 +27,7 @@ from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.labs.study.local_engine import run_local
 from llm_perf_opt.labs.study.parquet_store import StudyStore, has_failures, require_packages
+from llm_perf_opt.models.huggingface.names.resolve import find_model
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,8 @@ def study(
     declared = file if isinstance(file, Study) else read_study(Path(file), overrides)
     _refuse(declared, engine, address)
     store = StudyStore(str(out))
-    tasks = study_tasks(declared, installed_versions(is_replayed=bool(declared.traffics)))
+    versions = installed_versions(is_replayed=bool(declared.traffics))
+    tasks = study_tasks(declared, versions, named_folders(declared))
     stems = [task.file_stem for task in tasks]
     run = _Run(store=store, declared=declared, retry_failed=retry_failed)
     pending = run.pending(tasks)
@@ -221,6 +224,20 @@ def _refuse(declared: Study, engine: str, address: str | None) -> None:
             f"{declared.execution!r} is no execution.", why=f"there are {', '.join(Execution)}", fix="pick one"
         )
     refuse_rates(declared.execution, declared.rates, None)
+
+
+def named_folders(declared: Study) -> dict[str, Path]:
+    """Where the configuration of each model lies that is given by its name; a wrong name fails in its own tasks.
+
+    Found here once, so that a model of the Hub is fetched before the processes begin.
+    """
+    found: dict[str, Path] = {}
+    for source in sorted({model.source for model in declared.models}):
+        if not Path(source).exists():
+            with suppress(PerfOptError):
+                named = find_model(source, declared.trust_remote_code)
+                found |= {} if named.folder is None else {source: named.folder}
+    return found
 
 
 def installed_versions(*, is_replayed: bool = False) -> dict[str, str | None]:

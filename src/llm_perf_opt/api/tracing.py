@@ -42,6 +42,7 @@ from llm_perf_opt.core.protocols import KnowsKindsOfRank, ModelAdapter, RunsForR
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, ModelCode
+from llm_perf_opt.models.huggingface.names.resolve import NamedModel, find_model
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ def trace(
     trust_remote_code: bool = False,
     **workload: Any,
 ) -> Trace:
-    """Run a model: a registered name, a local Hugging Face folder, or a module called with `args` and `kwargs`.
+    """Run a model: a name such as `Qwen/Qwen3-8B`, a Hugging Face folder, or a module called with `args` and `kwargs`.
 
     - `tracer`: `weightless`; or `hooks`, `torchlens`, `profiler`, which run it for real. `code="vllm"`: vLLM's classes.
     - `load_weights`, of a real run: `random` (default), `none`, or a folder.
@@ -93,6 +94,7 @@ def trace(
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and those of the model.
     """
     _refuse_unknown(workload)
+    named = find_model(str(model), trust_remote_code) if isinstance(model, (str, Path)) else model
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     folder, wanted = None if out is None else Path(out), as_pictures(pictures)
     seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
@@ -102,9 +104,9 @@ def trace(
     plan = _checked_plan(_taken_plan(workload), tracer, hardware)
     if _is_of_engine(workload, tracer, args, kwargs):
         asked: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing, "trusts": trust_remote_code}
-        return trace_engine_code(model, hardware, plan, workload, out=folder, force=force, events=events, **asked)
+        return trace_engine_code(named, hardware, plan, workload, out=folder, force=force, events=events, **asked)
     found: dict[str, Any] = {**seen, "trust_remote_code": trust_remote_code, **workload}
-    origin = find_origin(model, args, kwargs, device=hardware_id(hardware), weights=weights, cache=cache, **found)
+    origin = find_origin(named, args, kwargs, device=hardware_id(hardware), weights=weights, cache=cache, **found)
     _require_stages(origin, stage)
     kept: dict[str, Any] = {"force": force, "keep_partial": keep_partial, "events": events}
     if plan.is_spread:
@@ -293,7 +295,7 @@ def load_phase(
 
 
 def find_origin(
-    model: str | Path | torch.nn.Module,
+    model: str | Path | NamedModel | torch.nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -309,7 +311,9 @@ def find_origin(
 
     Of a plan it is the rank that was asked for, by default the first.
     """
-    adapter = module_adapter(model, args, kwargs) or find_adapter(str(model), trust_remote_code)
+    named = find_model(str(model), trust_remote_code) if isinstance(model, (str, Path)) else model
+    adapter = module_adapter(named, args, kwargs) or find_adapter(named, trust_remote_code)
+    is_module = not isinstance(named, NamedModel)
     plan = _taken_plan(workload)
     asked = make_workload(adapter, **workload)
     refuse_workload(
@@ -319,38 +323,32 @@ def find_origin(
         new_tokens=asked.new_tokens,
     )
     origin = Origin(
-        name=str(model) if isinstance(model, (str, Path)) else adapter.title,
+        name=adapter.title if is_module else str(named),
         adapter=adapter,
         workload=asked,
         deployment=Deployment.make(device=device, weights=weights, cache=cache),
         routing=routing,
         torch_device=torch_device,
-        is_module=not isinstance(model, (str, Path)),
+        is_module=is_module,
     )
     return on_rank(origin, plan.of_rank(plan.kinds_of_rank()[0])) if plan.is_spread else origin
 
 
-def find_adapter(model: str, trust_remote_code: bool = False) -> ModelAdapter:
-    """The adapter registered as `model`, or the one for the folder of that name."""
-    if model in MODELS.names():
-        return MODELS.get(model)()
-    if Path(model).is_dir():
-        return FOLDERS.get("huggingface")(Path(model), trust_remote_code)
-    if "/" in model:
-        raise UsageError(
-            f"There is no folder {model!r}.",
-            why="a name with a slash is read as a local folder; nothing is downloaded",
-            fix=f'fetch the code and configuration alone: hf download {model} --include "*.json" "*.py" '
-            f"--local-dir {Path(model).name}",
-        )
-    return MODELS.get(model)()
+def find_adapter(model: object, trust_remote_code: bool = False) -> ModelAdapter:
+    """The adapter of a registered name, of a folder, or of any other name: `models/huggingface/names/resolve.py`."""
+    named = model if isinstance(model, NamedModel) else find_model(str(model), trust_remote_code)
+    if named.registered is not None:
+        return MODELS.get(named.registered)()
+    assert named.folder is not None, "a name is a registered one or has a folder"
+    shown = named.name if named.source else None
+    return FOLDERS.get("huggingface")(named.folder, trust_remote_code, name=shown, source=named.source)
 
 
 def module_adapter(
-    model: str | Path | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    model: str | Path | NamedModel | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> ModelAdapter | None:
     """The adapter of a module that is called with these arguments; None for a name or a folder, which takes none."""
-    if not isinstance(model, (str, Path)):
+    if not isinstance(model, (str, Path, NamedModel)):
         from llm_perf_opt.models.single_module.adapter import SingleModuleAdapter
 
         return SingleModuleAdapter(model, args, kwargs)

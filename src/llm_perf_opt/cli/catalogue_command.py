@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
 
+SearchOption = Annotated[
+    str | None, typer.Option("--search", metavar="WORDS", help="List the names that hold these words, such as qwen.")
+]
 
-def models(format_name: FormatOption = None, json_wanted: JsonOption = False, verbose: VerboseOption = False) -> None:
-    """List the models known by name."""
+
+def models(
+    search: SearchOption = None,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """List the models known by name: those with code of their own here, and a catalogue of released ones."""
     from llm_perf_opt.api.catalogue import known_models
 
     reporter = choose_reporter(format_name, json_wanted)
-    show(known_models().report(), reporter, verbose=verbose)
+    show(known_models(search).report(), reporter, verbose=verbose)
 
 
 def doctor(format_name: FormatOption = None, json_wanted: JsonOption = False, verbose: VerboseOption = False) -> None:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.trace import Trace
 
 
-MODEL_HELP = f"A model ({', '.join(MODELS.names())}) or a local Hugging Face folder; it needs no weights in it."
+MODEL_HELP = (
+    f"A model by name ({', '.join(MODELS.names())}, Qwen/Qwen3-8B, ...: llm-perf-opt models) or a local Hugging Face "
+    "folder; it needs no weights in it."
+)
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help=MODEL_HELP, show_default=False)]
 SourceArgument = Annotated[

@@ -86,6 +86,11 @@ MODELS: Registry[type[ModelAdapter]] = Registry(
         "got-ocr2": "llm_perf_opt.models.got_ocr2.adapter:GotOcr2Adapter",
     },
 )
+# Published names of registered models.
+MODEL_ALIASES: Mapping[str, str] = {
+    "deepseek-ai/DeepSeek-OCR": "deepseek-ocr",
+    "stepfun-ai/GOT-OCR-2.0-hf": "got-ocr2",
+}
 FOLDERS: Registry[type[FolderAdapter]] = Registry(
     "kind of model folder", {"huggingface": "llm_perf_opt.models.huggingface.adapter:HuggingFaceAdapter"}
 )

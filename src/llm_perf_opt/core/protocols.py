@@ -59,9 +59,12 @@ class TakesOptions(Protocol):
 
 
 class FolderAdapter(ModelAdapter, Protocol):
-    """A model read from a folder that a person points at, which may bring its own code."""
+    """A model read from a folder that a person points at, which may bring its own code.
 
-    def __init__(self, folder: Path, trust_remote_code: bool) -> None: ...
+    Of a model that was found by its name, `name` is that name, and `source` says where the folder's content came from.
+    """
+
+    def __init__(self, folder: Path, trust_remote_code: bool, *, name: str | None = None, source: str = "") -> None: ...
 
 
 class Tracer(Protocol):

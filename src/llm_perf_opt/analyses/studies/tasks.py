@@ -98,37 +98,42 @@ def cluster_for(plan: ParallelPlan, device: str) -> Cluster:
     return cluster if cluster.count == plan.ranks else parse_cluster(f"{plan.ranks}x {device}")
 
 
-def study_tasks(study: Study, versions: Mapping[str, str | None]) -> tuple[StudyTask, ...]:
-    """Every task of a study, in the order of its axes."""
-    if study.traffics:
-        return tuple(
-            task
-            for model, workload in combinations(study)
-            for task in _tasks(study, model, workload, ParallelPlan(), versions)
-        )
+def study_tasks(
+    study: Study, versions: Mapping[str, str | None], folders: Mapping[str, Path] | None = None
+) -> tuple[StudyTask, ...]:
+    """Every task of a study, in the order of its axes.
+
+    `folders` is where the configuration of a model lies that is given by its name.
+    """
+    plans = [ParallelPlan()] if study.traffics else dict.fromkeys(replace(plan, dp=1) for plan in study.plans)
     return tuple(
         task
         for model, workload in combinations(study)
-        for shared in dict.fromkeys(replace(plan, dp=1) for plan in study.plans)
-        for task in _tasks(study, model, workload, shared, versions)
+        for shared in plans
+        for task in _tasks(study, model, workload, shared, versions, (folders or {}).get(model.source))
     )
 
 
 def _tasks(
-    study: Study, model: StudyModel, workload: Mapping[str, Any], plan: ParallelPlan, versions: Mapping[str, str | None]
+    study: Study,
+    model: StudyModel,
+    workload: Mapping[str, Any],
+    plan: ParallelPlan,
+    versions: Mapping[str, str | None],
+    folder: Path | None,
 ) -> Iterator[StudyTask]:
     way = way_of(study, model, plan)
-    is_folder = Path(model.source).is_dir()
+    place = model.source if folder is None else str(folder)
     known = {
         "tool_version": versions["tool_version"],
         "torch_version": None if way == FILE else versions["torch_version"],
-        "transformers_version": versions["transformers_version"] if is_folder else None,
+        "transformers_version": versions["transformers_version"] if Path(place).is_dir() else None,
     }
     if way == REPLAY:
         known["engine_version"] = versions.get("engine_version")
     basis = {
         "schema": SCHEMA_VERSION,
-        "model": [model.source, content_hash(model.source)],
+        "model": [model.source, content_hash(place)],
         "workload": dict(workload),
         "plan": asdict(plan),
         "way": way,

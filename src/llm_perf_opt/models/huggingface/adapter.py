@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -18,9 +18,11 @@ from llm_perf_opt.core.callgraph import CallGraph, StoredFormats
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.expected_calls import KEY as EXPECTED_CALLS
 from llm_perf_opt.core.missing_packages import import_failure
+from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.plugins import FOLDER_FORMS, FOLDER_INPUTS, FOLDER_PARTS, FOLDER_RANKS, workload_type
+from llm_perf_opt.core.reading import MODEL_FILE, read_bytes
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json, Part, Target
 from llm_perf_opt.core.work_limits import out_of_memory, refuse_depth
@@ -28,7 +30,14 @@ from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.harness.fake_world import FakeWorld
 from llm_perf_opt.models.huggingface.expected_calls import expected_decode, expected_prefill
-from llm_perf_opt.models.huggingface.folder import import_transformers, load_config, load_model_class, read_folder
+from llm_perf_opt.models.huggingface.folder import (
+    import_transformers,
+    layers,
+    load_config,
+    load_model_class,
+    read_folder,
+    windows,
+)
 from llm_perf_opt.models.huggingface.inputs import (
     Fed,
     Found,
@@ -61,6 +70,7 @@ from llm_perf_opt.models.huggingface.resolved import (
 DECODER_PROMPT_TOKENS = 4  # of Whisper: start, language, task, no timestamps
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ATTENTIONS = ("eager", "sdpa")
+ENGINE_SUFFIXES = (".json", ".py")
 ENCODER_STAGES = ("vision", "audio")  # whose work the cache of a prefill holds
 TRANSFORMERS_NAMES = {"flash": "flash_attention_2"}
 # What a constructor raises when sizes do not fit, a field is missing, or an optional package is not there.
@@ -81,13 +91,13 @@ class HuggingFaceAdapter:
 
     title = "A local Hugging Face folder"
 
-    def __init__(self, folder: Path, trust_remote_code: bool) -> None:
+    def __init__(self, folder: Path, trust_remote_code: bool, *, name: str | None = None, source: str = "") -> None:
         self._world: FakeWorld | None = None
-        self._folder = read_folder(folder)
-        refuse_depth(_layers(self._folder.fields))
+        self._folder, self._source = read_folder(folder, name), source
+        refuse_depth(layers(self._folder.fields))
         self._config = load_config(self._folder, trust_remote_code)
         self._model_class = load_model_class(self._folder, self._config, trust_remote_code)
-        self.title = f"{self._model_class.__name__} in {folder}"
+        self.title = f"{self._model_class.__name__} in {folder}" if name is None else name
 
     @property
     def workload_type(self) -> type[Workload]:
@@ -100,7 +110,13 @@ class HuggingFaceAdapter:
         A model type with a folder of its own here gets its inputs from there. For any other they are found by probing
         the model on an engine of our own; what is found is part of the workload.
         """
-        name = self._folder.path.resolve().name
+        found = self._found_targets(self._folder.name or self._folder.path.resolve().name, workload)
+        if not self._source:
+            return found
+        told = f"Configuration of {self._folder.shown}: {self._source}."
+        return (replace(found[0], notes=(told, *found[0].notes)), *found[1:])
+
+    def _found_targets(self, name: str, workload: Workload) -> tuple[Target, ...]:
         if self._folder.model_type in FOLDER_INPUTS.names():
             build = partial(build_model, self._model_class, self._config, workload.attention or "eager", workload.dtype)
             return FOLDER_INPUTS.get(self._folder.model_type)(name, build, workload, self._world)
@@ -108,6 +124,12 @@ class HuggingFaceAdapter:
         _refuse_nonsense(own)
         with nullcontext() if self._world is None else self._world:
             return self._probed_targets(name, own)
+
+    def write_engine_folder(self, folder: Path) -> None:
+        """What a serving engine reads of a model that was found by its name: its files of configuration and code."""
+        for file in sorted(self._folder.path.iterdir()):
+            if file.suffix in ENGINE_SUFFIXES and file.is_file():
+                write_whole(folder / file.name, [read_bytes(file, MODEL_FILE)])
 
     def on_rank(self, plan: ParallelPlan) -> HuggingFaceAdapter:
         """The same model as one rank of a plan holds and runs it."""
@@ -157,7 +179,7 @@ class HuggingFaceAdapter:
 
     def lengths_of_interest(self) -> tuple[int, ...]:
         """Every window and chunk that the configuration names, also those of nested ones."""
-        return tuple(sorted(set(_windows(self._folder.fields))))
+        return tuple(sorted(set(windows(self._folder.fields))))
 
     def parts(self) -> tuple[Part, ...]:
         """Those of the model type's own folder here, or one of each kind of block."""
@@ -220,19 +242,6 @@ class HuggingFaceAdapter:
     def _build(self, attention: str | None, dtype: str) -> Any:
         build = partial(build_model, self._model_class, self._config, attention, dtype)
         return build() if self._world is None else spread_model(build, self._world)
-
-
-_LENGTH_NAMES = ("window", "chunk", "conv_kernel", "d_conv")
-_OTHER_LENGTHS = frozenset(("vision_config", "audio_config"))  # of pixels and sound, not of a context
-
-
-def _windows(fields: Mapping[str, Any]) -> Iterator[int]:
-    names = _LENGTH_NAMES[1:] if fields.get("use_sliding_window") is False else _LENGTH_NAMES
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            yield from _windows({} if name in _OTHER_LENGTHS else value)
-        elif type(value) is int and value > 1 and "layers" not in name and any(part in name for part in names):
-            yield value
 
 
 def _accepted_inputs(subject: Subject, probe: Probe, workload: HuggingFaceWorkload) -> Found:
@@ -384,14 +393,3 @@ def _refuse_nonsense(workload: Workload) -> None:
             why="transformers calls the compiled flash_attn package for it, which needs a GPU",
             fix="use sdpa: torch's fused attention has the same shapes, FLOPs and memory",
         )
-
-
-_DEPTHS = frozenset(
-    ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers", "decoder_layers")
-)
-
-
-def _layers(fields: Mapping[str, Any]) -> int:
-    """Of all stacks that the configuration names, in it and in the configurations of its parts."""
-    own = sum(value for name, value in fields.items() if name in _DEPTHS and type(value) is int)
-    return own + sum(_layers(part) for part in fields.values() if isinstance(part, dict))

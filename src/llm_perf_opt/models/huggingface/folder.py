@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,12 @@ class ModelFolder:
 
     path: Path
     fields: Mapping[str, Any]
+    name: str | None = None  # of a model that was found by its name
+
+    @property
+    def shown(self) -> str:
+        """What messages call it: the name it was found by, or the folder itself."""
+        return str(self.path) if self.name is None else self.name
 
     @property
     def model_type(self) -> str:
@@ -93,7 +99,7 @@ class ModelFolder:
         return dict(reversed(list(code_names(self.fields.get("auto_map")))))
 
 
-def read_folder(path: Path) -> ModelFolder:
+def read_folder(path: Path, name: str | None = None) -> ModelFolder:
     """Read `config.json`; anything but a JSON object with a model type or code of its own is refused."""
     file = path / "config.json"
     if not file.is_file():
@@ -103,7 +109,7 @@ def read_folder(path: Path) -> ModelFolder:
             fix="point at the folder that holds config.json; weights are not needed",
         )
     fields = read_foreign_json(file, MODEL_FILE)
-    folder = ModelFolder(path=path, fields=fields if isinstance(fields, dict) else {})
+    folder = ModelFolder(path=path, fields=fields if isinstance(fields, dict) else {}, name=name)
     require_identity(file, folder.fields)
     if not folder.model_type and not folder.code_map:
         raise UsageError(
@@ -118,6 +124,7 @@ def load_config(folder: ModelFolder, trust_remote_code: bool) -> Any:
     """The configuration object, by the folder's own class only if its code is trusted."""
     transformers = import_transformers()
     _refuse_untrusted(folder, trust_remote_code)
+    _refuse_unknown_type(folder)
     try:
         return transformers.AutoConfig.from_pretrained(
             folder.path, trust_remote_code=trust_remote_code, local_files_only=True
@@ -125,7 +132,7 @@ def load_config(folder: ModelFolder, trust_remote_code: bool) -> Any:
     except _config_errors() as error:
         _raise_import_failure(folder, error)
         raise UsageError(
-            f"transformers {transformers.__version__} cannot read the configuration in {folder.path}.",
+            f"transformers {transformers.__version__} cannot read the configuration in {folder.shown}.",
             why=f"{type(error).__name__}: {error_text(error)[:500]}",
             fix="check the fields it names, or use the version of transformers the folder was written for"
             + _written_for(folder),
@@ -155,7 +162,7 @@ def _class_in_folder(folder: ModelFolder) -> Any:
     entry = next((name for name in AUTO_CLASSES if name in folder.code_map), None)
     if entry is None:
         raise UsageError(
-            f"The auto_map in {folder.path} names no model.",
+            f"The auto_map in {folder.shown} names no model.",
             why=f"its entries are {', '.join(folder.code_map)}",
             fix=f"add one of {', '.join(AUTO_CLASSES)} with the file and class of the model",
         )
@@ -165,7 +172,7 @@ def _class_in_folder(folder: ModelFolder) -> Any:
     except (ImportError, OSError, AttributeError, SyntaxError, ValueError, TypeError, RuntimeError) as error:
         _raise_import_failure(folder, error)
         raise PerfOptError(
-            f"The code in {folder.path} cannot be loaded.",
+            f"The code in {folder.shown} cannot be loaded.",
             why=f"{type(error).__name__}: {error_text(error)[:500]}",
             fix="install what it imports, and the version of transformers it was written for" + _written_for(folder),
         ) from error
@@ -175,16 +182,33 @@ def _raise_import_failure(folder: ModelFolder, error: Exception) -> None:
     """Name the package, where one is to blame."""
     failure = import_failure(error, folder.transformers_version)
     if failure is not None:
-        raise PerfOptError(f"The code in {folder.path} cannot be loaded.", why=failure.why, fix=failure.fix) from error
+        raise PerfOptError(f"The code in {folder.shown} cannot be loaded.", why=failure.why, fix=failure.fix) from error
 
 
 def _refuse_untrusted(folder: ModelFolder, trust_remote_code: bool) -> None:
     if trust_remote_code or not folder.code_map or class_names(folder.model_type):
         return
     raise UsageError(
-        f"{folder.path} brings its own Python code ({', '.join(sorted(set(folder.code_map.values())))}).",
+        f"{folder.shown} brings its own Python code ({', '.join(sorted(set(folder.code_map.values())))}).",
         why=f"transformers itself has no model type {folder.model_type!r}, so that code would have to run here",
         fix="read the code, then add --trust-remote-code (profile: model.trust_remote_code=true)",
+    )
+
+
+def _refuse_unknown_type(folder: ModelFolder) -> None:
+    """An architecture that is newer than the library, or that only the model's own code has."""
+    known = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    if folder.code_map or not folder.model_type or folder.model_type in known:
+        return
+    version: str = import_transformers().__version__
+    written = folder.transformers_version
+    raise UsageError(
+        f"transformers {version} does not know the architecture {folder.model_type!r} of {folder.shown}.",
+        why=f"its configuration was written with transformers {written}"
+        if written
+        else "its configuration does not say which version it was written with",
+        fix="pip install -U transformers; a model whose code is not in transformers runs from a folder that holds it, "
+        "with --trust-remote-code",
     )
 
 
@@ -210,3 +234,28 @@ def import_transformers() -> Any:
             why="a Hugging Face folder is run by it",
             fix="pip install 'llm-perf-opt[hf]'",
         ) from error
+
+
+_LENGTH_NAMES = ("window", "chunk", "conv_kernel", "d_conv")
+_OTHER_LENGTHS = frozenset(("vision_config", "audio_config"))  # of pixels and sound, not of a context
+
+
+def windows(fields: Mapping[str, Any]) -> Iterator[int]:
+    """Every window and chunk of text that a configuration names, also those of nested ones."""
+    names = _LENGTH_NAMES[1:] if fields.get("use_sliding_window") is False else _LENGTH_NAMES
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from windows({} if name in _OTHER_LENGTHS else value)
+        elif type(value) is int and value > 1 and "layers" not in name and any(part in name for part in names):
+            yield value
+
+
+_DEPTHS = frozenset(
+    ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers", "decoder_layers")
+)
+
+
+def layers(fields: Mapping[str, Any]) -> int:
+    """Of all stacks that the configuration names, in it and in the configurations of its parts."""
+    own = sum(value for name, value in fields.items() if name in _DEPTHS and type(value) is int)
+    return own + sum(layers(part) for part in fields.values() if isinstance(part, dict))
