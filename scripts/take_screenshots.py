@@ -1,6 +1,6 @@
 """Takes the pictures of the graph page that the documentation shows, in a real browser, 1280 pixels wide.
 
-    python -m scripts.take_screenshots run/prefill.callgraph.json docs/images
+    python -m scripts.take_screenshots graph.html docs/images
 
 A page that says something on the console is an error. `bash scripts/pictures.sh` takes all pictures there are.
 """
@@ -12,19 +12,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from llm_perf_opt.analyses.grouping.view import group
-from llm_perf_opt.core.callgraph import read_callgraph
-from llm_perf_opt.core.plugins import DRAWINGS
 from tests.browser.chromium import chromium
 from tests.browser.open_page import OpenPage
 
 
-def whole(page: OpenPage) -> None:
-    page.by_id("fit").click()
+def untouched(page: OpenPage) -> None:
+    """The page as it comes."""
 
 
 def found(page: OpenPage) -> None:
-    page.search("experts.[0-63]")
+    page.search("experts.[0-63].down")
     page.wait_until("!document.querySelector('#status.shown')")
     page.wait_until("getComputedStyle(document.getElementById('status')).opacity === '0'")
 
@@ -32,27 +29,26 @@ def found(page: OpenPage) -> None:
 def by_cost(page: OpenPage) -> None:
     page.choose("metric", "bytes_moved")
     page.choose("colour", "cost")
-    page.by_id("fit").click()
-    page.click("DeepseekV2MLP @ model.layers.[1-11].mlp.experts.[0-63]")
+    page.click("DeepseekV2DecoderLayer @ model.layers.[1-11]")
 
 
-# name -> (dark, height, what the reader does first)
-SCENES: dict[str, tuple[bool, int, Callable[[OpenPage], None]]] = {
-    "graph-light": (False, 1240, whole),
-    "graph-dark": (True, 1240, whole),
-    "graph-search": (False, 860, found),
-    "graph-cost": (False, 1240, by_cost),
+# name -> (dark, width, height, what the reader does first)
+SCENES: dict[str, tuple[bool, int, int, Callable[[OpenPage], None]]] = {
+    "graph-light": (False, 1280, 800, untouched),
+    "graph-dark": (True, 1280, 800, untouched),
+    "graph-search": (False, 1280, 800, found),
+    "graph-cost": (False, 1280, 800, by_cost),
+    "graph-wall": (False, 1920, 1080, untouched),
+    "graph-phone": (False, 390, 844, untouched),
 }
 
 
-def main(trace: Path, folder: Path) -> None:
+def main(graph: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "graph.html"
-        file.write_text(str(DRAWINGS.get("html")().render(group(read_callgraph(trace)))), encoding="utf-8")
-        for name, (dark, height, prepare) in SCENES.items():
-            with chromium(Path(scratch) / name, height=height, dark=dark) as driver:
-                page = OpenPage(driver, file.as_uri())
+        for name, (dark, width, height, prepare) in SCENES.items():
+            with chromium(Path(scratch) / name, width, height, dark=dark) as driver:
+                page = OpenPage(driver, graph.resolve().as_uri())
                 prepare(page)
                 page.ask("document.activeElement.blur()")
                 driver.save_screenshot(str(folder / f"{name}.png"))

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.analyses.serving.fit import traced_fit
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
-from llm_perf_opt.analyses.time.predict import predict, total_wall
 from llm_perf_opt.api.cost import ask_sources
-from llm_perf_opt.api.whole_report import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
+from llm_perf_opt.api.prediction import prediction_answer
+from llm_perf_opt.api.report_answers import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.units import format_seconds
@@ -70,16 +69,17 @@ def test_a_phase_that_is_not_known_may_need_more() -> None:
     told = does_it_fit(memory, replace(H100, memory_bytes=needed), ["decode"])
     assert told.startswith("not known: ") and told.endswith(", decode not known")
     assert does_it_fit(memory, replace(H100, memory_bytes=needed - 1), ["decode"]).startswith("no: ")
-    times = predict(small_run(), DataSheetRates(H100))
-    assert how_fast((small_run(),), [times], ["decode"]).endswith(", decode not known")
+    prediction = prediction_answer((small_run(),), H100)
+    assert how_fast((small_run(),), [prediction], ["decode"]).endswith(", decode not known")
 
 
 def test_a_decode_is_told_by_the_token() -> None:
     graph = replace(made_decode(steps=4), runtime={"decode_steps": 4})
-    times = predict(graph, DataSheetRates(H100))
-    wall = total_wall(times)
-    low, high = format_seconds(wall.low / 4), format_seconds(wall.high / 4)
-    assert how_fast((graph,), [times]) == f"decode of one token {low} to {high}"
+    on_h100, on_l4 = (prediction_answer((graph,), find_device(name), "fused") for name in ("h100-sxm", "l4"))
+    low, high = format_seconds(on_h100.low_s / 4), format_seconds(on_h100.high_s / 4)
+    assert how_fast((graph,), [on_h100]) == f"decode of one token {low} to {high}"
+    told = how_fast((graph,), [on_l4, on_h100])
+    assert told == f"fastest of 2 is {H100.name}: decode of one token {low} to {high}"
 
 
 def test_the_answer_about_a_server_names_what_was_asked_and_the_most_that_fits() -> None:

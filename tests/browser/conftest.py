@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llm_perf_opt.core.graph_view import GraphView
-from llm_perf_opt.core.plugins import DRAWINGS
+from llm_perf_opt.formats.html_format import HtmlDrawing
 from tests.browser.chromium import chromium, missing
+
+WALL = (2560, 1700)  # on which every box of the usual picture can be read
 
 
 @pytest.fixture(scope="session")
@@ -21,18 +23,31 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield driver
 
 
+def resize(browser: Any, size: tuple[int, int]) -> None:
+    """Gives the window another size."""
+    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Callable[[GraphView], Any]]:
-    """Draws a view and opens the page; afterwards nothing may have been written to the console."""
+def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Draws a view, or the phases of a run, and opens the page; afterwards nothing may stand in the console."""
     from tests.browser.open_page import OpenPage
 
     pages = []
 
-    def open_view(view: GraphView) -> OpenPage:
+    def open_view(
+        view: GraphView | Mapping[str, GraphView], size: tuple[int, int] = WALL, place: str = "", *, fits: bool = True
+    ) -> OpenPage:
         file = tmp_path / "graph.html"
-        file.write_text(DRAWINGS.get("html")().render(view), encoding="utf-8")  # type: ignore[arg-type]  # text, by its kind
-        pages.append(OpenPage(browser, file.as_uri()))
+        phases = {view.title: view} if isinstance(view, GraphView) else view
+        file.write_text(HtmlDrawing().render_phases(phases, next(iter(phases)), fits=fits), encoding="utf-8")
+        resize(browser, size)
+        browser.get("about:blank")  # so that another place in the same file is loaded anew
+        pages.append(OpenPage(browser, file.as_uri() + place))
         return pages[-1]
 
+    before = tuple(browser.execute_script("return [innerWidth, innerHeight]"))
     yield open_view
+    resize(browser, (before[0], before[1]))
     assert [message for page in pages for message in page.console()] == []

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import llm_perf_opt as lpo
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Report
 from tests.formats.made_reports import FLOPS, full_report, hostile_report, limits_report
@@ -206,3 +207,50 @@ def test_it_prints_on_a_few_light_pages(opened: Open) -> None:
     assert page.colour(".drawing .page", "fill") == "rgb(255, 255, 255)"
     assert page.ask("document.querySelector('nav.side').checkVisibility()") is False
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+
+
+def test_a_chapter_shows_its_answer_and_folds_the_rest_away(opened: Open) -> None:
+    page = opened(full_report())
+    tall = page.ask("document.documentElement.scrollHeight")
+    folds = page.ask("document.querySelectorAll('details.more').length")
+    assert folds >= 1
+    assert page.ask("[...document.querySelectorAll('.warning')].every((one) => one.checkVisibility())")
+    page.ask("document.querySelectorAll('details.more').forEach((fold) => { fold.open = true; })")
+    assert page.ask("document.documentElement.scrollHeight") > tall
+
+
+def test_a_link_to_what_is_folded_away_opens_it(opened: Open) -> None:
+    page = opened(full_report())
+    inside = page.ask("document.querySelector('details.more [id^=s-]').id")
+    assert page.ask(f"document.getElementById('{inside}').checkVisibility()") is False
+    page.driver.get(page.ask("location.href") + f"#{inside}")
+    page.driver.execute_async_script("setTimeout(arguments[0], 100)")
+    assert page.ask(f"document.getElementById('{inside}').checkVisibility()") is True
+    assert 0 <= page.ask(f"document.getElementById('{inside}').getBoundingClientRect().top") < 800
+
+
+def test_a_table_that_goes_on_says_so_until_its_end_is_seen(opened: Open) -> None:
+    page = opened(full_report(), PHONE)
+    cut = """[...document.querySelectorAll('.scroll')].filter((frame) => {
+        const table = frame.firstElementChild;
+        return table.checkVisibility() && table.scrollWidth > table.clientWidth + 2;
+    })"""
+    assert page.ask(f"{cut}.length") > 0
+    page.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert page.ask(f"{cut}.every((frame) => getComputedStyle(frame, '::before').content.includes('more'))")
+    page.ask(f"{cut}.forEach((frame) => {{ frame.firstElementChild.scrollLeft = 9999; }})")
+    page.driver.execute_async_script("setTimeout(arguments[0], 100)")
+    assert page.ask(f"{cut}.some((frame) => 'more' in frame.dataset)") is False
+
+
+@pytest.mark.slow
+def test_the_report_of_a_whole_model_is_six_screens_with_costs_and_speed_before_pictures(opened: Open) -> None:
+    trace = lpo.trace("deepseek-ocr", image="1240x1754")
+    page = opened(trace.report(device=["l4", "h100-sxm", "a100-sxm-80g"], execution="fused").report())
+    assert page.ask("document.documentElement.scrollHeight") <= 6 * DESK[1]
+    assert page.ask("document.documentElement.scrollWidth") == DESK[0]
+    heads = page.ask("[...document.querySelectorAll('main h2')].map((one) => one.textContent)")
+    chapters = [head for head in heads if head.endswith("?")]
+    assert chapters[:2] == ["What does it cost?", "How fast could it be?"]
+    assert chapters[-1] == "What runs?"
+    assert heads[:3] == ["At a glance", "By device", "Deployment"]

@@ -129,3 +129,16 @@ def test_ungrouped_is_every_module_and_every_call(run: Run, traces: Path) -> Non
 def test_activation_bytes_are_a_column_of_text_and_markdown(run: Run, traces: Path) -> None:
     for name in ("text", "markdown"):
         assert "activations" in run("graph", traces, "--format", name)[1]
+
+
+def test_a_page_holds_all_phases_and_begins_with_the_one_asked_for(run: Run, traces: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+
+    def held(*words: str | Path) -> tuple[list[str], int]:
+        assert run("graph", *words, "--out", page, "--force")[0] == 0
+        document = json.loads(page.read_text("utf-8").partition('id="view">')[2].partition("</script>")[0])
+        return [phase["name"] for phase in document["phases"]], document["first"]
+
+    assert held(traces) == (["prefill", "decode"], 0)
+    assert held(traces, "--phase", "decode") == (["prefill", "decode"], 1)
+    assert held(traces / "decode.callgraph.json") == (["decode"], 0)

@@ -34,7 +34,7 @@ def test_the_suffix_is_the_format(run: Run, tmp_path: Path) -> None:
     assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
     assert run("report", tmp_path / "run", "--out", tmp_path / "report.json")[0] == 0
     made = json.loads((tmp_path / "report.json").read_text())
-    assert [chapter["title"] for chapter in made["chapters"]] == ["What runs?", "What does it cost?", "Does it fit?"]
+    assert [chapter["title"] for chapter in made["chapters"]] == ["What does it cost?", "Does it fit?", "What runs?"]
     assert [row["question"] for row in made["tables"][0]["rows"]] == [c["title"] for c in made["chapters"]]
     code, _, err = run("report", tmp_path / "run", "--out", tmp_path / "report.docx")
     assert code == 2
@@ -103,7 +103,7 @@ def test_a_file_of_devices_needs_a_device(run: Run, tmp_path: Path) -> None:
     assert "--devices needs --device." in err
 
 
-CHAPTERS = ["What runs?", "What does it cost?", "Does it fit?", "How fast could it be on NVIDIA H100 80GB SXM5?"]
+CHAPTERS = ["What does it cost?", "How fast could it be on NVIDIA H100 80GB SXM5?", "Does it fit?", "What runs?"]
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_model_that_raises_leaves_every_chapter_with_the_reason(
 ) -> None:
     answers, text = told("broken")
     reason = "The model raised RuntimeError in module head. no prefill today"
-    for question in (CHAPTERS[0], *CHAPTERS[2:]):
+    for question in CHAPTERS[1:]:
         assert answers[question].startswith(f"not known: {reason}")
     assert answers["What does it cost?"] == "prefill not known, decode not known"
     assert f"prefill is not known: {reason}" in text
@@ -139,6 +139,48 @@ def test_a_model_that_raises_in_the_decode_is_told_by_its_prefill(
     assert answers["What runs?"] == "2 modules in 2 calls, 20 parameters, decode not known"
     assert answers["What does it cost?"] == "prefill 120 FLOP, decode not known"
     assert answers["Does it fit?"].startswith("not known: 188 B at the peak, of which 80 B are weights")
-    assert answers[CHAPTERS[3]].startswith("prefill ")
+    assert answers[CHAPTERS[1]].startswith("prefill ")
     assert all(answer.endswith("decode not known") for answer in answers.values())
     assert text.count("decode is not known: The model raised RuntimeError in module head. no decode today") == 3
+
+
+def test_several_devices_stand_side_by_side_with_what_they_run(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
+    page = tmp_path / "report.json"
+    words = ("--device", "l4, h100-sxm,l4", "--execution", "fused", "--out", page)
+    assert run("report", tmp_path / "run", *words)[0] == 0
+    made = json.loads(page.read_text())
+    _, by_device, deployment = made["tables"]
+    assert [row["device"] for row in by_device["rows"]] == ["NVIDIA L4"] * 2 + ["NVIDIA H100 80GB SXM5"] * 2
+    assert {row["fits"] for row in by_device["rows"]} == {"yes"}
+    told = {row["part"]: row["as_it_is_here"] for row in deployment["rows"]}
+    assert told["devices"] == "NVIDIA L4, NVIDIA H100 80GB SXM5"
+    assert told["execution"].startswith("fused: an engine")
+    assert told["plan"] == "one device"
+    (fast,) = [chapter for chapter in made["chapters"] if chapter["title"] == "How fast could it be?"]
+    assert [chapter["title"] for chapter in fast["chapters"]] == ["NVIDIA L4", "NVIDIA H100 80GB SXM5"]
+
+
+def test_the_times_of_a_report_are_those_of_a_prediction(run: Run, tmp_path: Path) -> None:
+    assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
+    for execution in ("eager", "fused"):
+        page = tmp_path / f"{execution}.json"
+        words = ("--device", "h100-sxm", "--execution", execution)
+        assert run("report", tmp_path / "run", *words, "--out", page)[0] == 0
+        chapter = json.loads(page.read_text())["chapters"][1]
+        predicted = json.loads(run("predict", tmp_path / "run", *words, "--json")[1])
+        assert chapter["tables"][0] == predicted["tables"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--execution", "fused"), "--execution needs --device."),
+        (("--device", "h100-sxm,nothing"), "nothing"),
+    ],
+)
+def test_what_no_report_can_be_made_of_is_refused(run: Run, tmp_path: Path, words: tuple[str, ...], why: str) -> None:
+    code, _, err = run("report", "stand-in", *words, "--out", tmp_path / "report.html")
+    assert code == 2
+    assert why in err
+    assert "Tracing" not in err

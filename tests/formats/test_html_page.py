@@ -15,7 +15,8 @@ import pytest
 
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.formats import svg_style
-from llm_perf_opt.formats.html_format import HtmlDrawing, page_file, page_json, page_modules, page_script
+from llm_perf_opt.formats.graph_page_data import front_coded, page_json
+from llm_perf_opt.formats.html_format import HtmlDrawing, page_file, page_modules, page_script
 from llm_perf_opt.formats.visible_text import visible
 from tests.formats.drawings.made_views import (
     HOSTILE_NAMES,
@@ -37,10 +38,30 @@ def embedded(page: str) -> Any:
     return json.loads(match[1])
 
 
+def unpacked(packed: list[int | str]) -> list[str]:
+    """As `graph_page/data.js` reads it; JavaScript counts in units of UTF-16."""
+    strings: list[str] = []
+    shared = 0
+    for entry in packed:
+        if isinstance(entry, int):
+            shared = entry
+            continue
+        start = strings[-1].encode("utf-16-le", "surrogatepass")[: 2 * shared] if strings else b""
+        strings.append(start.decode("utf-16-le", "surrogatepass") + entry)
+        shared = 0
+    return strings
+
+
+def numbers_of(runs: list[int]) -> list[int]:
+    return [
+        number for start, length in zip(runs[::2], runs[1::2], strict=True) for number in range(start, start + length)
+    ]
+
+
 @pytest.mark.parametrize("view", [deepseek_ocr_view(), hostile_view()], ids=["usual", "hostile"])
 def test_the_embedded_view_is_the_view(view: GraphView) -> None:
-    document = embedded(HtmlDrawing().render(view))
-    strings = document["strings"]
+    run = embedded(HtmlDrawing().render(view))
+    strings, (document,) = unpacked(run["strings"]), run["phases"]
     boxes = [box for root in view.roots for box in root.walk()]
     assert document["title"] == visible(view.title)
     assert document["caption"] == [visible(line) for line in view.caption]
@@ -50,11 +71,33 @@ def test_the_embedded_view_is_the_view(view: GraphView) -> None:
             *map(visible, (box.id, box.class_name, box.path, box.stage))
         ]
         assert row[5:7] == [box.instances, box.calls]
-        assert row[9] == [getattr(box.figures, name) for name in document["figures"]]
-        assert [strings[number] for number in row[15]] == [*map(visible, box.members)]
+        assert row[9] == [getattr(box.figures, name) for name in run["figures"]]
+        assert [strings[number] for number in numbers_of(row[15])] == [*map(visible, box.members)]
         assert 0 <= row[0] < len(boxes) or box in view.roots
     arrows = [[boxes[source].id, boxes[target].id, calls] for source, target, calls in document["arrows"]]
     assert arrows == [[arrow.source, arrow.target, arrow.calls] for box in boxes for arrow in box.arrows]
+
+
+@pytest.mark.parametrize(
+    "strings",
+    [
+        ["model.layers.0.mlp", "model.layers.1.mlp", "model.layers.1.mlp.up_proj", "x"],
+        ["\U0001f680\U0001f680 one", "\U0001f680\U0001f680 two", "", "abcd", "abcd"],
+    ],
+)
+def test_texts_that_begin_alike_are_read_back_whole(strings: list[str]) -> None:
+    packed = list(front_coded(strings))
+    assert unpacked(packed) == strings
+    assert sum(len(str(entry)) for entry in packed) < sum(map(len, strings))
+
+
+def test_a_page_of_two_phases_holds_what_they_share_once() -> None:
+    view = deepseek_ocr_view()
+    one, both = HtmlDrawing().render(view), HtmlDrawing().render_phases({"prefill": view, "decode": view}, "decode")
+    document = embedded(both)
+    assert [phase["name"] for phase in document["phases"]] == ["prefill", "decode"]
+    assert document["first"] == 1
+    assert document["strings"] == embedded(one)["strings"]
 
 
 def test_hostile_names_stay_inside_their_element() -> None:
@@ -69,7 +112,7 @@ def test_hostile_names_stay_inside_their_element() -> None:
 def test_numbers_that_javascript_cannot_hold_travel_as_text() -> None:
     box = box_of(linear("huge", 2**53 - 1, 0))
     figures = replace(box.figures, flops=2**53)
-    rows = json.loads(page_json(view_of_boxes(replace(box, figures=figures))))["boxes"]
+    rows = json.loads(page_json({"one": view_of_boxes(replace(box, figures=figures))}, "one"))["phases"][0]["boxes"]
     assert rows[0][9][0] == str(2**53)
     assert rows[0][10][0] == 2**53 - 1
 

@@ -6,7 +6,6 @@ answer is shown, not when a figure is read.
 
 from __future__ import annotations
 
-import html
 import math
 from abc import ABC, abstractmethod
 from array import array
@@ -26,8 +25,6 @@ from llm_perf_opt.core.report import Report, Table
 
 if TYPE_CHECKING:
     import pandas
-
-_FRAME_HEIGHT = 640
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,11 +65,10 @@ class Answer(ABC):
         return REPORTERS.get("text")().render(self.report())
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that neither its style nor the notebook's touches the other."""
-        report = self.report()
-        page = html.escape(REPORTERS.get("html")().render(report), quote=True)
-        style = f"width:100%;height:{_FRAME_HEIGHT}px;border:0"
-        return f'<iframe srcdoc="{page}" style="{style}" title="{html.escape(report.title, quote=True)}"></iframe>'
+        """The page in a frame of its own, at most 60 kB; a note says what is left out and where it is."""
+        from llm_perf_opt.formats.notebook_format import notebook_html
+
+        return notebook_html(self.report())
 
 
 def report_suffixes() -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import DRAWINGS
+from llm_perf_opt.core.protocols import DrawsPhases
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table
 
 _COLUMNS = (
@@ -28,6 +29,9 @@ _COLUMNS = (
     Column("activation bytes", Kind.BYTES),
     Column("parameters", Kind.COUNT),
 )
+_NOTEBOOK_BYTES = 60_000
+_FEWER_BOXES = (28, 20, 12, 6)
+_FEWEST_BOXES = 6
 _COLLECTIVES = (Column("collectives", Kind.COUNT), Column("collective payload", Kind.BYTES))
 
 
@@ -37,6 +41,8 @@ class GraphAnswer(Answer):
 
     phase: str
     view: GraphView
+    _graphs: tuple[CallGraph, ...] = ()  # all phases of the run, for a page that switches between them
+    _options: Mapping[str, Any] = field(default_factory=dict)  # of `group`, as they were given
 
     def report(self) -> Report:
         """The picture, and the boxes that it shows as a table; of a rank among several with what they exchange."""
@@ -53,27 +59,59 @@ class GraphAnswer(Answer):
         )
 
     def draw(self, format_name: str = "text", metric: str = "flops") -> str | bytes:
-        """The picture in one of the formats of `graph --format`, boxes weighed by `metric`."""
-        return DRAWINGS.get(format_name)(metric).render(self.view)
+        """The picture in one of the formats of `graph --format`, boxes weighed by `metric`.
+
+        The page of the format `html` holds all phases of the run and begins with this one.
+        """
+        drawing = DRAWINGS.get(format_name)(metric)
+        if not isinstance(drawing, DrawsPhases):
+            return drawing.render(self.view)
+        return drawing.render_phases(self._views(), self.phase, fits=self._options.get("depth") is None)
 
     def save(self, path: str | Path, metric: str = "flops", *, force: bool = False) -> Path:
         """Write the picture. The suffix is the format: .html, .svg, .png, .dot, .mmd and so on. `force` overwrites."""
         path = Path(path)
-        drawing = DRAWINGS.get(drawing_format_of(path))(metric)
+        format_name = drawing_format_of(path)
         free_file(path, force=force)
-        write_result(path, drawing.render(self.view))
+        write_result(path, self.draw(format_name, metric))
         return path
+
+    def _views(self) -> dict[str, GraphView]:
+        """Every phase with the same options; where they do not suit one, this phase says why it is missing."""
+        views, missing = {self.phase: self.view}, []
+        for graph in self._graphs:
+            if graph.phase == self.phase or graph.calls is None:
+                continue
+            try:
+                views[graph.phase] = grouped(graph, **self._options)
+            except UsageError as error:
+                missing.append(f"{graph.phase} is not on this page: {error.what}")
+        ordered = [graph.phase for graph in self._graphs if graph.phase in views] or [self.phase]
+        views[self.phase] = replace(self.view, caption=(*self.view.caption, *missing))
+        return {phase: views[phase] for phase in ordered}
 
     def __repr__(self) -> str:
         return str(self.draw())
 
     def _repr_html_(self) -> str:
-        return f'<div style="overflow:auto">{self.draw("svg")!s}</div>'
+        """The picture, with as many boxes open as 60 kB hold: a notebook keeps every output."""
+        drawing = DRAWINGS.get("svg")()
+        shown = (f'<div style="overflow:auto">{drawing.render(view)!s}</div>' for view in self._smaller_views())
+        return next(text for text in shown if len(text.encode()) <= _NOTEBOOK_BYTES)
+
+    def _smaller_views(self) -> Iterator[GraphView]:
+        """The view, then with fewer and fewer boxes open; at last the roots alone."""
+        yield self.view
+        options = {**self._options, "depth": None, "ungrouped": False}
+        for graph in (graph for graph in self._graphs if graph.phase == self.phase):
+            yield from (grouped(graph, **{**options, "max_boxes": most}) for most in _FEWER_BOXES)
+        closed = tuple(replace(root, is_open=False, children=(), arrows=()) for root in self.view.roots[:_FEWEST_BOXES])
+        yield replace(self.view, roots=closed, caption=())
 
 
-def graph_answer(graph: CallGraph, **options: Any) -> GraphAnswer:
-    """The picture of one phase; `options` are those of `group`."""
-    return GraphAnswer(phase=graph.phase, view=grouped(graph, **options))
+def graph_answer(graph: CallGraph, graphs: tuple[CallGraph, ...] = (), **options: Any) -> GraphAnswer:
+    """The picture of one phase; `graphs` are all phases of its run, `options` those of `group`."""
+    return GraphAnswer(phase=graph.phase, view=grouped(graph, **options), _graphs=graphs or (graph,), _options=options)
 
 
 def grouped(

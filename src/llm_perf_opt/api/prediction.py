@@ -77,6 +77,17 @@ class PredictedStage:
         return None if self.bound_by is None else self.bound_by == "launches"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBand:
+    """All stages of one phase, one after the other; of a decode the time of one step. None is unknown."""
+
+    name: str  # of the phase, `decode of one token` where steps were counted
+    lower_bound_s: float | None
+    low_s: float
+    high_s: float
+    expected_s: float | None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PredictionAnswer(Answer):
     """The time of every stage. With a device also whether the run fits, and whether a server holds its batch."""
@@ -124,6 +135,20 @@ class PredictionAnswer(Answer):
         known = [stage.expected_s for stage in self.stages if stage.expected_s is not None]
         return sum(known) if len(known) == len(self.stages) else None
 
+    def phase_band(self, graph: CallGraph) -> PhaseBand:
+        """The time of the phase that `graph` is of."""
+        stages = [stage for stage in self.stages if stage.phase == graph.phase]
+        steps = graph.runtime.get("decode_steps") if graph.phase == "decode" else None
+        parts = steps if isinstance(steps, int) and steps else 1
+        bounds, expected = [one.lower_bound_s for one in stages], [one.expected_s for one in stages]
+        return PhaseBand(
+            name=f"{graph.phase} of one token" if isinstance(steps, int) and steps else graph.phase,
+            lower_bound_s=None if None in bounds else sum(one or 0 for one in bounds) / parts,
+            low_s=sum(one.low_s for one in stages) / parts,
+            high_s=sum(one.high_s for one in stages) / parts,
+            expected_s=None if None in expected else sum(one or 0 for one in expected) / parts,
+        )
+
     @property
     def fits(self) -> bool | None:
         """Whether the device has the memory; None where one of the two is not known."""
@@ -159,11 +184,15 @@ class PredictionAnswer(Answer):
             rates=self.rates,
         )
 
+    def times(self) -> Report:
+        """The part of the report about time, without memory and ranks."""
+        return prediction_report(self._graphs, self._source, self._times)
+
     def report(self) -> Report:
         """The answer, stages with bound and band, the memory that is needed, where times come from, the slowest ops."""
         notes = tuple(deployment_notes(self._graphs))
-        report = prediction_report(self._graphs, self._source, self._times)
-        report = replace(with_correction(with_run(report, self.run), self.correction), answer=self.answer)
+        report = with_correction(with_run(self.times(), self.run), self.correction)
+        report = replace(report, answer=self.answer)
         if isinstance(self._rates, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
         first = 1 if self.run is None else 2

@@ -224,7 +224,7 @@ class Trace:
         min_share: float | str | None = None,
         ungrouped: bool = False,
     ) -> GraphAnswer:
-        """One phase folded into families of modules. Default: the first phase.
+        """One phase folded into families of modules. Default: the first phase. Saved as `.html` it holds all of them.
 
         `only` (families such as `linear`, class names, path patterns), `stage` and `min_share` of the metric (0.005 or
         `0.5%`) leave modules out; what they cost stands in boxes named `left out`. `ungrouped` folds nothing: each
@@ -234,6 +234,7 @@ class Trace:
 
         return graph_answer(
             self._phase(phase),
+            self.graphs,
             depth=depth,
             focus=focus,
             max_boxes=max_boxes,
@@ -323,18 +324,33 @@ class Trace:
     def report(
         self,
         *,
-        device: str | Hardware | None = None,
+        device: str | Hardware | Sequence[str | Hardware] | None = None,
         devices_file: Path | None = None,
+        execution: str = "eager",
+        rates: str | None = None,
+        engine: str | None = None,
         exports: bool = False,
         sweep: bool = False,
     ) -> WholeReport:
-        """All of it on one page: what runs, what it costs, does it fit and, with `device`, how fast it could be.
+        """All of it on one page: what it costs, does it fit, what runs and, with `device`, how fast it could be.
+
+        Several devices, `["l4", "h100-sxm"]` or `"l4,h100-sxm"`, stand side by side. `execution`, `rates` and `engine`
+        are those of `predict`.
 
         `sweep` adds how that changes with batch and context, `exports` what exports; both run the model many times.
         """
         from llm_perf_opt.api.whole_report import whole_report
 
-        return whole_report(self, device=device, devices_file=devices_file, exports=exports, sweep=sweep)
+        return whole_report(
+            self,
+            device=device,
+            devices_file=devices_file,
+            execution=execution,
+            rates=rates,
+            engine=engine,
+            exports=exports,
+            sweep=sweep,
+        )
 
     def save(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
         """Keep the call graphs, one file per phase; `load` reads them again."""

@@ -277,8 +277,11 @@ def load_phase(
     rank: int | None = None,
     weights: str | None = None,
     cache: str | None = None,
+    with_others: bool = False,
 ) -> Trace:
     """One phase of a saved trace. Default: the prefill, or the first there is. Its file alone is read.
+
+    With `with_others` the trace holds the other phases of the run too, in their order.
 
     Of a folder with several ranks it is that `rank`; default: the first.
 
@@ -288,10 +291,10 @@ def load_phase(
     path, deployment = folder_of_rank(Path(path), rank), Deployment.make(weights=weights, cache=cache)
     graph = read_phase(path, phase)
     require_rank(graph, rank)
-    graphs = (graph,) if cache is None else read_traces([path])
+    graphs = (graph,) if cache is None and not with_others else read_traces([path])
     stored = redeployed(graphs, deployment)
-    chosen = next(found for found in stored if found.phase == graph.phase)
-    return Trace(name=str(path), graphs=(chosen,))
+    chosen = tuple(found for found in stored if with_others or found.phase == graph.phase)
+    return Trace(name=str(path), graphs=chosen)
 
 
 def find_origin(

@@ -1,27 +1,19 @@
-"""Everything that needs no weights in one report: what runs, what it costs, does it fit, how fast could it be."""
+"""Everything that needs no weights in one report: what it costs, how fast it could be, does it fit, what runs."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.call_checks import call_checks, with_call_checks
-from llm_perf_opt.analyses.collectives import collectives_table, family_collectives, total_of
+from llm_perf_opt.analyses.collectives import collectives_table
 from llm_perf_opt.analyses.cost.stage_costs import stage_report
-from llm_perf_opt.analyses.cost.static_figures import StageCompute
 from llm_perf_opt.analyses.memory.memory_report import memory_report
-from llm_perf_opt.analyses.memory.need import RunMemory
 from llm_perf_opt.analyses.run_description import deployment_notes, run_notes, workload_note
-from llm_perf_opt.analyses.serving.fit import TracedFit, traced_fit, with_serving_fit
-from llm_perf_opt.analyses.time.attention_what_if import ALL as ALL_STAGES
-from llm_perf_opt.analyses.time.attention_what_if import AttentionWhatIf
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.analyses.time.predict import StageTime, predict, total_wall
-from llm_perf_opt.analyses.time.prediction_report import prediction_report
-from llm_perf_opt.analyses.time.speed import speed_of
+from llm_perf_opt.analyses.serving.fit import traced_fit, with_serving_fit
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.cost import QUICK_SOURCES
 from llm_perf_opt.api.cost_answer import CostAnswer
@@ -29,156 +21,37 @@ from llm_perf_opt.api.export import ExportAnswer
 from llm_perf_opt.api.graph import grouped
 from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, hardware_id, require_room
 from llm_perf_opt.api.per_rank import RanksAnswer
-from llm_perf_opt.api.prediction import DATA_SHEET
-from llm_perf_opt.api.prediction_words import execution_text, prediction_lines, shortage_on
+from llm_perf_opt.api.prediction import PredictionAnswer, prediction_answer, refuse_rates
 from llm_perf_opt.api.predictions import find_devices, is_several
+from llm_perf_opt.api.report_answers import (
+    does_it_fit,
+    does_it_serve,
+    glance_table,
+    how_fast,
+    other_attention,
+    unknown_because,
+    what_exports,
+    what_is_exchanged,
+    what_it_costs,
+    what_ranks_hold,
+    what_runs,
+)
+from llm_perf_opt.api.report_deployment import deployment_table
+from llm_perf_opt.api.report_speed import machine_table, speed_chapter
 from llm_perf_opt.api.what_if import AttentionAnswer
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.shared_work import shared_work
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.cluster import Cluster
-from llm_perf_opt.core.parallel_plan import plan_in
-from llm_perf_opt.core.report import Column, Level, Note, Report, Table
-from llm_perf_opt.core.units import (
-    format_bytes,
-    format_count,
-    format_flops,
-    format_ratio,
-    format_seconds,
-    format_short_count,
-)
+from llm_perf_opt.core.report import Level, Note, Report
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.predictions import PredictionsAnswer
     from llm_perf_opt.api.sweep_answer import SweepAnswer
     from llm_perf_opt.api.trace import Trace
 
-_UNKNOWN = "not known"
-
-
-def glance_table(answers: Sequence[tuple[Report, str]]) -> Table:
-    """One row per chapter; a page turns the questions into links."""
-    rows = tuple((chapter.title, answer) for chapter, answer in answers)
-    return Table(title="At a glance", columns=(Column("question"), Column("answer")), rows=rows)
-
-
-def unknown_because(reason: str) -> str:
-    """The answer to a question that cannot be answered."""
-    return f"{_UNKNOWN}: {reason}"
-
-
-def _with_unknown(answer: str, phases: Iterable[str]) -> str:
-    return ", ".join((answer, *(f"{phase} {_UNKNOWN}" for phase in phases)))
-
-
-def what_runs(cost: CostAnswer, graphs: Sequence[CallGraph], unknown_phases: Iterable[str] = ()) -> str:
-    """Modules and calls of all phases, and the weights behind them."""
-    modules = len({path for graph in graphs for path in graph.call_counts})
-    calls = sum(sum(graph.call_counts.values()) for graph in graphs)
-    parts = [f"{format_count(modules)} modules in {format_count(calls)} calls"]
-    if cost.parameters is not None:
-        parts.append(f"{format_short_count(cost.parameters)} parameters")
-    if (active := cost.active_parameters) is not None:
-        unit = "decoded token" if cost.workload.get("batch") == 1 else "decode step"
-        parts.append(f"{format_short_count(active)} active per {unit}")
-    return _with_unknown(", ".join(parts), unknown_phases)
-
-
-def what_is_exchanged(graphs: Sequence[CallGraph]) -> str:
-    """The collectives of every phase, and the bytes of their payloads."""
-    totals = ((graph.phase, total_of(family_collectives(graph))) for graph in graphs)
-    return ", ".join(
-        f"{phase} {format_count(total.count)} collectives of {format_bytes(total.payload_bytes)}"
-        for phase, total in totals
-    )
-
-
-def what_it_costs(stages: Sequence[StageCompute]) -> str:
-    """FLOPs of every phase."""
-    by_phase: dict[str, list[int | None]] = {}
-    for stage in stages:
-        by_phase.setdefault(stage.phase, []).append(stage.flops)
-    return ", ".join(f"{phase} {_flops(parts)}" for phase, parts in by_phase.items()) or _UNKNOWN
-
-
-def _flops(parts: Sequence[int | None]) -> str:
-    known = [part for part in parts if part is not None]
-    return format_flops(sum(known)) if len(known) == len(parts) else _UNKNOWN
-
-
-def does_it_fit(memory: RunMemory, device: Device | None, unknown_phases: Collection[str] = ()) -> str:
-    """What a device needs at the worst moment, the weights in it, and its share of `device`.
-
-    A phase of which nothing is known may need more than the others, so it can turn a yes into no, and not the reverse.
-    """
-    if memory.total_bytes is None:
-        return _UNKNOWN
-    weights = max(phase.weight_bytes for phase in memory.phases)
-    answer = f"{format_bytes(memory.total_bytes)} at the peak, of which {format_bytes(weights)} are weights"
-    if device is not None:
-        fits = _UNKNOWN if unknown_phases else "yes"
-        verdict = fits if memory.total_bytes <= device.memory_bytes else "no"
-        answer = f"{verdict}: {answer}; {format_ratio(memory.total_bytes / device.memory_bytes)} of {device.name}"
-    return _with_unknown(answer, unknown_phases)
-
-
-def does_it_serve(found: TracedFit | None) -> str | None:
-    """Whether a server holds the traced batch and context, and the most that it could; None: not known."""
-    if found is None or found[1].fits is None:
-        return None
-    fit = found[1]
-    most = "" if fit.largest_batch is None else f", at most {format_count(fit.largest_batch)}"
-    verdict = "yes" if fit.fits else "no"
-    return f"a server with {format_count(fit.batch)} x {format_count(fit.context)} tokens: {verdict}{most} at once"
-
-
-def how_fast(
-    graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]], unknown_phases: Iterable[str] = ()
-) -> str:
-    """The band of every phase, from the times of its stages; of a decode that of one step."""
-    bands = (_band(graph, stages) for graph, stages in zip(graphs, times, strict=True))
-    return _with_unknown(", ".join(bands), unknown_phases)
-
-
-def _band(graph: CallGraph, stages: Sequence[StageTime]) -> str:
-    steps = graph.runtime.get("decode_steps") if graph.phase == "decode" else None
-    wall = total_wall(stages)
-    name = graph.phase
-    if isinstance(steps, int) and steps:
-        wall, name = wall.times(1 / steps), f"{graph.phase} of one token"
-    return f"{name} {format_seconds(wall.low)} to {format_seconds(wall.high)}"
-
-
-def what_exports(parts: Sequence[PartOutcome]) -> str:
-    """How many parts torch.export takes."""
-    verdicts = Counter(part.outcome(Check.EXPORT).verdict for part in parts)
-    return f"{verdicts[Verdict.OK]} of {len(parts)} parts with {Check.EXPORT}"
-
-
-def what_ranks_hold(ranks: RanksAnswer) -> str:
-    """How many ranks there are of each kind, the most that one of them needs, and whether every one serves."""
-    kinds = ", ".join(f"{format_count(kind.ranks)} like rank {kind.rank}" for kind in ranks.kinds)
-    needed = [phase.needed_bytes for kind in ranks.kinds for phase in kind.phases]
-    known = [size for size in needed if size is not None]
-    most = format_bytes(max(known)) if known and len(known) == len(needed) else _UNKNOWN
-    serves = "" if ranks.fits is None else f"; every rank serves the batch: {'yes' if ranks.fits else 'no'}"
-    return f"{ranks.plan.describe()}: {kinds}; at most {most} needed{serves}"
-
-
-def other_attention(cases: Sequence[AttentionWhatIf]) -> str:
-    """What attention by itself moves in the first phase, kind by kind."""
-    first = [case for case in cases if case.phase == cases[0].phase]
-    moved: dict[str, int] = {}
-    for case in first:
-        if case.stage != ALL_STAGES:
-            moved[case.attention] = moved.get(case.attention, 0) + case.alone.bytes_moved
-    listed = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in moved.items())
-    return f"bytes that attention moves in {first[0].phase}: {listed}"
-
-
-_FIRST = ("How fast", "How do the devices", "Does it fit")
-EXECUTION = Execution.EAGER  # of the prediction: what the trace shows
+_FIRST = ("How fast", "Does it fit")
+Devices = str | Hardware | Sequence[str | Hardware]  # one, or several to compare; a text may name several with commas
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -187,42 +60,27 @@ class WholeReport(Answer):
 
     model: str
     cost: CostAnswer
-    device: Device | None
+    device: Device | None  # the first, which memory is compared with
     cluster: Cluster | None = None  # of these devices, where several were named
+    predictions: tuple[PredictionAnswer, ...] = ()  # one for each device; none: no device, or nothing ran to its end
     exports: ExportAnswer | None
     attention: AttentionAnswer | None = None  # None: a phase stopped half-way, or there is no attention
     sweep: SweepAnswer | None = None  # None: not asked for
     ranks: RanksAnswer | None = None  # None: the model runs on one device, or a phase stopped half-way
-    devices: PredictionsAnswer | None = None  # side by side, where several were named
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """The lines of the prediction where there is a device; of the costs otherwise."""
-        hardware, graphs, memory = self.cluster or self.device, self.cost.graphs, self.cost.memory
-        if hardware is None or memory is None or self.cost.stopped:
-            return self.cost.answer
-        rates, device = _rates(hardware), device_of(hardware)
-        times = [predict(graph, rates) for graph in graphs]
-        plan = plan_in(graphs[0].deployment)
-        return prediction_lines(
-            graphs,
-            times,
-            speed_of(graphs, times, devices=1 if plan is None else plan.ranks),
-            memory,
-            device,
-            machine=hardware_id(hardware) or device.name,
-            how=execution_text(EXECUTION),
-            rates=rates.name,
-            shortage=shortage_on(graphs, memory, device),
-        )
+        """The lines of the first prediction where there is one; of the costs otherwise."""
+        return self.predictions[0].answer if self.predictions and not self.cost.stopped else self.cost.answer
 
     def report(self) -> Report:
-        """The answers at a glance, then the chapters."""
+        """The answers at a glance and what they hold for, then the chapters: costs and speed before pictures."""
         graphs, answered = self.cost.graphs, tuple(self._chapters())
+        several = (machine_table(graphs, self.predictions),) if len(self.predictions) > 1 else ()
         return Report(
             title=self.model,
             answer=self.answer,
-            tables=(glance_table(answered),),
+            tables=(glance_table(answered), *several, deployment_table(graphs, self.predictions)),
             notes=(
                 *([workload_note(graphs), *run_notes(graphs)] if graphs else []),
                 Note("One page, made from the model's own code: no weights were read and nothing was timed."),
@@ -231,28 +89,56 @@ class WholeReport(Answer):
         )
 
     def summary(self) -> Report:
-        """The same for a terminal: how fast it is and whether it fits before what runs."""
+        """The same for a terminal: how fast it is and whether it fits before what it costs."""
         report = self.report()
         first = [chapter for chapter in report.chapters if chapter.title.startswith(_FIRST)]
         return replace(report, chapters=(*first, *(one for one in report.chapters if one not in first)))
 
     def _chapters(self) -> Iterator[tuple[Report, str]]:
         """Every chapter that was asked for, with its answer in one line, which may be that it is not known."""
-        runs, *others = _traced_chapters(self.cost, self.cluster or self.device)
-        yield runs
-        yield replace(self.cost.summary(), title="What does it cost?"), what_it_costs(self.cost.stages)
-        yield from others
+        run = self.cost
+        yield replace(run.summary(), title="What does it cost?"), what_it_costs(run.stages)
+        yield from self._speed()
+        yield self._fit()
+        if (exchanged := collectives_table(run.graphs)) is not None:
+            notes = tuple(deployment_notes(run.graphs))
+            title = "What do the ranks exchange?"
+            yield Report(title=title, tables=(exchanged,), notes=notes), what_is_exchanged(run.graphs)
         if self.ranks is not None:
             yield replace(self.ranks.report(), title="What does each rank hold and run?"), what_ranks_hold(self.ranks)
-        if self.devices is not None:
-            beside = replace(self.devices.report(), title="How do the devices compare?", answer=())
-            yield beside, " ".join(self.devices.answer[1:2])
         if self.attention is not None:
             yield self._attention(self.attention), other_attention(self.attention.cases)
         if self.sweep is not None:
             yield replace(self.sweep.report(), title="How does it change with batch and context?"), self.sweep.headline
         if self.exports is not None:
             yield replace(self.exports.report(), title="What exports?"), what_exports(self.exports.parts)
+        if run.memory is None:
+            yield self._not_known("What runs?")
+        else:
+            yield _with_stopped(_what_runs(run.graphs), run.stopped), what_runs(run, run.graphs, run.stopped)
+
+    def _speed(self) -> Iterator[tuple[Report, str]]:
+        """Nothing where no device was named."""
+        run = self.cost
+        if self.predictions:
+            chapter = _with_stopped(speed_chapter(run.graphs, self.predictions), run.stopped)
+            yield chapter, how_fast(run.graphs, self.predictions, run.stopped)
+        elif self.device is not None:
+            yield self._not_known(f"How fast could it be on {self.device.name}?")
+
+    def _fit(self) -> tuple[Report, str]:
+        run, device = self.cost, self.device
+        if run.memory is None:
+            return self._not_known("Does it fit?")
+        found = None if device is None else traced_fit(run.graphs, device)
+        fit = with_serving_fit(memory_report(run.memory, run.attention_cases, device), found)
+        serves = does_it_serve(found)
+        answer = does_it_fit(run.memory, device, run.stopped)
+        return _with_stopped(fit, run.stopped), answer if serves is None else f"{answer}; {serves}"
+
+    def _not_known(self, title: str) -> tuple[Report, str]:
+        stopped = self.cost.stopped
+        return _with_stopped(Report(title=title), stopped), unknown_because("; ".join(dict.fromkeys(stopped.values())))
 
     def _attention(self, answer: AttentionAnswer) -> Report:
         """The chapter; what ran stands on top of the page."""
@@ -264,34 +150,40 @@ class WholeReport(Answer):
 def whole_report(
     trace: Trace,
     *,
-    device: str | Hardware | None = None,
+    device: Devices | None = None,
     devices_file: Path | None = None,
+    execution: str = Execution.EAGER,
+    rates: str | None = None,
+    engine: str | None = None,
     exports: bool = False,
     sweep: bool = False,
 ) -> WholeReport:
-    """Ask a trace everything. Where its model can be run again, every source but the export is asked about costs.
-
-    Of several devices, `l4,h100-sxm` or `all`, the first is the one of the chapters; a further one compares them.
-    """
+    """Ask a trace everything. Where its model can be run again, every source but the export is asked about costs."""
     from llm_perf_opt.api.sweep import default_sweep
 
-    several = find_devices(device, devices_file) if isinstance(device, str) and is_several(device) else ()
-    found = several[0] if several else find_report_device(device, devices_file)
-    if found is not None:
-        require_room(trace.graphs, found)
+    refuse_rates(execution, rates, engine)
+    found = find_report_devices(device, devices_file)
+    for hardware in found:
+        require_room(trace.graphs, hardware)
+    first = found[0] if found else None
     # Exporting is asked for by its own word, and one rank of several is counted by its trace alone.
     sources = None if trace.origin is None or trace.plan is not None else QUICK_SOURCES
     cost = trace.cost(sources, other_attention=True)
+    times = found if cost.memory is not None else ()
+    with shared_work():
+        predictions = tuple(
+            prediction_answer(cost.graphs, hardware, execution, kernels=rates, engine=engine) for hardware in times
+        )
     return WholeReport(
         model=cost.model,
         cost=cost,
-        device=None if found is None else device_of(found),
-        cluster=None if found is None else cluster_of(found),
+        device=None if first is None else device_of(first),
+        cluster=None if first is None else cluster_of(first),
+        predictions=predictions,
         exports=trace.export() if exports else None,
-        attention=_attention(trace, found),
-        sweep=default_sweep(trace, found) if sweep else None,
-        ranks=None if any(graph.stopped_in is not None for graph in trace.graphs) else trace.per_rank(found),
-        devices=trace.predict_each(several, rates=DATA_SHEET) if several else None,
+        attention=_attention(trace, first),
+        sweep=default_sweep(trace, first) if sweep else None,
+        ranks=None if any(graph.stopped_in is not None for graph in trace.graphs) else trace.per_rank(first),
     )
 
 
@@ -302,47 +194,27 @@ def _attention(trace: Trace, device: Hardware | None) -> AttentionAnswer | None:
     return answer if answer.cases else None
 
 
-def find_report_device(device: str | Hardware | None, devices_file: Path | None) -> Hardware | None:
-    """The device or cluster to predict for; a wrong one is refused before any work."""
-    if isinstance(device, str):
-        return find_hardware(device, devices_file)
+def find_report_devices(device: Devices | None, devices_file: Path | None) -> tuple[Hardware, ...]:
+    """The devices or clusters to predict for; a wrong one is refused before any work."""
     if device is None and devices_file is not None:
         raise UsageError(
             "--devices needs --device.",
             why="it is the file in which a device is looked up, and none was named",
             fix="add --device ID, or leave --devices out",
         )
-    return device
-
-
-def _rates(hardware: Hardware) -> DataSheetRates:
-    return DataSheetRates(device_of(hardware), EXECUTION, cluster=cluster_of(hardware))
-
-
-def _traced_chapters(run: CostAnswer, hardware: Hardware | None) -> Iterator[tuple[Report, str]]:
-    """The chapters that are read from the trace; a phase that was not traced to its end is named in each of them."""
-    graphs, stopped = run.graphs, run.stopped
-    device = None if hardware is None else device_of(hardware)
-    rates = None if hardware is None else _rates(hardware)
-    how_fast_title = "" if rates is None else f"How fast could it be on {rates.title}?"
-    if run.memory is None:
-        reason = "; ".join(dict.fromkeys(stopped.values()))
-        for title in ("What runs?", "Does it fit?", *([how_fast_title] if device else [])):
-            yield _with_stopped(Report(title=title), stopped), unknown_because(reason)
-        return
-    yield _with_stopped(_what_runs(graphs), stopped), what_runs(run, graphs, stopped)
-    found = None if device is None else traced_fit(graphs, device)
-    fit = with_serving_fit(memory_report(run.memory, run.attention_cases, device), found)
-    serves = does_it_serve(found)
-    answer = does_it_fit(run.memory, device, stopped)
-    yield _with_stopped(fit, stopped), answer if serves is None else f"{answer}; {serves}"
-    if (exchanged := collectives_table(graphs)) is not None:
-        notes = tuple(deployment_notes(graphs))
-        yield Report(title="What do the ranks exchange?", tables=(exchanged,), notes=notes), what_is_exchanged(graphs)
-    if rates is not None:
-        times = [predict(graph, rates) for graph in graphs]
-        fast = replace(prediction_report(graphs, rates, times), title=how_fast_title)
-        yield _with_stopped(fast, stopped), how_fast(graphs, times, stopped)
+    if device is None:
+        return ()
+    if isinstance(device, str):
+        device = find_devices(device, devices_file) if is_several(device) else [device]
+    named = [device] if isinstance(device, Device | Cluster) else device
+    found = tuple({hardware_id(one): one for one in (find_hardware(one, devices_file) for one in named)}.values())
+    if len({device_of(one).torch_device for one in found}) > 1:
+        raise UsageError(
+            "Processors and GPUs cannot be compared in one report.",
+            why="the model's code may take another way on each of them, and one trace shows one way",
+            fix="make a report for each",
+        )
+    return found
 
 
 def _with_stopped(chapter: Report, stopped: Mapping[str, str]) -> Report:

@@ -20,7 +20,10 @@ from llm_perf_opt.core.protocols import FitsOneScreen
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
 ]
-PhaseOption = Annotated[str | None, typer.Option(help="Which phase of a run; the prefill if absent.")]
+PhaseOption = Annotated[
+    str | None,
+    typer.Option(help="Which phase of a run; the prefill if absent. A page holds all of them and begins with it."),
+]
 RankOption = Annotated[
     int | None, typer.Option(min=0, help="Which rank of a run that holds several; the first if absent.")
 ]
@@ -78,8 +81,9 @@ def graph(
     drawing = DRAWINGS.get(name)(metric)
     if out is not None:
         free_file(out, force=force)
-    traced = load_phase(source, phase, rank=rank, weights=weights, cache=cache)
+    traced = load_phase(source, phase, rank=rank, weights=weights, cache=cache, with_others=name == "html")
     answer = traced.graph(
+        phase or ("prefill" if "prefill" in traced.phases else None),
         depth=depth,
         focus=focus,
         max_boxes=max_boxes,

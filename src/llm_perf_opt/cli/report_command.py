@@ -5,7 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,7 +19,6 @@ from llm_perf_opt.cli.model_options import (
     trace_or_load,
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, model_prints_apart, show
-from llm_perf_opt.cli.predict_command import SeveralOption
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
@@ -41,6 +40,18 @@ ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try what ex
 SweepOption = Annotated[
     bool, typer.Option("--sweep", help="Also over batch 1..64 and context 1k..8k; takes a minute more.")
 ]
+DevicesListOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE,...",
+        help="Device or cluster to predict for, such as h100-sxm or 8x h100-sxm; several stand side by side.",
+    ),
+]
+ExecutionOption = Annotated[
+    Literal["eager", "fused"],
+    typer.Option(help="Who launches kernels: PyTorch op by op, or an engine that fuses and captures them."),
+]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page in a browser.")]
@@ -53,8 +64,9 @@ def report(
     weights: WeightsOption = None,
     cache: CacheOption = None,
     times: TimesOption = None,
-    device: SeveralOption = None,
+    device: DevicesListOption = None,
     devices: DevicesOption = None,
+    execution: ExecutionOption = "eager",
     exports: ExportsOption = False,
     sweep: SweepOption = False,
     out: OutOption = None,
@@ -72,10 +84,16 @@ def report(
     reporter = _reporter(format_name, json_wanted, out)
     _refuse_overwriting(out, force=force, open_page=open_page)
     formats, longer = {"weights": weights, "cache": cache}, {"exports": exports, "sweep": sweep}
+    if execution != "eager" and device is None:
+        raise UsageError(
+            "--execution needs --device.", why="it says how kernels are timed on a device", fix="add --device ID"
+        )
     if devices is None and _is_for_tables(sources, out, device):
         answer: StagesAnswer | WholeReport = _stages(sources, times or (), workload, formats, longer)
     else:
-        answer = _whole(_one(sources, times), workload, formats, device, devices, longer, trust_remote_code)
+        answer = _whole(
+            _one(sources, times), workload, formats, (device, devices, execution), longer, trust_remote_code
+        )
     if out is None:
         is_short = isinstance(reporter, FitsOneScreen) and not verbose
         show(answer.summary() if is_short else answer.report(), reporter, verbose=verbose)
@@ -120,18 +138,17 @@ def _whole(
     model: str,
     workload: Mapping[str, Any],
     formats: Mapping[str, str | None],
-    device: str | None,
-    devices: Path | None,
+    machine: tuple[str | None, Path | None, str],
     longer: Mapping[str, bool],
     trust_remote_code: bool,
 ) -> StagesAnswer | WholeReport:
+    """`machine`: the devices, the file they are looked up in, and who launches kernels."""
     from llm_perf_opt.api.hardware import device_of
-    from llm_perf_opt.api.predictions import find_devices, is_several
     from llm_perf_opt.api.trace_files import is_trace, refuse_options
-    from llm_perf_opt.api.whole_report import find_report_device
+    from llm_perf_opt.api.whole_report import find_report_devices
 
-    several = is_several(device)
-    found = find_devices(device or "", devices)[0] if several else find_report_device(device, devices)
+    device, devices, execution = machine
+    found = find_report_devices(device, devices)
     if is_trace(model):
         refuse_options(workload, **longer)
     traced = trace_or_load(
@@ -139,13 +156,14 @@ def _whole(
         workload,
         weights=formats["weights"],
         cache=formats["cache"],
-        torch_device=None if found is None else device_of(found).torch_device,
+        torch_device=device_of(found[0]).torch_device if found else None,
         keep_partial=True,
         trust_remote_code=trust_remote_code,
     )
     with model_prints_apart():
-        asked: Any = device if several else found
-        return traced.report(device=asked, devices_file=devices if several else None, **longer)
+        return traced.report(
+            device=found or None, execution=execution, exports=longer["exports"], sweep=longer["sweep"]
+        )
 
 
 def _reporter(format_name: str | None, json_wanted: bool, out: Path | None) -> Reporter:

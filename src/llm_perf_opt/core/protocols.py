@@ -5,7 +5,7 @@ A plug-in imports no other plug-in. A registry holds import paths, so listing na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -319,6 +319,18 @@ class Drawing(Protocol):
 
     def render(self, view: GraphView) -> str | bytes:
         """The whole view as text, or as the bytes of a picture; the same view gives the same result."""
+        ...
+
+
+@runtime_checkable
+class DrawsPhases(Drawing, Protocol):
+    """A drawing that holds all phases of a run, between which its reader switches."""
+
+    def render_phases(self, views: Mapping[str, GraphView], first: str, *, fits: bool = True) -> str | bytes:
+        """The views by phase; the reader sees `first` first.
+
+        With `fits` boxes may begin closed, so that the first picture can be read whole.
+        """
         ...
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib.resources import files
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from llm_perf_opt.core.graph_metric import Metric, metric_named
-from llm_perf_opt.core.graph_view import Box, Figures, GraphView, TensorGroup
+from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.core.report import Report
-from llm_perf_opt.formats.box_figures import collective_facts, collectives_text
+from llm_perf_opt.formats.graph_page_data import page_json
 from llm_perf_opt.formats.report_sections import contents, sections_of
 from llm_perf_opt.formats.svg_style import palette, scoped_style_sheet, stage_colours
 from llm_perf_opt.formats.visible_text import visible
@@ -70,117 +68,6 @@ def page_script() -> str:
     return "\n".join(['"use strict";', "{", *bodies, "}"])
 
 
-H = TypeVar("H", bound=Hashable)
-
-_EXACT_IN_JAVASCRIPT = 2**53 - 1
-UNSAFE_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
-FIGURE_NAMES = tuple(field.name for field in fields(Figures))
-
-
-def page_json(view: GraphView, metric: str = "flops") -> str:
-    """The view as ASCII that may stand inside a `<script>` element: no `<`, `>` or `&`, whatever the names are.
-
-    `metric` is what the page measures by at first: the name of a figure, or calls.
-    """
-    data = {"metric": metric, **_PageTables().columns(view)}
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.translate(UNSAFE_IN_HTML)
-
-
-class _Table(Generic[H]):
-    """Distinct values in the order of their first use; a row refers to one by its number."""
-
-    def __init__(self) -> None:
-        self.number_of: dict[H, int] = {}
-
-    def number(self, value: H) -> int:
-        return self.number_of.setdefault(value, len(self.number_of))
-
-
-class _PageTables:
-    """Fills the tables while the boxes are written down, outer before inner."""
-
-    def __init__(self) -> None:
-        self.strings: _Table[str] = _Table()
-        self.params: _Table[tuple[tuple[int, int], ...]] = _Table()
-        self.tensors: _Table[tuple[tuple[tuple[int, ...], int], ...]] = _Table()
-
-    def columns(self, view: GraphView) -> dict[str, object]:
-        numbered = list(_numbered(view))
-        number_of = {box.id: number for number, (_, box) in enumerate(numbered)}
-        return {
-            "title": visible(view.title),
-            "caption": [visible(line) for line in view.caption],
-            "stages": [visible(stage) for stage in view.stages],
-            "figures": FIGURE_NAMES,
-            "totals": _figure_row(view.totals),
-            "boxes": [self._box_row(parent, box) for parent, box in numbered],
-            "arrows": [
-                [number_of[arrow.source], number_of[arrow.target], _whole(arrow.calls)]
-                for _, box in numbered
-                for arrow in box.arrows
-            ],
-            "params": list(self.params.number_of),
-            "tensors": list(self.tensors.number_of),
-            "strings": [visible(string) for string in self.strings.number_of],
-        }
-
-    def _box_row(self, parent: int, box: Box) -> list[object]:
-        """In the order in which `graph_page/data.js` reads it."""
-        word = self.strings.number
-        return [
-            parent,
-            word(box.id),
-            word(box.class_name),
-            word(box.path),
-            word(box.stage),
-            _whole(box.instances),
-            _whole(box.calls),
-            [_whole(calls) for calls in box.calls_per_instance],
-            [[loop.kind.value, loop.text, loop.over] for loop in box.loops],
-            _figure_row(box.figures),
-            _figure_row(box.own),
-            self._pairs_number(box.constructor_params),
-            self._pairs_number(box.layer_context),
-            self._tensor_number(box.inputs),
-            self._tensor_number(box.outputs),
-            [word(member) for member in box.members],
-            box.is_open * 1 + box.is_split * 2 + box.is_left_out * 4,
-            word(collectives_text(box)),
-            [[word(kind), word(amount)] for kind, amount in collective_facts(box)],
-        ]
-
-    def _pairs_number(self, values: Mapping[str, Any]) -> int:
-        word = self.strings.number
-        return self.params.number(
-            tuple((word(key), word(json.dumps(value, ensure_ascii=False))) for key, value in values.items())
-        )
-
-    def _tensor_number(self, groups: tuple[TensorGroup, ...]) -> int:
-        rows = (((tuple(self.strings.number(tensor) for tensor in group.tensors)), group.calls) for group in groups)
-        return self.tensors.number(tuple(rows))
-
-
-def _numbered(view: GraphView) -> Iterator[tuple[int, Box]]:
-    """Every box with the number of its parent (-1 for a root), in the order in which boxes are numbered."""
-    waiting = [(-1, root) for root in reversed(view.roots)]
-    number = 0
-    while waiting:
-        parent, box = waiting.pop()
-        yield parent, box
-        waiting.extend((number, child) for child in reversed(box.children))
-        number += 1
-
-
-def _figure_row(figures: Figures) -> list[object]:
-    return [_whole(getattr(figures, name)) for name in FIGURE_NAMES]
-
-
-def _whole(number: int | None) -> int | str | None:
-    """A number that JavaScript cannot hold exactly travels as text."""
-    return number if number is None or abs(number) <= _EXACT_IN_JAVASCRIPT else str(number)
-
-
 _FIRST_METRIC = {
     Metric.BYTES: "bytes_moved",
     Metric.ACTIVATIONS: "activation_bytes",
@@ -196,11 +83,15 @@ class HtmlDrawing:
         self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
-        """The page. Its policy lets only its own script and style act, and no request leave."""
+        """The page of one view."""
+        return self.render_phases({view.title: view}, view.title)
+
+    def render_phases(self, views: Mapping[str, GraphView], first: str, *, fits: bool = True) -> str:
+        """The page of all phases of a run, by name. Its policy lets only its own script and style act, no request."""
         libraries, script, style = _parts()
         return _template().render(
-            title=visible(view.title),
-            data=page_json(view, _FIRST_METRIC.get(self._metric, self._metric)),
+            title=visible(views[first].title),
+            data=page_json(views, first, _FIRST_METRIC.get(self._metric, self._metric), fits=fits),
             libraries=libraries,
             script=script,
             style=style,
@@ -225,13 +116,17 @@ class HtmlReport:
 
     suffix = ".html"
 
-    def render(self, report: Report) -> str:
-        """The page. Its policy lets only its own script and style act, and no request leave."""
+    def render(self, report: Report, *, in_notebook: bool = False) -> str:
+        """The page. Its policy lets only its own script and style act, and no request leave.
+
+        Inside a notebook it has no contents and no second drawing of a chart, and its frame grows with it.
+        """
         section = sections_of(report)
         script, style = page_file("report.js", REPORT_PAGE), _style(_stages(report))
         page = page_template(REPORT_PAGE, "report.html.jinja").render(
             section=section,
-            contents=contents(section),
+            contents=() if in_notebook else contents(section),
+            in_notebook=in_notebook,
             script=Markup(script),  # a file of this package
             style=Markup(style),  # likewise
             script_hash=hash_source(script),

@@ -24,7 +24,7 @@ _LONGEST_TITLE = 160
 _LONGEST_ENTRY = 80
 _SHORT_PATH = 16
 _LONG_CELL = 36  # characters, from which on a column must not become narrow
-_TALL = 24  # rows, from which on a table scrolls in a window of its own
+_TALL = 14  # rows, from which on a table scrolls in a window of its own
 _BREAKS = re.compile(r"(?<=[_/])(?=\w)|(?<=\.)(?=[^\W\d])|(?<=\D\.)(?=\d)")
 _MANY_POINTS = "Every point is in the formats json and csv."
 
@@ -82,7 +82,10 @@ class ShownListing:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A report or a chapter; `level` is that of its heading. The first table is the answer and stands before charts."""
+    """A report or a chapter; `level` is that of its heading. The first table is the answer and stands before charts.
+
+    A chapter shows its first table, its first chart and its warnings; the rest is behind a line that names it.
+    """
 
     id: str
     title: str
@@ -99,6 +102,28 @@ class Section:
     def inner_level(self) -> int:
         """Of the headings of its charts and tables."""
         return min(self.level + 1, _DEEPEST)
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether there is something to fold away: only in chapters, and not for a picture alone."""
+        return self.level > 1 and bool(self.folded_titles or self.explanations) and bool(self.tables or self.charts)
+
+    @property
+    def folded_titles(self) -> tuple[str, ...]:
+        """Of what a chapter folds away."""
+        items: list[ShownTable | ShownChart | ShownListing | Section] = [*self.tables[1:], *self.charts[1:]]
+        items += [*self.listings, *self.sections]
+        return (*(item.title for item in items if item.title), *((self.picture_title,) if self.picture else ()))
+
+    @property
+    def explanations(self) -> tuple[ShownNote, ...]:
+        """The notes that are no warnings."""
+        return tuple(note for note in self.notes if not note.is_warning)
+
+    @property
+    def own_warnings(self) -> tuple[ShownNote, ...]:
+        """Not those of the sections inside."""
+        return tuple(note for note in self.notes if note.is_warning)
 
     def warnings(self) -> int:
         """In it and everything inside it."""

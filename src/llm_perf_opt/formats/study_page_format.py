@@ -7,7 +7,8 @@ import json
 from markupsafe import Markup
 
 from llm_perf_opt.core.study_view import FIELDS, TEXTS, StudyView
-from llm_perf_opt.formats.html_format import UNSAFE_IN_HTML, hash_source, page_file, page_template
+from llm_perf_opt.formats.graph_page_data import UNSAFE_IN_HTML
+from llm_perf_opt.formats.html_format import hash_source, page_file, page_template
 from llm_perf_opt.formats.report_sections import sections_of
 from llm_perf_opt.formats.visible_text import visible
 

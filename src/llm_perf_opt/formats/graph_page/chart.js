@@ -5,14 +5,14 @@ import { metricNamed } from "./figures.js";
 import { formatShare } from "./numbers.js";
 import { FONTS, oneLine, shortened, textWidth } from "./text-width.js";
 
-const ROW = 24;
+const ROW = 22;
 const THINNEST = 2.5;
 const LABELLED = 44;
-const TALLEST = 0.3; // of the window
+const TALLEST = 0.2; // of the window
 
 export class Chart {
-  constructor(view, store, ledger, navigator) {
-    Object.assign(this, { view, store, ledger, navigator, top: null, cells: new Map() });
+  constructor(store, navigator) {
+    Object.assign(this, { store, navigator, top: null, cells: new Map() });
     this.area = byId("cells");
     this.area.addEventListener("click", (event) => this.withBox(event, (box) => this.navigator.select(box)));
     this.area.addEventListener("dblclick", (event) => this.withBox(event, (box) => this.zoomTo(box)));
@@ -20,6 +20,14 @@ export class Chart {
     new ResizeObserver(([{ contentRect }]) => {
       if (contentRect.width !== this.width) this.draw();
     }).observe(this.area);
+  }
+
+  get view() {
+    return this.store.view;
+  }
+
+  get ledger() {
+    return this.store.ledger;
   }
 
   withBox(event, act) {
@@ -31,6 +39,11 @@ export class Chart {
   zoomTo(box) {
     this.top = box;
     this.draw();
+  }
+
+  /** Shows all of another phase when it is drawn next. */
+  forget() {
+    this.top = null;
   }
 
   draw() {

@@ -1,4 +1,4 @@
-// Reads the embedded view. A box row has the order of `_box_row` in html_format.py.
+// Reads the embedded views, one for each phase. A box row has the order of `_box_row` in graph_page_data.py.
 import { plural } from "./numbers.js";
 
 const IS_OPEN = 1;
@@ -72,7 +72,10 @@ export class Box {
 
   /** Paths of all instances. */
   get members() {
-    return this.refs.members.map((number) => this.refs.tables.strings[number]);
+    const { members, tables } = this.refs;
+    const found = [];
+    for (let at = 0; at < members.length; at += 2) found.push(...tables.strings.slice(members[at], members[at] + members[at + 1]));
+    return found;
   }
 
   /** Ancestors, nearest first. */
@@ -99,10 +102,32 @@ function tensorGroups(number, tables) {
   return tables.tensors[number].map(([tensors, calls]) => ({ tensors: tensors.map((at) => tables.strings[at]), calls }));
 }
 
-/** The whole picture from its JSON text. */
-export function readView(text) {
+/** Texts from their packed form: a number says how many letters the next one begins with as the one before it. */
+function unpacked(packed) {
+  const strings = [];
+  let shared = 0;
+  for (const entry of packed) {
+    if (typeof entry === "number") {
+      shared = entry;
+      continue;
+    }
+    strings.push((strings.at(-1) ?? "").slice(0, shared) + entry);
+    shared = 0;
+  }
+  return strings;
+}
+
+/** Everything from its JSON text: the views of all phases, and with which the page begins. */
+export function readRun(text) {
   const raw = JSON.parse(text);
-  const tables = { strings: raw.strings, params: raw.params, tensors: raw.tensors };
+  const tables = { strings: unpacked(raw.strings), params: raw.params, tensors: raw.tensors };
+  const views = raw.phases.map((phase) => readView(phase, raw, tables));
+  const stages = [...new Set(views.flatMap((view) => view.stages))]; // one colour for a stage on the whole page
+  for (const view of views) view.stages = stages;
+  return { views, first: views[raw.first], metric: raw.metric };
+}
+
+function readView(raw, run, tables) {
   const boxes = raw.boxes.map((row, number) => new Box(number, row, tables));
   for (const box of boxes) {
     if (box.parentNumber < 0) continue;
@@ -115,11 +140,12 @@ export function readView(text) {
     arrow.target.arrowsIn.push(arrow);
   }
   return {
+    name: raw.name,
     title: raw.title,
-    metric: raw.metric,
     caption: raw.caption,
     stages: raw.stages,
-    figureNames: raw.figures,
+    fits: run.fits,
+    figureNames: run.figures,
     totalRow: raw.totals,
     stagesSeen: raw.stages.filter((stage) => boxes.some((box) => box.stage === stage)),
     boxes,

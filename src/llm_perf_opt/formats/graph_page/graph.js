@@ -8,13 +8,19 @@ import { oneLine } from "./text-width.js";
 import { withMore } from "./visible.js";
 
 export class Graph {
-  constructor(view, store, ledger) {
-    this.view = view;
+  constructor(store) {
     this.store = store;
-    this.ledger = ledger;
     this.tree = byId("tree");
     this.elements = new Map();
     this.layout = null;
+  }
+
+  get view() {
+    return this.store.view;
+  }
+
+  get ledger() {
+    return this.store.ledger;
   }
 
   /** Lays out and draws what is open now. Elements that stay are kept, so that focus and motion stay too. */
@@ -97,12 +103,15 @@ export class Graph {
 
   /** Shows which box is selected, which can be reached with Tab, and which match the search. */
   mark() {
-    const { selected, focused, hits } = this.store.state;
+    const { selected, focused, hits, match } = this.store.state;
+    const onPath = new Set(match?.ancestors());
     const tabStop = this.elements.has(focused) ? focused : this.view.roots[0];
     for (const [box, element] of this.elements) {
       element.setAttribute("aria-selected", box === selected);
       element.tabIndex = box === tabStop ? 0 : -1;
       element.classList.toggle("hit", hits.has(box));
+      element.classList.toggle("match", box === match);
+      element.classList.toggle("on-path", onPath.has(box));
     }
     markArrows(this.tree, selected);
   }

@@ -1,6 +1,7 @@
 // Puts the page together.
+import { Address } from "./address.js";
 import { Chart } from "./chart.js";
-import { readView } from "./data.js";
+import { readRun } from "./data.js";
 import { byId, html } from "./elements.js";
 import { Ledger, METRICS } from "./figures.js";
 import { Graph } from "./graph.js";
@@ -9,59 +10,58 @@ import { drawLegend } from "./legend.js";
 import { Navigator } from "./navigator.js";
 import { OverviewMap } from "./overview-map.js";
 import { Panel } from "./panel.js";
+import { followPhases } from "./phases.js";
 import { followPointer } from "./pointer.js";
 import { followPrinting } from "./print.js";
 import { Search } from "./search.js";
-import { Store } from "./store.js";
+import { Store, emptyPicture } from "./store.js";
 import { followTheme } from "./theme.js";
 import { Viewport } from "./viewport.js";
 
 function start() {
-  const view = readView(byId("view").textContent);
-  const ledger = new Ledger(view);
+  const run = readRun(byId("view").textContent);
+  const phases = run.views.map((view) => ({ view, ledger: new Ledger(view) }));
   const store = new Store({
-    open: new Set(),
-    directions: new Map(), // box -> which way flow runs inside it
-    limits: new Map(), // box -> how many of its very many children are drawn
-    wanted: new Set(), // boxes drawn beyond that limit
-    selected: null,
-    focused: null,
-    hits: new Set(),
-    metric: view.metric,
+    ...emptyPicture(),
+    phase: phases[run.views.indexOf(run.first)],
+    phases: phases.length,
+    query: "",
+    metric: run.metric,
     colour: "stage",
     fullPaths: false,
   });
-  const graph = new Graph(view, store, ledger);
-  const map = new OverviewMap(view);
+  const graph = new Graph(store);
+  const map = new OverviewMap(store);
   const viewport = new Viewport(graph, map);
-  const navigator = new Navigator(view, store, graph, viewport);
-  const chart = new Chart(view, store, ledger, navigator);
-  const panel = new Panel(view, store, ledger, navigator);
+  const navigator = new Navigator(store, graph, viewport);
+  const chart = new Chart(store, navigator);
+  const panel = new Panel(store, navigator);
 
-  store.on(["open", "limits", "wanted", "metric", "fullPaths", "directions"], () => {
+  store.on(["phase"], () => chart.forget());
+  store.on(["phase", "open", "limits", "wanted", "metric", "fullPaths", "directions"], () => {
     graph.draw();
     map.draw(graph);
   });
-  store.on(["selected", "focused", "hits"], () => graph.mark());
-  store.on(["metric"], () => chart.draw());
+  store.on(["selected", "focused", "hits", "match"], () => graph.mark());
+  store.on(["phase", "metric"], () => chart.draw());
   store.on(["selected", "hits"], () => chart.mark());
-  store.on(["selected"], () => panel.draw());
-  store.on(["colour", "metric"], () => drawLegend(view, store.state));
+  store.on(["phase", "selected"], () => panel.draw());
+  store.on(["open", "limits", "wanted"], () => store.state.selected ?? panel.draw());
+  store.on(["phase", "colour", "metric"], () => drawLegend(store.view, store.state));
   store.on(["colour"], () => colourBy(store.state.colour));
 
-  byId("caption").textContent = view.caption[0] ?? "";
   followPointer(graph, navigator);
   followKeys(graph, navigator, viewport, store);
   followTheme();
   followPrinting(chart, viewport);
+  followPhases(phases, store, navigator);
   connectTools(store, navigator, viewport);
-  byId("metric").value = view.metric;
-  new Search(view, store, navigator);
+  const search = new Search(phases, store, navigator);
   colourBy(store.state.colour);
-  drawLegend(view, store.state);
+  drawLegend(store.view, store.state);
   chart.draw();
   panel.draw();
-  navigator.reset();
+  new Address(phases, store, navigator, search);
   performance.mark("ready");
   document.documentElement.dataset.ready = "yes";
 }
@@ -76,6 +76,13 @@ function connectTools(store, navigator, viewport) {
     byId(name).addEventListener("change", (event) => store.change({ [name]: event.target.value }));
   }
   byId("full-paths").addEventListener("change", (event) => store.change({ fullPaths: event.target.checked }));
+  const show = () => {
+    byId("metric").value = store.state.metric;
+    byId("colour").value = store.state.colour;
+    byId("full-paths").checked = store.state.fullPaths;
+  };
+  store.on(["metric", "colour", "fullPaths"], show);
+  show();
   const acts = {
     "open-level": () => navigator.openLevel(),
     "close-level": () => navigator.closeLevel(),

@@ -1,16 +1,21 @@
-// Selecting, opening and closing boxes: the same acts for mouse, keys, search, chart and panel.
+// Selecting, opening and closing boxes, and going from phase to phase: the same acts for mouse, keys, search and panel.
 import { announce } from "./announce.js";
 import { bestDirections } from "./arrangement.js";
+import { firstPicture } from "./first-picture.js";
 import { plural } from "./numbers.js";
+import { emptyPicture } from "./store.js";
 import { oneLine } from "./text-width.js";
-import { MOST_BOXES, openAtFirst, oneLevelLess, oneLevelMore, shownBoxes, withAncestorsOpen } from "./visible.js";
+import { MOST_BOXES, oneLevelLess, oneLevelMore, shownBoxes, withAncestorsOpen } from "./visible.js";
 
 export class Navigator {
-  constructor(view, store, graph, viewport) {
-    this.view = view;
-    this.store = store;
-    this.graph = graph;
-    this.viewport = viewport;
+  constructor(store, graph, viewport) {
+    Object.assign(this, { store, graph, viewport });
+    this.firstOf = new Map(); // phase -> the picture that it began with
+    this.leftAt = new Map(); // phase -> its picture when the reader left it
+  }
+
+  get view() {
+    return this.store.view;
   }
 
   get shown() {
@@ -70,8 +75,39 @@ export class Navigator {
     announce(this.summary);
   }
 
+  /** The picture that a phase begins with. */
+  firstPicture(phase) {
+    if (!this.firstOf.has(phase)) {
+      const { open, directions } = firstPicture(phase.view, this.store.initial, phase.ledger, this.viewport.room);
+      this.firstOf.set(phase, { ...emptyPicture(), open, directions });
+    }
+    return this.firstOf.get(phase);
+  }
+
+  /** A phase as it begins. */
+  begin(phase) {
+    this.store.change({ ...this.firstPicture(phase), phase });
+    this.viewport.showStart();
+  }
+
+  /** Back to the first picture, made for the window as it is now. */
   reset() {
-    this.compose({ open: openAtFirst(this.view), wanted: new Set(), limits: new Map(), selected: null });
+    const { hits, match, phase } = this.store.state;
+    this.firstOf.clear();
+    this.begin(phase);
+    this.store.change({ hits, match });
+  }
+
+  /** Another phase, as the reader left it; what is selected stays selected where the other phase runs it too. */
+  showPhase(phase) {
+    const { state } = this.store;
+    if (phase === state.phase) return;
+    this.leftAt.set(state.phase, Object.fromEntries(Object.keys(emptyPicture()).map((key) => [key, state[key]])));
+    const same = twinOf(state.selected, phase.view);
+    this.store.change({ ...(this.leftAt.get(phase) ?? this.firstPicture(phase)), selected: null, focused: null, phase });
+    this.viewport.showStart();
+    if (same) this.select(same);
+    announce(`${oneLine(phase.view.name)}, ${this.summary}`);
   }
 
   get summary() {
@@ -80,9 +116,17 @@ export class Navigator {
 
   /** Changes the whole picture: a new arrangement, seen from its start. */
   compose(patch) {
-    const { view, store, viewport, graph } = this;
-    const directions = bestDirections(view, { ...store.state, ...patch }, graph.ledger, viewport.aspect);
-    store.change({ ...patch, directions });
+    const { store, viewport } = this;
+    const state = { ...store.state, ...patch };
+    const { view, ledger } = state.phase;
+    store.change({ ...patch, directions: bestDirections(view, state, ledger, viewport.aspect) });
     viewport.showStart();
   }
+}
+
+/** The box of another phase that stands for the same modules, or at least begins with the same instance. */
+function twinOf(box, view) {
+  if (!box) return null;
+  const [first] = box.members;
+  return view.boxes.find((one) => one.label === box.label) ?? view.boxes.find((one) => first && one.className === box.className && one.members.includes(first));
 }

@@ -2,18 +2,23 @@
 import { paintHue } from "./box-colours.js";
 import { byId, svg } from "./elements.js";
 
-const WIDEST = 190;
-const HIGHEST = 120;
+const WIDEST = 160;
+const HIGHEST = 100;
 
 export class OverviewMap {
-  constructor(view) {
-    this.view = view;
+  constructor(store) {
+    this.store = store;
     this.area = byId("map");
     this.onPoint = () => {};
     this.area.addEventListener("pointerdown", (event) => this.point(event));
     this.area.addEventListener("pointermove", (event) => {
       if (event.buttons) this.point(event);
     });
+  }
+
+  /** How much of the window's lower edge it takes; nothing while it is hidden. */
+  get height() {
+    return this.area.hidden ? 0 : this.area.offsetHeight + 10;
   }
 
   point(event) {
@@ -29,7 +34,7 @@ export class OverviewMap {
     const marks = [...frames.keys()].map((box) => {
       const { x, y, width: across, height: down } = graph.placeOf(box);
       const mark = svg("rect", { class: "mark", x: x * this.scale, y: y * this.scale, width: across * this.scale, height: down * this.scale });
-      paintHue(mark, box, this.view);
+      paintHue(mark, box, this.store.view);
       return mark;
     });
     this.window = svg("rect", { class: "frame" });

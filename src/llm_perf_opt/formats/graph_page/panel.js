@@ -2,15 +2,24 @@
 import { byId, html } from "./elements.js";
 import { FIGURES } from "./figures.js";
 import { formatCount, formatShare, plural } from "./numbers.js";
+import { captionLines } from "./phases.js";
 import { shortLabel } from "./box-texts.js";
 import { oneLine } from "./text-width.js";
 
 const FEW = 60;
 
 export class Panel {
-  constructor(view, store, ledger, navigator) {
-    Object.assign(this, { view, store, ledger, navigator });
+  constructor(store, navigator) {
+    Object.assign(this, { store, navigator });
     this.area = byId("panel");
+  }
+
+  get view() {
+    return this.store.view;
+  }
+
+  get ledger() {
+    return this.store.ledger;
   }
 
   draw() {
@@ -19,14 +28,18 @@ export class Panel {
     this.area.scrollTop = 0;
   }
 
+  get wholeTitle() {
+    return this.store.state.phases > 1 ? `The whole ${oneLine(this.view.name)}` : "The whole run";
+  }
+
   wholeParts() {
     const rows = FIGURES.map(({ key, label, format }) => {
       const total = this.ledger.total(key);
       return row(label, [this.ledger.sign(total, key, this.ledger.total("unpriced_ops")), ...amount(total, format, key)]);
     });
     return [
-      html("h2", {}, "The whole run"),
-      html("ul", { class: "caption" }, ...this.view.caption.map((line) => html("li", {}, line))),
+      html("h2", {}, this.wholeTitle),
+      html("ul", { class: "caption" }, ...captionLines(this.view, this.store.state).map((line) => html("li", {}, line))),
       table("Totals", [], rows),
       ...this.stageTable(),
       html("p", { class: "hint" }, "Click a box for its figures. Double-click, or the triangle, opens it. Arrow keys walk the tree, / searches, Ctrl + wheel zooms."),
@@ -42,7 +55,7 @@ export class Panel {
       line(stage, shown.map(({ key }) => this.ledger.stageTotal(stage, key)), this.ledger.stageTotal(stage, "unpriced_ops")));
     const rest = shown.map(({ key }) => this.ledger.outsideBoxes(key));
     if (rest.some(Boolean)) rows.push(line("in no box", rest, this.ledger.outsideBoxes("unpriced_ops")));
-    return rows.length ? [table("Stages", ["Stage", ...shown.map(({ label }) => label)], rows)] : [];
+    return rows.length ? [table("Stages", ["Stage", ...shown.map(({ label }) => label)], rows, "stages")] : [];
   }
 
   boxParts(box) {

@@ -1,6 +1,7 @@
 // Search by path or class, in families also by the path of one instance.
 import { announce } from "./announce.js";
 import { byId } from "./elements.js";
+import { oneLine } from "./text-width.js";
 
 const SHOWN_AT_ONCE = 40;
 const PAUSE_MS = 120;
@@ -14,8 +15,8 @@ export function matches(view, query) {
 }
 
 export class Search {
-  constructor(view, store, navigator) {
-    Object.assign(this, { view, store, navigator, found: [], at: -1, pause: 0 });
+  constructor(phases, store, navigator) {
+    Object.assign(this, { phases, store, navigator, found: [], at: -1, pause: 0 });
     this.input = byId("query");
     this.input.addEventListener("input", () => {
       clearTimeout(this.pause);
@@ -27,6 +28,7 @@ export class Search {
       this.step(1);
     });
     byId("previous-hit").addEventListener("click", () => this.step(-1));
+    store.on(["phase"], () => this.find(this.input.value, store.state.selected));
     this.tell();
   }
 
@@ -45,28 +47,43 @@ export class Search {
   /** Marks every match and goes to the first. Many matches are not all opened: the picture would be lost. */
   look() {
     clearTimeout(this.pause);
-    this.asked = this.input.value;
-    this.found = matches(this.view, this.asked);
-    this.at = -1;
+    this.find(this.input.value, null);
     this.navigator.show(this.found.slice(0, SHOWN_AT_ONCE));
-    this.store.change({ hits: new Set(this.found) });
     if (this.found.length) this.step(1);
-    else this.tell();
-    if (this.asked.trim()) announce(this.found.length ? `${this.found.length} found` : "Nothing found");
+    if (this.store.state.query.trim()) announce(this.found.length ? `${this.found.length} found` : `Nothing found${this.elsewhere}`);
+  }
+
+  /** Marks every match and opens nothing; `selected` is the one that is looked at, if it is one of them. */
+  find(query, selected) {
+    this.input.value = query;
+    this.found = matches(this.store.view, query);
+    this.at = this.found.indexOf(selected);
+    this.store.change({ query, hits: new Set(this.found), match: this.found[this.at] ?? null });
+    this.tell();
   }
 
   step(by) {
-    if (this.asked !== this.input.value) return this.look();
+    if (this.store.state.query !== this.input.value) return this.look();
     if (this.found.length) {
-      this.at = (this.at + by + this.found.length) % this.found.length;
+      this.at = (Math.max(this.at, by < 0 ? 0 : -1) + by + this.found.length) % this.found.length;
+      this.store.change({ match: this.found[this.at] });
       this.navigator.select(this.found[this.at]);
     }
     return this.tell();
   }
 
+  /** `; 4 in decode`: the phases that have what this one lacks. */
+  get elsewhere() {
+    const others = this.phases.filter((phase) => phase !== this.store.state.phase);
+    const counts = others.map(({ view }) => [matches(view, this.store.state.query).length, oneLine(view.name)]);
+    return counts.filter(([count]) => count).map(([count, name]) => `; ${count.toLocaleString("en-US")} in ${name}`).join("");
+  }
+
   tell() {
-    const nothing = this.input.value.trim() ? "none" : "";
-    byId("hits").textContent = this.found.length ? `${this.at + 1} of ${this.found.length.toLocaleString("en-US")}` : nothing;
+    const count = this.found.length.toLocaleString("en-US");
+    const nothing = this.input.value.trim() ? `none${this.elsewhere}` : "";
+    const some = this.at < 0 ? `${count} found` : `${this.at + 1} of ${count}`;
+    byId("hits").textContent = this.found.length ? some : nothing;
     for (const id of ["previous-hit", "next-hit"]) byId(id).disabled = !this.found.length;
   }
 }

@@ -5,6 +5,11 @@ const EDGE = 16;
 const LEGIBLE = 0.78;
 const STILL_LEGIBLE = 0.62; // good enough when it shows everything
 
+/** The scale at which a layout fills a window, with a little room around it. */
+export function scaleToFit({ width, height }, room) {
+  return Math.min(1.1, (room.width - 2 * EDGE) / width, (room.height - 2 * EDGE) / height);
+}
+
 export class Viewport {
   constructor(graph, map) {
     this.graph = graph;
@@ -43,16 +48,20 @@ export class Viewport {
     this.surface.call(this.zoom.scaleBy, factor);
   }
 
-  /** Width by height of the window that the picture is seen through. */
+  /** The window that the picture is seen through. */
+  get room() {
+    return { width: this.canvas.clientWidth, height: this.canvas.clientHeight };
+  }
+
   get aspect() {
-    return this.canvas.clientWidth / this.canvas.clientHeight;
+    return this.room.width / this.room.height;
   }
 
   /** The whole picture, in the middle. */
   fit() {
     const { width, height } = this.graph.layout;
     const { clientWidth, clientHeight } = this.canvas;
-    const scale = Math.min(1.1, (clientWidth - 2 * EDGE) / width, (clientHeight - 2 * EDGE) / height);
+    const scale = scaleToFit(this.graph.layout, this.room);
     this.set((clientWidth - width * scale) / 2, (clientHeight - height * scale) / 2, scale);
   }
 
@@ -75,14 +84,14 @@ export class Viewport {
     this.surface.call(this.zoom.translateTo, x, y);
   }
 
-  /** Brings a box into sight, if it is not. */
+  /** Brings a box into sight, if it is not, and out from under the map. */
   reveal(box) {
     if (this.transform.k < 0.35) this.surface.call(this.zoom.scaleTo, LEGIBLE);
     const { x, y, width, height } = this.graph.placeOf(box);
     const { k } = this.transform;
     const [left, top] = this.transform.apply([x, y]);
     const moveX = shift(left, left + width * k, this.canvas.clientWidth);
-    const moveY = shift(top, top + height * k, this.canvas.clientHeight);
+    const moveY = shift(top, top + height * k, this.canvas.clientHeight - this.map.height);
     if (moveX || moveY) this.moveBy(moveX, moveY);
   }
 

@@ -52,7 +52,8 @@
     const links = new Map(all("nav.side a").map((link) => [link.hash.slice(1), link]));
     const headings = [...links.keys()].map((id) => document.getElementById(id));
     const update = () => {
-      const passed = headings.filter((heading) => heading.getBoundingClientRect().top < innerHeight / 3);
+      const seen = headings.filter((heading) => heading.checkVisibility());
+      const passed = seen.filter((heading) => heading.getBoundingClientRect().top < innerHeight / 3);
       const current = passed.at(-1)?.id;
       for (const [id, link] of links) {
         if (id === current) link.setAttribute("aria-current", "true");
@@ -68,6 +69,31 @@
     update();
   }
 
+  // What a link leads to may be folded away.
+  function openToHash() {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let fold = target?.closest("details:not([open])"); fold; fold = fold.parentElement.closest("details:not([open])")) fold.open = true;
+    if (target) target.scrollIntoView();
+  }
+
+  // Says by how much a table goes on where it is cut.
+  function followScrolling(frame) {
+    const table = frame.firstElementChild;
+    const update = () => {
+      frame.toggleAttribute("data-more", table.scrollLeft + table.clientWidth < table.scrollWidth - 2);
+      frame.toggleAttribute("data-below", table.scrollTop + table.clientHeight < table.scrollHeight - 2);
+    };
+    table.addEventListener("scroll", update, { passive: true });
+    new ResizeObserver(update).observe(table);
+  }
+
+  // A notebook's frame is as high as what is in it.
+  function growFrame() {
+    new ResizeObserver(() => {
+      if (frameElement) frameElement.style.height = `${document.body.offsetHeight + 2}px`;
+    }).observe(document.body);
+  }
+
   function closeAfterChoice(details) {
     details.addEventListener("click", (event) => {
       if (event.target.closest("a")) details.open = false;
@@ -77,7 +103,11 @@
   followTheme(document.getElementById("theme"));
   all("main table").forEach(makeSortable);
   all("details.contents").forEach(closeAfterChoice);
+  all(".scroll").forEach(followScrolling);
   followReading();
-  addEventListener("beforeprint", () => all(".chart details").forEach((details) => { details.open = true; }));
+  if ("notebook" in root.dataset) growFrame();
+  addEventListener("hashchange", openToHash);
+  if (location.hash) openToHash();
+  addEventListener("beforeprint", () => all("details:not(.contents)").forEach((details) => { details.open = true; }));
   root.dataset.ready = "yes";
 }
