@@ -4,8 +4,8 @@
     python scripts/cli_pages.py --check    exit code 1 if a page is not current
 
 `<!-- help: VERB -->` is followed by a text block with the help; `<!-- output: COMMAND -->` by one with what the command
-prints to stdout. Commands run in one folder, which holds a trace in `run/` and one of the base mode in `base/`. What
-differs between machines is not shown this way.
+prints to stdout, all of it or, with `| head -n N`, its first lines. Commands run in one folder, which holds a trace in
+`run/` and one of the base mode in `base/`. What differs between machines is not shown this way.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARKED = re.compile(r"(<!-- (help|output): (.+?) -->\n)(?:```text\n.*?```\n)?", re.DOTALL)
 COMMAND = [sys.executable, "-c", "from llm_perf_opt.cli import main; main()"]
+HEAD = " | head -n "
 TRACE = ["trace", "deepseek-ocr", "--image", "1240x1754"]
 
 
@@ -56,7 +57,11 @@ def main() -> None:
 
         @functools.cache
         def answer(kind: str, text: str) -> str:
-            return run([*text.split(), "--help"] if kind == "help" else shlex.split(text)[1:], folder)
+            if kind == "help":
+                return run([*text.split(), "--help"], folder)
+            command, _, lines = text.partition(HEAD)
+            printed = run(shlex.split(command)[1:], folder).splitlines()
+            return "\n".join(printed[: int(lines)] if lines else printed)
 
         for path in PAGES:
             before = path.read_text("utf-8")

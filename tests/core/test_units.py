@@ -53,6 +53,11 @@ def test_a_short_count_has_three_digits() -> None:
     ]
 
 
+def test_parameters_are_told_as_people_tell_them() -> None:
+    sizes = (562_000_000, 3_336_106_240, 671_026_404_352, 1_026_408_232_448)
+    assert [units.format_parameters(count) for count in sizes] == ["562M", "3.34B", "671B", "1.03T"]
+
+
 def test_counts_are_exact() -> None:
     assert units.format_count(3_336_106_240) == "3,336,106,240"
     assert units.format_count(2**53 + 1) == "9,007,199,254,740,993"  # no float holds it

@@ -28,7 +28,7 @@ from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json
-from llm_perf_opt.core.units import format_count, format_flops, format_short_count
+from llm_perf_opt.core.units import format_count, format_flops, format_parameters
 
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.memory.attention_cases import AttentionCase
@@ -133,9 +133,9 @@ class CostAnswer(Answer):
         flops, needed = self.flops, self.necessary_flops
         written = "FLOPs not known" if flops is None else f"{format_flops(flops)} as written"
         least = "" if needed is None else f", {format_flops(needed)} necessary"
-        held = "" if self.parameters is None else f"; {format_short_count(self.parameters)} parameters"
+        held = "" if self.parameters is None else f"; {format_parameters(self.parameters)} parameters"
         active = self.active_parameters
-        held += "" if active is None else f", {format_short_count(active)} active"
+        held += "" if active is None else f", {format_parameters(active)} active"
         most = largest_text({_stage_name(stage, self.stages): stage.flops for stage in self.stages})
         differing, unknown = len(self.differences), len(self.unexplained)
         agree = f"{listed(self.sources, 6)} agree" if len(self.sources) > 1 else f"One source: {listed(self.sources)}"

@@ -63,8 +63,8 @@ class PlansAnswer(Answer):
         """The best plan, how many others fit, and what the best one is spent on."""
         best, fitting = self.best, sum(plan.fits is not False for plan in self.plans)
         refused = sum(len(one.plans) for one in self.refused)
-        others = f"{counted(fitting, 'plan fits', 'plans fit')}, {format_count(len(self.plans) - fitting)} do not, "
-        others += f"{format_count(refused)} refused."
+        others = f"{counted(fitting, 'plan fits', 'plans fit')}, "
+        others += f"{counted(len(self.plans) - fitting, 'does not', 'do not')}, {format_count(refused)} refused."
         if best is None:
             return f"{self.model}: no plan fits on {self.cluster}.", others
         time = best.decode or best.prefill

@@ -22,9 +22,9 @@ from llm_perf_opt.core.units import (
     format_bytes,
     format_count,
     format_flops,
+    format_parameters,
     format_ratio,
     format_seconds,
-    format_short_count,
 )
 
 _UNKNOWN = "not known"
@@ -51,10 +51,10 @@ def what_runs(cost: CostAnswer, graphs: Sequence[CallGraph], unknown_phases: Ite
     calls = sum(sum(graph.call_counts.values()) for graph in graphs)
     parts = [f"{format_count(modules)} modules in {format_count(calls)} calls"]
     if cost.parameters is not None:
-        parts.append(f"{format_short_count(cost.parameters)} parameters")
+        parts.append(f"{format_parameters(cost.parameters)} parameters")
     if (active := cost.active_parameters) is not None:
         unit = "decoded token" if cost.workload.get("batch") == 1 else "decode step"
-        parts.append(f"{format_short_count(active)} active per {unit}")
+        parts.append(f"{format_parameters(active)} active per {unit}")
     return _with_unknown(", ".join(parts), unknown_phases)
 
 

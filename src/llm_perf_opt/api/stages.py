@@ -19,7 +19,7 @@ from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.target import Json
-from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_short_count
+from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class StagesAnswer(Answer):
         holes = f"{counted(unpriced, 'op has', 'ops have')} no price" if unpriced else holes
         verdicts = {True: "; calls are as expected", False: "; calls are not as expected", None: ""}
         calls = verdicts[self.calls_as_expected]
-        lines = (f"{first}, {format_short_count(total.parameters)} parameters.", _sentence(where), f"{holes}{calls}.")
+        lines = (f"{first}, {format_parameters(total.parameters)} parameters.", _sentence(where), f"{holes}{calls}.")
         return tuple(line for line in lines if line)
 
     def report(self) -> Report:

@@ -25,6 +25,11 @@ def format_short_count(count: float) -> str:
     return _scaled(count, 1000, _DECIMAL_PREFIXES, "").rstrip()
 
 
+def format_parameters(count: float) -> str:
+    """`671B`, `574M`: as people speak of the size of a model."""
+    return format_short_count(count).replace(" ", "").replace("G", "B")
+
+
 def format_flops(flops: float) -> str:
     """`4.58 TFLOP`: decimal prefixes, three significant digits."""
     return _scaled(flops, 1000, _DECIMAL_PREFIXES, "FLOP")
