@@ -152,6 +152,14 @@ def test_the_first_table_stands_before_the_charts_and_the_others_behind() -> Non
         assert found[:3] == ["answer", "flops-by-stage", "details"]
 
 
+def test_the_answer_stands_before_everything_else_and_is_no_markup() -> None:
+    table = Table(title="numbers", columns=(Column("a"),), rows=(("1",),))
+    page = render(Report(title="asked", answer=("It fits <b>well</b>.", "3 ms a token."), tables=(table,)))
+    assert "<b>well" not in page
+    first, second, third = (page.index(text) for text in ("It fits &lt;b&gt;", "3 ms a token.", "<table"))
+    assert first < second < third
+
+
 def test_warnings_are_counted_and_can_be_jumped_to() -> None:
     inner = Report(title="inner", notes=(Note("a hole", Level.WARNING), Note("a word")))
     page = render(Report(title="r", notes=(Note("first", Level.WARNING),), chapters=(inner,)))

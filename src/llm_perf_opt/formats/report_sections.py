@@ -97,6 +97,7 @@ class Section:
     notes: tuple[ShownNote, ...]
     sections: tuple[Section, ...]
     listings: tuple[ShownListing, ...] = ()
+    answer: tuple[str, ...] = ()
 
     @property
     def inner_level(self) -> int:
@@ -189,6 +190,7 @@ class _Sections:
             notes=notes,
             sections=sections,
             listings=tuple(map(self._listing, report.listings)),
+            answer=tuple(map(visible, report.answer)) if level == 1 else (),
         )
 
     def _chart(self, chart: Chart) -> ShownChart:
