@@ -25,6 +25,7 @@ OURS = (
     "*.md",
     "*.sh",
     "*.yaml",
+    "*.yml",
     "*.ipynb",
     "src/llm_perf_opt/py.typed",
     "src/*.schema.json",

@@ -17,7 +17,7 @@ from llm_perf_opt.analyses.call_checks import call_checks
 from llm_perf_opt.analyses.cost.module_costs import module_costs
 from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.api.cost import cost_of
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import Collective, collective_of
 from llm_perf_opt.core.plugins import FOLDERS

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from llm_perf_opt.analyses.cost.counted import counted
 from llm_perf_opt.analyses.reconcile import reconcile
 from llm_perf_opt.api.cost import cost_of
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.source_figures import SourceFigures

@@ -10,7 +10,7 @@ from llm_perf_opt.analyses.function.phase_function import PhaseFunction, find_fu
 from llm_perf_opt.analyses.function.search.boxes import BoxSearch
 from llm_perf_opt.analyses.function.search.traces import Traces
 from llm_perf_opt.analyses.memory.kv_cache import CHUNK
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError

@@ -12,7 +12,7 @@ from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.cost.counted import counted, counted_run
 from llm_perf_opt.analyses.cost.static_figures import static_compute
 from llm_perf_opt.api.cost_answer import CostAnswer, cost_answer
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.trace_files import workload_of
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError

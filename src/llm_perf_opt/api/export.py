@@ -25,7 +25,7 @@ from llm_perf_opt.api.export_names import (
     target_of,
     weight_values,
 )
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_phase
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_phase
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, COMPILE_MODES, Check

@@ -18,7 +18,8 @@ from llm_perf_opt.analyses.memory.kv_cache import CHUNK
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.chunk_function import NEW_TOKENS, ChunkTraces, chunk_function, phase_not_proven
 from llm_perf_opt.api.hardware import Hardware, find_hardware
-from llm_perf_opt.api.trace import Origin, Trace
+from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError

@@ -15,7 +15,7 @@ from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, require_room
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError

@@ -23,8 +23,9 @@ from llm_perf_opt.analyses.ranks.replicated import replicated_notes
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.per_rank import rank_kinds
-from llm_perf_opt.api.trace import Origin, Trace
+from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.tracing import find_origin, trace_origin, trace_ranks
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError

@@ -20,8 +20,9 @@ from llm_perf_opt.analyses.serving.engines import default_limits, total_bytes
 from llm_perf_opt.analyses.serving.fit import fit_of, serving_needs
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.predict import predict
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.prediction import source_of
-from llm_perf_opt.api.trace import Origin, Trace
+from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.tracing import trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError

@@ -12,9 +12,9 @@ from llm_perf_opt.analyses.studies.figures import Figures, costs
 from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
 from llm_perf_opt.api.capacity_replays import Replays
 from llm_perf_opt.api.capacity_search import Candidate
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
-from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.page_sizes import PageSize

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.api.answer import report_suffixes
 from llm_perf_opt.api.deployed_traces import deployed_device
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.traced_phases import reserve_folder, write_graphs
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
-from llm_perf_opt.core.protocols import ModelAdapter
-from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.run_watch import RunWatch
-from llm_perf_opt.core.target import Target
-from llm_perf_opt.core.workload import Deployment, Workload
 
 if TYPE_CHECKING:
     import pandas
@@ -40,28 +36,6 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import Device
     from llm_perf_opt.core.hardware.calibration import Calibration
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """What a trace was made from, so that other sources can run the same model with the same workload."""
-
-    name: str  # of the model, as it was given
-    adapter: ModelAdapter
-    workload: Workload
-    deployment: Deployment = field(default_factory=Deployment)
-    routing: str | None = None  # of this and the next, None is the tracer's own default
-    torch_device: str | None = None
-    plan: ParallelPlan = field(default_factory=ParallelPlan)  # of which the adapter runs one rank
-    is_module: bool = False  # one that was built elsewhere, with weights of its own
-
-    def targets(self, **changed: Any) -> tuple[Target, ...]:
-        """The phases of the workload, or of one that differs in some fields.
-
-        A model whose inputs nobody declared is run to find them, which the limits of work hold for.
-        """
-        with OneRun(), RunWatch(f"{self.name}, looking for its inputs"):
-            return self.adapter.targets(replace(self.workload, **changed) if changed else self.workload)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

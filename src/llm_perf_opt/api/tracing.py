@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.api.deployed_traces import redeployed
 from llm_perf_opt.api.engine_code import trace_engine_code
 from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, hardware_id, refuse_small_cluster
-from llm_perf_opt.api.trace import Origin, Trace
+from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.trace_files import (
     folder_of_rank,
     rank_folder,
@@ -93,8 +94,7 @@ def trace(
     - `rank`: which of them; default: one of each kind, the further ones in `others`. `plan`: a file of rules.
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and those of the model.
     """
-    _refuse_unknown(workload)
-    named = find_model(str(model), trust_remote_code) if isinstance(model, (str, Path)) else model
+    named = _named(model, workload, trust_remote_code)
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     folder, wanted = None if out is None else Path(out), as_pictures(pictures)
     seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
@@ -129,6 +129,14 @@ def _seen_hardware(
     if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
         torch_device = device_of(hardware).torch_device
     return hardware, torch_device
+
+
+def _named(
+    model: str | Path | torch.nn.Module, workload: Mapping[str, Any], trust_remote_code: bool
+) -> NamedModel | torch.nn.Module:
+    """The model that is meant; a keyword that nothing takes is refused first."""
+    _refuse_unknown(workload)
+    return find_model(str(model), trust_remote_code) if isinstance(model, str | Path) else model
 
 
 def _refuse_unknown(workload: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.api.export import ExportAnswer, export_parts
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.core.export_outcome import Check, ExportOptions, Verdict
 from llm_perf_opt.labs.export.torch_lab import TorchLab
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter

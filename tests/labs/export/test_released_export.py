@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.api.export import ExportAnswer, export_parts
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.core.export_outcome import Check, Verdict
 from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter

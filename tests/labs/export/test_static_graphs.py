@@ -8,7 +8,7 @@ import pytest
 
 from llm_perf_opt.analyses.export_matrix import PartFlops
 from llm_perf_opt.api.export import ExportAnswer, export_parts
-from llm_perf_opt.api.trace import Origin
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
 from tests.labs.export.tiny_lab import ADAPTER, FAILING, PARTS, STATIC, WORKLOAD, examined
 

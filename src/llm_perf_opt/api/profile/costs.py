@@ -12,8 +12,9 @@ from llm_perf_opt.analyses.profile import WorkloadCosts
 from llm_perf_opt.analyses.time.stage_work import stage_works
 from llm_perf_opt.api.cost import SOURCES_OF_A_TRACE
 from llm_perf_opt.api.cost_answer import CostAnswer
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.profile.request import DeviceChoice
-from llm_perf_opt.api.trace import Origin, Trace
+from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.tracing import trace_origin
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device, find_device

@@ -15,6 +15,7 @@ from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of
 from llm_perf_opt.api.cost_answer import CostAnswer, cost_answer
+from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.static_analysis.inputs import (
     AnalysisConfig,
     AnalysisInputs,
@@ -22,7 +23,6 @@ from llm_perf_opt.api.static_analysis.inputs import (
     prepared,
     released_mode,
 )
-from llm_perf_opt.api.trace import Origin
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.plugins import REPORTERS, make_workload

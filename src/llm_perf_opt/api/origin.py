@@ -1,0 +1,35 @@
+"""What a trace was made from: a model with its workload and deployment, which can be run again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.run_lock import OneRun
+from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import Deployment, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a trace was made from, so that other sources can run the same model with the same workload."""
+
+    name: str  # of the model, as it was given
+    adapter: ModelAdapter
+    workload: Workload
+    deployment: Deployment = field(default_factory=Deployment)
+    routing: str | None = None  # of this and the next, None is the tracer's own default
+    torch_device: str | None = None
+    plan: ParallelPlan = field(default_factory=ParallelPlan)  # of which the adapter runs one rank
+    is_module: bool = False  # one that was built elsewhere, with weights of its own
+
+    def targets(self, **changed: Any) -> tuple[Target, ...]:
+        """The phases of the workload, or of one that differs in some fields.
+
+        A model whose inputs nobody declared is run to find them, which the limits of work hold for.
+        """
+        with OneRun(), RunWatch(f"{self.name}, looking for its inputs"):
+            return self.adapter.targets(replace(self.workload, **changed) if changed else self.workload)
