@@ -126,7 +126,7 @@ def test_only_experts_with_rows_must_be_read() -> None:
 def test_layers_that_are_alike_fold_into_one_box(engine: Trace) -> None:
     text = engine.graph().draw("text")
     assert isinstance(text, str)
-    assert "model.layers.[1-2]" in text
+    assert "@ .layers.[1-2]" in text
 
 
 def test_two_codes_of_one_model_differ_for_named_reasons_alone(engine: Trace, reference: Trace, name: str) -> None:

@@ -90,7 +90,7 @@ def test_a_question_to_a_trace_is_answered_first(name: str, traced: Path, shown:
 
 
 OF_NOTHING = {
-    "models": (["models"], ["3 models are known by name", "Next: llm-perf-opt trace"]),
+    "models": (["models"], ["models are known by name", "Next: llm-perf-opt trace"]),
     "doctor": (["doctor"], ["Everything a trace needs is here"]),
     "devices list": (["devices", "list"], [r"\d\d devices are known"]),
     "devices show": (["devices", "show", "l4"], [r"NVIDIA L4: bf16 121 TFLOP/s, .* 300 GB/s, 22\.5 GiB"]),

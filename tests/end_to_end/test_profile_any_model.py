@@ -181,7 +181,8 @@ def test_an_answer_is_plain_values_and_keeps_nothing_unless_asked() -> None:
     assert plain["mfu"] is None  # no device is known
     assert (answer.folder, answer.files) == (None, ())
     assert "stage" in answer.to_pandas().columns
-    assert repr(answer).startswith("deepseek-ocr-tiny: how fast it ran")
+    assert repr(answer).startswith("deepseek-ocr-tiny, float32, on this machine: a page ")
+    assert "\ndeepseek-ocr-tiny: how fast it ran\n" in repr(answer)
 
 
 def test_stored_weights_of_a_folder_decide_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def graph(
     if isinstance(drawing, FitsOneScreen) and out is None and not verbose:
         picture = drawing.one_screen(answer.view)
     else:
-        picture = drawing.render(answer.view)
+        picture = answer.draw(name, metric)
     if out is not None:
         write_result(out, picture)
         _close(source, phase, rank, out, name)

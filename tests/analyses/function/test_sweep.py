@@ -182,7 +182,8 @@ def test_the_command_prints_writes_and_refuses(
 
     code, out, err = run("--device", "h100-sxm")
     assert code == 0
-    assert out.startswith("tiny-llama: batch 2 to 9, context 16 to 70\n\nAt a glance\n")
+    assert out.startswith("tiny-llama, decode, +1 sequence: ")
+    assert "\n\ntiny-llama: batch 2 to 9, context 16 to 70\n\nAt a glance\n" in out
     assert "--csv sweep.csv" in err
     page, table = tmp_path / "sweep.html", tmp_path / "points.csv"
     code, out, err = run("--out", str(page), "--csv", str(table), "--context", "16,40")
