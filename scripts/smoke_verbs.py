@@ -92,7 +92,7 @@ STEPS = (
     Step(f"sweep {TINY} --batch 1 --context 1k..2k --traces 12", r"(?m)^decode +1 "),
     Step("plan deepseek-ocr-tiny --devices 2xh100-sxm --image 90x130", r"(?m)^tp2 ep2 +yes "),
     Step("ask points failures --json", r"No point of the study", extra="study"),
-    Step("join run recording.json", r"attributed +100 %"),
+    Step("join run recording.json", r"Attributed: 100 %"),
     Step(
         f"export {TINY} --part projector --check export --load-weights random --out parts",
         r"projector\.pt2 .* 0\.0e\+00",
@@ -178,7 +178,7 @@ def problem_of(step: Step, python: str, folder: Path, extras: str) -> str | None
 
 
 def _names_extra(step: Step, ran: subprocess.CompletedProcess[str]) -> bool:
-    said = (ran.stdout + ran.stderr).replace('"', "'")
+    said = " ".join((ran.stdout + ran.stderr).replace('"', "'").split())  # on a terminal a command may be broken
     return ran.returncode == int(step.is_refused) and f"pip install 'llm-perf-opt[{step.extra}]'" in said
 
 

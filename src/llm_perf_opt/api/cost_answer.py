@@ -13,7 +13,7 @@ from llm_perf_opt import __version__
 from llm_perf_opt.analyses.collectives import with_collectives
 from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.cost.coverage import known_sum
-from llm_perf_opt.analyses.cost.source_tables import incomplete_sources
+from llm_perf_opt.analyses.cost.source_tables import incomplete_sources, sources_with_figures
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.cost.static_json import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
@@ -138,7 +138,8 @@ class CostAnswer(Answer):
         held += "" if active is None else f", {format_parameters(active)} active"
         most = largest_text({_stage_name(stage, self.stages): stage.flops for stage in self.stages})
         differing, unknown = len(self.differences), len(self.unexplained)
-        agree = f"{listed(self.sources, 6)} agree" if len(self.sources) > 1 else f"One source: {listed(self.sources)}"
+        said = sources_with_figures(self._static)
+        agree = f"{listed(said, 6)} agree" if len(said) > 1 else f"One source: {listed(said)}"
         if differing or unknown:
             causes = f"{format_count(unknown)} unexplained" if unknown else "each with its cause"
             agree = f"{counted(max(differing, unknown), 'difference')} between sources, {causes}"

@@ -167,8 +167,11 @@ def _notes(static: StaticCompute) -> Iterator[Note]:
         yield from _incomplete_note(figures)
     if len(names := sources_with_figures(static)) == 1:
         yield Note(f"One source only, {names[0]}: nothing was compared.")
+    silent: dict[tuple[str, str], list[str]] = {}
     for source, phase, stage, reason in static.ledger.missing:
-        yield Note(f"{source} says nothing of {stage} ({phase}): {reason}.", Level.WARNING)
+        silent.setdefault((source, reason), []).append(f"{stage} ({phase})")
+    for (source, reason), stages in silent.items():
+        yield Note(f"{source} says nothing of {', '.join(stages)}: {reason}.", Level.WARNING)
     for entry in static.ledger.unexplained_flops:
         apart, unknown = format_flops(abs(entry.flops)), format_flops(abs(entry.unexplained_flops))
         text = (
