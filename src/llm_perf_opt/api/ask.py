@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analyses.first_lines import counted, listed
-from llm_perf_opt.analyses.studies.questions import QUESTIONS, find_question
+from llm_perf_opt.analyses.studies.questions import find_question
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table
@@ -160,8 +160,3 @@ def chosen_studies(store: StudyStore, study: str | Sequence[str] | None) -> tupl
                 f"There is no study {name!r} at {store.root}.", why=f"there are: {', '.join(known)}", fix="choose one"
             )
     return wanted
-
-
-def known_questions() -> tuple[str, ...]:
-    """The phrases of all named questions."""
-    return tuple(question.phrase for question in QUESTIONS)

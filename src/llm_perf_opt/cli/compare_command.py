@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from llm_perf_opt.cli.model_options import (
     trace_or_load,
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
+from llm_perf_opt.cli.predict_command import ExecutionOption, RatesOption
 from llm_perf_opt.core.errors import PerfOptError
 
 if TYPE_CHECKING:
@@ -42,13 +43,6 @@ DeviceOption = Annotated[
         help="Times of both on this device, such as h100-sxm or 8x h100-sxm. Default: none, and for budgets on times "
         "the device that both traces were made for.",
     ),
-]
-ExecutionOption = Annotated[
-    Literal["eager", "fused"], typer.Option(help="With --device: who launches kernels, as for predict.")
-]
-RatesOption = Annotated[
-    Literal["tables", "data-sheet"] | None,
-    typer.Option(help="With --device: where times come from, as for predict."),
 ]
 RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Families of modules to list.")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from llm_perf_opt.cli.model_options import (
     trace_or_load,
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.predict_command import ExecutionOption, SeveralOption
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
@@ -40,18 +41,6 @@ ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try what ex
 SweepOption = Annotated[
     bool, typer.Option("--sweep", help="Also over batch 1..64 and context 1k..8k; takes a minute more.")
 ]
-DevicesListOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="DEVICE,...",
-        help="Device or cluster to predict for, such as h100-sxm or 8x h100-sxm; several stand side by side.",
-    ),
-]
-ExecutionOption = Annotated[
-    Literal["eager", "fused"],
-    typer.Option(help="Who launches kernels: PyTorch op by op, or an engine that fuses and captures them."),
-]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page in a browser.")]
@@ -64,7 +53,7 @@ def report(
     weights: WeightsOption = None,
     cache: CacheOption = None,
     times: TimesOption = None,
-    device: DevicesListOption = None,
+    device: SeveralOption = None,
     devices: DevicesOption = None,
     execution: ExecutionOption = "eager",
     exports: ExportsOption = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -154,13 +153,6 @@ def replay(settings: EngineSettings, traffic: Traffic, table: StepTable) -> Repl
     """These requests through vLLM's own scheduler, with step times from the table."""
     with ReplayProcess() as process:
         return process.replay(ReplayJob(settings=settings, traffic=traffic, table=table))
-
-
-def replay_all(jobs: Iterable[ReplayJob]) -> Iterator[Replayed]:
-    """Many replays, each answer when it is there. Jobs with equal settings share an engine: put them together."""
-    with ReplayProcess() as process:
-        for job in jobs:
-            yield process.replay(job)
 
 
 def environment_variables() -> dict[str, str]:
