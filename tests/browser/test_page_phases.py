@@ -42,10 +42,13 @@ def switch(page: OpenPage, phase: str) -> None:
 
 
 def travel(page: OpenPage, steps: int) -> None:
-    """As the buttons do; those themselves pass over what came without a real hand on the mouse."""
-    page.driver.execute_async_script(
-        "addEventListener('popstate', () => setTimeout(arguments[1]), { once: true }); history.go(arguments[0])", steps
-    )
+    """As the buttons do; those themselves pass over what came without a real hand on the mouse.
+
+    To a place and not by a distance, so that it can be asked again: a loaded browser may drop a journey.
+    """
+    key = page.ask("navigation.entries()[navigation.currentEntry.index + arguments[0]].key", steps)
+    page.ask("void addEventListener('popstate', () => { window.shown = navigation.currentEntry.key })")
+    page.wait_until(f"window.shown === '{key}' || void navigation.traverseTo('{key}').finished.catch(() => {{}})")
 
 
 def pressed(page: OpenPage) -> list[str]:
