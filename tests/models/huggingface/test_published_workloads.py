@@ -60,6 +60,16 @@ def test_qwen_vl_sees_an_image_only_if_it_is_shown_one() -> None:
     assert rows_into(shown, "model.visual.patch_embed") == {(4 * 46 * 26, 3 * 2 * 14 * 14)}
 
 
+def test_a_batch_of_pages_has_the_tokens_of_each_page() -> None:
+    """39 x 55 squares of 32 pixels on a page: 68,640 of them in 32 pages."""
+    (one,) = traced("qwen3-vl-8b", image="1248x1760", decode_steps=0)
+    (many,) = traced("qwen3-vl-8b", image="1248x1760", batch=32, decode_steps=0)
+    assert rows_into(one, "model.visual.patch_embed") == {(4 * 39 * 55, 3 * 2 * 16 * 16)}
+    assert rows_into(many, "model.visual.patch_embed") == {(32 * 4 * 39 * 55, 3 * 2 * 16 * 16)}
+    assert many.workload["image_tokens"] == one.workload["image_tokens"]
+    assert stage_costs(many).total.flops == 32 * stage_costs(one).total.flops
+
+
 def test_the_prefill_of_llama_has_one_row_of_logits() -> None:
     (prefill,) = traced("llama32-1b", prompt_tokens=512, decode_steps=0)
     assert rows_into(prefill, "lm_head") == {(1, 1, 2048)}

@@ -36,7 +36,7 @@ REJECTIONS = (
     ValueError,
 )
 FIRST_GUESS = 64
-MOST_FEATURES = 1 << 15
+MOST_FEATURES = 1 << 15  # of one sample
 MAX_CANDIDATES = 40
 MAX_CORRECTIONS = 8
 
@@ -152,12 +152,12 @@ class Attempt:
         return self if learnt and self._left > 0 else None
 
     def _corrected_count(self, lesson: CountLesson) -> dict[str, int]:
-        features = lesson.features
-        if features > MOST_FEATURES or features == lesson.tokens:
+        features, batch = lesson.features, self._subject.sizes.batch
+        if features > MOST_FEATURES * batch or features == lesson.tokens:
             # Some models name the numbers in the features, not the features: too many, or equal and still refused.
             features //= number(self._subject.text(), "hidden_size") or 1
         # A frame token may equal the placeholder, so the correction is a difference, not the number itself.
-        missing = (features - lesson.tokens) // self._subject.sizes.batch
+        missing = (features - lesson.tokens) // batch
         return {lesson.kind: self._counts[lesson.kind] + missing} if lesson.kind in self._counts else {}
 
 
