@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
 from llm_perf_opt.analyses.studies.questions import QUESTIONS, find_question
@@ -31,3 +34,33 @@ def test_every_question_is_found_by_its_own_phrase(question: object) -> None:
 def test_an_unknown_phrase_is_answered_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="cheapest plan under"):
         find_question("which is best?")
+
+
+TIED = ("cost_per_million_requests", "cost_per_million_tokens", "requests_per_s", "tokens_per_s", "tpot_s", "watts")
+OCR_STUDY = Path(__file__).parents[3] / "docs" / "data" / "ocr_study"
+
+
+@pytest.mark.skipif(
+    find_spec("duckdb") is None or find_spec("pyarrow") is None, reason="studies need the extra: llm-perf-opt[study]"
+)
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: one.phrase)
+def test_equal_points_come_in_one_order_whichever_was_stored_first(question: object) -> None:
+    """A real study whose costs and rates are all the same, stored in two orders."""
+    from llm_perf_opt.labs.study.parquet_store import StudyStore
+    from llm_perf_opt.labs.study.sql import connection
+
+    sql = question.sql.replace("{where}", "true")  # type: ignore[attr-defined]
+    numbers = dict.fromkeys(question.slots, 1000000000.0)  # type: ignore[attr-defined]
+    found = []
+    store = StudyStore(str(OCR_STUDY))
+    with connection(store, store.studies()) as opened:
+        opened.execute("set threads = 1")
+        ties = ", ".join(f"1.0 as {name}" for name in TIED)
+        for seed in (1, 2):
+            order = f"hash(model || device || weights || batch::varchar || '{seed}')"
+            opened.execute(
+                f"create or replace temp table shuffled as select * replace ({ties}) from points order by {order}"
+            )
+            found.append(opened.execute(sql.replace("from points", "from shuffled"), numbers).fetchall())
+    assert found[0] == found[1]
+    assert found[0] or "traffic" in sql or "'failed'" in sql, "a question of which this study has no points"

@@ -17,6 +17,7 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 _FILTERS = {"for": "model", "on": "device", "with": "weights", "plan": "plan"}
 _CLAUSE = re.compile(r"\s+(for|on|with)\s+(\S+)\s*$", re.IGNORECASE)
 _CHOICE = "model, plan, weights, cache, device, device_count, batch, context"
+_TIES = "study, model, workload, device, plan, weights, cache, batch, context"  # so that equal points keep one order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,8 @@ def _best(order: str, shown: str, where: str) -> str:
     """Of each model and context the first by an order."""
     return (
         f"select {_CHOICE}, {shown} from points where {where} and {{where}} "
-        f"qualify row_number() over (partition by study, model, workload, context order by {order}) = 1 "
-        f"order by {order}"
+        f"qualify row_number() over (partition by study, model, workload, context order by {order}, {_TIES}) = 1 "
+        f"order by {order}, {_TIES}"
     )
 
 
@@ -107,7 +108,7 @@ QUESTIONS = (
         f"tpot_p99_s, tpot_p99_high_s, requests_per_s_low, {_TOKEN_COST} from points where {SERVED} "
         "and ttft_p99_high_s <= $ttft_s and tpot_p99_high_s <= $tpot_ms / 1000 and not is_growing and {where} "
         "qualify row_number() over (partition by study, model, workload, traffic "
-        "order by price_per_hour nulls last, device_count) = 1 order by model, traffic",
+        f"order by price_per_hour nulls last, device_count, {_TIES}) = 1 order by model, traffic, {_TIES}",
         assumes="Of 99 in 100 requests of a replayed traffic, at the high edge of the step times. Without prices the "
         "fewest devices.",
     ),
@@ -116,8 +117,8 @@ QUESTIONS = (
         sql=f"select model, device, plan, weights, cache, batch, {_PAGE_COST}, requests_per_s_low as pages_per_s_low, "
         f"requests_per_s_high as pages_per_s_high from points where {SERVED} and {{where}} "
         "and cost_per_million_requests is not null qualify row_number() over "
-        "(partition by study, model, workload, device order by cost_per_million_requests) = 1 "
-        "order by cost_per_million_requests",
+        f"(partition by study, model, workload, device order by cost_per_million_requests, {_TIES}) = 1 "
+        f"order by cost_per_million_requests, {_TIES}",
         assumes=f"The cheapest plan, format and batch of each model and device. {_SERVED} Prices are those of the "
         "study file; a page is one request with its answer.",
     ),
@@ -126,7 +127,7 @@ QUESTIONS = (
         sql="select model, device, plan, weights, cache, device_count, memory_bytes, served_batch, batch, "
         f"requests_per_s_low, requests_per_s_high from points where {SERVED} and fits_served and {{where}} "
         "qualify row_number() over (partition by study, model, workload, weights "
-        "order by memory_bytes * device_count, device, batch desc) = 1 order by model, weights",
+        f"order by memory_bytes * device_count, device, batch desc, {_TIES}) = 1 order by model, weights, {_TIES}",
         assumes="The least memory of all devices together that serves the batch to the end of its answers.",
     ),
     Question(
@@ -134,8 +135,8 @@ QUESTIONS = (
         sql="select model, device, plan, weights, batch, requests_per_s_low / watts as pages_per_s_w_low, "
         "requests_per_s_high / watts as pages_per_s_w_high, watts from points "
         f"where {SERVED} and watts is not null and requests_per_s is not null and {{where}} qualify row_number() "
-        "over (partition by study, model, workload, device order by requests_per_s / watts desc) = 1 "
-        "order by requests_per_s / watts desc",
+        f"over (partition by study, model, workload, device order by requests_per_s / watts desc, {_TIES}) = 1 "
+        f"order by requests_per_s / watts desc, {_TIES}",
         assumes=f"Rated power of the catalogue, not what a run draws; devices without one are left out. {_SERVED}",
     ),
     Question(
@@ -148,7 +149,7 @@ QUESTIONS = (
     Question(
         phrase="failures",
         sql="select model, plan, device, weights, count(*) as points, reason from points "
-        "where status = 'failed' and {where} group by all order by points desc, model, plan, device",
+        "where status = 'failed' and {where} group by all order by points desc, model, plan, device, weights, reason",
         assumes="A point that could not be answered is a row with its reason.",
     ),
     Question(
