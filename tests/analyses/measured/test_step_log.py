@@ -71,6 +71,24 @@ def test_measured_steps_correct_each_stage_by_its_median() -> None:
     assert "decode x 2" in next(iter(factors.notes())).text
 
 
+def test_batches_of_several_sizes_have_a_factor_each() -> None:
+    eager = replace(TABLE, padded_to=())
+    by_batch = {1: 2.0, 4: 1.5, 16: 1.0}
+    lines = [_line(0, 0, 0, batch, 11 * factor) for batch, factor in by_batch.items() for _ in range(3)]
+    steps = read_steps("\n".join(lines + [_line(1, 1, 600, 0, 90)] * 3).encode())
+    factors = step_factors(steps, eager, context_tokens=10)
+    assert dict(factors.by_batch) == pytest.approx(by_batch)
+    assert factors.spread == pytest.approx(0.0)
+    better = corrected(eager, factors)
+    for batch, factor in by_batch.items():
+        assert better.seconds(batch, 10 * batch) == pytest.approx(0.011 * factor)
+    assert factors.of_decode(2) == pytest.approx((2.0 * 1.5) ** 0.5)
+    assert factors.of_decode(64) == pytest.approx(1.0)
+    assert factors.most_decoding == 16
+    assert better.tokens(17) == pytest.approx(eager.tokens(17) * factors.of_prompts), "beyond are tokens of prompts"
+    assert "from x 2 at 1 sequences to x 1 at 16" in next(iter(factors.notes())).text
+
+
 def test_a_stage_that_was_not_measured_takes_the_factor_of_the_other() -> None:
     only = [step for step in read_steps(LOG.encode()) if step.only_decodes]
     factors = step_factors(only, TABLE, context_tokens=10)

@@ -1,9 +1,10 @@
-"""A measured server beside its replay, and what measured steps correct in a step table: one factor for each stage."""
+"""A measured server beside its replay, and what measured steps correct in a step table: factors for each stage."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.capacity.tables import Banded
@@ -11,7 +12,7 @@ from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Quantity
 from llm_perf_opt.analyses.measured.step_log import MeasuredStep
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Cell, Column, Kind, Note, Table
-from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
+from llm_perf_opt.core.serving.step_table import Curve, StepTable
 from llm_perf_opt.core.units import format_ratio
 
 BESIDE = "Measured beside replayed, median of the requests"
@@ -22,7 +23,8 @@ _FEWEST = 3  # steps, for a factor
 class StepFactors:
     """Measured over table, the median of steps that only decode and of steps with prompts; None: too few of them.
 
-    `spread` is the middle half of the ratios of both kinds after the correction, over their median.
+    `by_batch` are factors of steps that decode so many sequences, where enough were measured. `spread` is the middle
+    half of the ratios of both kinds after the correction, over their median.
     """
 
     decode: float | None
@@ -30,6 +32,7 @@ class StepFactors:
     decode_steps: int
     prompt_steps: int
     spread: float | None
+    by_batch: tuple[tuple[float, float], ...] = ()
 
     def notes(self) -> Iterator[Note]:
         """What was corrected, in words."""
@@ -41,40 +44,73 @@ class StepFactors:
             )
             if factor is not None
         ]
+        if len(self.by_batch) > 1:
+            (few, first), (many, last) = self.by_batch[0], self.by_batch[-1]
+            parts[0] += f", from x {first:.3g} at {few:.0f} sequences to x {last:.3g} at {many:.0f}"
         spread = "" if self.spread is None else f"; half of the steps lie within {format_ratio(self.spread)} of that"
         yield Note(f"Step times are corrected by measured steps: {', '.join(parts)}{spread}.")
+
+    def of_decode(self, sequences: float) -> float:
+        """The factor of a step that decodes so many: between measured batches by their logarithms, beyond the last."""
+        if not self.by_batch:
+            return self.decode if self.decode is not None else self.of_prompts
+        return Curve(at=tuple(at for at, _ in self.by_batch), seconds=tuple(by for _, by in self.by_batch))(
+            min(sequences, self.by_batch[-1][0])
+        )
+
+    @property
+    def of_prompts(self) -> float:
+        """The factor of prompts; where they were not measured, that of steps that decode."""
+        found = self.prompts if self.prompts is not None else self.decode
+        assert found is not None
+        return found
+
+    @property
+    def most_decoding(self) -> float:
+        """The largest batch with a factor of its own."""
+        return self.by_batch[-1][0] if self.by_batch else 1.0
 
 
 def step_factors(steps: Sequence[MeasuredStep], table: StepTable, context_tokens: float) -> StepFactors:
     """The factors by which measured steps differ from the table's, with `context_tokens` cached for each sequence."""
-    decode, prompts = [], []
+    decode: dict[int, list[float]] = defaultdict(list)  # by the number of sequences
+    prompts: list[float] = []
     for step in steps:
         expected = _expected(step, table, context_tokens)
         if expected > 0 and step.only_decodes:
-            decode.append(step.seconds / expected)
+            decode[step.decoding].append(step.seconds / expected)
         elif expected > 0 and step.prompts:
             prompts.append(step.seconds / expected)
-    medians = [statistics.median(ratios) if len(ratios) >= _FEWEST else None for ratios in (decode, prompts)]
+    every = [ratio for ratios in decode.values() for ratio in ratios]
+    medians = [statistics.median(ratios) if len(ratios) >= _FEWEST else None for ratios in (every, prompts)]
     if medians == [None, None]:
         raise UsageError(
             "These steps correct nothing.",
             why=f"fewer than {_FEWEST} of them decode alone, and fewer than {_FEWEST} read prompts",
             fix="give a log with more steps",
         )
-    rest = [
-        ratio / middle
-        for ratios, middle in zip((decode, prompts), medians, strict=True)
-        if middle is not None
-        for ratio in ratios
-    ]
-    low, _, high = statistics.quantiles(rest, n=4)
-    return StepFactors(
+    found = StepFactors(
         decode=medians[0],
         prompts=medians[1],
-        decode_steps=len(decode),
+        decode_steps=len(every),
         prompt_steps=len(prompts),
-        spread=(high - low) / 2,
+        spread=None,
+        by_batch=tuple(_by_batch(decode)),
     )
+    rest = [ratio / found.of_decode(batch) for batch, ratios in decode.items() for ratio in ratios]
+    rest += [ratio / found.of_prompts for ratio in prompts]
+    low, _, high = statistics.quantiles(rest, n=4)
+    return replace(found, spread=(high - low) / 2)
+
+
+def _by_batch(decode: Mapping[int, Sequence[float]]) -> Iterator[tuple[float, float]]:
+    """One factor for each doubling of the batch, where enough steps had such a batch."""
+    together: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for batch, ratios in decode.items():
+        together[(batch - 1).bit_length()] += [(batch, ratio) for ratio in ratios]
+    for _, pairs in sorted(together.items()):
+        if len(pairs) >= _FEWEST:
+            yield statistics.median(batch for batch, _ in pairs), statistics.median(ratio for _, ratio in pairs)
 
 
 def _expected(step: MeasuredStep, table: StepTable, context_tokens: float) -> float:
@@ -85,30 +121,34 @@ def _expected(step: MeasuredStep, table: StepTable, context_tokens: float) -> fl
 def corrected(table: StepTable, factors: StepFactors) -> StepTable:
     """The table with both stages corrected. Where one was not measured, the factor of the other holds for both.
 
-    Steps as large as captured batches are steps of decoding; from there on tokens are those of prompts.
+    Steps as large as captured batches are steps of decoding, or, where launches are not captured, as large as the
+    largest batch that was measured; from there on tokens are those of prompts.
     """
-    decode = factors.decode if factors.decode is not None else factors.prompts
-    prompts = factors.prompts if factors.prompts is not None else factors.decode
-    assert decode is not None and prompts is not None
-    largest = table.padded_to[-1] if table.padded_to else 1
+    largest = table.padded_to[-1] if table.padded_to else factors.most_decoding
 
-    def curve(one: Curve) -> Curve:
-        """With a point on either side of the border, so that nothing between the two is a mixture of both."""
-        points = {at: one(at) * (decode if at <= largest else prompts) for at in (*one.at, largest, largest + 1.0)}
-        return Curve(at=tuple(sorted(points)), seconds=tuple(points[at] for at in sorted(points)))
+    def of_tokens(tokens: float) -> float:
+        return factors.of_decode(tokens) if tokens <= largest else factors.of_prompts
 
-    def surface(one: Surface, by: float) -> Surface:
-        return replace(one, seconds=tuple(tuple(second * by for second in row) for row in one.seconds))
-
+    knots = tuple(at for at, _ in factors.by_batch)
+    border = (largest, largest + 1.0)  # a point on either side: between the two is no mixture of both
+    rows = zip(table.decoding.across, table.decoding.seconds, strict=True)
+    decoding = (tuple(second * factors.of_decode(at) for second in row) for at, row in rows)
+    prompts = (tuple(second * factors.of_prompts for second in row) for row in table.prompts.seconds)
     return replace(
         table,
-        tokens=curve(table.tokens),
-        head=replace(table.head, seconds=tuple(second * decode for second in table.head.seconds)),
-        decoding=surface(table.decoding, decode),
-        prompts=surface(table.prompts, prompts),
-        host_s=table.host_s * decode,
+        tokens=_times(table.tokens, of_tokens, (*knots, *border)),
+        head=_times(table.head, factors.of_decode, knots),
+        decoding=replace(table.decoding, seconds=tuple(decoding)),
+        prompts=replace(table.prompts, seconds=tuple(prompts)),
+        host_s=table.host_s * factors.of_decode(1.0),
         origin=f"{table.origin}; corrected by measured steps",
     )
+
+
+def _times(curve: Curve, factor: Callable[[float], float], more: Sequence[float]) -> Curve:
+    """The curve times a factor of its own at every point, and at `more` of them."""
+    points = {at: curve(at) * factor(at) for at in (*curve.at, *more)}
+    return Curve(at=tuple(sorted(points)), seconds=tuple(points[at] for at in sorted(points)))
 
 
 def beside_table(runs: Sequence[MeasuredRun], banded: Banded) -> Table:
