@@ -172,7 +172,7 @@ _OTHER_LLMS = (
     wheel(MOE, "zai-org/GLM-5.1"),
     wheel(MOE, "zai-org/GLM-5.2"),
     wheel(MOE, "zai-org/GLM-5.3"),
-    default(VLM, "zai-org/GLM-4.1V-9B-Thinking", "Glm4vConfig"),
+    default(VLM, "zai-org/GLM-4.1V-9B-Thinking", "Glm4vConfig", text_config=by.glm41v_text()),
     wheel(MOE, "openai/gpt-oss-20b"),
     wheel(MOE, "openai/gpt-oss-120b"),
     wheel(MOE, "MiniMaxAI/MiniMax-M2.5"),

@@ -144,6 +144,12 @@ def test_options_that_cannot_be_met_are_refused(tmp_path: Path, options: dict[st
         targets_of(tmp_path, LLAMA, **options)
 
 
+def test_an_image_of_a_size_that_does_not_run_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        targets_of(tmp_path, LLAVA, image="48x64")
+    assert "its configuration names 32x32" in str(refused.value)
+
+
 def test_an_image_for_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="32x32"):
         targets_of(tmp_path, LLAMA, image="32x32")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 
@@ -74,6 +75,14 @@ class AskedForward:
     plan: EnginePlan
 
 
+class TimesForwards(Protocol):
+    """Whoever knows how long forwards take."""
+
+    def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
+        """The time of each forward."""
+        ...
+
+
 class EngineTimer:
     """The forwards of an engine on a device; many are asked at once, since tables answer columns."""
 
@@ -132,7 +141,7 @@ class EngineTimer:
 
     def _add_shapes(self, shapes: Sequence[tuple[_Sum, KernelShape, int]]) -> None:
         times = self._tables.times([shape for _, shape, _ in shapes])
-        _add(shapes, times, [_KINDS[type(shape)] for _, shape, _ in shapes])
+        _add(shapes, times, [KINDS[type(shape)] for _, shape, _ in shapes])
 
     def _add_exchanges(self, exchanges: Sequence[tuple[_Sum, Collective, int]]) -> None:
         for kind in dict.fromkeys(work.kind for _, work, _ in exchanges):
@@ -147,7 +156,7 @@ class EngineTimer:
             _add(some, times, [WorkKind.LINKS] * len(some))
 
 
-_KINDS = {
+KINDS = {
     ProductShape: WorkKind.PRODUCTS,
     AttentionShape: WorkKind.ATTENTION,
     ExpertsShape: WorkKind.EXPERTS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part
 from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward
-from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, ForwardTime, WorkKind
+from llm_perf_opt.analyses.serving.engine_time import AskedForward, ForwardTime, TimesForwards, WorkKind
 from llm_perf_opt.analyses.serving.request_time import serving_fit
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
@@ -33,7 +33,7 @@ class StepRange:
 
 def step_table(
     blocks: EngineBlocks,
-    timer: EngineTimer,
+    timer: TimesForwards,
     plan: EnginePlan,
     *,
     reach: StepRange | None = None,
@@ -68,7 +68,7 @@ def step_table(
 class _Asked:
     """The questions that a table is made of, and the forwards that answered them."""
 
-    def __init__(self, blocks: EngineBlocks, timer: EngineTimer, plan: EnginePlan) -> None:
+    def __init__(self, blocks: EngineBlocks, timer: TimesForwards, plan: EnginePlan) -> None:
         self._blocks, self._timer, self._plan = blocks, timer, plan
         self.seen: list[ForwardTime] = []
 
@@ -106,7 +106,7 @@ class _Asked:
             raise PerfOptError(
                 f"No measured table answers {unknown:,} kernels of a step.",
                 why="a step without them would look faster than it is",
-                fix="choose another device or engine, or predict by the data sheet: --rates datasheet",
+                fix="choose another device or engine, or leave requests aside: llm-perf-opt predict --rates data-sheet",
             )
         return found
 

@@ -49,6 +49,7 @@ from llm_perf_opt.models.huggingface.inputs import (
     fed_by,
     make_inputs,
 )
+from llm_perf_opt.models.huggingface.inputs.media import image_advice
 from llm_perf_opt.models.huggingface.inputs.plan import Whole
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
@@ -262,7 +263,7 @@ def _accepted_inputs(subject: Subject, probe: Probe, workload: HuggingFaceWorklo
 
 def _not_fed(subject: Subject, workload: HuggingFaceWorkload, kind: str, why: str | None) -> UsageError:
     asked, fix = (
-        (f"an image of {workload.image}", "leave the image out, or give a size that the model's processor would make")
+        (f"an image of {workload.image}", image_advice(subject))
         if kind == "image"
         else (f"sound of {workload.audio_seconds} s", "leave audio_seconds out")
     )

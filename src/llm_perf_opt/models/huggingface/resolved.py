@@ -24,7 +24,7 @@ from llm_perf_opt.models.huggingface.inputs import (
     described,
     find_inputs,
 )
-from llm_perf_opt.models.huggingface.inputs.media import merge_unit
+from llm_perf_opt.models.huggingface.inputs.media import image_advice, merge_unit
 from llm_perf_opt.models.huggingface.inputs.search import REJECTIONS
 from llm_perf_opt.models.huggingface.inputs.text import SPARE_POSITIONS, named_positions, prompt_length
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
@@ -103,7 +103,7 @@ def refuse_what_did_not_run(workload: HuggingFaceWorkload, subject: Subject, fou
         raise UsageError(
             f"{subject.class_name} does not run with an image of {workload.image}.",
             why="its inputs do not tell the size of an image" if fed.image is None else f"it takes {_by(fed.image)}",
-            fix="leave the image out, or give a size that the model's processor would make",
+            fix=image_advice(subject),
         )
 
 

@@ -106,6 +106,13 @@ def picture(subject: Subject) -> Picture:
     )
 
 
+def image_advice(subject: Subject) -> str:
+    """What to do about an image that the model does not run with, and the size that it was made for, if known."""
+    sides = _image_size(subject.vision()) or _image_size(subject.config)
+    named = "" if sides is None else f"; its configuration names {sides[1]}x{sides[0]}"
+    return f"leave the image out, or give a size that the model's processor would make{named}"
+
+
 def asked_sides(subject: Subject, height: int, width: int) -> tuple[int, int]:
     """Height and width that were asked for, or those that the model is usually given."""
     return subject.sizes.image or (height, width)
