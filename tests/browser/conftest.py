@@ -31,7 +31,10 @@ def resize(browser: Any, size: tuple[int, int]) -> None:
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Draws a view, or the phases of a run, and opens the page; afterwards nothing may stand in the console."""
+    """Draws a view, or the phases of a run, and opens the page; afterwards nothing may stand in the console.
+
+    In a tab of its own: a browser remembers fifty places of a tab at most, and forgets the first for the next.
+    """
     from tests.browser.open_page import OpenPage
 
     pages = []
@@ -47,7 +50,10 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         pages.append(OpenPage(browser, file.as_uri() + place))
         return pages[-1]
 
-    before = tuple(browser.execute_script("return [innerWidth, innerHeight]"))
+    first = browser.current_window_handle
+    browser.switch_to.new_window("tab")
     yield open_view
-    resize(browser, (before[0], before[1]))
-    assert [message for page in pages for message in page.console()] == []
+    said = [message for page in pages for message in page.console()]
+    browser.close()
+    browser.switch_to.window(first)
+    assert said == []

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.plugins import SOURCES
+from tests.slowness import slowness
 
 pytest.importorskip("fvcore", reason="all sources are asked, and fvcore is one of them")
 
@@ -47,17 +48,18 @@ def measured(place: Path, *command: str) -> Run:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system tells the peak in other units")
 def test_the_whole_command_takes_at_most_a_minute_and_three_gigabytes(tmp_path: Path) -> None:
-    """A processor that others share has slow minutes: a run over the limit is given two more tries."""
+    """A shared processor has slow minutes: the limit goes with its pace, and a run over it is tried again."""
     out = tmp_path / "out"
     command = ("-m", "llm_perf_opt", "cost", "deepseek-ocr", "--strict", "--force", "--out", str(out))
     for _ in range(3):
-        run = measured(tmp_path, sys.executable, *command)
+        before, run = slowness(), measured(tmp_path, sys.executable, *command)
         assert run.exit_code == 0, run.stderr
-        if run.cpu_s < CPU_SECONDS:
+        limit_s = CPU_SECONDS * max(before, slowness())
+        if run.cpu_s < limit_s:
             break
     answer = json.loads((out / "static_compute.json").read_text(encoding="utf-8"))
     assert answer["total"]["parameters"] == 3_336_106_240
     assert set(answer["sources"]) == {"counted", *SOURCES.names()} - {"vllm-estimate"}
     assert all(any(stage["flops"] or stage["bytes_moved"] for stage in told) for told in answer["sources"].values())
-    assert run.cpu_s < CPU_SECONDS
+    assert run.cpu_s < limit_s
     assert run.peak_bytes < PEAK_BYTES
