@@ -2,8 +2,9 @@
 
 The scheduler is vLLM's for all three engines, with one budget of tokens for a step; what it knows of a model is how
 many blocks its cache has. Lengths are fixed, or drawn from the range that the load generator drew from. Two and a half
-rounds of requests are replayed, fewer where many are in flight: a server starts with all clients at once, and the
-second round is what its steady state is like. A record's mean is over ten rounds where its load generator sends ten.
+rounds of requests are replayed, two where many are in flight: a server starts with all clients at once, and the second
+round is what its steady state is like, if it is whole. A record's mean is over ten rounds where its load generator
+sends ten.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BUDGET = 8192  # new tokens in a step: the default of servers on GPUs of this si
 ROUNDS_SENT = 10  # by the load generator that draws lengths from a range
 SHORTEST_SHARE = 0.8  # of the longest, in that range
 LONGEST_JUMP = 4000
-_ROUNDS = ((64, 2.5), (10**6, 1.5))  # up to so many in flight, so many rounds of requests
+_ROUNDS = ((64, 2.5), (10**6, 2.0))  # up to so many in flight, so many rounds of requests
 _WIDE_CACHE = 65536  # blocks, where no cache limits a load
 
 
@@ -50,12 +51,18 @@ class Replay:
     preemptions: int
     steps: int
     cpu_s: float
+    rounds: float
+
+
+def rounds_of(run: MeasuredRun) -> float:
+    """How many rounds of its clients are replayed."""
+    return next(rounds for most, rounds in _ROUNDS if (run.in_flight or 1) <= most)
 
 
 def load_of(run: MeasuredRun) -> Traffic:
     """So many in flight, some rounds of them."""
     flight = run.in_flight or 1
-    sent = next(round(rounds * flight) for most, rounds in _ROUNDS if flight <= most)
+    sent = round(rounds_of(run) * flight)
     draw = random.Random(run.name)
     is_range = has_drawn_lengths(run)
     ends = [
@@ -110,8 +117,11 @@ def read_kept(kept: Path) -> dict[str, Replay]:
 
 
 def replays(runs: Sequence[MeasuredRun], kept: Path) -> Iterator[Replay]:
-    """All of them, few in flight first; what an earlier call has left in `kept` is not done again."""
-    known = read_kept(kept)
+    """All of them, few in flight first; what an earlier call has left in `kept`, with as many rounds, is kept."""
+    found = read_kept(kept)
+    known = {
+        run.name: found[run.name] for run in runs if run.name in found and found[run.name].rounds >= rounds_of(run)
+    }
     yield from (known[run.name] for run in runs if run.name in known)
     left = [(run, load_of(run)) for run in runs if run.name not in known]
     todo = [(settings_of(run, traffic), run, traffic) for run, traffic in left]
@@ -171,4 +181,5 @@ def judged(run: MeasuredRun, traffic: Traffic, done: Replayed) -> Replay:
         preemptions=sum(found.preemptions),
         steps=len(done.steps.start_s),
         cpu_s=done.cpu_s,
+        rounds=rounds_of(run),
     )

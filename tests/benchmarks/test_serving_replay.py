@@ -46,6 +46,7 @@ def replay_of(name: str, tpot_s: float, ttft_s: float) -> Replay:
         preemptions=0,
         steps=1,
         cpu_s=0.0,
+        rounds=2.5,
     )
 
 
@@ -74,6 +75,8 @@ def test_a_load_keeps_its_mean_lengths_and_stays_in_its_range() -> None:
     lengths = [request.prompt_tokens for request in drawn.requests]
     assert (min(lengths) >= 818, max(lengths) <= 1024) == (True, True)
     assert sum(lengths) / len(lengths) == pytest.approx(921, rel=0.03)
+    many = load_of(run_of("many", "one", 0.02, 0.1, in_flight=500))
+    assert len(many.requests) >= 2 * 500, "the second round is whole, else it ends with half of the clients"
     fixed = load_of(run_of("fixed", "one", 0.02, 0.1))
     assert {request.prompt_tokens for request in fixed.requests} == {100}
     assert (fixed.concurrency, len(fixed.requests)) == (4, 10)
