@@ -44,7 +44,7 @@ def switch(page: OpenPage, phase: str) -> None:
 def travel(page: OpenPage, steps: int) -> None:
     """As the buttons do; those themselves pass over what came without a real hand on the mouse.
 
-    To a place and not by a distance, so that it can be asked again: a loaded browser may drop a journey.
+    To a place and not by a distance, so that it can be asked for until the page shows it.
     """
     key = page.ask("navigation.entries()[navigation.currentEntry.index + arguments[0]].key", steps)
     page.ask("void addEventListener('popstate', () => { window.shown = navigation.currentEntry.key })")
