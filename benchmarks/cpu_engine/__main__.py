@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -19,10 +18,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from msgspec import convert
+
 from benchmarks.breadth.marked_section import show_sections
 from benchmarks.cpu_engine.judgement import section, times_of
 from benchmarks.cpu_engine.loads import DTYPE, MODELS, Load, loads
 from benchmarks.vllm_schedules.cases import FOLDER
+from benchmarks.vllm_schedules.own_python import in_vllm
 from llm_perf_opt.analyses.capacity.measured_beside import corrected, step_factors
 from llm_perf_opt.analyses.measured.step_log import MeasuredStep
 from llm_perf_opt.analyses.serving.calibrated_time import CalibratedTimer
@@ -32,10 +34,10 @@ from llm_perf_opt.analyses.serving.step_tables import StepRange, step_table
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.hardware.calibration import Calibration
 from llm_perf_opt.core.scratch import scratch_folder
-from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
+from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
-from llm_perf_opt.engines.vllm.process import ReplayProcess, environment_variables
+from llm_perf_opt.engines.vllm.process import ReplayProcess
 from llm_perf_opt.labs.calibrate.calibrate import calibrate
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -57,7 +59,7 @@ def judge() -> None:
     models, rows = json.loads(DATA.read_text(encoding="utf-8"))["models"], []
     with ReplayProcess() as process:
         for model, kept in models.items():
-            table, runs, named = _table(kept["table"]), kept["runs"], loads(model)
+            table, runs, named = convert(kept["table"], StepTable), kept["runs"], loads(model)
             tables = {"calibration": table}
             for name in named:
                 first = next(run for run in runs if run["load"] == name)
@@ -77,28 +79,11 @@ def judge() -> None:
     show_sections(DOCS / "serving-replay.md", {"cpu": section(rows)}, is_written=True)
 
 
-def _table(kept: Mapping[str, Any]) -> StepTable:
-    """As it was before it became JSON."""
-    curves = {name: Curve(**{key: tuple(one) for key, one in kept[name].items()}) for name in ("tokens", "head")}
-    surfaces = {
-        name: Surface(
-            across=tuple(kept[name]["across"]),
-            along=tuple(kept[name]["along"]),
-            seconds=tuple(map(tuple, kept[name]["seconds"])),
-        )
-        for name in ("decoding", "prompts")
-    }
-    return StepTable(**curves, **surfaces)
-
-
 def real_runs(model: str) -> list[dict[str, Any]]:
     """Of the real engine, in a process of vLLM's own Python."""
-    variables = {**environment_variables(), "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    variables["PYTHONPATH"] += f":{Path(__file__).parents[2]}"
     with scratch_folder() as folder:
         out = folder / "runs.json"
-        command = [str(find().python), "-m", "benchmarks.cpu_engine.real_runs", model, str(out)]
-        subprocess.run(command, env=variables, check=True)
+        in_vllm("benchmarks.cpu_engine.real_runs", model, str(out), OMP_NUM_THREADS="1")
         return json.loads(out.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 

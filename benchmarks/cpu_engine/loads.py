@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.vllm_schedules.cases import Case
 from llm_perf_opt.core.serving.engine_settings import EngineSettings
-from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.core.serving.read_traffic import as_traffic
 from llm_perf_opt.core.serving.requests import Traffic
 
 REPEATS = 3
@@ -26,11 +26,7 @@ class Load(Case):
 
     def traffic(self) -> Traffic:
         """The declared requests, drawn from one seed."""
-        return as_traffic(read_traffic(self.text, None), _no_pages)
-
-
-def _no_pages(size: object) -> object:
-    raise AssertionError(f"no pages are sent, yet one of {size} was asked for")
+        return as_traffic(self.text)
 
 
 def loads(model: str) -> dict[str, Load]:

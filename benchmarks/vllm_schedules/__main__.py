@@ -6,26 +6,19 @@ python -m benchmarks.vllm_schedules check               recorded runs of that ve
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
 from benchmarks.vllm_schedules.cases import FOLDER
 from benchmarks.vllm_schedules.comparison import Comparison, compare, write_compared
+from benchmarks.vllm_schedules.own_python import in_vllm
 from benchmarks.vllm_schedules.recorded import read
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.engines.vllm.environment import find
-from llm_perf_opt.engines.vllm.process import VllmProcess, environment_variables
-
-_REAL_ENGINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_SIM_MULTI_NUMA": "1"}  # two ranks on one node
+from llm_perf_opt.engines.vllm.process import VllmProcess
 
 
 def record(cases: list[str]) -> None:
-    root = str(Path(__file__).parents[2])
-    variables = {**environment_variables(), **_REAL_ENGINE}
-    variables["PYTHONPATH"] += f":{root}"
-    command = [str(find().python), "-m", "benchmarks.vllm_schedules.real_engine", *cases]
-    subprocess.run(command, env=variables, check=True)
+    in_vllm("benchmarks.vllm_schedules.real_engine", *cases)
 
 
 def check() -> None:

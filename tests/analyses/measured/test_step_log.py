@@ -89,6 +89,15 @@ def test_batches_of_several_sizes_have_a_factor_each() -> None:
     assert "from x 2 at 1 sequences to x 1 at 16" in next(iter(factors.notes())).text
 
 
+def test_steps_too_few_for_a_factor_have_no_part_in_the_spread() -> None:
+    steps = read_steps(LOG.encode())
+    decoding = [step for step in steps if step.only_decodes]
+    prompts = [step for step in steps if step.prompts][:2]
+    alone, beside = (step_factors(some, TABLE, context_tokens=10) for some in (decoding, decoding + prompts))
+    assert beside.prompts is None
+    assert beside.spread == alone.spread
+
+
 def test_a_stage_that_was_not_measured_takes_the_factor_of_the_other() -> None:
     only = [step for step in read_steps(LOG.encode()) if step.only_decodes]
     factors = step_factors(only, TABLE, context_tokens=10)

@@ -51,12 +51,11 @@ class StepFactors:
         yield Note(f"Step times are corrected by measured steps: {', '.join(parts)}{spread}.")
 
     def of_decode(self, sequences: float) -> float:
-        """The factor of a step that decodes so many: between measured batches by their logarithms, beyond the last."""
+        """The factor of a step that decodes so many: between measured batches by logarithms, beyond as at the last."""
         if not self.by_batch:
             return self.decode if self.decode is not None else self.of_prompts
-        return Curve(at=tuple(at for at, _ in self.by_batch), seconds=tuple(by for _, by in self.by_batch))(
-            min(sequences, self.by_batch[-1][0])
-        )
+        batches, factors = zip(*self.by_batch, strict=True)
+        return Curve(at=batches, seconds=factors)(min(sequences, batches[-1]))
 
     @property
     def of_prompts(self) -> float:
@@ -97,8 +96,8 @@ def step_factors(steps: Sequence[MeasuredStep], table: StepTable, context_tokens
         spread=None,
         by_batch=tuple(_by_batch(decode)),
     )
-    rest = [ratio / found.of_decode(batch) for batch, ratios in decode.items() for ratio in ratios]
-    rest += [ratio / found.of_prompts for ratio in prompts]
+    rest = [ratio / found.of_decode(batch) for batch, ratios in decode.items() for ratio in ratios if found.decode]
+    rest += [ratio / found.prompts for ratio in prompts if found.prompts]
     low, _, high = statistics.quantiles(rest, n=4)
     return replace(found, spread=(high - low) / 2)
 

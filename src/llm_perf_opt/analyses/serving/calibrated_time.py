@@ -14,21 +14,20 @@ from collections.abc import Iterator, Sequence
 from llm_perf_opt.analyses.kernels.times import Origin
 from llm_perf_opt.analyses.serving.engine_step import VALUE_BYTES, EngineWork, VectorWork, forward_kernels
 from llm_perf_opt.analyses.serving.engine_time import KINDS, AskedForward, ForwardTime, WorkKind
-from llm_perf_opt.analyses.time.calibrated_rates import time_at
+from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
+from llm_perf_opt.analyses.time.rates import OpRun, Overhead, RateTime
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.hardware.calibration import Calibration
-from llm_perf_opt.ops.grouped_experts import expected_distinct
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, ProductShape
-from llm_perf_opt.ops.op import CalibratedWork
-from llm_perf_opt.ops.table import MODULE_CALL, calibrated_work_of
+from llm_perf_opt.ops.grouped_experts import touched_experts
+from llm_perf_opt.ops.kernel_shape import AttentionShape, KernelShape, ProductShape
 
 
 class CalibratedTimer:
     """The forwards of an engine on the machine of a calibration, in one dtype. Links between machines are unknown."""
 
     def __init__(self, calibration: Calibration, dtype: str) -> None:
-        self._calibration, self._dtype = calibration, dtype
+        self._rates, self._dtype = CalibratedRates(calibration), dtype
         self._known: dict[EngineWork, float | None] = {}
 
     def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
@@ -40,14 +39,14 @@ class CalibratedTimer:
         for work, count in forward_kernels(asked.blocks, asked.forward, asked.plan):
             kernels += count
             if work not in self._known:
-                self._known[work] = self._seconds(self._works(work))
+                self._known[work] = self._seconds(work)
             if (seconds := self._known[work]) is None:
                 unknown += count
             else:
                 kind = WorkKind.VECTOR if isinstance(work, VectorWork) else KINDS[type(work)]
                 by_kind[kind] += count * seconds  # type: ignore[assignment]
         found = sum(by_kind.values())
-        gaps = kernels * (self._seconds((MODULE_CALL,)) or 0.0)
+        gaps = kernels * _expected_s(self._rates.duration(Overhead.MODULE_CALL) or ())
         return ForwardTime(
             by_kind={**by_kind, WorkKind.GAPS: gaps},
             by_origin={Origin.INTERPOLATED: found},
@@ -55,26 +54,22 @@ class CalibratedTimer:
             unknown=unknown,
         )
 
-    def _seconds(self, works: Sequence[CalibratedWork]) -> float | None:
-        """All of them; None: one was not measured, or there are none to ask for."""
-        total = 0.0
-        for work in works:
-            table = self._calibration.table(work.family, work.dtype)
-            if table is None or not work.sizes.keys() >= set(table.axes):
-                return None
-            total += work.times * time_at(table, work.sizes).median_s
-        return total if works else None
-
-    def _works(self, work: EngineWork) -> tuple[CalibratedWork, ...]:
+    def _seconds(self, work: EngineWork) -> float | None:
+        """As the calibrated prediction prices the ops; None: one of them was not measured."""
         if isinstance(work, Collective):
-            return ()
-        if isinstance(work, VectorWork):
-            elements = work.bytes_moved / (2 * VALUE_BYTES)  # read and written
-            return (CalibratedWork(family="copy", dtype=self._dtype, sizes={"elements": elements}),)
-        return tuple(one for kind in self._ops(work) for one in calibrated_work_of(kind) or ())
+            return None
+        total = 0.0
+        for kind in self._ops(work):
+            if (times := self._rates.duration(OpRun(kind))) is None:
+                return None
+            total += _expected_s(times)
+        return total
 
-    def _ops(self, work: ProductShape | AttentionShape | ExpertsShape) -> Iterator[OpKind]:
-        if isinstance(work, ProductShape):
+    def _ops(self, work: KernelShape | VectorWork) -> Iterator[OpKind]:
+        if isinstance(work, VectorWork):
+            values = self._meta(max(1, round(work.bytes_moved / (2 * VALUE_BYTES))))  # read and written
+            yield OpKind(name="aten.copy.default", inputs=(values, values), outputs=(values,))
+        elif isinstance(work, ProductShape):
             yield from [self._linear(work.rows, work.columns, work.depth)] * work.count
         elif isinstance(work, AttentionShape):
             keys = min(work.keys, work.window or work.keys)
@@ -84,7 +79,7 @@ class CalibratedTimer:
             )
             yield OpKind(name="aten.scaled_dot_product_attention.default", inputs=(query, key, value), outputs=(query,))
         else:
-            touched = max(1, round(expected_distinct(work.experts, work.chosen, work.tokens)))
+            touched = touched_experts(work.experts, work.chosen, work.tokens)
             rows = max(1, round(work.tokens * work.chosen / touched))
             yield from [self._linear(rows, 2 * work.inner, work.hidden)] * touched
             yield from [self._linear(rows, work.hidden, work.inner)] * touched
@@ -95,3 +90,7 @@ class CalibratedTimer:
 
     def _meta(self, *shape: int) -> TensorMeta:
         return TensorMeta(shape=shape, dtype=self._dtype, device="cpu")
+
+
+def _expected_s(times: Sequence[RateTime]) -> float:
+    return sum(time.band.expected or 0.0 for time in times)
