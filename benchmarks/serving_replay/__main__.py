@@ -2,7 +2,8 @@
 
     python -m benchmarks.serving_replay recorded [--docs]    four recorded runs, request by request, and the cache knee
     python -m benchmarks.serving_replay pages [--docs]       pages per second of OCR models
-    python -m benchmarks.serving_replay field [--docs]       every aggregated record: about an hour of CPU, resumable
+    python -m benchmarks.serving_replay field [--docs]       every aggregated record: about an hour of CPU, resumable:
+                                                             schedules are kept in --schedules
 
 Needs vLLM's environment (docs/vllm.md) and the kernel tables. `--docs` writes docs/serving-replay.md and its data.
 """
@@ -22,12 +23,13 @@ from benchmarks.bounds.plots import svg_file
 from benchmarks.breadth.marked_section import show_sections
 from benchmarks.serving_replay import page
 from benchmarks.serving_replay.cache_knee import rows as knee_rows
-from benchmarks.serving_replay.field_records import read_kept, replays
+from benchmarks.serving_replay.field_records import Replay, read_kept, replays
 from benchmarks.serving_replay.judgement import answered, by_group, figures, fitted, sets
 from benchmarks.serving_replay.ocr_pages import rows as page_rows
 from benchmarks.serving_replay.recorded_runs import RecordedRun, Served, errors, job_of, recorded_runs, served, table_of
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 from benchmarks.serving_times.other_answers import read_answers
+from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.process import ReplayProcess
@@ -35,6 +37,7 @@ from llm_perf_opt.engines.vllm.process import ReplayProcess
 DOCS = Path(__file__).parents[2] / "docs"
 DATA = DOCS / "data" / "serving_replay.json"
 KEPT = DOCS / "data" / "serving_replay.jsonl"
+SCHEDULES = Path.home() / ".cache" / "llm-perf-opt" / "replay-schedules"
 PACE_CLOSE, PACE_TRIES = 0.003, 4
 
 
@@ -93,11 +96,13 @@ def _places(one: Served) -> list[int]:
     return [place for _, place in sorted(zip(order, range(len(order)), strict=True))]
 
 
-def field(*, only_kept: bool) -> dict[str, Any]:
-    """Every aggregated record, or those that were replayed so far."""
+def field(schedules: Path | None) -> dict[str, Any]:
+    """Every aggregated record: replayed, or without `schedules` as an earlier call has left them."""
     runs = {run.name: run for run in aggregated_runs()}
-    found_so_far = read_kept(KEPT).values() if only_kept else replays(list(runs.values()), KEPT)
-    pairs = [(runs[one.name], one) for one in found_so_far]
+    if schedules is not None:
+        lines = (json.dumps(_rounded(one)) + "\n" for one in replays(list(runs.values()), schedules))
+        write_whole(KEPT, [line.encode() for line in lines])
+    pairs = [(runs[one.name], one) for one in read_kept(KEPT).values()]
     found, answers = answered(pairs), read_answers()
     return {
         "sets": {name: figures(some, answers) for name, some in sets(found).items()},
@@ -106,15 +111,20 @@ def field(*, only_kept: bool) -> dict[str, Any]:
     }
 
 
+def _rounded(one: Replay) -> dict[str, Any]:
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in asdict(one).items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("recorded", "pages", "field"))
     parser.add_argument("--docs", action="store_true")
-    parser.add_argument("--kept", action="store_true", help="of the field, judge what was replayed so far")
+    parser.add_argument("--kept", action="store_true", help="of the field, judge what an earlier call has left")
+    parser.add_argument("--schedules", type=Path, default=SCHEDULES, help="where schedules of the field are kept")
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     asked = {"recorded": lambda: recorded(is_written=options.docs), "pages": pages}
-    asked["field"] = lambda: field(only_kept=options.kept)
+    asked["field"] = lambda: field(None if options.kept else options.schedules)
     data = asked[options.what]()
     show_sections(DOCS / "serving-replay.md", page.sections(data), is_written=options.docs)
     if options.docs:

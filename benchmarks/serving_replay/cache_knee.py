@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.bounds.serving_readers import read_nim, records_of
-from benchmarks.serving_replay.field_records import load_of, replay_once
+from benchmarks.serving_replay.field_records import ROUNDS, load_of, replay_once
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 
 FACTS = Path(__file__).parents[2] / "tests" / "facts" / "serving" / "nim.json"
@@ -39,7 +39,7 @@ def rows(process: ReplayProcess) -> Iterator[KneeRow]:
     for record, run in zip(records_of(FACTS), read_nim(FACTS), strict=True):
         done = replay_once(process, run, load_of(run))
         found = done.requests
-        later = range(len(found.ids) // 2, len(found.ids))
+        later = range(len(found.ids) // ROUNDS, 2 * len(found.ids) // ROUNDS)
         yield KneeRow(
             in_flight=run.in_flight or 1,
             measured_ttft_s=run.ttft_s or math.nan,

@@ -1,10 +1,11 @@
 """Every aggregated record of the field, answered by a replay: its deployment as a step table, its load as traffic.
 
 The scheduler is vLLM's for all three engines, with one budget of tokens for a step; what it knows of a model is how
-many blocks its cache has. Lengths are fixed, or drawn from the range that the load generator drew from. Two and a half
-rounds of requests are replayed, two where many are in flight: a server starts with all clients at once, and the second
-round is what its steady state is like, if it is whole. A record's mean is over ten rounds where its load generator
-sends ten.
+many blocks its cache has. Lengths are fixed, or drawn from the range that the load generator drew from. Clients of one
+length would stay in step for ever in a replay; in a server they are answered one after the other, so they drift. Three
+rounds of requests are replayed: the first begins with all clients at once, the second has a full house before and
+behind it, and in the last one fewer and fewer are left. A record's mean is over ten rounds where its load generator
+sends ten: a first one, a last one, and eight like the second.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.bounds.measured_run import MeasuredRun
 from benchmarks.bounds.traced_models import CONFIGS
 from benchmarks.serving_replay.cache_room import BLOCK, cache_blocks
+from benchmarks.serving_replay.schedules import Schedule, Schedules, times_of
 from benchmarks.serving_times.deployed import deployed_blocks, engine_plan
 from benchmarks.serving_times.estimates import has_drawn_lengths
 from llm_perf_opt.analyses.serving.engine_time import EngineTimer
@@ -35,41 +37,49 @@ BUDGET = 8192  # new tokens in a step: the default of servers on GPUs of this si
 ROUNDS_SENT = 10  # by the load generator that draws lengths from a range
 SHORTEST_SHARE = 0.8  # of the longest, in that range
 LONGEST_JUMP = 4000
-_ROUNDS = ((64, 2.5), (10**6, 2.0))  # up to so many in flight, so many rounds of requests
+ROUNDS = 3
+MANY = 500  # in flight: beyond, one of the groups of ranks with sequences of their own stands for all
+DRIFT = 4  # tokens by which answers of one length differ: clients that began together do not stay in step
 _WIDE_CACHE = 65536  # blocks, where no cache limits a load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a replay gives for one record, in seconds; `first` are the requests that come at the start."""
+    """What a replay gives for one record, in seconds.
+
+    `prompt_s` is the step of one prompt alone, `queued_s` how long a request waits until it is part of a step.
+    """
 
     name: str
     tpot_s: float
     ttft_s: float
     e2e_s: float
-    first_ttft_s: float
+    prompt_s: float
+    queued_s: float
     preemptions: int
     steps: int
-    cpu_s: float
-    rounds: float
 
 
-def rounds_of(run: MeasuredRun) -> float:
-    """How many rounds of its clients are replayed."""
-    return next(rounds for most, rounds in _ROUNDS if (run.in_flight or 1) <= most)
+def clients_of(run: MeasuredRun) -> int:
+    """Requests in flight that are replayed."""
+    return max(1, round((run.in_flight or 1) / groups_alike(run)))
+
+
+def groups_alike(run: MeasuredRun) -> int:
+    """How many groups of ranks one is replayed for."""
+    return engine_plan(run).data if (run.in_flight or 1) > MANY else 1
 
 
 def load_of(run: MeasuredRun) -> Traffic:
-    """So many in flight, some rounds of them."""
-    flight = run.in_flight or 1
-    sent = round(rounds_of(run) * flight)
-    draw = random.Random(run.name)
+    """So many in flight, three rounds of them; records with the same load have the same requests."""
+    flight = clients_of(run)
     is_range = has_drawn_lengths(run)
+    draw = random.Random(f"{run.prompt_tokens} in, {run.output_tokens} out, {flight} in flight")
     ends = [
         (round(2 * SHORTEST_SHARE * mean / (1 + SHORTEST_SHARE)), round(2 * mean / (1 + SHORTEST_SHARE)))
         if is_range
-        else (mean, mean)
-        for mean in (run.prompt_tokens, run.output_tokens)
+        else (mean - drift, mean + drift)
+        for mean, drift in ((run.prompt_tokens, 0), (run.output_tokens, DRIFT))
     ]
     requests = tuple(
         Request(
@@ -78,24 +88,24 @@ def load_of(run: MeasuredRun) -> Traffic:
             prompt_tokens=max(1, draw.randint(*ends[0])),
             output_tokens=max(2, draw.randint(*ends[1])),
         )
-        for at in range(sent)
+        for at in range(ROUNDS * flight)
     )
-    return Traffic(requests=requests, concurrency=flight, origin=run.name)
+    return Traffic(requests=requests, concurrency=flight, origin=f"{flight} in flight")
 
 
 def settings_of(run: MeasuredRun, traffic: Traffic) -> EngineSettings:
     """One engine for all records whose cache is wide enough; one of its own for each other."""
-    plan = engine_plan(run)
-    wanted = sum(sorted(r.prompt_tokens + r.output_tokens for r in traffic.requests)[-(run.in_flight or 1) :])
-    room = cache_blocks(deployed_blocks(run), run.device, plan)
+    plan, clients = engine_plan(run), clients_of(run)
+    wanted = sum(sorted(r.prompt_tokens + r.output_tokens for r in traffic.requests)[-clients:])
+    room = cache_blocks(deployed_blocks(run), run.device, plan) // groups_alike(run)
     blocks = max(_WIDE_CACHE, 2 ** (wanted // BLOCK).bit_length()) if room * BLOCK > wanted * 1.1 else room
     return EngineSettings(
         model=str(CONFIGS / "llama-3.1-8b"),  # of which the scheduler minds nothing but the blocks
         device=SeenDevice.of(find_device("h100-sxm")),
         dtype="bfloat16",
         cache_blocks=blocks,
-        max_sequences=max(1024, run.in_flight or 1),
-        max_batched_tokens=BUDGET * plan.data,
+        max_sequences=max(1024, clients),
+        max_batched_tokens=BUDGET * plan.data // groups_alike(run),
         max_model_tokens=65536,
         more={
             "async_scheduling": False,
@@ -111,37 +121,28 @@ def settings_of(run: MeasuredRun, traffic: Traffic) -> EngineSettings:
 
 
 def read_kept(kept: Path) -> dict[str, Replay]:
-    """What earlier calls have left, by the name of the record."""
+    """What an earlier call has left, by the name of the record."""
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     return {row["name"]: Replay(**row) for row in map(json.loads, lines)}
 
 
-def replays(runs: Sequence[MeasuredRun], kept: Path) -> Iterator[Replay]:
-    """All of them, few in flight first; what an earlier call has left in `kept`, with as many rounds, is kept."""
-    found = read_kept(kept)
-    known = {
-        run.name: found[run.name] for run in runs if run.name in found and found[run.name].rounds >= rounds_of(run)
-    }
-    yield from (known[run.name] for run in runs if run.name in known)
-    left = [(run, load_of(run)) for run in runs if run.name not in known]
-    todo = [(settings_of(run, traffic), run, traffic) for run, traffic in left]
-    todo.sort(key=lambda one: (one[1].in_flight or 1, one[0].cache_blocks or 0))
+def replays(runs: Sequence[MeasuredRun], schedules: Path) -> Iterator[Replay]:
+    """All of them, few in flight first. Schedules that an earlier call has left are read, not made again."""
+    todo = [(settings_of(run, traffic), run, traffic) for run in runs for traffic in (load_of(run),)]
+    todo.sort(key=lambda one: (one[0].max_batched_tokens or 0, one[0].cache_blocks or 0, one[1].in_flight or 1))
     tables: dict[object, StepTable] = {}
     timers: dict[tuple[str, str], EngineTimer] = {}
-    with ReplayProcess() as process, kept.open("a", encoding="utf-8") as file:
+    with ReplayProcess() as process:
+        known = Schedules(process, schedules)
         for settings, run, traffic in todo:
             key = _deployment(run)
             if key not in tables:
                 tables[key] = _table(run, timers)
-            done = process.replay(ReplayJob(settings=settings, traffic=traffic, table=tables[key], has_jumps=True))
-            found = judged(run, traffic, done)
-            file.write(json.dumps(asdict(found)) + "\n")
-            file.flush()
-            yield found
+            yield judged(run, known.of(settings, traffic, tables[key]), tables[key])
 
 
 def replay_once(process: ReplayProcess, run: MeasuredRun, traffic: Traffic) -> Replayed:
-    """One of them, whole."""
+    """One of them, whole, with a clock of its own."""
     settings = settings_of(run, traffic)
     return process.replay(ReplayJob(settings=settings, traffic=traffic, table=_table(run, {}), has_jumps=True))
 
@@ -157,29 +158,28 @@ def _table(run: MeasuredRun, timers: dict[tuple[str, str], EngineTimer]) -> Step
     return replace(step_table(deployed_blocks(run), timers[key], engine_plan(run)), origin="")
 
 
-def judged(run: MeasuredRun, traffic: Traffic, done: Replayed) -> Replay:
+def judged(run: MeasuredRun, schedule: Schedule, table: StepTable) -> Replay:
     """Means over the rounds that the load generator sent."""
-    found, flight = done.requests, run.in_flight or 1
-    ttft = [first - came for first, came in zip(found.first_token_s, found.arrival_s, strict=True)]
-    e2e = [last - came for last, came in zip(found.last_token_s, found.arrival_s, strict=True)]
-    tpot = [
-        (last - first) / (tokens - 1)
-        for last, first, tokens in zip(found.last_token_s, found.first_token_s, found.output_tokens, strict=True)
-    ]
+    times, flight = times_of(schedule, table, groups_alike(run)), clients_of(run)
     sent = ROUNDS_SENT if has_drawn_lengths(run) else 0
 
-    def over_all(times: Sequence[float]) -> float:
-        first, later = fmean(times[:flight]), fmean(times[flight : 2 * flight])
-        return (first + (sent - 1) * later) / sent if sent else later
+    def over_all(each: Sequence[float]) -> float:
+        """The first round and the last one count once, the one between for all that are like it."""
+        first, steady, last = (fmean(each[at * flight : (at + 1) * flight]) for at in range(ROUNDS))
+        return (first + (sent - 2) * steady + last) / sent if sent else steady
 
     return Replay(
         name=run.name,
-        tpot_s=over_all(tpot),
-        ttft_s=over_all(ttft),
-        e2e_s=over_all(e2e),
-        first_ttft_s=fmean(ttft[:flight]),
-        preemptions=sum(found.preemptions),
-        steps=len(done.steps.start_s),
-        cpu_s=done.cpu_s,
-        rounds=rounds_of(run),
+        tpot_s=over_all(times.tpot),
+        ttft_s=over_all(times.ttft),
+        e2e_s=over_all(times.e2e),
+        prompt_s=sum(table.seconds(0, 0, [chunk]) for chunk in _chunks(run.prompt_tokens)),
+        queued_s=over_all(times.queued),
+        preemptions=schedule.preemptions,
+        steps=len(schedule.batches),
     )
+
+
+def _chunks(prompt_tokens: int) -> list[tuple[int, int]]:
+    """A prompt in the pieces that a step has room for: new tokens, tokens before."""
+    return [(min(BUDGET, prompt_tokens - before), before) for before in range(0, prompt_tokens, BUDGET)]

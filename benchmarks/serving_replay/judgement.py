@@ -1,8 +1,9 @@
 """Replayed records beside measured ones. What a replay cannot know of a first token is fitted: the way to the engine.
 
 A request passes a front end before the scheduler sees it: it is sent, read, turned into tokens, handed over; the answer
-goes back the same way. The load generator measures that too. So TTFT is a sum: a constant, shares of the replayed TTFT
-in the steady state and at the start, and some steps; by engine and load generator, fitted to records of other models.
+goes back the same way, and some servers hold back the first tokens until they have a few. The load generator measures
+that too. So TTFT is a sum: the replayed wait for a place in a step, a constant, a share of the prompt's own step, and
+some steps; the last three by engine and load generator, fitted to records of other models.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.serving_times.estimates import FROZEN_MODELS, is_frozen, sender
 from benchmarks.serving_times.fitting import ALL, FEWEST, fit_first_token
 from benchmarks.serving_times.judgement import GROUPS, LOW
 
-Shares = tuple[float, float, float, float]
+Shares = tuple[float, float, float]  # seconds, prompts, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +71,23 @@ def fitted(pairs: Sequence[tuple[MeasuredRun, Replay]]) -> Mapping[str, Shares]:
 
 
 def _row(replay: Replay) -> Shares:
-    return (1.0, replay.ttft_s, replay.first_ttft_s, replay.tpot_s)
+    return (1.0, replay.prompt_s, replay.tpot_s)
 
 
 def _first(fit: Mapping[str, Shares], run: MeasuredRun, replay: Replay) -> float:
     shares = fit.get(sender(run), fit[ALL])
-    return sum(share * time for share, time in zip(shares, _row(replay), strict=True))
+    return replay.queued_s + sum(share * time for share, time in zip(shares, _row(replay), strict=True))
 
 
 def _shares(some: Sequence[tuple[MeasuredRun, Replay]]) -> Shares:
-    rows = [_row(replay) for _, replay in some]
-    constant, steady, start, steps = fit_first_token(rows, [run.ttft_s or 1.0 for run, _ in some], tries=600)
-    return constant, steady, start, steps
+    constant, prompts, steps = fit_first_token(
+        [_row(replay) for _, replay in some],
+        [run.ttft_s or 1.0 for run, _ in some],
+        known=[replay.queued_s for _, replay in some],
+        begin=(0.02, 1.0, 1.0),
+        tries=600,
+    )
+    return constant, prompts, steps
 
 
 def sets(found: Sequence[Replayed]) -> dict[str, list[Replayed]]:

@@ -127,7 +127,7 @@ def _rows(header: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
 
 
 def _fit(shares: Mapping[str, Sequence[float]]) -> str:
-    header = ("engine and lengths", "constant", "of the replayed TTFT", "of that at the start", "steps")
+    header = ("engine and lengths", "constant", "of the prompt's own step", "steps")
     return table(
         header,
         (

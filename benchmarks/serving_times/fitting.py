@@ -133,22 +133,30 @@ def _quantiles(ratios: Sequence[float]) -> Quantiles:
 
 def _shares(some: Sequence[Estimated]) -> FirstToken:
     rows = [(1.0, one.prompt.seconds, one.load.in_flight * one.prompt.seconds, one.tpot_s) for one in some]
-    found = fit_first_token(rows, [one.run.ttft_s or 1.0 for one in some], tries=400)
+    measured = [one.run.ttft_s or 1.0 for one in some]
+    found = fit_first_token(rows, measured, begin=(0.02, 1.0, 0.1, 1.0), tries=400)
     constant, prompts, others, steps = (round(value, 5) for value in found)
     return FirstToken(constant_s=constant, prompts=prompts, prompts_of_others=others, steps=steps)
 
 
-def fit_first_token(rows: Sequence[Sequence[float]], measured: Sequence[float], *, tries: int) -> list[float]:
-    """Shares of four times whose sum has the least mean error of its logarithm; no share is negative."""
+def fit_first_token(
+    rows: Sequence[Sequence[float]],
+    measured: Sequence[float],
+    *,
+    begin: Sequence[float],
+    known: Sequence[float] | float = 0.0,
+    tries: int,
+) -> list[float]:
+    """Shares of times whose sum with what is `known` has the least mean error of its logarithm; none is negative."""
     from scipy.optimize import minimize  # comes with the tables
 
-    times, wanted = np.array(rows), np.array(measured)
+    times, wanted, least = np.array(rows), np.array(measured), np.array(known)
 
     def error(shares: Sequence[float]) -> float:
-        return float(np.mean(np.abs(np.log(np.maximum(times @ np.abs(shares), 1e-6) / wanted))))
+        return float(np.mean(np.abs(np.log(np.maximum(least + times @ np.abs(shares), 1e-6) / wanted))))
 
     solve: Callable[..., Any] = minimize
-    best = solve(error, [0.02, 1.0, 0.1, 1.0], method="Nelder-Mead", options={"maxiter": tries})
+    best = solve(error, list(begin), method="Nelder-Mead", options={"maxiter": tries})
     return [abs(float(value)) for value in best.x]
 
 

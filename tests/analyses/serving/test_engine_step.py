@@ -71,8 +71,8 @@ def test_exchanges_follow_from_the_plan(routed: EngineBlocks) -> None:
 
 def test_only_recurrent_layers_carry_a_state(routed: EngineBlocks) -> None:
     """Layers whose attention is timed apart are not taken for recurrent ones."""
-    assert routed.recurrent_layers == 0
-    bare = replace(routed, attentions=())
+    assert routed.states is None
+    bare = replace(routed, attentions=(), norms=())
     works = [(work, count) for work, count in forward_kernels(bare, STEP, EnginePlan()) if isinstance(work, VectorWork)]
     assert all(work.bytes_moved > 0 for work, _ in works)
     assert sum(count for _, count in works) == (2 * 48 + 1) + 2 * 48, "norms, and two kernels that choose experts"

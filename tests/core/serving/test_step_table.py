@@ -43,6 +43,17 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     assert TABLE.seconds(8, 8000) == pytest.approx(TOKENS(8) + TABLE.head(8) + DECODING(8, 1000))
 
 
+def test_states_are_one_launch_for_all_prompts_of_a_step() -> None:
+    """By hand: three prompts of 200 tokens on the mean, at one point of the surface of states."""
+    states = Surface(across=(1, 64), along=(16, 4096), seconds=((1e-4, 1e-3), (2e-4, 8e-3)))
+    table, chunks = replace(TABLE, states=states), [(100, 300), (200, 0), (300, 0)]
+    assert table.seconds(8, 8000, chunks) - TABLE.seconds(8, 8000, chunks) == pytest.approx(states(3, 200))
+    assert table.seconds(8, 8000) == TABLE.seconds(8, 8000), "those that decode are in another surface"
+    slower = table.corrected(decoding=1.0, prompts=2.0).states
+    assert slower is not None
+    assert slower(3, 200) == pytest.approx(2 * states(3, 200))
+
+
 def test_a_batch_is_filled_up_to_the_next_one_that_was_captured() -> None:
     padded = StepTable(tokens=TOKENS, head=TABLE.head, decoding=DECODING, prompts=PROMPTS, padded_to=(1, 2, 4, 8, 16))
     assert padded.seconds(9, 9000) - TABLE.seconds(9, 9000) == pytest.approx(TOKENS(16) - TOKENS(9))

@@ -132,13 +132,13 @@ def corrected(table: StepTable, factors: StepFactors) -> StepTable:
     border = (largest, largest + 1.0)  # a point on either side: between the two is no mixture of both
     rows = zip(table.decoding.across, table.decoding.seconds, strict=True)
     decoding = (tuple(second * factors.of_decode(at) for second in row) for at, row in rows)
-    prompts = (tuple(second * factors.of_prompts for second in row) for row in table.prompts.seconds)
     return replace(
         table,
         tokens=_times(table.tokens, of_tokens, (*knots, *border)),
         head=_times(table.head, factors.of_decode, knots),
         decoding=replace(table.decoding, seconds=tuple(decoding)),
-        prompts=replace(table.prompts, seconds=tuple(prompts)),
+        prompts=table.prompts.slower(factors.of_prompts),
+        states=None if table.states is None else table.states.slower(factors.of_prompts),
         host_s=table.host_s * factors.of_decode(1.0),
         origin=f"{table.origin}; corrected by measured steps",
     )

@@ -14,6 +14,7 @@ from llm_perf_opt.analyses.kernels.exchanges import Exchange, ExchangeTables
 from llm_perf_opt.analyses.kernels.experts import ExpertsQuery, ExpertsTables
 from llm_perf_opt.analyses.kernels.latent import LatentQuery, LatentTables, Module
 from llm_perf_opt.analyses.kernels.products import ProductTables
+from llm_perf_opt.analyses.kernels.recurrent import RecurrentQuery, RecurrentTables
 from llm_perf_opt.analyses.kernels.spread import Family, with_spread
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice, system_named
 from llm_perf_opt.analyses.kernels.tables import ENGINES, data_folder
@@ -50,6 +51,7 @@ class KernelTables:
         self._latent = LatentTables(system, engine)
         self._experts = ExpertsTables(system, engine)
         self._exchanges = ExchangeTables(system, engine)
+        self._recurrent = RecurrentTables(system, engine)
 
     def times(self, shapes: Sequence[KernelShape]) -> Times:
         """Times of kernels in the order of their shapes."""
@@ -87,6 +89,10 @@ class KernelTables:
     def experts(self, query: ExpertsQuery, *, weight_format: str) -> Times:
         """Routed experts whose weights have one format."""
         return with_spread(self.system, Family.EXPERTS, self._experts.estimate(query, weight_format))
+
+    def recurrent(self, query: RecurrentQuery) -> Times:
+        """Gated delta rules with their convolution."""
+        return with_spread(self.system, Family.RECURRENT, self._recurrent.estimate(query))
 
     def all_reduce(self, ranks: Numbers, message_bytes: Numbers) -> Times:
         """The engine's own all-reduce within a node."""

@@ -203,7 +203,7 @@ class LatentTables:
         return best
 
     def _of_part(self, part: Part, query: LatentQuery, cache_format: str, module: Module | None) -> Estimate:
-        own = () if self._engine is None else (self._engine,)
+        own = () if self._engine is None or part.is_module else (self._engine,)
         for wanted_cache in dict.fromkeys((cache_format, "bfloat16")):
             for engines in (own, ENGINES):
                 tables = [self._table(engine, part, wanted_cache, module) for engine in engines]

@@ -28,6 +28,7 @@ class Family(StrEnum):
     LATENT = "latent attention"
     EXPERTS = "experts"
     EXCHANGES = "exchanges"
+    RECURRENT = "recurrent layers"
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

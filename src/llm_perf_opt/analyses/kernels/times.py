@@ -24,7 +24,7 @@ class Origin(StrEnum):
     ROOFLINE = "roofline"
 
 
-LAUNCH_GAP_S = 1.1e-6  # a device rests so long between two captured kernels; fitted to served requests, in no table
+LAUNCH_GAP_S = 1.2e-6  # a device rests so long between two captured kernels; fitted to served requests, in no table
 ORIGINS = tuple(Origin)
 CODE = {origin: code for code, origin in enumerate(ORIGINS)}
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.kernels.times import Origin
-from llm_perf_opt.analyses.serving.engine_step import VALUE_BYTES, EngineWork, VectorWork, forward_kernels
+from llm_perf_opt.analyses.serving.engine_step import VALUE_BYTES, EngineWork, StateWork, VectorWork, forward_kernels
 from llm_perf_opt.analyses.serving.engine_time import KINDS, AskedForward, ForwardTime, WorkKind
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.rates import OpRun, Overhead, RateTime
@@ -43,7 +43,7 @@ class CalibratedTimer:
             if (seconds := self._known[work]) is None:
                 unknown += count
             else:
-                kind = WorkKind.VECTOR if isinstance(work, VectorWork) else KINDS[type(work)]
+                kind = KINDS[type(work)]
                 by_kind[kind] += count * seconds  # type: ignore[assignment]
         found = sum(by_kind.values())
         gaps = kernels * _expected_s(self._rates.duration(Overhead.MODULE_CALL) or ())
@@ -65,8 +65,8 @@ class CalibratedTimer:
             total += _expected_s(times)
         return total
 
-    def _ops(self, work: KernelShape | VectorWork) -> Iterator[OpKind]:
-        if isinstance(work, VectorWork):
+    def _ops(self, work: KernelShape | VectorWork | StateWork) -> Iterator[OpKind]:
+        if isinstance(work, VectorWork | StateWork):
             values = self._meta(max(1, round(work.bytes_moved / (2 * VALUE_BYTES))))  # read and written
             yield OpKind(name="aten.copy.default", inputs=(values, values), outputs=(values,))
         elif isinstance(work, ProductShape):

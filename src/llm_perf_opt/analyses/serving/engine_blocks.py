@@ -16,6 +16,8 @@ from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anat
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
 from llm_perf_opt.analyses.necessary.decoder_needs import FIRST_FORWARD, AttentionLayers, DecoderNeeds, decoder_needs
 from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache_number_bytes
+from llm_perf_opt.analyses.serving.engine_norms import EngineNorms, engine_norms
+from llm_perf_opt.analyses.serving.engine_states import EngineStates, engine_states
 from llm_perf_opt.analyses.time.fusions import readers_of_one_input
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
@@ -94,10 +96,11 @@ class EngineBlocks:
 
     hidden: int
     layers: int
-    recurrent_layers: int  # of them: those without attention, which carry a state from step to step
     products: tuple[EngineProduct, ...]
     attentions: tuple[AttentionLayers, ...]
     experts: tuple[EngineExperts, ...]
+    norms: tuple[EngineNorms, ...]  # inside attentions
+    states: EngineStates | None  # of layers without attention; None: every layer has it
     needs: DecoderNeeds
     cache_number_bytes: int  # of the traced cache, by which `attentions` count
 
@@ -126,10 +129,11 @@ def engine_blocks(graph: CallGraph) -> EngineBlocks:
     return EngineBlocks(
         hidden=max((product.depth for product in products if product.part is Part.HEAD), default=0),
         layers=(layers := _layers(graph, blocks)),
-        recurrent_layers=max(0, layers - sum(layer.layers for layer in needs.attentions)),
         products=products,
         attentions=needs.attentions,
         experts=experts,
+        norms=engine_norms(graph, anatomy),
+        states=engine_states(graph, layers - sum(layer.layers for layer in needs.attentions), needs.state_bytes),
         needs=needs,
         cache_number_bytes=cache_number_bytes(graph),
     )

@@ -1,9 +1,10 @@
 """The kernels of one forward of a serving engine on one rank: any batch, lengths and plan, from the blocks of a trace.
 
 Fusions by name: products of one input are one product; norm and residual, rotary embedding and cache write, and the
-activation with its gate are one vector kernel each; the routed experts of a layer are one grouped kernel, behind two
-small ones that choose them and sort the rows; before a product in blocks of 8 bits its input is quantised. A step on
-latent vectors absorbs their expansion: the same weights in two products for each head. Launches are captured in graphs.
+activation with its gate are one vector kernel each, and so is each norm of queries and of keys; the routed experts of a
+layer are one grouped kernel, behind two small ones that choose them and sort the rows; before a product in blocks of 8
+bits its input is quantised. A step on latent vectors absorbs their expansion: the same weights in two products for each
+head. Launches are captured in graphs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.kernels.recurrent import HEAD_WIDTH
 from llm_perf_opt.analyses.necessary.decoder_needs import AttentionLayers
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part, Split
+from llm_perf_opt.analyses.serving.engine_states import EngineStates
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
 
@@ -60,7 +63,18 @@ class VectorWork:
     bytes_moved: float
 
 
-EngineWork = KernelShape | Collective | VectorWork
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateWork:
+    """A layer that reads and writes the states of its sequences; heads are those of a rank, 0 where none are known."""
+
+    sequences: float
+    queries: int
+    key_heads: int
+    value_heads: int
+    bytes_moved: float
+
+
+EngineWork = KernelShape | Collective | VectorWork | StateWork
 
 
 def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
@@ -84,6 +98,8 @@ def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) ->
             block.layers,
         )
     yield from _vectors(blocks, forward, plan)
+    if blocks.states is not None:
+        yield from _states(blocks.states, forward, plan)
     yield from _exchanges(blocks, forward, plan)
 
 
@@ -116,28 +132,55 @@ def _attention(layer: AttentionLayers, key_heads: int, forward: Forward, plan: E
 
 
 def _vectors(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
-    """Norm with residual twice a layer, rotary embedding with the cache write, activation with its gate, routing."""
+    """Norms with residuals and those of queries and keys, rotation with cache write, gated activation, routing."""
     tokens = forward.tokens / plan.data
     yield VectorWork(bytes_moved=4 * tokens * blocks.hidden * VALUE_BYTES), 2 * blocks.layers + 1
     for layer in blocks.attentions:
         rotated = 2 * (layer.heads * layer.qk_width) // plan.tensor
         yield VectorWork(bytes_moved=tokens * rotated * VALUE_BYTES), layer.layers
+    for inside in blocks.norms:
+        numbers = inside.numbers / inside.norms / (1 if inside.is_whole else plan.tensor)
+        yield VectorWork(bytes_moved=2 * tokens * numbers * VALUE_BYTES), inside.norms * inside.layers
     for product in blocks.products:
         if product.split is Split.ROWS and product.part is Part.MLP:
             yield VectorWork(bytes_moved=3 * tokens * product.depth / plan.tensor * VALUE_BYTES), product.layers
     for block in blocks.experts:
         yield VectorWork(bytes_moved=SCORE_BYTES * tokens * block.experts), 2 * block.layers
-    if blocks.recurrent_layers:
-        each = 2 * blocks.needs.state_bytes / blocks.recurrent_layers / plan.tensor  # read and written
-        yield VectorWork(bytes_moved=forward.sequences / plan.data * each), blocks.recurrent_layers
+
+
+def _states(states: EngineStates, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+    """The rule of each layer and, where its heads are known, the norm with a gate behind it."""
+    sequences = forward.sequences / plan.data
+    work = StateWork(
+        sequences=sequences,
+        queries=forward.queries,
+        key_heads=_share(states.key_heads, plan.tensor),
+        value_heads=_share(states.value_heads, plan.tensor),
+        bytes_moved=2 * sequences * states.layer_bytes / plan.tensor,
+    )
+    yield work, states.layers
+    if states.value_heads:
+        numbers = forward.tokens / plan.data * work.value_heads * HEAD_WIDTH
+        yield VectorWork(bytes_moved=3 * numbers * VALUE_BYTES), states.layers
+
+
+def _share(heads: int, ranks: int) -> int:
+    return max(1, heads // ranks) if heads else 0
 
 
 def _exchanges(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
-    """A reduction after attention and one after the MLP; with attention of their own, rows travel to their experts."""
+    """A reduction after attention, one after the MLP, and one of squares where a norm goes over all heads.
+
+    With attention of their own, rows travel to their experts.
+    """
     row_bytes = blocks.hidden * VALUE_BYTES
     if plan.tensor > 1:
         count = blocks.layers * (2 if plan.data == 1 else 1)
         yield _exchange(CollectiveKind.ALL_REDUCE, forward.tokens / plan.data * row_bytes, plan.tensor), count
+        for inside in blocks.norms:
+            squares = forward.tokens / plan.data * inside.across_heads * SCORE_BYTES
+            if inside.across_heads:
+                yield _exchange(CollectiveKind.ALL_REDUCE, squares, plan.tensor), inside.layers
     if plan.data > 1 and blocks.experts:
         layers = sum(block.layers for block in blocks.experts)
         whole = forward.tokens * row_bytes

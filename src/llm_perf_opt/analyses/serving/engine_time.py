@@ -19,9 +19,17 @@ import numpy as np
 from llm_perf_opt.analyses.kernels.exchanges import Exchange
 from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tables
 from llm_perf_opt.analyses.kernels.latent import LatentQuery, Module
+from llm_perf_opt.analyses.kernels.recurrent import MEASURED_KERNELS, RecurrentQuery
 from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin, Times
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan, EngineWork, Forward, VectorWork, forward_kernels
+from llm_perf_opt.analyses.serving.engine_step import (
+    EnginePlan,
+    EngineWork,
+    Forward,
+    StateWork,
+    VectorWork,
+    forward_kernels,
+)
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
@@ -46,6 +54,7 @@ class WorkKind(StrEnum):
     PRODUCTS = "products"
     ATTENTION = "attention"
     EXPERTS = "experts"
+    STATES = "recurrent states"
     VECTOR = "vector kernels"
     LINKS = "collectives"
     GAPS = "gaps between kernels"
@@ -96,17 +105,21 @@ class EngineTimer:
         sums = [_Sum() for _ in asked]
         shapes: list[tuple[_Sum, KernelShape, int]] = []
         exchanges: list[tuple[_Sum, Collective, int]] = []
+        states: list[tuple[_Sum, StateWork, int]] = []
         for found, one in zip(sums, asked, strict=True):
             for work, count in self._works(one, found):
                 found.kernels += count
                 if isinstance(work, VectorWork):
                     found.add(WorkKind.VECTOR, Origin.ROOFLINE, count * self._vector_s(work))
+                elif isinstance(work, StateWork):
+                    states.append((found, work, count))
                 elif isinstance(work, Collective):
                     exchanges.append((found, work, count))
                 else:
                     shapes.append((found, work, count))
         self._add_shapes(shapes)
         self._add_exchanges(exchanges)
+        self._add_states(states)
         return [found.result() for found in sums]
 
     def _works(self, one: AskedForward, found: _Sum) -> list[tuple[EngineWork, int]]:
@@ -123,7 +136,7 @@ class EngineTimer:
             found.add(WorkKind.ATTENTION, times.origins[0], count * float(times.seconds[0]))
             found.kernels += count
         kept = tuple(product for product in one.blocks.products if product.part is not Part.LATENT)
-        bare = replace(one.blocks, products=kept, attentions=())
+        bare = replace(one.blocks, products=kept, attentions=(), norms=())
         return list(forward_kernels(bare, one.forward, one.plan))
 
     def _module_time(self, shape: AttentionShape, forward: Forward, module: Module) -> Times:
@@ -143,6 +156,21 @@ class EngineTimer:
         times = self._tables.times([shape for _, shape, _ in shapes])
         _add(shapes, times, [KINDS[type(shape)] for _, shape, _ in shapes])
 
+    def _add_states(self, states: Sequence[tuple[_Sum, StateWork, int]]) -> None:
+        """By the measured rule where its heads are known, else by the bytes of the states."""
+        ruled = [one for one in states if one[1].value_heads]
+        times = self._tables.recurrent(_recurrent_query([work for _, work, _ in ruled])) if ruled else None
+        is_known = [] if times is None else times.is_known.tolist()
+        if times is not None and all(is_known):
+            _add(ruled, times, [WorkKind.STATES] * len(ruled))
+            for found, _, count in ruled:
+                found.kernels += (MEASURED_KERNELS - 1) * count
+            states = [one for one in states if not one[1].value_heads]
+        for found, work, count in states:
+            found.add(
+                WorkKind.STATES, Origin.ROOFLINE, count * self._vector_s(VectorWork(bytes_moved=work.bytes_moved))
+            )
+
     def _add_exchanges(self, exchanges: Sequence[tuple[_Sum, Collective, int]]) -> None:
         for kind in dict.fromkeys(work.kind for _, work, _ in exchanges):
             some = [one for one in exchanges if one[1].kind is kind]
@@ -156,10 +184,21 @@ class EngineTimer:
             _add(some, times, [WorkKind.LINKS] * len(some))
 
 
-KINDS = {
+def _recurrent_query(works: Sequence[StateWork]) -> RecurrentQuery:
+    return RecurrentQuery(
+        sequences=np.array([max(1.0, work.sequences) for work in works]),
+        queries=np.array([work.queries for work in works], float),
+        key_heads=np.array([work.key_heads for work in works], float),
+        value_heads=np.array([work.value_heads for work in works], float),
+    )
+
+
+KINDS: Mapping[type, WorkKind] = {
     ProductShape: WorkKind.PRODUCTS,
     AttentionShape: WorkKind.ATTENTION,
     ExpertsShape: WorkKind.EXPERTS,
+    VectorWork: WorkKind.VECTOR,
+    StateWork: WorkKind.STATES,
 }
 
 

@@ -51,12 +51,14 @@ def step_table(
             _points(1, reach.sequences, steps=2),
             _points(_SHORTEST_CACHE, reach.context, steps=2),
             lambda sequences, keys: Forward(sequences=sequences, queries=1, keys=keys),
+            (WorkKind.ATTENTION, WorkKind.STATES),
         ),
         prompts=asked.surface(
             _points(_SHORTEST_CHUNK, reach.tokens, steps=2),
             _points(_SHORTEST_CHUNK, reach.context, steps=2),
             lambda new, keys: Forward(sequences=1, queries=new, keys=max(new, keys)),
         ),
+        states=None if blocks.states is None else asked.states(reach),
         padded_to=tuple(padded_to),
         groups=plan.data,
         low=fit.tpot.low,
@@ -75,27 +77,35 @@ class _Asked:
     def curve(self, at: Sequence[int], part: Callable[[ForwardTime], float], *, without_head: bool = False) -> Curve:
         """A part of the step of so many tokens, each of a sequence of its own with nothing cached."""
         kept = tuple(one for one in self._blocks.products if (one.part is Part.HEAD) is not without_head)
-        blocks = replace(self._blocks, products=kept, recurrent_layers=0)
+        blocks = replace(self._blocks, products=kept)
         if not without_head:
-            blocks = replace(blocks, attentions=(), experts=(), layers=0)
+            blocks = replace(blocks, attentions=(), experts=(), norms=(), states=None, layers=0)
         found = self._times(blocks, [Forward(sequences=one, queries=1, keys=1) for one in at])
         self.seen += found
         return Curve(at=tuple(map(float, at)), seconds=tuple(part(time) for time in found))
 
-    def surface(self, across: Sequence[int], along: Sequence[int], forward: Callable[[int, int], Forward]) -> Surface:
-        """The time inside attention, and in the states of recurrent layers."""
+    def surface(
+        self,
+        across: Sequence[int],
+        along: Sequence[int],
+        forward: Callable[[int, int], Forward],
+        kinds: Sequence[WorkKind] = (WorkKind.ATTENTION,),
+    ) -> Surface:
+        """The time inside attention, or in other kinds of work that depend on sequences."""
         forwards = [forward(one, other) for one in across for other in along]
-        bare = replace(self._blocks, products=self._latent_products(), experts=())
-        found = self._times(bare, forwards)
-        still = self._times(replace(bare, recurrent_layers=0), forwards) if bare.recurrent_layers else found
-        seconds = [
-            one.by_kind.get(WorkKind.ATTENTION, 0.0)
-            + one.by_kind.get(WorkKind.VECTOR, 0.0)
-            - other.by_kind.get(WorkKind.VECTOR, 0.0)
-            for one, other in zip(found, still, strict=True)
-        ]
+        found = self._times(replace(self._blocks, products=self._latent_products(), experts=()), forwards)
+        seconds = [sum(one.by_kind.get(kind, 0.0) for kind in kinds) for one in found]
         rows = [tuple(seconds[start : start + len(along)]) for start in range(0, len(seconds), len(along))]
         return Surface(across=tuple(map(float, across)), along=tuple(map(float, along)), seconds=tuple(rows))
+
+    def states(self, reach: StepRange) -> Surface:
+        """The time in the states of recurrent layers, of which a step launches one kernel for all its prompts."""
+        return self.surface(
+            _points(1, reach.sequences, steps=1),
+            _points(_SHORTEST_CHUNK, reach.tokens, steps=2),
+            lambda prompts, new: Forward(sequences=prompts, queries=new, keys=new),
+            (WorkKind.STATES,),
+        )
 
     def _latent_products(self) -> tuple[EngineProduct, ...]:
         return tuple(one for one in self._blocks.products if one.part is Part.LATENT)
@@ -112,7 +122,7 @@ class _Asked:
 
 
 def _without_attention(time: ForwardTime) -> float:
-    return time.seconds - time.by_kind.get(WorkKind.ATTENTION, 0.0)
+    return time.seconds - sum(time.by_kind.get(kind, 0.0) for kind in (WorkKind.ATTENTION, WorkKind.STATES))
 
 
 def _head_alone(time: ForwardTime) -> float:

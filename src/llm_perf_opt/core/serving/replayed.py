@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from llm_perf_opt.core.serving.step_table import RankStep
 from llm_perf_opt.core.target import Json
 
 
@@ -46,3 +47,4 @@ class Replayed:
     busy_s: float  # of which a step was running
     engine: Mapping[str, Json] = field(default_factory=dict)
     cpu_s: float = 0.0  # that the replay took
+    batches: list[RankStep] = field(default_factory=list)  # of each step, where the job asks for them

@@ -29,6 +29,10 @@ class Curve:
             return 0.0
         return _between(self.at, number, self.seconds)
 
+    def slower(self, factor: float) -> Curve:
+        """So many times as long everywhere."""
+        return replace(self, seconds=tuple(seconds * factor for seconds in self.seconds))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
@@ -45,6 +49,10 @@ class Surface:
         upper = min(max(bisect_left(self.across, across), 1), len(self.across) - 1)
         ends = [_between(self.along, along, self.seconds[at]) for at in (upper - 1, upper)]
         return _between((self.across[upper - 1], self.across[upper]), across, ends)
+
+    def slower(self, factor: float) -> Surface:
+        """So many times as long everywhere."""
+        return replace(self, seconds=tuple(tuple(seconds * factor for seconds in row) for row in self.seconds))
 
 
 class RankStep(NamedTuple):
@@ -74,6 +82,7 @@ class StepTable:
     head: Curve
     decoding: Surface  # sequences, tokens in the cache of each
     prompts: Surface  # new tokens, keys they attend to
+    states: Surface | None = None  # prompts in a step, new tokens of each; of layers that carry a state
     images: Curve | None = None
     padded_to: tuple[int, ...] = ()
     groups: int = 1
@@ -124,6 +133,8 @@ class StepTable:
         found = self.decoding(groups * decoding, cached_tokens / decoding) if decoding else 0.0
         for new, before in chunks:
             found += self.prompts(new, new + before)
+        if self.states is not None and chunks:
+            found += self.states(len(chunks), sum(new for new, _ in chunks) / len(chunks))
         return found
 
     def corrected(self, *, decoding: float, prompts: float) -> StepTable:
@@ -138,19 +149,12 @@ class StepTable:
         return replace(
             self,
             tokens=tokens,
-            head=_slower(self.head, decoding),
-            decoding=_slower_surface(self.decoding, decoding),
-            prompts=_slower_surface(self.prompts, prompts),
-            images=None if self.images is None else _slower(self.images, prompts),
+            head=self.head.slower(decoding),
+            decoding=self.decoding.slower(decoding),
+            prompts=self.prompts.slower(prompts),
+            states=None if self.states is None else self.states.slower(prompts),
+            images=None if self.images is None else self.images.slower(prompts),
         )
-
-
-def _slower(curve: Curve, factor: float) -> Curve:
-    return replace(curve, seconds=tuple(seconds * factor for seconds in curve.seconds))
-
-
-def _slower_surface(surface: Surface, factor: float) -> Surface:
-    return replace(surface, seconds=tuple(tuple(seconds * factor for seconds in row) for row in surface.seconds))
 
 
 def _between(at: Sequence[float], number: float, seconds: Sequence[float]) -> float:

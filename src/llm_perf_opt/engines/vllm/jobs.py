@@ -36,6 +36,7 @@ class ReplayJob:
     replicas: int = 1
     shares_experts: bool = False
     has_jumps: bool = False  # steps between two events in one, by drafts that are all right: inside/jumps.py
+    keeps_batches: bool = False  # what each step computed comes with the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,24 @@ def test_jumps_over_quiet_steps_take_as_long_as_the_steps(process: ReplayProcess
     assert quick.requests.last_token_s == pytest.approx(plain.requests.last_token_s)
 
 
+def test_clients_that_keep_a_number_in_flight_have_one_schedule_at_any_pace(process: ReplayProcess) -> None:
+    """In a cache that is too small for all, each step computes the same where prompts take ten times as long."""
+    requests = tuple(request(at, prompt_tokens=300 + 50 * at, output_tokens=200 + 9 * at) for at in range(20))
+    slow = replace(TABLE, tokens=Curve(at=(1.0, 1e3), seconds=(0.01, 0.1)))
+    alone = replace(SETTINGS, cache_blocks=150, more={"async_scheduling": False})
+    found, other = (
+        process.replay(
+            job(traffic=Traffic(requests=requests, concurrency=8), settings=alone, table=table, keeps_batches=True)
+        )
+        for table in (TABLE, slow)
+    )
+    assert sum(found.requests.preemptions) > 0
+    assert len(found.batches) == len(found.steps.start_s)
+    assert found.batches == other.batches
+    assert found.requests.last_token_s != other.requests.last_token_s
+    assert not process.replay(job(request(0))).batches, "kept only for those who ask"
+
+
 def test_prefixes_that_are_shared_are_found_in_the_cache(process: ReplayProcess) -> None:
     shared = [replace(request(at, float(at)), prefix="p", prefix_tokens=64) for at in range(2)]
     own = request(2, 2.0)

@@ -42,12 +42,12 @@ class VirtualExecutor(Executor):
             "compile_or_warm_up_model": lambda: CompilationTimes(0.0, 0.0),
         }
 
-    def begin(self, launches: Launches, sampler: Sampler) -> None:
+    def begin(self, launches: Launches, sampler: Sampler, *, keeps_batches: bool = False) -> None:
         """A new replay on devices that are idle, with an empty log."""
         self._launches, self._sampler = launches, sampler
         self.clock = launches.clock
         self._none = Due(self.clock, 0.0, None)
-        self.log = StepLog()
+        self.log = StepLog(keeps_batches=keeps_batches)
 
     def collective_rpc(
         self, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None, non_block: bool = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from llm_perf_opt.core.serving.requests import Traffic
-from llm_perf_opt.core.serving.step_table import StepTable
+from llm_perf_opt.core.serving.step_table import RankStep, StepTable
 from llm_perf_opt.engines.vllm.inside.sampling import TOKEN
 from llm_perf_opt.engines.vllm.inside.step_time import Batch
 
@@ -68,7 +68,7 @@ class JumpingTime:
         self._table, self._slower = table, slower
         self.host_s = table.host_s
 
-    def seconds(self, batch: Batch) -> float:
+    def seconds(self, batch: Batch | RankStep) -> float:
         """All of them: the cache grows by one token of each sequence in every step, and time evenly with it."""
         steps = 1 + batch.drafted_tokens // max(1, batch.decoding)
         cached = batch.cached_tokens + batch.decoding * (steps - 1) // 2

@@ -89,7 +89,7 @@ def replay(cores: Sequence[Any], job: ReplayJob, sampler: Sampler | None = None)
         core.reset_prefix_cache()
         core.reset_encoder_cache()
         launches = rounds or OwnLaunches(_step_time(job), job.settings.pipeline)
-        core.model_executor.begin(launches, sampler or _sampler(core, job))
+        core.model_executor.begin(launches, sampler or _sampler(core, job), keeps_batches=job.keeps_batches)
     route = FrontEnd(cores).route if len(cores) > 1 else None
     began = time.thread_time()
     with _no_collector():
@@ -103,6 +103,7 @@ def replay(cores: Sequence[Any], job: ReplayJob, sampler: Sampler | None = None)
             busy_s=core.model_executor.log.busy_s,
             engine=decided(core),
             cpu_s=cpu_s,
+            batches=core.model_executor.log.batches,
         )
         for core, requests in zip(cores, answered, strict=True)
     ]

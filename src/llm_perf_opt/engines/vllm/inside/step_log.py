@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from llm_perf_opt.core.serving.replayed import EngineSteps
+from llm_perf_opt.core.serving.step_table import RankStep
 from llm_perf_opt.engines.vllm.inside.step_time import Batch
 
 
 class StepLog:
     """Grows by one entry per step; knows when each request was first part of one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_batches: bool = False) -> None:
+        self._keeps_batches = keeps_batches
+        self.batches: list[RankStep] = []
         self.steps = EngineSteps(
             start_s=[], duration_s=[], decoding=[], prompt_tokens=[], running=[], waiting=[], cache_use=[]
         )
@@ -31,6 +34,10 @@ class StepLog:
         steps.waiting.append(waiting)
         steps.cache_use.append(scheduler.kv_cache_manager.usage)
         self.busy_s += stage_s
+        if self._keeps_batches:
+            self.batches.append(
+                RankStep(batch.decoding, batch.cached_tokens, batch.chunks, batch.image_tokens, batch.drafted_tokens)
+            )
         for new in batch.new:
             if new.req_id not in self.scheduled_s:  # one that was preempted and came back has its first time already
                 self.scheduled_s[new.req_id] = start_s
