@@ -1,4 +1,4 @@
-"""What vLLM's own model classes do for six models, as traces of them say: kept as facts for the tests.
+"""What vLLM's own model classes do for seven models, as traces of them say: kept as facts for the tests.
 
     python -m benchmarks.vllm_code            # writes tests/facts/vllm_code.json; needs vLLM's environment
 
@@ -82,6 +82,7 @@ CASES = (
     Case(name="deepseek-v3 tp8", folder=_config("deepseek-v3"), tp=8),
     Case(name="deepseek-v3-fp8 tp8", folder=_config("deepseek-v3-fp8"), tp=8),
     Case(name="gpt-oss-120b tp4", folder=_config("gpt-oss-120b"), tp=4),
+    Case(name="minimax-m2.5 tp4", folder=FACTS / "serving" / "configs" / "minimax-m2.5", tp=4),
     Case(name="deepseek-ocr", folder=FACTS / "deepseek_ocr", prompt_tokens=903, model_type="deepseek_vl_v2"),
 )
 

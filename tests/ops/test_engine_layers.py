@@ -128,12 +128,15 @@ def test_rotation_turns_queries_and_keys_in_place_and_reads_a_row_of_angles_for_
     assert cost.bytes_moved == 2 * 5 * 10 * 64 * 2 + 5 * 8 + 5 * 64 * 2
 
 
-def test_the_fused_latent_projection_is_a_linear_layer() -> None:
+@pytest.mark.parametrize(
+    ("name", "rows"), [("min_latency_fused_qkv_a_proj", "input_"), ("fp32_router_gemm_dispatch", "x")]
+)
+def test_a_product_that_vllm_hides_is_a_linear_layer(name: str, rows: str) -> None:
     kind = OpKind(
-        name="vllm.min_latency_fused_qkv_a_proj.default",
+        name=f"vllm.{name}.default",
         inputs=(meta(7, 64), meta(24, 64)),
         outputs=(meta(7, 24),),
-        input_names=("input_", "weight"),
+        input_names=(rows, "weight"),
         output_aliases=(-1,),
     )
     with FlopCounterMode(display=False) as counter, torch.device("meta"):

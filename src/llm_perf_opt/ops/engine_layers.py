@@ -185,6 +185,7 @@ OPS = registered(
             reads=reads_unwritten,
         ),
         "vllm.min_latency_fused_qkv_a_proj": Op(price=product(0, "input_", "input"), family=WorkFamily.PRODUCT),
+        "vllm.fp32_router_gemm_dispatch": Op(price=product(0, "x"), family=WorkFamily.PRODUCT),
         "vllm_moe.routed_experts": Op(
             price=routed_experts, family=WorkFamily.GROUPED, kernels=experts_kernels, reads=experts_reads
         ),

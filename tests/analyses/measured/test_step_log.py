@@ -86,7 +86,7 @@ def test_batches_of_several_sizes_have_a_factor_each() -> None:
     assert factors.of_decode(64) == pytest.approx(1.0)
     assert factors.most_decoding == 16
     assert better.tokens(17) == pytest.approx(eager.tokens(17) * factors.of_prompts), "beyond are tokens of prompts"
-    assert "from x 2 at 1 sequences to x 1 at 16" in next(iter(factors.notes())).text
+    assert "from x 2 in batches of 1 to x 1 in those of 16" in next(iter(factors.notes())).text
 
 
 def test_steps_too_few_for_a_factor_have_no_part_in_the_spread() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BF16 = 2
+BF16, FP32 = 2, 4
 FACTS = Path(__file__).parents[2] / "facts"
 
 
@@ -122,6 +122,29 @@ def deepseek_v3(config: dict[str, Any], step: Step, tp: int) -> Expected:
         cache_bytes_per_token=layers * (rank + rotary) * BF16,
         routers=2 * step.rows * sparse * router,
         **_exchanges(config, step, tp),
+    )
+
+
+def minimax(config: dict[str, Any], step: Step, tp: int) -> Expected:
+    """Norms over all heads of queries and of keys, whose squares all ranks exchange; a bias for each router."""
+    size, layers, inner = config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]
+    heads, groups = config["num_attention_heads"] // tp, config["num_key_value_heads"] // tp
+    width, experts, chosen = config["head_dim"], config["num_local_experts"], config["num_experts_per_tok"]
+    head = config["vocab_size"] // tp * size
+    attention_weights, router = size * width * (2 * heads + 2 * groups), size * experts
+    expert = 3 * size * inner
+    held = layers * (attention_weights + router + experts * expert // tp)
+    used = layers * (attention_weights + router) + layers * chosen * expert // tp
+    vectors = layers * ((heads + groups) * width + experts + 2 * size) + size
+    exchanges = _exchanges(config, step, tp)
+    exchanges["all_reduces"] += layers
+    exchanges["all_reduce_bytes"] += layers * step.rows * 2 * FP32
+    return Expected(
+        parameters=2 * head + held + vectors,
+        flops=2 * step.rows * used + layers * 4 * heads * width * step.rows * step.keys + 2 * step.sequences * head,
+        cache_bytes_per_token=layers * 2 * groups * width * BF16,
+        routers=2 * step.rows * layers * router,
+        **exchanges,
     )
 
 

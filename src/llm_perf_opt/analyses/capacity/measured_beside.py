@@ -46,7 +46,7 @@ class StepFactors:
         ]
         if len(self.by_batch) > 1:
             (few, first), (many, last) = self.by_batch[0], self.by_batch[-1]
-            parts[0] += f", from x {first:.3g} at {few:.0f} sequences to x {last:.3g} at {many:.0f}"
+            parts[0] += f", from x {first:.3g} in batches of {few:.0f} to x {last:.3g} in those of {many:.0f}"
         spread = "" if self.spread is None else f"; half of the steps lie within {format_ratio(self.spread)} of that"
         yield Note(f"Step times are corrected by measured steps: {', '.join(parts)}{spread}.")
 

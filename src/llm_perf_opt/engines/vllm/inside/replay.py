@@ -50,7 +50,7 @@ def _engines_for(job: ReplayJob, report: Report) -> list[Any]:
     while len(_engines) >= _KEPT_ENGINES:
         _engines.pop(next(iter(_engines)))
     while len(cores) < job.replicas:
-        report(f"Building an engine for {job.settings.model} ...")
+        report(f"Building vLLM's engine for {job.settings.ranks} x {job.settings.device.name} ...")
         from llm_perf_opt.engines.vllm.inside.engine import build  # imports vllm, once the platform is there
 
         cores.append(build(job.settings, largest_image=largest_image))

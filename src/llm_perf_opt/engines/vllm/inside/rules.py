@@ -163,10 +163,24 @@ def _window(layer: Any) -> int | None:
 def _open_experts(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
     """What the op hides, run in its place."""
     layer = _layer(args, kwargs)
+    return _opened(engine, lambda: layer._forward_impl(*args[:4]))
+
+
+def _open_norms(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
+    """A norm over the heads of all ranks as vLLM's own reference does it, with the exchange of its squares."""
+    from vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp import _minimax_qk_norm_tp_eager
+
+    qkv, query_weight, key_weight, query_size, key_size, _, ranks, epsilon = args[:8]
+    sizes = (query_size, key_size, ranks, epsilon)
+    return _opened(engine, lambda: _minimax_qk_norm_tp_eager(qkv, query_weight, key_weight, *sizes))
+
+
+def _opened(engine: Dispatcher, run: Callable[[], Any]) -> Done:
+    """Code of vLLM's that an op hides, seen op by op."""
     inside, engine.disguise.inside = engine.disguise.inside, 0
     try:
         with engine:
-            return Done(layer._forward_impl(*args[:4]))
+            return Done(run())
     finally:
         engine.disguise.inside = inside
 
@@ -211,4 +225,5 @@ _RULES.update(
     unified_mla_kv_cache_update=_cache_update,
     moe_forward=_open_experts,
     moe_forward_shared=_open_experts,
+    minimax_qk_norm_fusion=_open_norms,
 )

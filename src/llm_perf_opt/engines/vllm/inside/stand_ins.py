@@ -7,6 +7,7 @@ a trace records it under its own name. One that is not known raises when it is c
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -112,11 +113,18 @@ def stand_in() -> None:
             setattr(ops, name, _yes)
     # It would make a CUDA stream; without one, shared experts run before the routed ones.
     _replace("vllm.model_executor.layers.fused_moe.runner.shared_experts", "aux_stream", _nothing)
+    _leave_out_fused_norms()
     _stand_in_for_triton()
     # Layers that ask for the device to put a buffer on would get the number of a GPU.
     type(importlib.import_module("vllm.platforms").current_platform).current_device = classmethod(lambda cls: "cpu")
     _inspect_here()
     _stand_in_for_tokenizers()
+
+
+def _leave_out_fused_norms() -> None:
+    """A norm that exchanges squares between ranks would reserve memory of its peers; without its kernel it does not."""
+    if importlib.util.find_spec("vllm.model_executor.layers.minimax_rms_norm") is not None:
+        _replace("vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp", "_MINIMAX_FUSED_AR_RMS_QK", None)
 
 
 def _replace(module: str, name: str, stand_in: Any) -> None:
