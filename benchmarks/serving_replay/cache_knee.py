@@ -55,6 +55,7 @@ def rows(process: ReplayProcess) -> Iterator[KneeRow]:
 
 
 def knee(in_flight: Sequence[int], ttft_s: Sequence[float]) -> int | None:
-    """The first concurrency at which the first token takes a jump; None: there is none."""
-    pairs = zip(in_flight[1:], ttft_s[1:], ttft_s, strict=False)
-    return next((number for number, now, before in pairs if now > JUMP * before), None)
+    """The concurrency at which the first token takes its largest jump; None: there is none."""
+    jumps = [(now / before, number) for number, now, before in zip(in_flight[1:], ttft_s[1:], ttft_s, strict=False)]
+    largest, number = max(jumps)
+    return number if largest > JUMP else None

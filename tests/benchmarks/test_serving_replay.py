@@ -105,14 +105,19 @@ def test_errors_are_relative_to_what_was_measured() -> None:
 
 
 def test_the_knee_is_where_the_first_token_jumps() -> None:
-    assert knee([1, 5, 25, 50], [0.4, 0.5, 0.6, 5.0]) == 50
+    assert knee([1, 5, 25, 50], [0.4, 0.5, 1.6, 16.0]) == 50
     assert knee([1, 5, 25], [0.4, 0.5, 0.6]) is None
 
 
-def test_the_cache_is_full_at_the_measured_concurrency() -> None:
+def test_the_cache_is_full_within_one_step_of_the_measured_concurrency() -> None:
     rows = DATA["knee"]
     numbers = [row["in_flight"] for row in rows]
-    assert knee(numbers, [row["ttft_s"] for row in rows]) == knee(numbers, [row["measured_ttft_s"] for row in rows])
+    replayed, measured = (knee(numbers, [row[name] for row in rows]) for name in ("ttft_s", "measured_ttft_s"))
+    assert replayed is not None
+    assert measured is not None
+    assert abs(numbers.index(replayed) - numbers.index(measured)) <= 1
+    for row in rows:
+        assert row["tpot_s"] == pytest.approx(row["measured_itl_s"], rel=0.12)
 
 
 def test_at_the_recorded_pace_one_scheduler_queues_as_recorded() -> None:
