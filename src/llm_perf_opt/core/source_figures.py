@@ -162,6 +162,7 @@ _PRODUCTS = (
     "addbmm",
     "baddbmm",
     "smm",
+    "gemm",
     "proj",
 )
 _VECTOR_PRODUCTS = ("mv", "addmv", "dot", "vdot", "vecdot", "tensordot", "inner")
