@@ -127,7 +127,7 @@ def read_kept(kept: Path) -> dict[str, Replay]:
 
 
 def replays(runs: Sequence[MeasuredRun], schedules: Path) -> Iterator[Replay]:
-    """All of them, few in flight first. Schedules that an earlier call has left are read, not made again."""
+    """All of them, those of one engine together. Schedules that an earlier call has left are read, not made again."""
     todo = [(settings_of(run, traffic), run, traffic) for run in runs for traffic in (load_of(run),)]
     todo.sort(key=lambda one: (one[0].max_batched_tokens or 0, one[0].cache_blocks or 0, one[1].in_flight or 1))
     tables: dict[object, StepTable] = {}

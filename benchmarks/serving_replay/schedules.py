@@ -21,7 +21,7 @@ from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.requests import Traffic
 from llm_perf_opt.core.serving.step_table import RankStep, StepTable
 from llm_perf_opt.engines.vllm.inside.jumps import JumpingTime
-from llm_perf_opt.engines.vllm.jobs import ReplayJob
+from llm_perf_opt.engines.vllm.jobs import ReplayJob, read_message, write_message
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 
 
@@ -36,7 +36,6 @@ class Schedule:
     last: list[int]
     output_tokens: list[int]
     preemptions: int
-    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +61,10 @@ class Schedules:
         key = msgspec.json.encode((settings, traffic.concurrency, load))
         file = self._folder / f"{hashlib.sha256(key).hexdigest()[:24]}.msgpack"
         if file.exists():
-            return msgspec.msgpack.decode(file.read_bytes(), type=Schedule)
+            return read_message(file, Schedule)
         job = ReplayJob(settings=settings, traffic=traffic, table=table, has_jumps=True, keeps_batches=True)
         found = schedule_of(self._process.replay(job))
-        whole = file.with_suffix(".part")
-        whole.write_bytes(msgspec.msgpack.encode(found))
-        whole.replace(file)
+        write_message(file, found)
         return found
 
 
@@ -90,7 +87,6 @@ def schedule_of(done: Replayed) -> Schedule:
         last=after(found.last_token_s),
         output_tokens=found.output_tokens,
         preemptions=sum(found.preemptions),
-        cpu_s=done.cpu_s,
     )
 
 

@@ -176,7 +176,10 @@ class Module:
 
 
 class LatentTables:
-    """The latent attention of a system: the engine's own tables; where it measured none, the fastest of any engine."""
+    """The latent attention of a system: the engine's own tables; where it measured none, the fastest of any engine.
+
+    Modules always take the fastest: some of them were measured bound by the host.
+    """
 
     def __init__(self, system: SystemForDevice, engine: str | None) -> None:
         self._system, self._engine = system, engine

@@ -157,19 +157,17 @@ class EngineTimer:
         _add(shapes, times, [KINDS[type(shape)] for _, shape, _ in shapes])
 
     def _add_states(self, states: Sequence[tuple[_Sum, StateWork, int]]) -> None:
-        """By the measured rule where its heads are known, else by the bytes of the states."""
-        ruled = [one for one in states if one[1].value_heads]
-        times = self._tables.recurrent(_recurrent_query([work for _, work, _ in ruled])) if ruled else None
-        is_known = [] if times is None else times.is_known.tolist()
-        if times is not None and all(is_known):
-            _add(ruled, times, [WorkKind.STATES] * len(ruled))
-            for found, _, count in ruled:
+        """By the measured rule where a table has it, else by the bytes of the states."""
+        if not states:
+            return
+        times = self._tables.recurrent(_recurrent_query([work for _, work, _ in states]))
+        for (found, work, count), seconds, origin in zip(states, times.seconds, times.origins, strict=True):
+            if work.value_heads and not math.isnan(seconds):
+                found.add(WorkKind.STATES, origin, count * float(seconds))
                 found.kernels += (MEASURED_KERNELS - 1) * count
-            states = [one for one in states if not one[1].value_heads]
-        for found, work, count in states:
-            found.add(
-                WorkKind.STATES, Origin.ROOFLINE, count * self._vector_s(VectorWork(bytes_moved=work.bytes_moved))
-            )
+            else:
+                by_bytes = self._vector_s(VectorWork(bytes_moved=work.bytes_moved))
+                found.add(WorkKind.STATES, Origin.ROOFLINE, count * by_bytes)
 
     def _add_exchanges(self, exchanges: Sequence[tuple[_Sum, Collective, int]]) -> None:
         for kind in dict.fromkeys(work.kind for _, work, _ in exchanges):
@@ -188,8 +186,8 @@ def _recurrent_query(works: Sequence[StateWork]) -> RecurrentQuery:
     return RecurrentQuery(
         sequences=np.array([max(1.0, work.sequences) for work in works]),
         queries=np.array([work.queries for work in works], float),
-        key_heads=np.array([work.key_heads for work in works], float),
-        value_heads=np.array([work.value_heads for work in works], float),
+        key_heads=np.array([max(1, work.key_heads) for work in works], float),
+        value_heads=np.array([max(1, work.value_heads) for work in works], float),
     )
 
 
