@@ -1,7 +1,9 @@
 """Faults on purpose: in forwards and in our own code, at writes and kills, in files, names and threads.
 
     python scripts/fault_campaign.py --quick                    a sample of each, within three minutes
-    python scripts/fault_campaign.py                            all of them, within the hour
+    python scripts/fault_campaign.py                            all of them, within three hours of one core
+    python scripts/fault_campaign.py --landing 44               the samples that this landing owes: five landings, all
+    python scripts/fault_campaign.py --long 44                  a third of them whole, a sample of the others
     python scripts/fault_campaign.py --only threads,memory      some of them
     python scripts/fault_campaign.py --kinds function           some kinds of files alone, of `hostile_files`
     python scripts/fault_campaign.py --write docs/reliability.md
@@ -33,6 +35,13 @@ SHOWN = 40  # findings printed in full for one campaign
 LIMIT_S = {True: 900, False: 3600}  # of one campaign, by `quick`; whatever takes longer is a finding
 # They begin first.
 LONGEST = ("hostile_files", "hostile_names", "forward_faults", "own_faults", "kills", "write_faults", "interrupts")
+# Whole campaigns by turns, each about as long: three long gates run them all.
+TURNS = (
+    ("forward_faults", "memory", "bounded_work"),
+    ("hostile_files", "own_faults", "threads", "interrupts"),
+    ("hostile_names", "write_faults", "kills"),
+)
+SAMPLES = 5  # landings that share the samples of all campaigns
 sys.path.insert(0, str(ROOT))
 
 from scripts.campaigns.rows import Row  # noqa: E402  found once the root is on the path
@@ -158,12 +167,23 @@ def write_page(page: Path, text: str) -> None:
     page.write_text(f"{before}{START}\n{text}\n{END}{after}", "utf-8")
 
 
-def run_all(chosen: Sequence[str], *, quick: bool, seed: int, jobs: int) -> dict[str, Campaign]:
-    """So many campaigns at a time, those that take longest first; in the order of `chosen`."""
+def due_whole(number: int) -> set[str]:
+    """The campaigns that the long gate of a landing runs whole; one that no turn names is in every turn."""
+    named = {name for turn in TURNS for name in turn}
+    return {name for name in names() if name not in named} | set(TURNS[number % len(TURNS)])
+
+
+def due_samples(number: int) -> list[str]:
+    """The campaigns of which the gate of a landing runs a sample."""
+    return [name for place, name in enumerate(names()) if place % SAMPLES == number % SAMPLES]
+
+
+def run_all(chosen: Sequence[str], *, sampled: set[str], seed: int, jobs: int) -> dict[str, Campaign]:
+    """`jobs` campaigns at a time, those that take longest first; in the order of `chosen`."""
     found: dict[str, Campaign] = {}
     with ThreadPoolExecutor(jobs) as pool:
         begun = sorted(chosen, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
-        name_of = {pool.submit(run_campaign, name, quick=quick, seed=seed): name for name in begun}
+        name_of = {pool.submit(run_campaign, name, quick=name in sampled, seed=seed): name for name in begun}
         for done in as_completed(name_of):
             found[name_of[done]] = done.result()
             _tell(name_of[done], done.result())
@@ -196,6 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a sample of each campaign")
     parser.add_argument("--only", metavar="NAMES", help=f"some of: {', '.join(names())}")
+    parser.add_argument("--landing", type=int, metavar="N", help="a sample of the campaigns that landing N owes")
+    parser.add_argument("--long", type=int, metavar="N", help="those whose turn it is whole, a sample of the others")
     parser.add_argument("--kinds", metavar="NAMES", default="", help="of `hostile_files` these kinds of files alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="campaigns at a time")
@@ -216,9 +238,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.only.split(",") if options.only else names()
     if unknown := set(chosen) - set(names()):
         parser.error(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(names())}")
-    if options.write and options.quick:
-        parser.error("--write is for whole campaigns: leave --quick out")
-    found = run_all(chosen, quick=options.quick, seed=options.seed, jobs=options.jobs)
+    sampled = set(chosen) if options.quick else set()
+    if options.landing is not None:
+        chosen = due_samples(options.landing)
+        sampled = set(chosen)
+    elif options.long is not None:
+        sampled = set(chosen) - due_whole(options.long)
+    if options.write and sampled:
+        parser.error("--write is for whole campaigns: leave --quick, --landing and --long out")
+    found = run_all(chosen, sampled=sampled, seed=options.seed, jobs=options.jobs)
     print(table(lines_of(found)))
     if options.write:
         write_page(options.write, table({**lines_on(options.write), **lines_of(found)}))

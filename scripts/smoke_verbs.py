@@ -1,11 +1,11 @@
 """Run every verb once on a tiny model and check the exit code and one thing that it prints or writes.
 
-    python scripts/smoke_verbs.py [--extras all|none] [PYTHON]
+    python -m scripts.smoke_verbs [--extras all|none] [PYTHON]
 
 PYTHON is an interpreter with the package installed (default: this one). With `--extras none` the package has no extras:
-what needs one must exit 1 and name the exact pip command, and everything else must work. Each command is a process of
-its own, as users run it. Fails at the end, with every step that did not do what it should. Takes about a minute on two
-cores.
+what needs one must exit 1 and name the exact pip command, and everything else must work. The first commands are started
+as users start them; the others are forks of a process that has imported torch (`scripts/gate/warm_python.py`), which
+takes half as long. Fails at the end, with every step that did not do what it should.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from scripts.gate.warm_python import warm_python
 
 LLAMA = {
     "model_type": "llama",
@@ -188,12 +190,13 @@ def main() -> int:
     parser.add_argument("python", nargs="?", default=sys.executable)
     asked = parser.parse_args()
     os.environ.update(HF_HUB_OFFLINE="1", NO_COLOR="1", COLUMNS="160")
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool, warm_python(asked.python) as warm:
         prepare(Path(name))
 
         def is_right(step: Step) -> bool:
             began = time.perf_counter()
-            problem = problem_of(step, asked.python, Path(name), asked.extras)
+            python = asked.python if step in STEPS[:FIRST] else str(warm / "python")
+            problem = problem_of(step, python, Path(name), asked.extras)
             line = f"   {time.perf_counter() - began:5.1f} s  {step.command}"
             print(line if problem is None else f"{line}\n      FAILED: {problem}", flush=True)
             return problem is None

@@ -1,0 +1,90 @@
+"""Parts of a gate, each a command with a log of its own, two at a time; and how long each took."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CORES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A command of the gate. `seconds` is about how long it takes: the longest begin first."""
+
+    name: str
+    command: Sequence[str]
+    seconds: float
+    shows_output: bool = False  # also when it passed: what it left out, what it counted
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    part: Part
+    process: subprocess.Popen[bytes]
+    began: float
+
+
+def run_parts(parts: Sequence[Part], logs: Path, environment: Mapping[str, str]) -> dict[str, float]:
+    """Seconds by part. The first that fails ends the others, shows its log and ends the gate."""
+    logs.mkdir(parents=True, exist_ok=True)
+    waiting = sorted(parts, key=lambda part: -part.seconds)
+    running: list[_Running] = []
+    took: dict[str, float] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < CORES:
+                running.append(_start(waiting.pop(0), logs, environment))
+            time.sleep(0.05)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                took[one.part.name] = time.monotonic() - one.began
+                _tell(one, took[one.part.name], logs)
+    finally:
+        for one in running:
+            os.killpg(one.process.pid, signal.SIGTERM)
+    return took
+
+
+def _start(part: Part, logs: Path, environment: Mapping[str, str]) -> _Running:
+    with _log(part, logs).open("wb") as log:
+        process = subprocess.Popen(
+            part.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,  # so that a part that is stopped takes along what it started
+        )
+    return _Running(part=part, process=process, began=time.monotonic())
+
+
+def _log(part: Part, logs: Path) -> Path:
+    return logs / f"{part.name.replace(' ', '-')}.log"
+
+
+def _tell(one: _Running, seconds: float, logs: Path) -> None:
+    failed = one.process.returncode != 0
+    print(f"== {one.part.name}: {'FAILED after ' if failed else ''}{seconds:.0f} s", flush=True)
+    if failed or one.part.shows_output:
+        sys.stdout.write(_log(one.part, logs).read_text("utf-8", "replace"))
+        sys.stdout.flush()
+    if failed:
+        sys.exit(1)
+
+
+def table_of(took: Mapping[str, float]) -> list[str]:
+    """One line for each part, slowest first."""
+    slowest_first = sorted(took.items(), key=lambda pair: -pair[1])
+    return [f"{seconds:7.0f} s  {name}" for name, seconds in slowest_first]
+
+
+def keep(took: Mapping[str, float], file: Path) -> None:
+    file.write_text(json.dumps(dict(took), indent=1), "utf-8")
