@@ -50,7 +50,7 @@ def main(folder: Path, *, docs: bool) -> None:
     if docs:
         kept = ROOT / "docs/data/ocr_study"
         shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree("results", kept)
+        shutil.copytree("results", kept, ignore=shutil.ignore_patterns(".lock"))
         shutil.copy("ocr-study.html", ROOT / "docs/data/ocr-study.html")
 
 

@@ -56,7 +56,7 @@ OFFERS = {
     "llm-viewer": tuple(f"{kind}/dense-sdpa/none" for kind in ("memory", "kv-cache", "predicted-time", "picture")),
     "aiconfigurator": tuple(f"{kind}/dense-sdpa/none" for kind in AICONFIGURATOR),
     "llm-perf-opt": (
-        *(f"{kind}/dense-sdpa/none" for kind in ("memory", "kv-cache", "predicted-time")),
+        *(f"{kind}/dense-sdpa/none" for kind in ("memory", "kv-cache", "predicted-time", "serving")),
         "picture/experts/none",
     ),
 }

@@ -65,7 +65,7 @@ def cpu_s() -> float:
 def bare_processes(tasks: tuple[StudyTask, ...], out: str) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=WORKERS, mp_context=context) as pool:
-        list(pool.map(partial(run_task, root=out), tasks))
+        list(pool.map(partial(run_task, root=out, run="00000000"), tasks))
 
 
 def bare_ray(tasks: tuple[StudyTask, ...], out: str) -> None:
@@ -74,7 +74,7 @@ def bare_ray(tasks: tuple[StudyTask, ...], out: str) -> None:
     own = {"address": "local", "include_dashboard": False, "log_to_driver": False}
     ray.init(num_cpus=WORKERS, object_store_memory=128 * 2**20, **own)
     try:
-        remote = ray.remote(num_cpus=1)(lambda task: run_task(task, out))
+        remote = ray.remote(num_cpus=1)(lambda task: run_task(task, out, run="00000000"))
         ray.get([remote.remote(task) for task in tasks])
     finally:
         ray.shutdown()

@@ -1,14 +1,17 @@
 """Run every command that the shell blocks of the pages show, each in a folder that holds what the command names.
 
-    python -m scripts.page_commands REPOSITORY [PAGE ...]
+    python -m scripts.page_commands REPOSITORY [PAGE ...] [--chosen FILE] [--record FILE]
 
-A line runs as a whole, pipes and all. It must leave with code 0, and one of ours must print something or write what it
+A line runs as a whole, pipes and all, on forks of one process that has imported torch and transformers; the commands of
+README.md start as users start them. With `--chosen` only the lines in that JSON list run; `--record` keeps the seconds
+of each. A line must leave with code 0, and one of ours must print something or write what it
 says it writes; the first that does not ends the run. Lines with placeholders are forms to fill in; those that need a
 GPU, released weights or minutes are left out by name, with the reason; FIRST_HOUR_SLOW=1 runs the slow.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -21,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.gate.warm_python import CPU_SECONDS, PRELOADED, warm_python
 from scripts.page_blocks import blocks
 
 LEFT_OUT = {
@@ -97,12 +101,19 @@ def written_by(command: str) -> set[str]:
     return {name.rstrip("/") for name in WRITTEN.findall(_unquoted(command))}
 
 
-def prepare(store: Path) -> None:
-    """Everything that a command may name: traces, a page, scans, a model folder, devices."""
-    trace = ["llm-perf-opt", "trace", "deepseek-ocr", "--image", "1240x1754"]
-    subprocess.run([*trace, "--out", str(store / "run")], check=True, capture_output=True)
-    subprocess.run([*trace, "--mode", "base", "--out", str(store / "weightless")], check=True, capture_output=True)
-    subprocess.run(["llm-perf-opt", "cost", "run", "--out", "cost"], cwd=store, check=True, capture_output=True)
+def prepare(store: Path, command: str) -> None:
+    """Everything that a line may name: traces, a page, scans, a model folder, devices; `command` is the executable."""
+
+    def ask(*words: str) -> str:
+        done = subprocess.run([command, *words], cwd=store, check=False, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"llm-perf-opt {' '.join(words)} failed while the store was made:\n{done.stderr[-2000:]}")
+        return done.stdout
+
+    trace = ["trace", "deepseek-ocr", "--image", "1240x1754"]
+    ask(*trace, "--out", "run")
+    ask(*trace, "--mode", "base", "--out", "weightless")
+    ask("cost", "run", "--out", "cost")
     for name in ("real", "base"):
         shutil.copytree(store / "weightless", store / name)
     for name in PREPARED:
@@ -129,16 +140,11 @@ def prepare(store: Path) -> None:
     shutil.copytree(folder, store / "my-model")
     shutil.copytree(CONFIGS / "llama31-8b-fp8ct", store / "my-fp8-checkpoint")
     (store / "study.yaml").write_text(json.dumps(STUDY))  # JSON is YAML
-    subprocess.run(
-        ["llm-perf-opt", "study", "study.yaml", "--out", "results"], cwd=store, check=True, capture_output=True
-    )
+    ask("study", "study.yaml", "--out", "results")
+    template = ask("devices", "template", "my-card")
     for name in ("my.toml", "my-devices.toml", "machine.toml"):
-        template = subprocess.run(
-            ["llm-perf-opt", "devices", "template", "my-card"], check=True, capture_output=True, text=True
-        )
-        (store / name).write_text(template.stdout)
-    calibrate = ["llm-perf-opt", "devices", "calibrate", "--smoke", "--out", str(store / "machine.json")]
-    subprocess.run(calibrate, check=True, capture_output=True)
+        (store / name).write_text(template)
+    ask("devices", "calibrate", "--smoke", "--out", "machine.json")
 
 
 def folder_for(command: str, store: Path, place: Path) -> Path:
@@ -155,14 +161,40 @@ def folder_for(command: str, store: Path, place: Path) -> Path:
     return folder
 
 
-def run(shown: Shown, store: Path, place: Path) -> str | None:
-    """What is wrong with a command that does not do what the text says, with its output."""
-    folder = folder_for(shown.line, store, place)
-    started = time.perf_counter()
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", shown.line], cwd=folder, capture_output=True, text=True)
-    print(f"   {time.perf_counter() - started:6.1f} s  {shown.line}", flush=True)
-    missing = [name for name in written_by(shown.line) if not (folder / name).exists()]
-    shutil.rmtree(folder)
+@dataclass(frozen=True)
+class Runner:
+    """Where commands run: a store of what they read, a place for their folders, the folder of a warm Python."""
+
+    store: Path
+    place: Path
+    warm: Path
+
+    def run(self, shown: Shown) -> tuple[float, str | None]:
+        """Seconds of CPU, and what is wrong with a command that does not do what the text says, with its output."""
+        folder = folder_for(shown.line, self.store, self.place)
+        starts_itself = shown.page == "README.md"
+        path = os.environ["PATH"] if starts_itself else f"{self.warm}{os.pathsep}{os.environ['PATH']}"
+        times = folder.with_suffix(".times")
+        began = time.perf_counter()
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", shown.line],
+            cwd=folder,
+            env={**os.environ, "PATH": path, CPU_SECONDS: str(times)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        print(f"   {time.perf_counter() - began:6.1f} s  {shown.line}", flush=True)
+        seconds = time.perf_counter() - began
+        if times.exists():  # what forks used is known whatever else the machine did
+            seconds = sum(map(float, times.read_text("utf-8").split()))
+            times.unlink()
+        missing = [name for name in written_by(shown.line) if not (folder / name).exists()]
+        shutil.rmtree(folder)
+        return seconds, problem_of(shown, done, missing)
+
+
+def problem_of(shown: Shown, done: subprocess.CompletedProcess[str], missing: list[str]) -> str | None:
     if done.returncode:
         wrong = f"left with exit code {done.returncode}"
     elif missing:
@@ -178,31 +210,55 @@ def is_full_size(shown: Shown) -> bool:
     return re.search(r"\bdeepseek-ocr(?!-)", shown.line) is not None
 
 
-def run_all(wanted: list[Shown]) -> None:
-    """Two at a time, those that take long first, so that both end together; the first that fails ends it."""
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as workers:
+def run_all(wanted: list[Shown], workers: int = 2, preloaded: tuple[str, ...] = PRELOADED) -> dict[str, float]:
+    """Seconds by line. Those that take long begin first, so that all end together; the first that fails ends it."""
+    took: dict[str, float] = {}
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ThreadPoolExecutor(max_workers=workers) as pool,
+        warm_python(sys.executable, preloaded) as warm,
+    ):
         store, place = Path(scratch) / "store", Path(scratch) / "place"
         store.mkdir()
         place.mkdir()
-        prepare(store)
-        longest_first = sorted(wanted, key=lambda one: (not is_full_size(one), "cost " not in one.line))
-        running = [workers.submit(run, shown, store, place) for shown in longest_first]
-        for done in as_completed(running):
-            if error := done.result():
-                workers.shutdown(cancel_futures=True)
+        prepare(store, str(warm / "llm-perf-opt"))
+        runner = Runner(store, place, warm)
+        longest_first = sorted(wanted, key=lambda shown: (not is_full_size(shown), "cost " not in shown.line))
+        line_of = {pool.submit(runner.run, shown): shown.line for shown in longest_first}
+        for done in as_completed(line_of):
+            took[line_of[done]], error = done.result()
+            if error is not None:
+                pool.shutdown(cancel_futures=True)
                 sys.exit(error)
+    return took
+
+
+def runnable(repository: Path) -> dict[str, Shown]:
+    """Line -> the first page that shows it, of every line that a gate may run."""
+    return {shown.line: shown for shown in reversed(shown_commands(repository)) if shown.left_out is None}
 
 
 def main() -> None:
-    repository, *pages = sys.argv[1:]
-    shown = [one for one in shown_commands(Path(repository)) if not pages or one.page in pages]
-    commands = list({one.line: one for one in shown}.values())
-    for one in commands:
-        if one.left_out is not None:
-            print(f"   left out ({one.left_out}): {one.line}")
-    wanted = [one for one in commands if one.left_out is None]
-    run_all(wanted)
-    print(f"   {len(wanted)} commands of {len(commands)} ran")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("repository", type=Path)
+    parser.add_argument("pages", nargs="*")
+    parser.add_argument("--chosen", type=Path, help="a JSON list of the lines to run")
+    parser.add_argument("--record", type=Path, help="keep the seconds of each line here")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    commands = shown_commands(options.repository)
+    for line, reason in {shown.line: shown.left_out for shown in commands if shown.left_out is not None}.items():
+        print(f"   left out ({reason}): {line}")
+    wanted = [
+        shown for shown in runnable(options.repository).values() if not options.pages or shown.page in options.pages
+    ]
+    if options.chosen:
+        chosen = set(json.loads(options.chosen.read_text("utf-8")))
+        wanted = [shown for shown in wanted if shown.line in chosen]
+    took = run_all(wanted, options.workers)
+    if options.record:
+        options.record.write_text(json.dumps(took), "utf-8")
+    print(f"   {len(wanted)} commands of {len({shown.line for shown in commands})} ran")
 
 
 if __name__ == "__main__":

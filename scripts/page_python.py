@@ -2,8 +2,9 @@
 
     python -m scripts.page_python REPOSITORY TRACE [PAGE ...]
 
-TRACE is a folder with call graphs; a page finds a copy of it as `run/`, unless it writes that itself. The guides that
-begin with `add-a-` or `add-an-` are left out, since tests follow their steps;
+Each page is a fork of one process that has imported torch and transformers. TRACE is a folder with call graphs; a page
+finds a copy of it as `run/`, unless it writes that itself. The guides that begin with
+`add-a-` or `add-an-` are left out, since tests follow their steps;
 FIRST_HOUR_SLOW=1 runs the slow pages too.
 """
 
@@ -19,6 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from scripts.gate.warm_python import warm_python
 from scripts.page_blocks import Block, blocks
 from scripts.page_commands import STUDY
 
@@ -30,7 +32,7 @@ def program_of(page_blocks: list[Block]) -> str:
     return "\n".join(block.body for block in page_blocks if block.not_run is None)
 
 
-def run(program: str, trace: Path) -> str | None:
+def run(program: str, trace: Path, python: str) -> str | None:
     """The error of a program that does not run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -39,14 +41,14 @@ def run(program: str, trace: Path) -> str | None:
         if "study.yaml" in program:
             (folder / "study.yaml").write_text(json.dumps(STUDY), encoding="utf-8")  # JSON is YAML
         (folder / "page.py").write_text(program, encoding="utf-8")
-        done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run([python, "page.py"], cwd=folder, capture_output=True, text=True)
     return None if done.returncode == 0 else f"exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
-def run_page(page: str, page_blocks: list[Block], trace: Path) -> str | None:
+def run_page(page: str, page_blocks: list[Block], trace: Path, python: str) -> str | None:
     """What is wrong with a page; how long it took is told."""
     started = time.perf_counter()
-    error = run(program_of(page_blocks), trace)
+    error = run(program_of(page_blocks), trace, python)
     print(f"   {time.perf_counter() - started:6.1f} s  {len(page_blocks)} blocks of {page}", flush=True)
     return error and f"The Python of {page} fails: {error}"
 
@@ -62,8 +64,9 @@ def main() -> None:
         print(f"   left out ({left_out[page]}): {page}")
     wanted = {page: found for page, found in by_page.items() if page not in left_out}
     longest_first = sorted(wanted, key=lambda page: -len(program_of(wanted[page])))
-    with ThreadPoolExecutor(max_workers=2) as workers:
-        running = [workers.submit(run_page, page, wanted[page], Path(trace)) for page in longest_first]
+    with ThreadPoolExecutor(max_workers=2) as workers, warm_python(sys.executable) as warm:
+        python = str(warm / "python")
+        running = [workers.submit(run_page, page, wanted[page], Path(trace), python) for page in longest_first]
         for done in as_completed(running):
             if error := done.result():
                 workers.shutdown(cancel_futures=True)

@@ -29,6 +29,7 @@ OURS = (
     "*.ipynb",
     "src/llm_perf_opt/py.typed",
     "src/*.schema.json",
+    "tests/durations.json",
     "src/llm_perf_opt/core/callgraph/schema.json",
     "src/llm_perf_opt/formats/graph_page/*.js",
     "src/llm_perf_opt/formats/*.css",
@@ -40,6 +41,7 @@ OURS = (
     "tests/golden/*",  # scripts/make_graph_goldens.py
     "tests/core/callgraph/dialects/*",  # one small run, written in the forms of earlier scripts
     "benchmarks/breadth/full_size_changes.toml",
+    "scripts/planted/faults.toml",
     "web/*",
 )
 NOT_SHIPPED = ("__pycache__", "node_modules", ".ipynb_checkpoints")

@@ -67,7 +67,7 @@ smoke() { # NAME VERSION [CONSTRAINTS]
   local began=$SECONDS
   environment "$1" "$python" "${3:-}"
   echo "== $1: $("$python" -V), environment $((SECONDS - began)) s"
-  PYTHONPATH=$PWD/src "$python" scripts/smoke_verbs.py "$cache/smoke-$1/bin/python"
+  PYTHONPATH=$PWD/src:$PWD "$python" -m scripts.smoke_verbs "$cache/smoke-$1/bin/python"
 }
 
 [ $# -gt 0 ] || set -- 3.12 3.13 lowest

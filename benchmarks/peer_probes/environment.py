@@ -50,7 +50,8 @@ def make_environment(folder: Path) -> dict[str, str]:
     python = python_of(folder)
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = [*project["dependencies"], *project["optional-dependencies"]["kernels"]]
     for wanted in ([TORCH, "--extra-index-url", CPU_WHEELS], ["transformers", *own]):
         pip(python, *wanted).check_returncode()
     failures = {}

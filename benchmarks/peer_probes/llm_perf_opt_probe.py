@@ -13,7 +13,7 @@ from benchmarks.peer_probes.asked import Asked
 from benchmarks.peer_probes.workloads import DENSE_TOKENS, OCR_WORKLOAD
 from llm_perf_opt.core.workload import Workload
 
-DEVICE = "h100-sxm"
+DEVICE, IN_FLIGHT, ANSWERED_TOKENS = "h100-sxm", 64, 128
 
 
 def prepare(asked: Asked) -> None:
@@ -73,7 +73,33 @@ def picture(asked: Asked) -> Offer:
     return Offer(figure=len(shown.view.visible()), unit="boxes", of="an SVG drawing, equal modules folded")
 
 
-OFFERS = {"memory": memory, "kv-cache": kv_cache, "predicted-time": predicted_time, "picture": picture}
+def serving(asked: Asked) -> Offer:
+    from llm_perf_opt.analyses.capacity.steady_state import MeanRequest
+    from llm_perf_opt.api.served_model import ServedModel
+    from llm_perf_opt.api.tracing import find_origin
+    from llm_perf_opt.core.hardware import find_device
+    from llm_perf_opt.core.serving.serving_plan import ServingPlan
+
+    assert asked.folder is not None
+    served = ServedModel(find_origin(asked.folder, torch_device="cuda"), asked.folder)
+    mean = MeanRequest(prompt_tokens=DENSE_TOKENS, output_tokens=ANSWERED_TOKENS)
+    replica = served.replica(find_device(DEVICE), ServingPlan(), mean, None, max_sequences=IN_FLIGHT)
+    assert replica is not None
+    (state,) = (state for state in replica.considered.states if state.sequences == IN_FLIGHT)
+    return Offer(
+        figure=state.requests_per_s * ANSWERED_TOKENS,
+        unit="tokens/s",
+        of=f"{IN_FLIGHT} requests at once, batched in flight, per GPU, in a steady state",
+    )
+
+
+OFFERS = {
+    "serving": serving,
+    "memory": memory,
+    "kv-cache": kv_cache,
+    "predicted-time": predicted_time,
+    "picture": picture,
+}
 
 
 def _trace(asked: Asked, decode_steps: int = 0) -> Any:

@@ -76,8 +76,10 @@ def readme_table(record: Record) -> str:
             lines.append(f"| {PEERS[name].title} | not asked: {told['failure']} | | | | | |")
             continue
         dense, page = counted(told, "dense-sdpa"), counted(told, "ocr")
+        asked = ((dense, "dense-sdpa"), (page, "ocr"))
         besides = ", ".join(BESIDES[kind] for kind in SHORT_BESIDES if offer(told, kind) is not None)
-        cells = [PEERS[name].title, _share(record, dense), _spent(dense), _share(record, page), _spent(page)]
+        shares = [_share(record, row) if row else _no_share(told, subject) for row, subject in asked]
+        cells = [PEERS[name].title, shares[0], _spent(dense), shares[1], _spent(page)]
         lines.append(f"| {' | '.join([*cells, weights_finding(told, PEERS[name].reads), besides or 'nothing more'])} |")
     return "\n".join(lines) + "\n"
 
@@ -193,9 +195,13 @@ def _figure(found: Row) -> str:
     return f"{found['figure']:,.0f} {found['unit']}"
 
 
-def _share(record: Record, row: Row | None) -> str:
-    if row is None:
-        return "no answer"
+def _no_share(told: Mapping[str, Any], subject: str) -> str:
+    """Why there is none: the tool answers, but counts no FLOPs, or it does not answer."""
+    reasons = [str(row["reason"]) for row in failures(told) if row["subject"] == subject]
+    return "counts no FLOPs" if any(reason.startswith("LookupError") for reason in reasons) else "no answer"
+
+
+def _share(record: Record, row: Row) -> str:
     exact = record["exact_flops"][row["subject"]]
     share = row["flops"] / exact
     return "exact" if row["flops"] == exact else f"{share:.1%}" if abs(share - 1) > 0.001 else f"{share:.3%}"

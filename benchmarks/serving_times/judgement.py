@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations
 from statistics import median
 from typing import Any
@@ -26,25 +26,30 @@ def figures(some: Sequence[Judged], answers: dict[str, tuple[float, float]]) -> 
     """One row of a table; `answers` are aiconfigurator's TTFT and TPOT in seconds by name of the run."""
     if not some:
         return {"runs": 0}
-    tpot, ttft = (sorted(abs(getattr(one, name)) for one in some) for name in ("tpot_error", "ttft_error"))
     other = [(one, answers[one.one.run.name]) for one in some if one.one.run.name in answers]
     return {
         "runs": len(some),
-        "tpot": round(median(tpot), 4),
-        "tpot_p90": round(tpot[len(tpot) * 9 // 10], 4),
+        **_tails("tpot", [one.tpot_error for one in some]),
         "tpot_bias": round(median(one.tpot_error for one in some), 4),
-        "ttft": round(median(ttft), 4),
+        **_tails("ttft", [one.ttft_error for one in some]),
         "held": round(sum(one.holds() for one in some) / len(some), 4),
         "width": round(median(one.fit.tpot.high / one.fit.tpot.low for one in some), 3),
         "answered": len(other),
-        "other_tpot": _median(abs(found[1] / (one.one.run.tpot_s or math.nan) - 1) for one, found in other),
-        "other_ttft": _median(abs(found[0] / (one.one.run.ttft_s or math.nan) - 1) for one, found in other),
+        **_tails("other_tpot", [found[1] / (one.one.run.tpot_s or math.nan) - 1 for one, found in other]),
+        **_tails("other_ttft", [found[0] / (one.one.run.ttft_s or math.nan) - 1 for one, found in other]),
     }
 
 
-def _median(errors: Iterable[float]) -> float | None:
-    found = list(errors)
-    return round(median(found), 4) if found else None
+def _tails(name: str, errors: Sequence[float]) -> dict[str, float | None]:
+    """How far off in the median, and at most in 90 and in 99 of 100 records; None: there are no records."""
+    found = sorted(map(abs, errors))
+    places = {name: None, f"{name}_p90": 0.9, f"{name}_p99": 0.99}
+    if not found:
+        return dict.fromkeys(places)
+    return {
+        key: round(median(found) if share is None else found[int(len(found) * share)], 4)
+        for key, share in places.items()
+    }
 
 
 def sets(some: Sequence[Judged]) -> dict[str, list[Judged]]:
@@ -121,8 +126,7 @@ def after_measurements(some: Sequence[Judged]) -> dict[str, dict[str, Any]]:
         for name, error in _rest(sorted(curve, key=lambda one: one.one.run.in_flight or 0)):
             found[name].append(error)
     return {
-        name: {"runs": len(errors), "median": round(median(map(abs, errors)), 4), **_ends(errors)}
-        for name, errors in sorted(found.items())
+        name: {"runs": len(errors), **_tails("off", errors), **_ends(errors)} for name, errors in sorted(found.items())
     }
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trace a model and compare it with a baseline that lies in the repository; exit code 1: a budget does not hold.
+# Trace a model and compare it with a baseline that lies in the repository; exit code 3: a budget does not hold, 1: something failed.
 #
 #   perf_budget.sh MODEL BASELINE [options of trace] -- [options of compare]
 set -euo pipefail

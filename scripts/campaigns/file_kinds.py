@@ -43,6 +43,7 @@ from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.weightless.routing import read_replay
 from scripts.campaigns.foreign_kinds import foreign_kinds
 from scripts.campaigns.one_kind import Kind, at, function_questions, questions, small_module
+from scripts.campaigns.served_kinds import served_kinds
 
 EXPERTS = 3
 LINKS = """
@@ -131,7 +132,7 @@ RELEASED: dict[str, Any] = {
 def file_kinds(folder: Path) -> list[Kind]:
     """Every kind; a sealed one once more without its seal, as a person leaves it who changes it on purpose."""
     own = [*_results(folder), *_run_files(folder), *_tables(folder), *_model_files(folder), *_pages(folder)]
-    kinds = [*own, *foreign_kinds(folder)]
+    kinds = [*own, *foreign_kinds(folder), *served_kinds(folder)]
     return [
         *kinds,
         *(
@@ -161,6 +162,7 @@ def _results(folder: Path) -> Iterator[Kind]:
         return calibration, measured_device(calibration), trace.predict(calibration=calibration).to_dict()
 
     yield sealed("calibration", scratch.read_bytes(), predicted)
+    yield sealed("any result", scratch.read_bytes(), lpo.read_result)
 
 
 def _function(folder: Path) -> bytes:

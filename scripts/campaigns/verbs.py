@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -50,7 +51,7 @@ VERBS = {
     "pages": "pages deepseek-ocr-tiny --grids 1x1,2x1 --out pages.html --force",
     "sweep": "sweep tiny --batch 2 --context 16..19 --out sweep.html --csv points.csv "
     "--save-function tiny.function.json --force",
-    "plan": "plan tiny --devices 2xh100-sxm --batch 2 --prompt-tokens 4 --max-plans 2 --out plans.html --force",
+    "plan": "plan tiny --devices 2xh100-sxm --global-batch 2 --prompt-tokens 4 --max-plans 2 --out plans.html --force",
     "study": "study study.yaml --out studied --workers 1",
     "export with weights": "export tiny --prompt-tokens 4 --part model.layers.0.mlp --check onnx --load-weights random "
     "--out weighted --force",
@@ -76,6 +77,7 @@ RECORDING = {
 }
 _INPUTS = ("tiny", "base", "tmp", "stored.json", "recording.json", "study.yaml")
 _CACHES = (".ses", "torchinductor_")  # names that onnxruntime and torch keep in the system's temporary folder
+_PART = re.compile(r"(part-[0-9a-f]{16}-[0-9a-f]{16})-[0-9a-f]{8}-")
 _STORED: list[Calibration] = []
 
 
@@ -223,8 +225,10 @@ def seconds_of_child(words: str, place: Path) -> float:
 
 
 def results(place: Path) -> dict[str, bytes]:
-    """The files that verbs have written, by name."""
-    found = {str(file.relative_to(place)): file for file in place.rglob("*") if file.is_file()}
+    """The files that verbs have written, by name; which run wrote a part of a study is left out of its name."""
+    found = {
+        _PART.sub(r"\1-00000000-", str(file.relative_to(place))): file for file in place.rglob("*") if file.is_file()
+    }
     return {
         name: file.read_bytes()
         for name, file in sorted(found.items())

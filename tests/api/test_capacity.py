@@ -11,11 +11,13 @@ import pytest
 from PIL import Image
 
 import llm_perf_opt as lpo
+from llm_perf_opt.analyses.serving.fit import traced_fit
 from llm_perf_opt.api import capacity_replays
 from llm_perf_opt.api.capacity_replays import dealt
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.cli import main as command
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.serving.read_traffic import as_traffic
 from llm_perf_opt.engines.vllm.environment import find
 from tests.api.one_by_one import OneByOne
@@ -72,6 +74,8 @@ def test_fleets_of_several_devices_stand_side_by_side_the_cheapest_first(one_by_
     )
     assert [fleet.considered.device for fleet in answer.fleets] == ["h100-sxm", "l40s"]
     assert {job.settings.device.name for job in one_by_one.asked} == {one_by_one.asked[0].settings.device.name}
+    unpriced = lpo.capacity(TINY, "l40s, h100-sxm", OCR, pages=10**9, within="24h", prices={"l40s": 10.0})
+    assert [fleet.considered.device for fleet in unpriced.fleets] == ["l40s", "h100-sxm"], "no price is not a low one"
     first = answer.report().tables[0].rows[0]
     assert str(first[0]) == "How many GPUs for 1,000,000,000 pages in 24 h?"
     assert answer.deadline is not None
@@ -98,6 +102,38 @@ def test_limits_of_a_step_are_tried_one_by_one_and_reach_the_engine(one_by_one: 
     assert {one.max_sequences for one in answer.considered} == {2, 16}
     assert one_by_one.asked[0].settings.max_batched_tokens == 512
     assert one_by_one.asked[0].settings.cache_bytes is not None
+
+
+@needs_tables
+def test_one_device_has_one_number_of_tokens_in_its_cache_whichever_verb_is_asked(
+    one_by_one: type[OneByOne], tmp_path: Path
+) -> None:
+    """Whole blocks, by the fit that `predict` prints; a mean length of 71 tokens is no multiple of a block."""
+    from tests.api.tiny_folders import llama_folder
+
+    folder = llama_folder(tmp_path / "llama")
+    answer = lpo.capacity(folder, "h100-sxm", "4 at once prompt=64 output=7 requests=8", tp=1)
+    fit = traced_fit(lpo.trace(folder, prompt_tokens=300).graphs, find_device("h100-sxm"))
+    assert fit is not None
+    (considered,) = answer.considered
+    assert considered.cache_tokens == fit[1].cache_tokens
+    assert considered.cache_tokens % 16 == 0
+
+
+@needs_tables
+def test_a_page_has_one_mean_step(one_by_one: type[OneByOne]) -> None:
+    answer = lpo.capacity(TINY, "h100-sxm", "4 at once prompt=64 output=7 requests=8", tp=1)
+    assert answer.best.considered.best is not None
+    assert sum(answer.step_seconds.values()) == pytest.approx(answer.best.considered.best.step_s)
+
+
+@needs_tables
+@pytest.mark.parametrize(("asked", "told"), [(None, "auto"), ("fp8", "fp8"), ("int8", "int8_per_token_head")])
+def test_the_engine_is_told_the_cache_that_was_asked_for(
+    one_by_one: type[OneByOne], asked: str | None, told: str
+) -> None:
+    lpo.capacity(TINY, "h100-sxm", "4 at once prompt=64 output=7 requests=8", tp=1, cache=asked)
+    assert one_by_one.asked[0].settings.cache_dtype == told
 
 
 @needs_tables
@@ -139,7 +175,7 @@ def test_the_command_writes_a_page_and_a_trace_for_perfetto(
     ("words", "why"),
     [
         (["--tp", "2"], "--tp is about requests"),
-        (["--traffic", OCR, "--batch", "4"], "--batch is one batch"),
+        (["--traffic", OCR, "--global-batch", "4"], "--global-batch is one batch"),
         (["--traffic", OCR, "--price", "h100-sxm"], "is no price"),
         (["--traffic", OCR, "--slo", "fast"], "is not clear"),
         (["--traffic", OCR, "--pages", "5"], "--within is missing"),

@@ -55,9 +55,13 @@ def test_the_measured_workload_is_predicted_as_it_was_measured(traced: lpo.Trace
 
 
 def test_another_workload_is_predicted_too_and_its_factor_carried_over(traced: lpo.Trace) -> None:
-    """A server with 16 requests in flight of 128 + 32 tokens: a decode step of batch 16 at context 128 + 16."""
+    """16 requests in flight of 128 + 32 tokens: a decode step of batch 16 at context 128 + 16.
+
+    While one request makes its 32 tokens each of the 15 others brings a prompt: 15 / 32 of one in each step.
+    """
     there = lpo.trace(traced.name, prompt_tokens=144, batch=16).predict(DEVICE)
-    factor = 0.004 / middle(stage(there, "decode"))
+    alone = lpo.trace(traced.name, prompt_tokens=128).predict(DEVICE)
+    factor = 0.004 / (middle(stage(there, "decode")) + middle(stage(alone, "prefill")) * 15 / 32)
     before = traced.predict(DEVICE)
     after = traced.predict(DEVICE, measured="tpot=4ms concurrency=16 isl=128 osl=32")
     rest, decode = rests().tpot.one_point, stage(after, "decode")
@@ -71,8 +75,32 @@ def test_another_workload_is_predicted_too_and_its_factor_carried_over(traced: l
     assert "at batch 16, context 144" in str(after)
 
 
-def test_a_server_prefills_each_request_by_itself(traced: lpo.Trace) -> None:
-    after = traced.predict(DEVICE, measured="ttft=50ms concurrency=16 isl=128")
+def test_the_queue_of_a_server_is_not_booked_as_hardware(traced: lpo.Trace) -> None:
+    """16 in flight: nobody can tell the wait from the prefill, so the first token corrects nothing."""
+    before = traced.predict(DEVICE)
+    after = traced.predict(DEVICE, measured="ttft=358ms tpot=4ms concurrency=16 isl=128 osl=32")
+    assert after.correction is not None
+    assert [str(point.quantity) for point in after.correction.points] == ["TPOT"]
+    assert stage(after, "prefill") == stage(before, "prefill")
+    (warning,) = after.correction.warnings
+    assert "the TTFT of 358 ms corrects nothing. With 16 requests in flight it holds the wait for others" in warning
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("ttft=358ms concurrency=16 isl=128 osl=32", "holds the wait for others"),
+        ("tpot=4ms concurrency=16 isl=128", "follows from the output tokens, which are missing"),
+    ],
+)
+def test_a_measurement_of_a_queue_alone_is_refused_with_the_reason(traced: lpo.Trace, text: str, why: str) -> None:
+    with pytest.raises(PerfOptError, match="Nothing of this prediction was measured") as refusal:
+        traced.predict(DEVICE, measured=text)
+    assert why in refusal.value.why
+
+
+def test_one_request_at_a_time_has_no_queue(traced: lpo.Trace) -> None:
+    after = traced.predict(DEVICE, measured="ttft=50ms concurrency=1 isl=128")
     assert after.correction is not None
     (point,) = after.correction.points
     assert (point.batch, point.context) == (1, 128)
@@ -110,8 +138,11 @@ def test_speculative_decoding_is_turned_into_the_time_of_a_step(traced: lpo.Trac
     drafted = vllm_result(model_id="tiny-llama", max_concurrency=4, spec_decode_acceptance_length=2.5)
     drafted |= {"completed": 1, "total_input_tokens": 64, "total_output_tokens": 1}
     (file := tmp_path / "result.json").write_bytes(text_of(drafted))
-    after = traced.predict(DEVICE, measured=file)
-    assert stage(after, "decode").expected_s == pytest.approx(0.020 * 2.5)
+    before, after = traced.predict(DEVICE), traced.predict(DEVICE, measured=file)
+    step_s = middle(stage(before, "decode"))
+    prompt_s = middle(stage(lpo.trace(traced.name, prompt_tokens=64).predict(DEVICE), "prefill"))
+    share = step_s / (step_s + 2.5 * 3 * prompt_s)  # 2.5 of one output token in a step, and three prompts of others
+    assert stage(after, "decode").expected_s == pytest.approx(0.020 * 2.5 * share)
     assert "2.5 tokens" in str(after)
 
 

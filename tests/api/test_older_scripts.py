@@ -9,6 +9,7 @@ from llm_perf_opt import AnalysisConfig, DeepSeekOCRSession, DeepseekOCRStaticAn
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 
 CONFIG = AnalysisConfig(130, 90, base_size=64, image_size=40, patch_size=4, seq_len=6)
+LAYERS = DeepSeekOcrConfig.tiny().decoder.num_hidden_layers
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +31,23 @@ def test_prepared_inputs_unpack_into_what_the_model_is_called_with(
     session: DeepSeekOCRSession, analyzer: DeepseekOCRStaticAnalyzer
 ) -> None:
     input_ids, model_kwargs = analyzer.prepare_inputs(CONFIG)
-    assert sorted(model_kwargs) == ["images", "images_seq_mask", "images_spatial_crop"]
+    assert sorted(model_kwargs) == ["attention_mask", "images", "images_seq_mask", "images_spatial_crop"]
     assert model_kwargs["images_seq_mask"].shape == input_ids.shape
+    assert torch.equal(model_kwargs["attention_mask"], torch.ones_like(input_ids))
     with torch.no_grad():
-        logits = session.m_model(input_ids=input_ids, **model_kwargs).logits
-    assert logits.shape[:2] == input_ids.shape
+        plain = session.m_model(input_ids=input_ids, **model_kwargs)
+        whole = session.m_model(input_ids=input_ids, **model_kwargs, use_cache=True, return_dict=True)
+        core = session.m_model.model(input_ids, **model_kwargs, use_cache=True, return_dict=True)
+        without = session.m_model(input_ids=input_ids, **model_kwargs, use_cache=False)
+    assert whole.logits.shape[:2] == input_ids.shape
+    assert torch.equal(plain.logits, whole.logits)
+    assert torch.equal(session.m_model.lm_head(core.last_hidden_state).float(), whole.logits)
+    assert [len(one.past_key_values) for one in (whole, core, without)] == [LAYERS, LAYERS, 0]
+    token = whole.logits[:, -1:].argmax(-1)
+    mask = torch.ones(1, input_ids.shape[1] + 1, dtype=torch.int64)
+    with torch.no_grad():
+        step = session.m_model(token, past_key_values=whole.past_key_values, attention_mask=mask, use_cache=True)
+    assert step.logits.shape[:2] == (1, 1)
 
 
 def test_the_tensors_are_those_of_the_session_itself() -> None:
@@ -67,7 +80,21 @@ def test_stages_and_the_modules_that_they_claim(analyzer: DeepseekOCRStaticAnaly
         "sam": ["model.sam_model"],
         "clip": ["model.vision_model"],
         "projector": ["model.projector"],
-        "prefill": [""],
-        "decode": [""],
+        "prefill": ["model.embed_tokens", "model.layers", "model.norm", "lm_head"],
+        "decode": ["model.embed_tokens", "model.layers", "model.norm", "lm_head"],
     }
     assert analyzer.m_stage_module_map == analyzer.stage_module_map
+
+
+def test_the_prefixes_of_a_stage_choose_its_modules_and_no_others(
+    session: DeepSeekOCRSession, analyzer: DeepseekOCRStaticAnalyzer
+) -> None:
+    """Every module but the two that hold stages and phases both is in exactly one of them."""
+    prefixes = analyzer.m_stage_module_map
+    chosen = {
+        name: [stage for stage in prefixes if stage != "decode" and name.startswith(tuple(prefixes[stage]))]
+        for name, _ in session.m_model.named_modules()
+    }
+    assert [name for name, stages in chosen.items() if len(stages) != 1] == ["", "model"]
+    assert chosen["model.layers.0.mlp"] == ["prefill"]
+    assert chosen["model.sam_model.blocks.0"] == ["sam"]

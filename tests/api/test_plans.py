@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.analyses.ranks.plan_report import PLANS_TABLE, REFUSED_TABLE
+from llm_perf_opt.analyses.run_description import plan_notes
+from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.cluster import parse_cluster
@@ -125,17 +128,16 @@ def test_stages_of_a_pipeline_differ_by_their_tables(llama: Path) -> None:
 
 @pytest.fixture(scope="module")
 def answer(llama: Path) -> lpo.PlansAnswer:
-    return lpo.plans(llama, "8x h100-sxm", prompt_tokens=TOKENS, batch=4, max_plans=9)
+    return lpo.plans(llama, "8x h100-sxm", prompt_tokens=TOKENS, global_batch=4, max_plans=9)
 
 
 def test_plans_are_ranked_and_refused_with_a_reason(answer: lpo.PlansAnswer) -> None:
     reasons = {plan: one.reason for one in answer.refused for plan in one.plans}
-    assert "4 key heads cannot be split by 8" in reasons["tp8"]
     assert "4 sequences cannot be shared by 8 replicas" in reasons["dp8"]
     assert reasons["fsdp8"] == reasons["dp8"]
     assert "pp8" in reasons  # two layers
     names = [plan.name for plan in answer.plans]
-    assert {"tp4 dp2", "tp2 dp4"} <= {*names}
+    assert {"tp8", "tp4 dp2", "tp2 dp4"} <= {*names}  # four key heads: each on two of eight ranks
     assert len(names) + len(reasons) == 9
     assert answer.left_out == 20 - 9
     assert answer.best is answer.plans[0]
@@ -159,15 +161,15 @@ def test_the_answer_comes_first(answer: lpo.PlansAnswer) -> None:
 
 
 def test_a_rank_that_is_too_full_says_what_it_needs(llama: Path) -> None:
-    """3 GiB a device: the engine's own 2.1 GiB and its working memory leave nothing."""
+    """2 GiB a device: what the engine takes outside PyTorch, 2.6 GiB, leaves nothing."""
     cluster = parse_cluster("2x h100-sxm")
     small = replace(cluster, device=replace(cluster.device, memory_bytes=2**31, nominal_memory_bytes=None))
-    answer = lpo.plans(llama, small, prompt_tokens=TOKENS, batch=2, max_plans=1)
+    answer = lpo.plans(llama, small, prompt_tokens=TOKENS, global_batch=2, max_plans=1)
     assert answer.best is None
     (reason,) = [row[1] for row in answer.report().tables[-1].rows]
     assert isinstance(reason, str)
     assert reason.startswith("needs 2.")
-    assert reason.endswith("per rank, has 1.80 GiB")
+    assert reason.endswith("per rank, has 1.84 GiB")
     assert "No plan fits" in answer.report().notes[0].text
 
 
@@ -181,7 +183,50 @@ def test_experts_are_tried_only_where_the_model_has_rules_for_them(tmp_path: Pat
         moe_intermediate_size=32,
         decoder_sparse_step=1,
     )
-    answer = lpo.plans(moe, "2x h100-sxm", prompt_tokens=TOKENS, batch=2, max_plans=12)
+    answer = lpo.plans(moe, "2x h100-sxm", prompt_tokens=TOKENS, global_batch=2, max_plans=12)
     tried = {plan.name for plan in answer.plans} | {plan for one in answer.refused for plan in one.plans}
     assert tried == {"tp2", "dp2", "pp2", "fsdp2", "tp2 ep2", "ep2 fsdp2"}
     assert "tp2 ep2" in {plan.name for plan in answer.plans}
+
+
+def test_an_engine_copies_key_heads_where_its_ranks_outnumber_them(llama: Path) -> None:
+    """Four key heads on eight ranks: a rank holds one of width 12, as it does on four, and one of the eight heads."""
+    four, eight = (lpo.trace(llama, tp=tp, prompt_tokens=TOKENS, copies_key_heads=True).graphs[0] for tp in (4, 8))
+    assert [held(graph, "k_proj") for graph in (four, eight)] == [WIDTH * HIDDEN] * 2
+    assert [held(graph, "q_proj") for graph in (four, eight)] == [2 * WIDTH * HIDDEN, WIDTH * HIDDEN]
+    assert "4 key heads on 8 ranks: each is held by 2 of them, as engines do (vLLM)." in eight.notes
+    assert not any("key heads" in note for note in four.notes)
+
+
+def test_the_model_s_own_code_refuses_that_and_says_whose_rule_it_is(llama: Path) -> None:
+    with pytest.raises(UsageError, match="4 key heads cannot be split by 8: transformers, whose code this is"):
+        lpo.trace(llama, tp=8, prompt_tokens=TOKENS)
+    eager = lpo.plans(llama, "8x h100-sxm", prompt_tokens=TOKENS, global_batch=4, max_plans=1, execution="eager")
+    assert [(one.plans, "engines do" in one.reason) for one in eager.refused] == [(("tp8",), True)]
+
+
+def held(graph: CallGraph, name: str) -> int:
+    """Numbers of the weight of that name in the first layer on this rank."""
+    return next(prod(one.meta.shape) for one in graph.parameters if f"layers.0.self_attn.{name}.weight" in one.name)
+
+
+def test_the_batch_of_a_rank_and_the_batch_of_all_devices_have_two_names(llama: Path) -> None:
+    """`batch` is what a rank runs, in every verb; plans divide a `global_batch`."""
+    with pytest.raises(UsageError, match="Plans take no batch") as refused:
+        lpo.plans(llama, "2x h100-sxm", batch=2)
+    assert "--global-batch" in refused.value.fix
+    answer = lpo.plans(llama, "2x h100-sxm", prompt_tokens=TOKENS, global_batch=4)
+    planned = next(plan for plan in answer.plans if plan.name == "fsdp2")
+    traced = lpo.trace(llama, fsdp=2, prompt_tokens=TOKENS, batch=2)
+    assert (answer.global_batch, planned.batch) == (4, traced.graphs[0].workload["batch"])
+    assert planned.kinds[0].phases[0].flops == traced.per_rank().kinds[0].phases[0].flops
+    (note,) = plan_notes(traced.graphs)
+    assert note.text.endswith("Its batch of 2 is its own: 4 sequences in all.")
+    assert f"4 x {TOKENS} tokens in all (2 per rank)" in traced.predict("2x h100-sxm").answer[0]
+
+
+def test_the_bound_of_fully_sharded_ranks_is_not_below_that_of_replicas(llama: Path) -> None:
+    """Both compute all layers for half of the sequences; fully sharded ranks gather weights besides."""
+    answer = lpo.plans(llama, "2x h100-sxm", prompt_tokens=TOKENS, global_batch=4)
+    bounds = {plan.name: plan.prefill.lower_bound_s for plan in answer.plans if plan.prefill is not None}
+    assert bounds["fsdp2"] >= bounds["dp2"] > 0

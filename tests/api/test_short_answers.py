@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import llm_perf_opt as lpo
 from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.analyses.serving.fit import traced_fit
 from llm_perf_opt.api.cost import ask_sources
@@ -11,7 +12,7 @@ from llm_perf_opt.api.prediction import prediction_answer
 from llm_perf_opt.api.report_answers import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
-from llm_perf_opt.core.units import format_seconds
+from llm_perf_opt.core.units import format_parameters, format_seconds
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.analyses.memory.made_decode import made_decode
 from tests.analyses.small_run import small_run
@@ -23,10 +24,18 @@ def test_what_runs_counts_a_module_once_and_a_call_every_time() -> None:
     graphs = (small_run(), small_run(phase="decode"))
     cost = ask_sources(graphs, None)
     told = "4 modules in 14 calls, 192 parameters"  # the head is tied
-    assert what_runs(cost, graphs) == f"{told}, 128 active per decode step"  # encoder and decoder, 64 each
-    single = replace(cost, workload={"batch": 1})
-    assert what_runs(single, graphs) == f"{told}, 128 active per decoded token"
-    assert what_runs(replace(cost, workload={"batch": 2}), graphs) == f"{told}, 128 active per decode step"
+    assert what_runs(cost, graphs) == f"{told}, 128 active per token"  # encoder and decoder, 64 each
+
+
+def test_parameters_that_are_active_per_token_do_not_grow_with_the_batch() -> None:
+    """What a step of a larger batch uses does: its tokens choose more experts."""
+    costs = [lpo.trace("deepseek-ocr-tiny", mode="tiny", batch=batch).cost(["counted"]) for batch in (1, 8)]
+    one, eight = ([cost.active_per_token, cost.active_parameters] for cost in costs)
+    assert one[0] == one[1] == eight[0]
+    assert eight[0] < eight[1]
+    assert "used by a decode step" not in costs[0].answer[0]
+    per_token, used = map(format_parameters, eight)
+    assert f"{per_token} active per token, {used} used by a decode step of batch 8" in costs[1].answer[0]
 
 
 def test_without_a_decode_nothing_is_active_per_token() -> None:

@@ -12,6 +12,7 @@ from llm_perf_opt.api.study import study
 from llm_perf_opt.api.study_task import run_task
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.report import Kind
+from tests.api.tiny_folders import llama_folder
 from tests.labs.study.made_studies import tiny_study, written
 
 KEYS = "select inputs_hash, batch, asked_context, count(*) as rows from points group by all having rows > 1"
@@ -96,7 +97,7 @@ def test_a_task_that_runs_twice_leaves_the_same_rows(
 
     before = lpo.ask(results, sql=ALL).to_arrow()
     task = study_tasks(read_study(tiny_study(place, 2, **SMALL)), installed_versions())[0]
-    run_task(task, str(results))
+    run_task(task, str(results), run="0123abcd")
     assert lpo.ask(results, sql=ALL).to_arrow().equals(before)
 
 
@@ -207,3 +208,46 @@ def test_without_ray_the_message_says_what_to_install(place: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PerfOptError, match=r"llm-perf-opt\[ray\]"):
         study(tiny_study(place, 2), out=place / "none", engine="ray")
+
+
+REMOTE = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+
+Path(__file__).with_name("ran").touch()
+Path({mark!r}).touch()
+
+
+class Own(LlamaForCausalLM):
+    pass
+"""
+
+
+def folder_with_code(folder: Path, mark: Path) -> Path:
+    """A folder whose own Python leaves a file when it runs."""
+    import json
+
+    llama_folder(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own-llama", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(REMOTE.format(mark=str(mark)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"trust_remote_code": True},
+        {"workload": {"batch": 1, "trust_remote_code": True}},
+        {"models": [{"model": "own", "trust_remote_code": True}]},
+        {"models": [{"model": "own", "out": "written"}]},
+    ],
+)
+def test_no_line_of_a_study_file_runs_code_or_chooses_what_trace_does(tmp_path: Path, asked: dict[str, Any]) -> None:
+    folder_with_code(tmp_path / "own", tmp_path / "ran")
+    file = written(tmp_path, **{"models": ["own"], **asked})
+    with pytest.raises(UsageError, match=r"trust-remote-code|'out' is no field"):
+        study(file, out=tmp_path / "results", workers=1)
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "results").exists()

@@ -18,6 +18,7 @@ from llm_perf_opt.api.study_task import run_task
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.study_file import read_study
+from llm_perf_opt.labs.study.manifest import StudyManifest
 from llm_perf_opt.labs.study.parquet_store import StudyStore
 from tests.api.one_by_one import OneByOne
 
@@ -72,9 +73,11 @@ def test_a_row_is_what_a_plan_under_that_traffic_says(
     monkeypatch.setattr(capacity_replays, "ReplayProcess", OneByOne)
     monkeypatch.setattr(capacity_replays, "find", lambda: None)
     (task,) = tasks_of(file)
-    outcome = run_task(task, str(tmp_path / "results"))
+    outcome = run_task(task, str(tmp_path / "results"), run="0123abcd")
     assert (outcome.points, outcome.failed) == (6, 0)
-    StudyStore(str(tmp_path / "results")).write_manifest("served", {"files": [task.file_stem], "points": 6})
+    store = StudyStore(str(tmp_path / "results"))
+    listed = {"study": "served", "run": "0123abcd", "tool_version": "1", "points": 6, "stems": [task.file_stem]}
+    store.write_manifest(StudyManifest(**listed, parts={task.file_stem: outcome.part}))
     rows = lpo.ask(tmp_path / "results", sql="select * from points").to_pandas()
     row = rows[(rows.plan == "tp2") & (rows.traffic == BUSY)].iloc[0]
     asked = lpo.capacity(str(tmp_path / "small"), "2x h100-sxm", BUSY, tp=2, prices={"h100-sxm": 2.0})
@@ -88,7 +91,7 @@ def test_a_row_is_what_a_plan_under_that_traffic_says(
     assert row.origin == "replay"
     assert row.batch != row.batch, "unknown: the traffic decides"
     assert row.engine_version == "0.32.0"
-    kept = run_task(task, str(tmp_path / "results"), StudyStore(str(tmp_path / "results")).listed_files("served"))
+    kept = run_task(task, store.root, list(store.finished("served")), run="89abcdef")
     assert kept.kept == 6
     fleets = lpo.ask(tmp_path / "results", "cheapest fleet under 60 s TTFT and 1000 ms TPOT").to_pandas()
     assert len(fleets) == 2
@@ -101,7 +104,7 @@ def test_without_vllm_every_point_says_so(file: Path, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(capacity_replays, "find", missing)
     (task,) = tasks_of(file)
-    assert run_task(task, str(tmp_path / "results")).failed == 6
+    assert run_task(task, str(tmp_path / "results"), run="0123abcd").failed == 6
 
 
 def test_plans_that_vllm_does_not_serve_are_refused() -> None:

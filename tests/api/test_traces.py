@@ -129,3 +129,18 @@ def test_a_registered_model_takes_its_workload_by_name() -> None:
     traced = trace("deepseek-ocr", image="640x640", mode="tiny", decode_steps=0)
     assert traced.phases == ("prefill",)
     assert traced.graphs[0].workload["mode"] == "tiny"
+
+
+def test_a_module_says_the_batch_and_the_type_that_its_call_shows() -> None:
+    module = torch.nn.Linear(8, 4).to(torch.bfloat16)
+    traced = trace(module, (torch.zeros(2, 8, dtype=torch.bfloat16),))
+    told = {"inputs": ["2x8 bfloat16"], "batch": 2, "dtype": "bfloat16"}
+    assert told.items() <= traced.graphs[0].workload.items()
+    assert "batch 2, bfloat16" in traced.predict("l4").answer[0]
+
+
+def test_inputs_that_begin_differently_show_no_batch() -> None:
+    traced = trace(torch.nn.Bilinear(4, 4, 2), (torch.zeros(1, 4), torch.zeros(1, 4)))
+    assert traced.graphs[0].workload["batch"] == 1
+    mixed = trace(torch.nn.MultiheadAttention(8, 2), (torch.zeros(3, 8), torch.zeros(5, 8), torch.zeros(5, 8)))
+    assert "batch" not in mixed.graphs[0].workload

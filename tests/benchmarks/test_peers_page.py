@@ -54,6 +54,13 @@ def test_a_tool_that_is_missing_has_a_row_with_the_reason() -> None:
     assert page_of(without).count("no package |") == 3
 
 
+def test_a_tool_that_answers_without_flops_is_not_one_that_gives_no_answer() -> None:
+    """aiconfigurator answered for the language model, with times; it does not know the other one."""
+    (row,) = (row for row in readme_table(RECORD).splitlines() if row.startswith("| aiconfigurator"))
+    cells = row.split(" | ")
+    assert (cells[1], cells[3]) == ("counts no FLOPs", "no answer")
+
+
 def test_the_exact_counts_are_still_the_closed_forms() -> None:
     assert RECORD["exact_flops"] == {name: exact() for name, exact in EXACT_FLOPS.items()}
 

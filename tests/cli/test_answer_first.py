@@ -78,7 +78,10 @@ OF_A_TRACE = {
         ["on 2 devices", "fits on 2", "Fastest that fits: ", r"Cheapest that fits: l4, [\d.]+ per 1M tokens"],
     ),
     "predict on all": (["predict", "RUN", "--device", "all"], [r"on \d\d devices", "Fastest that fits"]),
-    "what if": (["predict", "RUN", "--device", "l4", "--what-if", "attention"], ["prefill on NVIDIA L4: eager"]),
+    "what if": (
+        ["predict", "RUN", "--device", "l4", "--what-if", "attention"],
+        ["prefill on NVIDIA L4, by the data sheet: eager"],
+    ),
     "compare": (["compare", "RUN", "RUN"], ["agree in all that both record", r"46\.6 MFLOP in both"]),
 }
 
@@ -128,7 +131,7 @@ def test_a_join_is_answered_first(tmp_path: Path, shown: Shown) -> None:
 
 
 def test_a_plan_is_answered_first(tmp_path: Path, shown: Shown) -> None:
-    words = ("--devices", "2x h100-sxm", "--prompt-tokens", "8", "--batch", "2")
+    words = ("--devices", "2x h100-sxm", "--prompt-tokens", "8", "--global-batch", "2")
     check(shown("plan", folder(tmp_path / "tiny"), *words), ["on 2x h100-sxm, best plan ", "decode step", "plans? fit"])
 
 

@@ -52,7 +52,7 @@ def test_budgets_that_hold_and_one_that_does_not(run: Run, runs: tuple[Path, Pat
     assert code == 0
     assert out.count("holds") == 2
     code, out, err = run("compare", runs[0], runs[2], "--budget", "total.calls==", "--budget", "total.ops<=+10%")
-    assert code == 1
+    assert code == 3
     assert out.count("holds") == 1
     assert "violated" in out
     assert "total.ops<=+10%" in err
@@ -61,7 +61,7 @@ def test_budgets_that_hold_and_one_that_does_not(run: Run, runs: tuple[Path, Pat
 def test_a_figure_that_is_not_known_keeps_no_budget(run: Run, runs: tuple[Path, Path, Path]) -> None:
     """An op without a price may hide any number of FLOPs."""
     code, out, err = run("compare", runs[0], runs[2], "--budget", "flops<=1e30")
-    assert code == 1
+    assert code == 3
     assert "not known" in out
     assert "odd.scan.default" in out
     assert "flops<=1e30" in err
@@ -104,7 +104,7 @@ def test_a_folder_with_neither_traces_nor_a_model(run: Run, tmp_path: Path) -> N
 
 def test_a_model_is_traced_and_a_trace_takes_no_workload(run: Run, runs: tuple[Path, Path, Path]) -> None:
     code, out, err = run("compare", runs[0], "stand-in", "--mode", "odd", "--budget", "total.ops<=+0")
-    assert code == 1
+    assert code == 3
     assert "violated" in out
     assert "total.ops<=+0" in err
     assert run("compare", "stand-in", "stand-in", "--strict")[0] == 0
@@ -117,3 +117,13 @@ def test_a_budget_that_cannot_be_meant_is_refused_before_any_work(run: Run) -> N
     code, _, err = run("compare", "stand-in", "stand-in", "--budget", "flops<=3ms")
     assert code == 2
     assert "Tracing" not in err
+
+
+def test_a_broken_budget_is_no_failure_of_the_command(run: Run, runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Three ends of the same question: broken, not answered because a file is damaged, not a question."""
+    damaged = tmp_path / "prefill.callgraph.json"
+    damaged.write_text((runs[0] / "prefill.callgraph.json").read_text()[:-40])
+    sides = (runs[0] / "prefill.callgraph.json", runs[2] / "prefill.callgraph.json")
+    assert run("compare", *sides, "--budget", "ops<=+0")[0] == 3
+    assert run("compare", sides[0], damaged, "--budget", "ops<=+0")[0] == 1
+    assert run("compare", *sides, "--budget", "no budget")[0] == 2

@@ -22,7 +22,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
 
 def test_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(folder(tmp_path / "tiny"))
-    words = ("plan", model, "--devices", "2x h100-sxm", "--prompt-tokens", "8", "--batch", "2")
+    words = ("plan", model, "--devices", "2x h100-sxm", "--prompt-tokens", "8", "--global-batch", "2")
     code, shown, said = call(monkeypatch, capsys, *words)
     assert code == 0
     assert " on 2x h100-sxm, best plan " in shown.splitlines()[0]

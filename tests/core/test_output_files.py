@@ -205,6 +205,8 @@ def test_nothing_but_this_file_writes_results() -> None:
         "labs/export/exported_graph.py",  # memory
         "labs/export/onnx_trial.py",  # where it is told: temporary folders
         "labs/export/weighted_files.py",  # a temporary folder
+        "core/folder_lock.py",  # the lock itself, which holds no results
+        "labs/study/bounded_sql.py",  # a temporary folder, for the answer of another process
         "labs/study/parquet_store.py",  # a temporary name that is then moved, on any storage
         "engines/vllm/process.py",  # a temporary folder, for messages and the log of another process
         "__main__.py",  # streams

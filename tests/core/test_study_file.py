@@ -112,3 +112,26 @@ def test_models_of_one_name_are_told_apart(tmp_path: Path) -> None:
     names = [model.name for model in read_study(study_file(tmp_path, text)).models]
     assert len(set(names)) == 2
     assert all(name.startswith("llama-") for name in names)
+
+
+@pytest.mark.parametrize("overrides", [(), ("trust_remote_code=true",)])
+def test_a_file_may_ask_to_run_code_and_only_whoever_runs_it_may_allow_it(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    text = TEXT if overrides else f"{TEXT}trust_remote_code: true\n"
+    with pytest.raises(UsageError, match="--trust-remote-code"):
+        read_study(study_file(tmp_path, text), overrides)
+    assert read_study(study_file(tmp_path, text), overrides, trust_remote_code=True).trust_remote_code
+    assert not read_study(study_file(tmp_path, TEXT)).trust_remote_code
+
+
+def test_brackets_in_the_name_of_a_folder_are_no_pattern(tmp_path: Path) -> None:
+    for place in ("st[1]/models/a", "st[1]/models/b[2]"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.json").write_text("{}")
+    (tmp_path / "st[1]").mkdir(exist_ok=True)
+    pattern = TEXT.replace("deepseek-ocr-tiny", "models/*")
+    names = [model.name for model in read_study(study_file(tmp_path / "st[1]", pattern)).models]
+    assert names[:2] == ["a", "b-2-"]
+    literal = TEXT.replace("deepseek-ocr-tiny", '"models/b[2]"')
+    assert read_study(study_file(tmp_path / "st[1]", literal)).models[0].source.endswith("models/b[2]")

@@ -1,4 +1,4 @@
-"""Full-size weightless traces of DeepSeek-OCR, each made once per test process."""
+"""Full-size weightless traces of DeepSeek-OCR, each made once for all tests and runs of the same sources."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import RoutingPolicy
+from tests.kept_traces import kept_graph
 
 FACTS = Path(__file__).parent.parent / "facts" / "deepseek_ocr"
 
@@ -29,6 +30,12 @@ def _tracer() -> WeightlessTracer:
 
 def trace(workload: Workload, phase: str, routing: RoutingPolicy | None = None) -> CallGraph:
     """One phase of one workload; decode steps of the workload decide whether there is a decode phase."""
+    if routing is not None:
+        return trace_anew(workload, phase, routing)
+    return kept_graph(f"deepseek-ocr {workload!r} {phase}", lambda: trace_anew(workload, phase))
+
+
+def trace_anew(workload: Workload, phase: str, routing: RoutingPolicy | None = None) -> CallGraph:
     tracer = _tracer() if routing is None else WeightlessTracer(routing=routing)
     (target,) = [target for target in DeepSeekOcrAdapter().targets(workload) if target.phase == phase]
     return tracer.trace(target)

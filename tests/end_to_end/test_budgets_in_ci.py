@@ -107,7 +107,7 @@ def test_the_workflow_passes_where_nothing_changed(repository: Path, tmp_path: P
 def test_the_workflow_fails_on_a_model_that_was_made_worse(repository: Path, tmp_path: Path) -> None:
     commit(repository, num_hidden_layers=3)
     done = dict(run_workflow(repository, tmp_path))
-    assert done["compare"].returncode == 1
+    assert done["compare"].returncode == 3
     assert "Budgets that do not hold: prefill.total.flops<=+1%, parameters<=+0" in done["compare"].stderr
     assert "cache<=+0" in done["compare"].stderr  # half as much again
     assert "violated" in (tmp_path / "summary.md").read_text()
@@ -146,7 +146,7 @@ def test_the_entry_of_the_hook_says_how_to_make_a_baseline_and_then_checks_it(re
     assert run_script(repository, tmp_path, *HOOK).returncode == 0
     (repository / "model" / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 4}))
     worse = run_script(repository, tmp_path, *HOOK)
-    assert worse.returncode == 1
+    assert worse.returncode == 3
     assert "cache<=+0" in worse.stderr
 
 
@@ -180,5 +180,6 @@ def test_the_hook_runs_under_pre_commit(repository: Path, tmp_path: Path) -> Non
     assert "Passed" in same.stdout
     (repository / "model" / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 3}))
     worse = run()
-    assert worse.returncode == 1
+    assert worse.returncode == 1, "pre-commit's own"
+    assert "exit code: 3" in worse.stdout
     assert "Budgets that do not hold: flops<=+0%, cache<=+0" in worse.stdout

@@ -31,6 +31,7 @@ from llm_perf_opt.formats.charts.chart_table import full_tables, short_tables
 from llm_perf_opt.formats.charts.line_paths import stepped, thinned
 from llm_perf_opt.formats.charts.picture import Hues, hues_of
 from llm_perf_opt.formats.visible_text import text_width
+from tests.examples import examples
 from tests.formats import made_reports
 from tests.formats.drawings.made_views import deepseek_ocr_view
 
@@ -133,7 +134,7 @@ def line_chart(*points: tuple[float, float]) -> LineChart:
     return LineChart(title="t", x=Axis("x", Kind.BYTES), y=Axis("y", Kind.RATIO), lines=(Line("l", points),))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(chart=charts())
 @example(BarChart(title="t", categories=("", ""), series=(Series("", (None, SMALLEST)),), kind=Kind.COUNT))
 @example(line_chart((2 * SMALLEST, 2 * SMALLEST)))
@@ -273,7 +274,7 @@ def test_labels_are_round(kind: Kind, shown: Range, most: int, texts: list[str])
     assert [tick.text for tick in ticks(kind, shown, most)] == texts
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     kind=st.sampled_from([kind for kind in Kind if kind is not Kind.TEXT]),
     low=st.floats(-1e18, 1e18),

@@ -13,6 +13,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_help_and_output_on_every_page_are_current() -> None:
-    script = [sys.executable, str(ROOT / "scripts" / "cli_pages.py"), "--check"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    script = [sys.executable, "-m", "scripts.cli_pages", "--check"]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

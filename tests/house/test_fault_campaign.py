@@ -157,8 +157,15 @@ def test_long_campaigns_begin_first_and_the_table_keeps_its_order(monkeypatch: p
 
     monkeypatch.setattr(fault_campaign, "run_campaign", run)
     names = sorted(fault_campaign.names())
-    assert list(fault_campaign.run_all(names, quick=True, seed=0, jobs=1)) == names
+    assert list(fault_campaign.run_all(names, sampled=set(names), seed=0, jobs=1)) == names
     assert tuple(begun[: len(fault_campaign.LONGEST)]) == fault_campaign.LONGEST
+
+
+def test_five_landings_sample_every_campaign_and_three_long_gates_run_each_whole() -> None:
+    names = set(fault_campaign.names())
+    assert {name for number in range(44, 49) for name in fault_campaign.due_samples(number)} == names
+    assert set().union(*(fault_campaign.due_whole(number) for number in range(44, 47))) == names
+    assert all(fault_campaign.due_whole(number) < names for number in range(44, 47))
 
 
 def test_rows_of_some_kinds_of_files_take_their_places_among_the_others() -> None:

@@ -57,6 +57,29 @@ KINDS = (
     *("runtime log of an older call graph", "weights of a part", "weights of a part, header alone"),
     "weights of a part, index",
 )
+SERVED = (
+    "measurement, vllm bench serve",
+    "measurement, genai-perf",
+    "measurement, guidellm",
+    "measurement, metrics of vLLM",
+    "measurement, log of steps",
+    "measurement, TOML",
+    "measurement, CSV",
+    "traffic, vllm bench serve",
+    "traffic, lines.jsonl",
+    "traffic, table.csv",
+    "traffic, distribution.toml",
+    "list of lengths",
+    "list of page sizes",
+    "study file",
+    "line of traffic",
+    "line of figures",
+    "range of numbers",
+    "size of a page",
+    "message of a vLLM process",
+    "name of vLLM's Python",
+)
+READ_AS_ANY = ("any result", "any result, without seal")  # the whole campaign attacks what reads any of them
 UNSEALED = tuple(f"{name}, without seal" for name in KINDS[:9])
 
 
@@ -67,17 +90,17 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kind]]
 
 
 def test_every_kind_is_attacked(kinds: dict[str, Kind]) -> None:
-    assert set(kinds) == {*KINDS, *UNSEALED}
-    assert {name for name, kind in kinds.items() if kind.is_sealed} == set(KINDS[:11])
+    assert set(kinds) == {*KINDS, *UNSEALED, *SERVED, *READ_AS_ANY}
+    assert {name for name, kind in kinds.items() if kind.is_sealed} == {*KINDS[:11], "any result"}
 
 
-@pytest.mark.parametrize("name", [*KINDS, *UNSEALED])
+@pytest.mark.parametrize("name", [*KINDS, *UNSEALED, *SERVED])
 def test_hostile_files_are_refused_or_read_as_they_are(kinds: dict[str, Kind], name: str) -> None:
     with hostile_files.quiet():
         tally = hostile_files.attack(kinds[name], MUTATIONS, 7, hostile_files.others_of(kinds[name], kinds.values()))
     assert tally.findings == []
     assert tally.tried == MUTATIONS // kinds[name].one_in
-    assert tally.refused >= tally.tried // 4
+    assert name in SERVED or tally.refused >= tally.tried // 4  # a line or a log is often another good one
 
 
 GOOD = sealed_text(json.dumps({"calls": 17, "name": "a"})).encode()

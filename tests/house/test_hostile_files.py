@@ -32,8 +32,9 @@ from tests.analyses.profile.test_document import document as metrics
 from tests.analyses.time.made_calibrations import calibration, product_seconds, table
 from tests.core.callgraph.made_graphs import toy_graph
 from tests.core.recordings.test_chrome_trace import HOST, kernel
+from tests.examples import examples
 
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass(frozen=True, slots=True)

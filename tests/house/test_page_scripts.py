@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from pathlib import Path
 
 import nbformat
@@ -62,22 +63,24 @@ def test_a_line_is_taken_whole_and_a_fence_inside_it_ends_no_block(tmp_path: Pat
     ],
 )
 def test_a_command_that_does_not_do_what_it_says_is_told_with_its_output(tmp_path: Path, line: str, wrong: str) -> None:
-    told = page_commands.run(Shown("docs/page.md", line, None), a_page(tmp_path, "") / "docs", tmp_path)
+    runner = page_commands.Runner(store=a_page(tmp_path, "") / "docs", place=tmp_path, warm=tmp_path)
+    _, told = runner.run(Shown("docs/page.md", line, None))
     assert told is not None
     assert told.startswith(f"docs/page.md: {line}\n{wrong}")
     assert ("told" in told.partition(wrong)[2]) == ("echo told" in line)
 
 
 def test_a_command_that_does_what_it_says_is_fine(tmp_path: Path) -> None:
-    store = a_page(tmp_path, "some text") / "docs"
-    assert page_commands.run(Shown("README.md", "cat page.md > copy.md", None), store, tmp_path) is None
+    runner = page_commands.Runner(store=a_page(tmp_path, "some text") / "docs", place=tmp_path, warm=tmp_path)
+    seconds, told = runner.run(Shown("README.md", "cat page.md > copy.md", None))
+    assert told is None and seconds > 0
 
 
 def test_the_first_command_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_commands, "prepare", lambda store: None)
+    monkeypatch.setattr(page_commands, "prepare", lambda store, command: None)
     later = [Shown("README.md", f"sleep 0.2; echo {number} >> {tmp_path}/ran", None) for number in range(30)]
     with pytest.raises(SystemExit, match="left with exit code 1"):
-        page_commands.run_all([Shown("README.md", "false", None), *later])
+        page_commands.run_all([Shown("README.md", "false", None), *later], preloaded=("json",))
     assert len((tmp_path / "ran").read_text().splitlines()) < 10
 
 
@@ -88,8 +91,9 @@ def test_the_python_of_a_page_is_one_program_and_its_error_is_told(tmp_path: Pat
     )
     program = page_python.program_of(list(blocks(page, "python")))
     assert program == "x = 1\n\nassert x == 1\n"
-    assert page_python.run(program + "import os\nassert os.listdir('run') == ['page.md']\n", page / "docs") is None
-    assert "ZeroDivisionError" in (page_python.run(f"{program}1 / 0", page / "docs") or "")
+    listing = program + "import os\nassert os.listdir('run') == ['page.md']\n"
+    assert page_python.run(listing, page / "docs", sys.executable) is None
+    assert "ZeroDivisionError" in (page_python.run(f"{program}1 / 0", page / "docs", sys.executable) or "")
 
 
 def test_every_picture_of_the_documentation_is_made_by_the_script() -> None:

@@ -27,6 +27,7 @@ STARTERS = {  # file -> what SECURITY.md names for it
     "engines/vllm/environment.py": ("the Python of vLLM's environment",),
     "engines/vllm/process.py": ("the Python of vLLM's environment",),
     "engines/vllm/make_environment.py": ("`make_environment`",),
+    "labs/study/bounded_sql.py": ("`ask --sql`",),
 }
 
 
@@ -117,3 +118,51 @@ def test_one_file_asks_the_hub_and_the_page_names_every_file_that_it_asks_for() 
     page = (ROOT / "docs" / "names.md").read_text("utf-8")
     assert [name for name in CONFIGURATION if f"`{name}`" not in page] == []
     assert "docs/names.md" in (ROOT / "SECURITY.md").read_text("utf-8")
+
+
+LISTENERS = {"socketserver", "http.server", "xmlrpc.server", "wsgiref", "uvicorn", "flask", "aiohttp"}
+
+
+def test_no_port_is_opened_by_the_source() -> None:
+    """Neither a server of a library nor a socket of our own: sockets are not even imported."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not LISTENERS & set(names), file
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            assert not (is_call and node.func.attr in ("listen", "bind_port", "create_server")), file  # type: ignore[attr-defined]
+
+
+def test_ray_is_started_where_it_is_asked_for_alone_and_without_its_dashboard() -> None:
+    """One file imports it; a Ray of this machine is local to it, and a cluster is joined, not started."""
+    from llm_perf_opt.labs.study import ray_engine
+
+    importing = {
+        file.relative_to(PACKAGE).as_posix()
+        for file in PACKAGE.rglob("*.py")
+        if re.search(r"^\s*(import ray|from ray)\b", file.read_text("utf-8"), re.MULTILINE)
+    }
+    assert importing == {"labs/study/ray_engine.py"}
+    asked: list[dict[str, object]] = []
+
+    class Ray:
+        @staticmethod
+        def init(**options: object) -> None:
+            asked.append(options)
+
+    ray_engine._connect(Ray, None, 2)
+    ray_engine._connect(Ray, "ray://head:10001", None)
+    assert (asked[0]["address"], asked[0]["include_dashboard"]) == ("local", False)
+    assert asked[1]["address"] == "ray://head:10001"
+    assert "include_dashboard" not in asked[1]
+
+
+def test_the_threat_model_names_tests_that_are_there() -> None:
+    text = (ROOT / "SECURITY.md").read_text("utf-8").partition("## Threat model")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| who")]
+    assert len(rows) == 8
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", row)
+        assert named, row
+        assert [name for name in named if not (ROOT / name).is_file()] == []

@@ -14,9 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from llm_perf_opt.ops.table import price
 from tests.analyses.recorded_kinds import recorded_kinds
+from tests.examples import examples
 
 sizes = st.integers(1, 6)
-patient = settings(deadline=None, max_examples=50)  # the first run of a kernel is slow
+patient = settings(deadline=None, max_examples=examples(50))  # the first run of a kernel is slow
 ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention,
     torch.ops.aten._scaled_dot_product_efficient_attention,

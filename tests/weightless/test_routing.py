@@ -8,14 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
+from llm_perf_opt.models.deepseek_ocr.moe import DeepseekV2MoE
 from llm_perf_opt.weightless import (
     BalancedRouting,
+    Engine,
+    Limits,
     OneExpertRouting,
     RandomRouting,
     ReplayRouting,
     UniformRouting,
     routing_policy,
 )
+from llm_perf_opt.weightless.routing import EvenOverRanks
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 24)).flatmap(
     lambda size: st.tuples(st.just(size[0]), st.just(size[1]), st.integers(1, size[1]))
@@ -33,6 +38,29 @@ def test_every_policy_gives_each_row_k_distinct_experts(size: tuple[int, int, in
         chosen = policy.choose(rows, experts, k, 0)
         assert chosen.shape == (rows, k)
         assert all(len(set(row)) == k and min(row) >= 0 and max(row) < experts for row in chosen.tolist())
+
+
+@given(SIZES, st.sampled_from([1, 2, 3]))
+def test_counts_are_what_counting_the_choices_gives(size: tuple[int, int, int], ranks: int) -> None:
+    rows, experts, k = size
+    recorded = ReplayRouting([BalancedRouting().counts(rows, experts, k, 0).tolist()])
+    for make in (UniformRouting, BalancedRouting, OneExpertRouting, lambda: RandomRouting(1), lambda: recorded):
+        chosen = EvenOverRanks(make(), ranks).choose(rows, experts, k, 0)
+        assert EvenOverRanks(make(), ranks).counts(rows, experts, k, 0).tolist() == loads(chosen, experts)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(real_integer=200), Limits(routing=100, real_integer=200)])
+def test_experts_get_every_row_however_large_the_choice_is(limits: Limits) -> None:
+    """40 tokens take 3 of 8 experts: 120 rows, 15 for each, whether indices and the one-hot table are held or not."""
+    config = DecoderConfig(hidden_size=4, moe_intermediate_size=2, n_routed_experts=8, num_experts_per_tok=3)
+    rows: list[int] = []
+    engine = Engine(limits=limits)
+    with engine:
+        layer = DeepseekV2MoE(config)
+        for expert in layer.experts:
+            expert.register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].shape[0]))
+        assert layer(engine.ghost(2, 20, 4)).shape == (2, 20, 4)
+    assert rows == [15] * 8
 
 
 @given(SIZES)

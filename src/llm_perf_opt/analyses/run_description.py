@@ -95,7 +95,11 @@ def plan_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
     plan = plan_in(graphs[0].deployment) if graphs else None
     if plan is None:
         return
-    yield Note(f"{rank_text(plan)}. Every figure is of this rank alone, counted from its trace.")
+    batch, shared = graphs[0].workload.get("batch"), plan.dp * plan.fsdp
+    own = ""
+    if isinstance(batch, int) and shared > 1:
+        own = f" Its batch of {format_count(batch)} is its own: {format_count(batch * shared)} sequences in all."
+    yield Note(f"{rank_text(plan)}. Every figure is of this rank alone, counted from its trace.{own}")
     asked: Counter[str] = Counter()
     for graph in graphs:
         for answer in graph.oracle_answers:

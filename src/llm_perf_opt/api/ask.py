@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table
 from llm_perf_opt.core.units import format_count, format_seconds
+from llm_perf_opt.labs.study.bounded_sql import MAX_SECONDS, bounded_answer
 from llm_perf_opt.labs.study.parquet_store import StudyStore, require_packages
 from llm_perf_opt.labs.study.sql import SqlResult, answer, connection
 
@@ -113,13 +115,15 @@ def ask(
     *,
     sql: str | None = None,
     study: str | Sequence[str] | None = None,
+    max_seconds: float = MAX_SECONDS,
 ) -> AskAnswer:
     """One question to the results of studies.
 
     - `results`: the folder or address that `study` wrote to.
     - `question`: a named one, such as `cheapest plan under 50 ms TPOT for llama on h100-sxm`. Default: `summary`.
-    - `sql`: any query of the table `points` instead.
+    - `sql`: any one select on the table `points` instead. It reads nothing else and changes nothing.
     - `study`: which of several. Default: all that lie there.
+    - `max_seconds`: how long SQL may take; it is stopped then, and where it needs more than 1 GiB.
     """
     if question is not None and sql is not None:
         raise UsageError("A question and SQL exclude each other.", why="both ask", fix="give one of the two")
@@ -127,10 +131,12 @@ def ask(
     found = None if sql is not None else find_question(question or "summary")
     store = StudyStore(str(results))
     chosen = chosen_studies(store, study)
-    with connection(store, chosen) as opened:
-        text = sql if found is None else found.sql
-        assert text is not None, "a question or SQL was given"
-        result = answer(opened, text, None if found is None else found.parameters)
+    if found is None:
+        assert sql is not None, "a question or SQL was given"
+        text, result = sql, bounded_answer(store, chosen, sql, max_seconds=max_seconds)
+    else:
+        with connection(store, chosen) as opened:
+            text, result = found.sql, answer(opened, found.sql, found.parameters)
     return AskAnswer(
         question=question or ("SQL" if sql is not None else "summary"),
         sql=text,
@@ -144,9 +150,11 @@ def ask(
 
 
 def _cell(value: Any) -> Cell:
-    """A value that a report can hold."""
+    """A value that a report can hold; what is no number is a word."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 

@@ -252,10 +252,15 @@ def _deadline(pages: int | None, within: str | None) -> Deadline | None:
     return None if pages is None or within is None else Deadline(pages=pages, seconds=read_time(within))
 
 
-def _rank(fleet: Fleet, deadline: Deadline | None, promise: Promise | None) -> tuple[bool, float]:
-    """Fleets that keep the promise first; then the cheapest, or the one with the fewest GPUs for the work."""
+def _rank(fleet: Fleet, deadline: Deadline | None, promise: Promise | None) -> tuple[bool, bool, float]:
+    """Fleets that keep the promise first; then the cheapest, or the one with the fewest GPUs for the work.
+
+    One without a price comes after those that have one: what it costs is not known.
+    """
     gpus: float | None = fleet.gpus_for(deadline) if deadline is not None else fleet.fewest_gpus
     if gpus is None:
         gpus = fleet.gpus / max(fleet.outcome.requests_per_s, 1e-9)
     breaks = promise is not None and fleet.fewest is None and not fleet.outcome.keeps(promise)
-    return breaks, gpus * (fleet.price_per_hour or 1.0)
+    cost = None if deadline is None else fleet.cost_of(deadline)
+    worth = gpus * (fleet.price_per_hour or 1.0) if cost is None else cost
+    return breaks, fleet.price_per_hour is None, worth

@@ -18,6 +18,8 @@ from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticComput
 from llm_perf_opt.analyses.cost.static_json import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
 from llm_perf_opt.analyses.first_lines import counted, largest_text, listed
+from llm_perf_opt.analyses.memory.kv_cache import STEPS
+from llm_perf_opt.analyses.necessary.stage_needs import necessary_by_stage
 from llm_perf_opt.analyses.reconcile import FigureDifference, FlopsDifference, Ledger
 from llm_perf_opt.analyses.run_description import deployment_notes, run_notes
 from llm_perf_opt.api.answer import Answer
@@ -68,8 +70,17 @@ class CostAnswer(Answer):
 
     @property
     def active_parameters(self) -> int | None:
-        """Elements of weights that one decode step multiplies with; None without a decode."""
+        """Elements of weights that one decode step multiplies with, of experts those that its whole batch touches.
+
+        None without a decode.
+        """
         return self._static.active_parameters
+
+    @property
+    def active_per_token(self) -> int | None:
+        """Elements of weights that one token is multiplied with, whatever the batch; None where no trace tells."""
+        steps = [necessary_by_stage(graph) for graph in self._graphs if graph.phase in STEPS and graph.ops]
+        return known_sum(work.active_matrix_parameters for step in steps for work in step.values()) if steps else None
 
     @property
     def bytes_moved(self) -> int | None:
@@ -128,14 +139,22 @@ class CostAnswer(Answer):
         return self._graphs
 
     @property
+    def active_texts(self) -> tuple[str, ...]:
+        """`574 M active per token`, and where its batch touches more experts what a decode step multiplies with."""
+        token, step = self.active_per_token, self.active_parameters
+        told = [] if token is None else [f"{format_parameters(token)} active per token"]
+        if step is not None and step != token:
+            told.append(f"{format_parameters(step)} used by a decode step of batch {self.workload.get('batch', '?')}")
+        return tuple(told)
+
+    @property
     def answer(self) -> tuple[str, ...]:
         """What it costs as written and at least, where most of it is, and whether the sources agree."""
         flops, needed = self.flops, self.necessary_flops
         written = "FLOPs not known" if flops is None else f"{format_flops(flops)} as written"
         least = "" if needed is None else f", {format_flops(needed)} necessary"
         held = "" if self.parameters is None else f"; {format_parameters(self.parameters)} parameters"
-        active = self.active_parameters
-        held += "" if active is None else f", {format_parameters(active)} active"
+        held += "".join(f", {part}" for part in self.active_texts)
         most = largest_text({_stage_name(stage, self.stages): stage.flops for stage in self.stages})
         differing, unknown = len(self.differences), len(self.unexplained)
         said = sources_with_figures(self._static)

@@ -22,10 +22,11 @@ from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
 from llm_perf_opt.core.protocols import KnowsLengths, Tracer
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
 
 if TYPE_CHECKING:
@@ -214,6 +215,7 @@ class _PhaseTraces:
     origin: Origin
     media_tokens: int
     _known: dict[tuple[int, int], dict[str, CallGraph]] = field(default_factory=dict)
+    _failed: dict[tuple[tuple[int, int], bool], PerfOptError] = field(default_factory=dict)
 
     def origin_at(self, point: Point) -> Origin:
         """The origin with the workload of a point."""
@@ -235,13 +237,22 @@ class _PhaseTraces:
         if phase not in known:
             targets = self._targets(point)
             is_whole = phase == targets[0].phase or self._keeps_weights or self.keeps_state
-            chosen = [one for one in targets if is_whole or one.phase == phase]
-            origin = self.origin
-            traced = trace_targets(self._tracer, origin.adapter, chosen, origin.deployment)
-            known.update({graph.phase: graph for graph in traced.graphs})
+            known.update({graph.phase: graph for graph in self._traced(point, phase, targets, is_whole)})
             if is_whole and self._builds and len(self._states) < 2:
                 self._states.append(state_of(self._builds[0]()))
         return known[phase]
+
+    def _traced(self, point: Point, phase: str, targets: Sequence[Target], is_whole: bool) -> Sequence[CallGraph]:
+        """All phases, or one. What failed is not run again: at a large point that takes as long as what works."""
+        key = self._key(point), is_whole
+        if key in self._failed:
+            raise self._failed[key]
+        chosen = [one for one in targets if is_whole or one.phase == phase]
+        try:
+            return trace_targets(self._tracer, self.origin.adapter, chosen, self.origin.deployment).graphs
+        except PerfOptError as error:
+            self._failed[key] = error
+            raise
 
     @property
     def keeps_state(self) -> bool:
@@ -305,6 +316,7 @@ def trace_function(
     media = _media_tokens(trace)
     made = _PhaseTraces(origin, media)
     batches = batch if isinstance(batch, tuple) else (batch, batch)
+    refuse_workload(batch=batches[1], tokens=context[1], decode_steps=1)  # the far corner is traced like any other
     domain: Region = {BATCH: batches, CONTEXT: context}
     hints, boundaries, phases = _hints(origin), list[int](), list[PhaseFunction]()
     for graph in (one for one in trace.graphs if new_tokens is None or one.phase != CHUNK):

@@ -50,8 +50,10 @@ def corrected_times(trace: Trace, source: RateSource, times: PhaseTimes, measure
     if not found:
         raise PerfOptError(
             "Nothing of this prediction was measured.",
-            why="the measurement holds " + ", ".join(dict.fromkeys(_names(runs))) + ", and the prediction has the "
-            f"stages {', '.join(stage.name for phase in times for stage in phase)}",
+            why=" ".join(maker.warnings)
+            or "the measurement holds "
+            + ", ".join(dict.fromkeys(_names(runs)))
+            + f", and the prediction has the stages {', '.join(stage.name for phase in times for stage in phase)}",
             fix="predict the model that was measured, with a decode step for a TPOT",
         )
     own = maker.own

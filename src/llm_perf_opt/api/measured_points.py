@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.measured.applied import FoundTime
 from llm_perf_opt.analyses.measured.correction_report import MeasuredPoint
-from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Quantity
+from llm_perf_opt.analyses.measured.measurement import MeasuredRun, MeasuredTime, Quantity
 from llm_perf_opt.analyses.measured.predicted_points import PredictedPoint, batch_of, context_of, steps_of
 from llm_perf_opt.analyses.measured.recorded_run import recorded_run
 from llm_perf_opt.analyses.time.predict import StageTime, predict
@@ -73,6 +73,35 @@ class MeasuredPoints:
             return run.sequences or self.own.batch, run.decode_context or self.own.context
         alone = 1 if run.concurrency is not None else self.own.batch
         return run.batch or alone, run.input_tokens or self.own.context
+
+    def compared_s(self, run: MeasuredRun, time: MeasuredTime, scale: float, seconds: float) -> float | None:
+        """What the time is compared with: `seconds`, and what other requests of a loaded server add to it.
+
+        None, and a warning, where the file does not tell how much that is: a wait is not the speed of a device.
+        """
+        others = (run.concurrency or 1) - 1
+        if not others or time.quantity is Quantity.STAGE:
+            return seconds
+        if time.quantity is Quantity.TTFT:
+            self.warnings.append(
+                f"{run.file}: the TTFT of {format_seconds(time.seconds)} corrects nothing. With {run.concurrency:,} "
+                f"requests in flight it holds the wait for others beside a prefill of {format_seconds(seconds)}, and "
+                "nothing says how much. Measure one request at a time, or replay the load: plan --traffic."
+            )
+            return None
+        if run.output_tokens is None:
+            self.warnings.append(
+                f"{run.file}: the TPOT corrects nothing. With {run.concurrency:,} requests in flight prompts of others "
+                "run between two steps, and how many follows from the output tokens, which are missing."
+            )
+            return None
+        prompt_s = self.at(run, Quantity.TTFT).seconds(MeasuredTime(quantity=Quantity.TTFT, samples_s=(1.0,)), None)
+        self.remarks.append(
+            f"With {run.concurrency:,} requests in flight a TPOT is compared with a step and the share of the others' "
+            f"prompts: {format_seconds(seconds)} + {others:,} x {format_seconds(prompt_s)} / {run.output_tokens:,} "
+            "output tokens."
+        )
+        return seconds + scale * others * prompt_s / run.output_tokens
 
     def _at_workload(self, run: MeasuredRun) -> PredictedPoint:
         header, origin = self.trace.graphs[-1].workload, self.trace.origin
@@ -191,6 +220,8 @@ def found_times(run: MeasuredRun, maker: MeasuredPoints) -> Iterator[FoundTime]:
             maker.warnings.append(f"{run.file}: {time.stage or time.quantity} corrects nothing, no stage here has it.")
             continue
         scale = run.tokens_per_step if time.quantity is Quantity.TPOT else 1.0
+        if (compared_s := maker.compared_s(run, time, scale, seconds)) is None:
+            continue
         if scale > 1:
             maker.remarks.append(
                 f"A step gave {scale:.3g} tokens on average (speculative decoding): the measured TPOT is multiplied "
@@ -204,9 +235,9 @@ def found_times(run: MeasuredRun, maker: MeasuredPoints) -> Iterator[FoundTime]:
             statistic=time.statistic,
             samples=len(time.samples_s),
             measured_s=time.seconds * scale,
-            predicted_s=seconds,
+            predicted_s=compared_s,
             lower_bound_s=bound_s,
-            factor=time.seconds * scale / seconds,
+            factor=time.seconds * scale / compared_s,
             batch=predicted.batch,
             context=predicted.context,
             is_same_point=predicted.is_same_point,

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SIZES = ("640x640", "1024x1024", "1920x1080", "A4@150dpi", "A4@300dpi", "600x2400", "2048x2048")
 DEFAULT_GRIDS = ("1x1", "2x1", "2x2", "2x3", "2x4", "3x3")
+MOST_PAGES = 64
 _OF_THE_PAGE = ("image", "image_tokens", "context_tokens", "crops", "inputs")  # what differs from page to page
 
 
@@ -116,6 +117,12 @@ def _pages_to_show(
     for option, given in (("--sizes", sizes), ("--grids", grids)):
         if given is not None and not given:
             raise UsageError(f"{option} names no page.", why="the list is empty", fix=f"name one or leave {option} out")
+        if given is not None and len(given) > MOST_PAGES:
+            raise UsageError(
+                f"{option} names {len(given):,} pages.",
+                why=f"each is traced by itself, and a table shows at most {MOST_PAGES}",
+                fix="name fewer, or run the command once for each part of the list",
+            )
     if sizes is None and grids is None and "image" not in takes:
         grids = DEFAULT_GRIDS
     field, option = ("image", "--sizes") if grids is None else ("crops", "--grids")

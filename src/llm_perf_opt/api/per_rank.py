@@ -95,7 +95,8 @@ def rank_kinds(
     """The figures of each kind of rank, with as many ranks as it stands for."""
     known = (*known_times, *(None for _ in kinds[len(known_times) :]))
     found = tuple(_figures(graphs, rates, times) for graphs, times in zip(kinds, known, strict=True))
-    return _with_counts(found, plan)
+    counts = plan.ranks_of_kinds([kind.rank for kind in found])
+    return tuple(replace(kind, ranks=count) for kind, count in zip(found, counts, strict=True))
 
 
 def _figures(graphs: Phases, rates: RateSource | None, known: PhaseTimes | None) -> RankFigures:
@@ -104,14 +105,6 @@ def _figures(graphs: Phases, rates: RateSource | None, known: PhaseTimes | None)
     times = [predict(graph, rates) for graph in graphs] if known is None else known
     by_phase = {graph.phase: found for graph, found in zip(graphs, times, strict=True)}
     return rank_figures(graphs, rates.device, by_phase)
-
-
-def _with_counts(kinds: tuple[RankFigures, ...], plan: ParallelPlan) -> tuple[RankFigures, ...]:
-    """Each kind with as many ranks as lie between it and the next, in all replicas."""
-    if len(kinds) < 2:
-        return tuple(replace(kind, ranks=plan.ranks_like(kind.rank)) for kind in kinds)
-    ends = [*(kind.rank for kind in kinds[1:]), plan.replica_ranks]
-    return tuple(replace(kind, ranks=(end - kind.rank) * plan.dp) for kind, end in zip(kinds, ends, strict=True))
 
 
 def per_rank(

@@ -28,7 +28,7 @@ from llm_perf_opt.api.per_rank import rank_kinds
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.tracing import find_origin, trace_origin, trace_ranks
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import KnowsPlans
@@ -48,7 +48,7 @@ class PlansAnswer(Answer):
     model: str
     cluster: Cluster
     execution: str
-    batch: int  # of all replicas together
+    global_batch: int  # sequences of all devices together
     plans: tuple[PlanFigures, ...]
     refused: tuple[RefusedPlans, ...]
     left_out: int  # plans that were not tried
@@ -101,7 +101,7 @@ class PlansAnswer(Answer):
             yield workload_note(self._graphs[:1])
             yield from deployment_notes(self._graphs)
         yield from DataSheetRates(self.cluster.device, Execution(self.execution), cluster=self.cluster).notes()
-        yield from plan_notes(self.plans, self.batch, left_out=self.left_out)
+        yield from plan_notes(self.plans, self.global_batch, left_out=self.left_out)
         best = self.best
         if best is not None and best.kinds[0].replicated and self._graphs:
             yield from replicated_notes(self._graphs[0], best.kinds[0].replicated, best.weight_bytes)
@@ -111,6 +111,7 @@ def plans(
     model: str | Path,
     devices: str | Cluster,
     *,
+    global_batch: int = 1,
     devices_file: Path | None = None,
     execution: str = Execution.FUSED,
     max_plans: int = MAX_PLANS,
@@ -123,10 +124,18 @@ def plans(
     """Every plan for a cluster, ranked: those that fit by the time of a decode step, then by memory left.
 
     - `devices`: `8x h100-sxm`, `4x8 h100-sxm`, `72x gb200`; tp x pp x fsdp x dp of a plan is their number.
+    - `global_batch`: sequences that run together on all devices, shared by the replicas of dp and the ranks of fsdp.
+      `batch`, which `lpo.trace` takes, is what each of them runs.
     - `execution`: who launches kernels, as in `Trace.predict`; an engine by default.
     - `max_plans`: at most so many are traced, those with the fewest kinds of parallelism.
-    - `weights`, `cache`, `routing` and the workload are those of `lpo.trace`; `batch` is of all replicas together.
+    - `weights`, `cache`, `routing` and the rest of the workload are those of `lpo.trace`.
     """
+    if "batch" in workload:
+        raise UsageError(
+            "Plans take no batch.",
+            why="a batch is what one rank runs, and plans divide the sequences of all devices among their ranks",
+            fix="give global_batch, --global-batch on the command line: the sequences of all devices together",
+        )
     cluster = parse_cluster(devices, devices_file) if isinstance(devices, str) else devices
     origin = find_origin(
         model,
@@ -136,6 +145,8 @@ def plans(
         routing=routing,
         torch_device=cluster.device.torch_device,
         trust_remote_code=trust_remote_code,
+        batch=global_batch,
+        copies_key_heads=Execution(execution) is Execution.FUSED,
         **workload,
     )
     rates = DataSheetRates(cluster.device, Execution(execution), cluster=cluster)
@@ -149,7 +160,7 @@ def plans(
         model=search.graphs[0].model if search.graphs else origin.name,
         cluster=cluster,
         execution=execution,
-        batch=origin.workload.batch,
+        global_batch=global_batch,
         plans=found,
         refused=tuple(RefusedPlans(plans=tuple(names), reason=why) for why, names in search.refused.items()),
         left_out=max(0, len(tried) - max_plans),

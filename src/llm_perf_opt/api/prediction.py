@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.measured.correction_report import Correction, with_correction
-from llm_perf_opt.analyses.memory.need import RunMemory, need_table, run_memory
-from llm_perf_opt.analyses.memory.shortage import Shortage
+from llm_perf_opt.analyses.memory.need import RunMemory, need_table
+from llm_perf_opt.analyses.memory.shortage import Shortage, largest_need
 from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
@@ -50,7 +50,7 @@ class PredictedStage:
     """One stage of one phase. No implementation is faster than `lower_bound_s`; a run is expected in low to high.
 
     `expected_s` is the time of a calibration or of measured kernels; a data sheet has none. `bound_by` names what
-    limits the stage on a device: compute, bandwidth, launches or communication. None is unknown. `origins` is the share
+    limits it: compute, bandwidth, launches, kernel starts or communication. None is unknown. `origins` is the share
     of the expected kernel time by where it came from: measured rows, interpolated, roofline; empty: one source alone.
 
     Of a rank, `sent_bytes` go to other ranks, in `communication_low_s` to `communication_high_s` if nothing else runs;
@@ -100,7 +100,7 @@ class PredictionAnswer(Answer):
     rates: str = SOURCE  # the source of the times: data sheet, measured kernels, or a calibration
     engine: str | None = None  # whose measured kernels; None: the fastest of any, or no measured kernels
     stages: tuple[PredictedStage, ...]
-    needed_bytes: int | None
+    needed_bytes: int | None  # of the rank that needs most
     serving: ServingFit | None
     ranks: RanksAnswer | None = None  # None: the model runs on one device, or the times are of a calibration
     run: PredictedRun | None = None  # prefill and several decode steps, where they were asked for
@@ -277,7 +277,7 @@ def _prediction(
 ) -> PredictionAnswer:
     device = None if isinstance(rates, Calibration) else device_of(rates)
     fit = None if device is None else traced_fit(graphs, device)
-    source, memory = source_of(rates, execution, kernels, engine), run_memory(graphs)
+    source, memory = source_of(rates, execution, kernels, engine), largest_need((graphs, *others))
     times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
@@ -291,7 +291,7 @@ def _prediction(
         needed_bytes=memory.total_bytes,
         serving=None if fit is None else fit[1],
         ranks=None if device is None else ranks_answer((graphs, *others), source, [times]),
-        shortage=None if device is None else shortage_on(graphs, memory, device),
+        shortage=None if device is None else shortage_on((graphs, *others), device),
         _graphs=graphs,
         _rates=rates,
         _source=source,

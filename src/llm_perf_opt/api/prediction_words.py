@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llm_perf_opt.analyses.memory.need import RunMemory, run_memory
 from llm_perf_opt.analyses.memory.shortage import Shortage, fit_text, shortage_of, shortage_text
@@ -34,6 +35,8 @@ def run_text(graphs: Sequence[CallGraph], speed: Speed, machine: str, how: str) 
     words = [machine, *([] if plan is None else [plan.describe()]), how]
     tokens = f" x {format_count(speed.context)} tokens" if speed.context else ""
     words.append(f"{format_count(speed.sequences)}{tokens}" if tokens else f"batch {format_count(speed.sequences)}")
+    if plan is not None and (shared := plan.dp * plan.fsdp) > 1:
+        words[-1] += f" in all ({format_count(speed.sequences // shared)} per rank)"
     words.append(str(first.deployment.get("weights") or first.workload.get("dtype") or "dtype not stated"))
     return f"{first.model} on {', '.join(words)}"
 
@@ -45,15 +48,14 @@ def _needs_if_narrower(graphs: tuple[CallGraph, ...]) -> tuple[tuple[str, int], 
     return tuple((name, memory.total_bytes) for name, memory in found if memory.total_bytes is not None)
 
 
-def shortage_on(graphs: tuple[CallGraph, ...], memory: RunMemory, device: Device) -> Shortage | None:
-    """What is short and what helps; None where the run fits, or nobody knows."""
-    short = shortage_of(memory, device)
+def shortage_on(kinds: Sequence[tuple[CallGraph, ...]], device: Device) -> Shortage | None:
+    """What is short and what helps; None where every rank fits, or nobody knows."""
+    short = shortage_of(kinds, device)
     if short is None:
         return None
-    formats = tuple((name, needed) for name, needed in _needs_if_narrower(graphs) if needed <= device.memory_bytes)
-    return Shortage(
-        needed_bytes=short.needed_bytes, memory_bytes=short.memory_bytes, devices=short.devices, formats=formats
-    )
+    needs = [dict(_needs_if_narrower(graphs)) for graphs in kinds]
+    largest = {name: max(one[name] for one in needs) for name in _NARROWER if all(name in one for one in needs)}
+    return replace(short, formats=tuple((name, size) for name, size in largest.items() if size <= device.memory_bytes))
 
 
 def prediction_lines(

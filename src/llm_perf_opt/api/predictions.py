@@ -52,16 +52,19 @@ class DevicePrediction:
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """Generated, at the rate of this batch; None without a price."""
-        return self._cost(self.speed.tokens_per_s)
+        """Generated, at the rate of this batch; None without a price, or where the run does not fit.
+
+        Of whole runs where their steps are known, so that a page costs what its tokens cost; else of decode alone.
+        """
+        return self._cost(self.speed.run_tokens_per_s or self.speed.tokens_per_s)
 
     @property
     def cost_per_million_pages(self) -> float | None:
-        """Read and written out; None without a price, or where the steps of a page are not known."""
+        """Read and written out; None also where the steps of a page are not known."""
         return self._cost(self.speed.pages_per_s)
 
     def _cost(self, rate: Rate | None) -> float | None:
-        if self.price_per_hour is None or rate is None:
+        if self.price_per_hour is None or rate is None or self.fits is False:
             return None
         return self.price_per_hour * self.devices / _HOUR_S / rate.middle * _MILLION
 
@@ -124,7 +127,12 @@ class PredictionsAnswer(Answer):
             "tokens/s and pages/s are at what is expected, or in the middle of the band where a source has ends alone."
         )
         if any(one.price_per_hour is not None for one in self.devices):
-            yield Note("Costs are in the currency of the prices, of the devices alone, all of the time in use.")
+            whole = all(one.speed.run_tokens_per_s is not None for one in self.devices)
+            share = "prefill included" if whole else "of decode steps alone: --decode-steps N adds the prefill"
+            yield Note(
+                "Costs are in the currency of the prices, of the devices alone, all of the time in use; those of "
+                f"tokens are {share}."
+            )
         reasons: dict[str, list[str]] = {}
         for device, reason in self.refused.items():
             reasons.setdefault(reason, []).append(device)

@@ -52,9 +52,7 @@ def what_runs(cost: CostAnswer, graphs: Sequence[CallGraph], unknown_phases: Ite
     parts = [f"{format_count(modules)} modules in {format_count(calls)} calls"]
     if cost.parameters is not None:
         parts.append(f"{format_parameters(cost.parameters)} parameters")
-    if (active := cost.active_parameters) is not None:
-        unit = "decoded token" if cost.workload.get("batch") == 1 else "decode step"
-        parts.append(f"{format_parameters(active)} active per {unit}")
+    parts += cost.active_texts
     return _with_unknown(", ".join(parts), unknown_phases)
 
 

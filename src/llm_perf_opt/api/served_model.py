@@ -31,7 +31,7 @@ from llm_perf_opt.core.page_sizes import PageSize
 from llm_perf_opt.core.protocols import WritesEngineFolder
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.declared_traffic import PageTokens
-from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
+from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from llm_perf_opt.core.serving.step_table import Curve, StepTable
 
@@ -119,8 +119,9 @@ class ServedModel:
         needs = serving_needs(self.trace.graphs, device, devices=plan.tp, limits=limits)
         length = round(mean.prompt_tokens + mean.output_tokens)
         weights = total_bytes(needs.weights)
-        room = fit_of(needs, device, batch=1, context=length).room_bytes
-        if room is None or needs.cache is None:
+        fit = fit_of(needs, device, batch=1, context=length)
+        room = fit.room_bytes
+        if room is None or needs.cache is None or fit.cache_tokens is None:
             raise PerfOptError(
                 f"The cache of {self.origin.name} is not known.",
                 why="its decode step keeps no keys and values that a trace could see",
@@ -129,13 +130,13 @@ class ServedModel:
         room += weights - weights // plan.pp  # a stage holds its share of the layers, and of their cache
         experts = sum(block.stored_bytes for block in self.blocks.experts) // plan.tp
         room += experts - experts // plan.dp  # which the groups of a replica share
-        each = -(-needs.cache.bytes_at(length) // plan.pp)
-        if room < each:
+        cache_tokens = needs.cache.tokens_in(room * plan.pp, length) or 0
+        if cache_tokens < length:
             return None
         taken = ReplicaLimits(
             sequences=limits.sequences,
             batched_tokens=limits.chunk_tokens,
-            cache_tokens=room * length // max(each, 1),
+            cache_tokens=cache_tokens,
         )
         table = self._table(device, plan)
         states = tuple(steady_states(table, mean, taken.of_groups(plan.dp)))
@@ -161,7 +162,7 @@ class ServedModel:
             pipeline=plan.pp,
             has_expert_parallel=plan.has_expert_parallel,
             dtype=self.origin.workload.dtype,
-            cache_dtype="fp8" if "8" in str(self._decode.deployment.get("cache", "")) else "auto",
+            cache_dtype=cache_argument(self._decode.deployment.get("cache")),
             cache_bytes=room,
             max_sequences=limits.sequences,
             max_batched_tokens=limits.batched_tokens,
@@ -178,7 +179,7 @@ class ServedModel:
         return replace(table, images=self._encoder(device)) if self._pages else table
 
     def step_shares(self, device: Device, considered: Considered, mean: MeanRequest) -> dict[str, float]:
-        """Seconds of the mean step by what they are spent on: decoding and its share of the prompts together."""
+        """Seconds of the best state's mean step by what they are spent on, decoding and its share of the prompts."""
         from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer
 
         if (state := considered.best) is None:
@@ -191,12 +192,14 @@ class ServedModel:
         )
         timer, found = EngineTimer(device.id, ENGINE), Counter[str]()
         times = timer.times([AskedForward(blocks=self.blocks, forward=forward, plan=plan) for _, forward in forwards])
+        # Two forwards stand for one mixed step, so they tell shares; how long the step takes, its table tells.
         for (count, _), time in zip(forwards, times, strict=True):
             for kind, seconds in time.by_kind.items():
                 found[str(kind)] += count * seconds  # type: ignore[assignment]
         if self._pages:
             found["encoder of images"] = prompts * self._encoder(device)(mean.image_tokens)  # type: ignore[assignment]
-        return dict(found)
+        whole = sum(found.values())
+        return {kind: seconds * state.step_s / whole for kind, seconds in found.items()}
 
     def _encoder(self, device: Device) -> Curve:
         """The time that images take, whole on every rank, by how many tokens they become."""

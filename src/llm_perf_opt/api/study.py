@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
+from inspect import signature
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.prediction import refuse_rates
 from llm_perf_opt.api.study_task import TaskOutcome, reason_of, run_task, write_failure
+from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.study import Study
@@ -26,13 +28,16 @@ from llm_perf_opt.core.study_file import read_study
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.labs.study.local_engine import run_local
-from llm_perf_opt.labs.study.parquet_store import StudyStore, has_failures, require_packages
+from llm_perf_opt.labs.study.manifest import Part, StudyManifest
+from llm_perf_opt.labs.study.one_writer import Lease, new_run, one_writer
+from llm_perf_opt.labs.study.parquet_store import StudyStore, require_packages
 from llm_perf_opt.models.huggingface.names.resolve import find_model
 
 log = logging.getLogger(__name__)
 
 LOCAL, RAY = "local", "ray"
 ENGINES = (LOCAL, RAY)
+_SHOWN = 5  # damaged files that are named in the report
 TASK_MEMORY_BYTES = 2 * 2**30  # a trace of a large model takes less
 
 
@@ -56,7 +61,8 @@ class StudyAnswer(Answer):
     computed: int
     kept: int  # rows of an earlier run with the same inputs
     failed: int
-    removed_files: int  # of an earlier declaration of the study
+    damaged: tuple[str, ...]  # files that were not what was written, and why; their points were computed again
+    other_files: int  # parts that are not of the study as it is declared now; nobody removes them
     tasks: int
     seconds: float
 
@@ -72,8 +78,12 @@ class StudyAnswer(Answer):
         notes = []
         if self.failed:
             notes.append(Note(f'{self.failed:,} points failed: ask "failures" says why.', Level.WARNING))
-        if self.removed_files:
-            notes.append(Note(f"{self.removed_files:,} files of an earlier declaration were removed."))
+        notes += [Note(f"Computed again: {line}", Level.WARNING) for line in self.damaged[:_SHOWN]]
+        if len(self.damaged) > _SHOWN:
+            notes.append(Note(f"{len(self.damaged):,} damaged files were computed again in all.", Level.WARNING))
+        if self.other_files:
+            files = counted(self.other_files, "file")
+            notes.append(Note(f"ask leaves out {files}: of another declaration of the study, or damaged."))
         answer = (
             f"Study {self.name}: {counted(self.points, 'point')}, {format_count(self.computed)} computed, "
             f"{format_count(self.kept)} kept, {format_count(self.failed)} failed, in {format_seconds(self.seconds)}.",
@@ -96,6 +106,7 @@ def study(
     workers: int | None = None,
     task_memory_gib: float | None = None,
     retry_failed: bool = False,
+    trust_remote_code: bool = False,
     progress: StudyProgress | None = None,
 ) -> StudyAnswer:
     """Compute every point of a study file into Parquet below `out`; what is there already is kept.
@@ -106,28 +117,32 @@ def study(
     - `workers`: processes, of `local` and of a Ray of this machine. Default: as cores and memory allow.
     - `task_memory_gib`: what one task may take, so that not too many run at once. Default: 2.
     - `retry_failed`: compute points again that failed. Default: a failure is a result.
+    - `trust_remote_code`: run the Python code of model folders; a study file can only ask for it.
     """
     started = time.perf_counter()
-    declared = file if isinstance(file, Study) else read_study(Path(file), overrides)
+    if isinstance(file, Study):
+        declared = replace(file, trust_remote_code=trust_remote_code or file.trust_remote_code)
+    else:
+        declared = read_study(Path(file), overrides, trust_remote_code=trust_remote_code)
     _refuse(declared, engine, address)
     store = StudyStore(str(out))
     versions = installed_versions(is_replayed=bool(declared.traffics))
     tasks = study_tasks(declared, versions, named_folders(declared))
-    stems = [task.file_stem for task in tasks]
-    run = _Run(store=store, declared=declared, retry_failed=retry_failed)
-    pending = run.pending(tasks)
-    store.write_manifest(declared.name, {"files": stems, "points": points_of(tasks), "tool_version": __version__})
-    if progress is not None:
-        progress.begin(points_of(tasks), points_of(tasks) - points_of([one.task for one in pending]))
+    run = _Run(store=store, declared=declared, tasks=tasks, retry_failed=retry_failed)
     memory = round((task_memory_gib or TASK_MEMORY_BYTES / 2**30) * 2**30)
-    work = partial(_run_pending, root=str(out), retry_failed=retry_failed)
-    finished = _outcomes(engine, work, pending, address, workers, memory)
-    for one, result in finished:
-        outcome = run.settle(one.task, result)
+    with one_writer(store, declared.name, run.identity) as lease:
+        pending = run.pending()
+        run.write_manifest(lease)
         if progress is not None:
-            progress.advance(outcome.points, outcome.failed)
-    removed = store.remove_others(declared.name, stems)
-    return run.answer(tasks, pending, removed, time.perf_counter() - started)
+            progress.begin(points_of(tasks), points_of(tasks) - points_of([one.task for one in pending]))
+        work = partial(_run_pending, root=str(out), run=run.identity, retry_failed=retry_failed)
+        for one, result in _outcomes(engine, work, pending, address, workers, memory):
+            outcome = run.settle(one.task, result)
+            if progress is not None:
+                progress.advance(outcome.points, outcome.failed)
+        run.write_manifest(lease)
+        store.clear_left_behind(declared.name)
+    return run.answer(pending, time.perf_counter() - started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +153,8 @@ class PendingTask:
     earlier: tuple[str, ...]
 
 
-def _run_pending(one: PendingTask, *, root: str, retry_failed: bool) -> TaskOutcome:
-    return run_task(one.task, root, one.earlier, retry_failed=retry_failed)
+def _run_pending(one: PendingTask, *, root: str, run: str, retry_failed: bool) -> TaskOutcome:
+    return run_task(one.task, root, one.earlier, run=run, retry_failed=retry_failed)
 
 
 def _outcomes(
@@ -165,36 +180,84 @@ class _Run:
 
     store: StudyStore
     declared: Study
+    tasks: Sequence[StudyTask]
     retry_failed: bool
+    identity: str = field(default_factory=new_run)
     outcomes: list[TaskOutcome] = field(default_factory=list)
+    parts: dict[str, Part] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
 
-    def pending(self, tasks: Sequence[StudyTask]) -> list[PendingTask]:
-        """Tasks whose file is not there, or holds failures that are to be tried again."""
-        files = self.store.files(self.declared.name)
+    def pending(self) -> list[PendingTask]:
+        """Tasks without a part that is whole, or with failures that are to be tried again."""
+        found = self.store.parts(self.declared.name)
         by_key: dict[str, list[str]] = {}
-        for stem, path in files.items():
-            by_key.setdefault(stem.split("-")[1], []).append(path)
-        return [
-            PendingTask(task, tuple(by_key.get(task.key, ())))
-            for task in tasks
-            if task.file_stem not in files or (self.retry_failed and has_failures(files[task.file_stem]))
-        ]
+        for stem, paths in found.items():
+            by_key.setdefault(stem.split("-")[1], []).extend(paths)
+        pending = []
+        for task in self.tasks:
+            part = self._whole_part(found.get(task.file_stem, ()), task.points)
+            if part is not None:
+                self.parts[task.file_stem] = part
+            if part is None or (self.retry_failed and part.has_failures):
+                earlier = [path for path in by_key.get(task.key, ()) if self._is_whole(path)]
+                pending.append(PendingTask(task, tuple(earlier)))
+        return pending
+
+    def _whole_part(self, paths: Sequence[str], points: int) -> Part | None:
+        """The first that is what was written; what is wrong with the others is told where there is none."""
+        wrong = []
+        for path in paths:
+            try:
+                part = self.store.checked(path)
+            except PerfOptError as error:
+                wrong.append(f"{path}: {error.why}")
+                continue
+            if self.store.is_current(part, points):
+                return part
+            wrong.append(f"{path}: it has {part.rows:,} rows of {points:,}, or other columns")
+        for line in wrong:
+            log.warning("Computed again: %s", line)
+        self.damaged += wrong
+        return None
+
+    def _is_whole(self, path: str) -> bool:
+        try:
+            self.store.checked(path)
+        except PerfOptError:
+            return False
+        return True
+
+    def write_manifest(self, lease: Lease | None) -> None:
+        """What the study is made of now; not where another run has taken it over."""
+        if lease is not None:
+            lease.require()
+        self.store.write_manifest(
+            StudyManifest(
+                study=self.declared.name,
+                run=self.identity,
+                tool_version=__version__,
+                points=points_of(self.tasks),
+                stems=[task.file_stem for task in self.tasks],
+                parts=self.parts,
+            )
+        )
 
     def settle(self, task: StudyTask, result: TaskOutcome | BaseException) -> TaskOutcome:
         """A task that did not come back leaves rows with the reason."""
         if isinstance(result, BaseException):
             why = reason_of(result) if isinstance(result, PerfOptError) else f"{type(result).__name__}: {result}"
-            result = write_failure(task, self.store.root, " ".join(why.split())[:500])
+            result = write_failure(task, self.store.root, " ".join(why.split())[:500], self.identity)
             log.warning("%s, %s: %s", task.model.name, task.plan.describe(), why)
         self.outcomes.append(result)
+        self.parts[task.file_stem] = result.part
         return result
 
-    def answer(
-        self, tasks: Sequence[StudyTask], pending: Sequence[PendingTask], removed: int, seconds: float
-    ) -> StudyAnswer:
+    def answer(self, pending: Sequence[PendingTask], seconds: float) -> StudyAnswer:
         """The figures of the run."""
         computed = sum(one.points - one.kept for one in self.outcomes)
-        total = points_of(tasks)
+        total = points_of(self.tasks)
+        listed = {part.file.rpartition("/")[2] for part in self.parts.values()}
+        there = [path.rpartition("/")[2] for path in self.store.part_paths(self.declared.name)]
         return StudyAnswer(
             name=self.declared.name,
             folder=self.store.root,
@@ -202,7 +265,8 @@ class _Run:
             computed=computed,
             kept=total - computed,
             failed=sum(one.failed for one in self.outcomes),
-            removed_files=removed,
+            damaged=tuple(self.damaged),
+            other_files=sum(name not in listed for name in there),
             tasks=len(pending),
             seconds=seconds,
         )
@@ -224,6 +288,19 @@ def _refuse(declared: Study, engine: str, address: str | None) -> None:
             f"{declared.execution!r} is no execution.", why=f"there are {', '.join(Execution)}", fix="pick one"
         )
     refuse_rates(declared.execution, declared.rates, None)
+    _refuse_fields(declared)
+
+
+def _refuse_fields(declared: Study) -> None:
+    """A workload says what a model runs, not what `trace` may do: no code to trust, no file to write, no tracer."""
+    own = set(signature(trace).parameters) - {"routing", "workload"}
+    for fields in (*declared.workloads, *(model.workload for model in declared.models)):
+        for name in own.intersection(fields):
+            raise UsageError(
+                f"{name!r} is no field of a workload.",
+                why="it is an option of whoever runs the study, and a study file has none",
+                fix="leave it out" if name != "trust_remote_code" else "leave it out, and add --trust-remote-code",
+            )
 
 
 def named_folders(declared: Study) -> dict[str, Path]:

@@ -30,6 +30,7 @@ from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batc
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
+from llm_perf_opt.labs.study.manifest import Part
 from llm_perf_opt.labs.study.parquet_store import StudyStore, rows_table, table_of
 
 MOST_TRACED = 16  # points outside all cells of a function, each traced by itself
@@ -41,13 +42,16 @@ class TaskOutcome:
     """What a finished task tells the driver; its rows are in the store."""
 
     stem: str
+    part: Part
     points: int
     failed: int
     kept: int  # of the points: rows of an earlier run
     seconds: float
 
 
-def run_task(task: StudyTask, root: str, earlier: Sequence[str] = (), *, retry_failed: bool = False) -> TaskOutcome:
+def run_task(
+    task: StudyTask, root: str, earlier: Sequence[str] = (), *, run: str, retry_failed: bool = False
+) -> TaskOutcome:
     """Compute the points of a task and write them; `earlier` are files that may hold some of them already."""
     started = time.perf_counter()
     store = StudyStore(root)
@@ -55,9 +59,10 @@ def run_task(task: StudyTask, root: str, earlier: Sequence[str] = (), *, retry_f
     kept = _kept_rows(task, store, earlier, retry_failed=retry_failed) if is_by_row else []
     with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward
         tables = _tables_of_rows(task, kept) if is_by_row else _function_tables(task)
-        failed = store.write(task.study, task.model.name, task.file_stem, tables)
+        part, failed = store.write(task.study, task.model.name, task.file_stem, tables, run)
     return TaskOutcome(
         stem=task.file_stem,
+        part=part,
         points=task.points,
         failed=failed,
         kept=len(kept),
@@ -65,11 +70,11 @@ def run_task(task: StudyTask, root: str, earlier: Sequence[str] = (), *, retry_f
     )
 
 
-def write_failure(task: StudyTask, root: str, reason: str) -> TaskOutcome:
+def write_failure(task: StudyTask, root: str, reason: str, run: str) -> TaskOutcome:
     """The rows of a task whose process died or raised what nobody expected."""
     tables = [_failed_table(task, one, list(task.pairs()), reason) for one in task.deployments]
-    failed = StudyStore(root).write(task.study, task.model.name, task.file_stem, tables)
-    return TaskOutcome(stem=task.file_stem, points=task.points, failed=failed, kept=0, seconds=0.0)
+    part, failed = StudyStore(root).write(task.study, task.model.name, task.file_stem, tables, run)
+    return TaskOutcome(stem=task.file_stem, part=part, points=task.points, failed=failed, kept=0, seconds=0.0)
 
 
 def _kept_rows(

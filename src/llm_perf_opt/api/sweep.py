@@ -164,9 +164,11 @@ def sweep_answer(
     phases = tuple(_phase_sweep(one, rates, trace_phase, function.workload.new_tokens) for one in function.phases)
     pairs: list[Pair] = [*product(batches.values, contexts.values)]
     unproven = {pair for phase in phases for pair, held in zip(pairs, phase.proven(pairs), strict=True) if not held}
-    batch, context = next((pair for pair in pairs if pair not in unproven), pairs[0])
-    graphs = function.at(batch=batch, context=context).graphs
     can_trace = function.origin is not None and len(unproven) <= MOST_TRACED
+    points = tuple(_points(phases, pairs, traced=can_trace))
+    failed = {(point.batch, point.context) for point in points if point.failure is not None}
+    batch, context = min(pairs, key=lambda pair: (pair in failed, pair in unproven))
+    graphs = function.at(batch=batch, context=context).graphs
     steps = [phase for phase in phases if phase.phase != PREFILL]
     serving = None if one is None else traced_needs(graphs, one)
     return SweepAnswer(
@@ -176,7 +178,7 @@ def sweep_answer(
         execution=execution,
         batches=batches,
         contexts=contexts,
-        points=tuple(_points(phases, pairs, traced=can_trace)),
+        points=points,
         added=tuple(one for phase in phases for one in added_costs(phase, batches, contexts)),
         bends=tuple(
             bend for phase in steps for context in shown_values(contexts) for bend in bends(phase, batches, context)

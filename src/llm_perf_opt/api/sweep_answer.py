@@ -84,6 +84,8 @@ class SweepAnswer(Answer):
         name = "" if self.device is None else self.device.name
         device = [f"Largest batch on {name}: {largest_line(self.largest_batches)}."] if self.largest_batches else []
         proof = f"{counted(len(self.points), 'point')} from {counted(self.traces, 'trace')}"
+        failed = sum(point.failure is not None for point in self.points)
+        proof += f"; {failed:,} failed" if failed else ""
         proof += "; some are not proven." if self.open_regions else "; every one is proven."
         return (f"{self.model}, {added_line(self.added)}.", *device, proof)
 

@@ -39,7 +39,14 @@ from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload, workload_options
-from llm_perf_opt.core.protocols import KnowsKindsOfRank, ModelAdapter, RunsForReal, SpreadsOverRanks, Tracer
+from llm_perf_opt.core.protocols import (
+    CopiesKeyHeads,
+    KnowsKindsOfRank,
+    ModelAdapter,
+    RunsForReal,
+    SpreadsOverRanks,
+    Tracer,
+)
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, ModelCode
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
 
 
 _BESIDE = {"profiler": (".chrome-trace.json",)}  # tracer -> suffixes of files that it leaves itself, one per phase
+_COPIES = "copies_key_heads"  # a keyword of `find_origin`: what engines do where ranks outnumber key heads
 
 
 def trace(
@@ -142,7 +150,7 @@ def _named(
 def _refuse_unknown(workload: Mapping[str, Any]) -> None:
     """Refuse a keyword that neither `trace` nor any model or plan takes, with the nearest that is taken."""
     own = [name for name in inspect.signature(trace).parameters if name not in ("model", "workload")]
-    taken = [*workload_options(), *ParallelPlan.options(), *ModelCode.options(), *own]
+    taken = [*workload_options(), *ParallelPlan.options(), *ModelCode.options(), *own, _COPIES]
     for name in workload:
         if name not in taken:
             near = difflib.get_close_matches(name, taken, n=1)
@@ -163,6 +171,7 @@ def _is_of_engine(workload: dict[str, Any], tracer: str, args: Sequence[Any], kw
             why="it has no kernels here, and makes its inputs from the workload",
             fix="leave --tracer, args and kwargs out",
         )
+    workload.pop(_COPIES, None)  # its own code does
     return True
 
 
@@ -316,14 +325,18 @@ def find_origin(
     routing: str | None = None,
     torch_device: str | None = None,
     trust_remote_code: bool = False,
+    copies_key_heads: bool = False,
     **workload: Any,
 ) -> Origin:
     """The model and its workload, checked before anything runs; the parameters are those of `trace`.
 
-    Of a plan it is the rank that was asked for, by default the first.
+    Of a plan it is the rank that was asked for, by default the first. With `copies_key_heads` a model whose ranks
+    outnumber its key heads is spread as engines do; otherwise its own code refuses that.
     """
     named = find_model(str(model), trust_remote_code) if isinstance(model, (str, Path)) else model
     adapter = module_adapter(named, args, kwargs) or find_adapter(named, trust_remote_code)
+    if copies_key_heads and isinstance(adapter, CopiesKeyHeads):
+        adapter = adapter.copying_key_heads()
     is_module = not isinstance(named, NamedModel)
     plan = _taken_plan(workload)
     asked = make_workload(adapter, **workload)

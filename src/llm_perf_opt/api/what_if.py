@@ -15,10 +15,14 @@ from llm_perf_opt.api.memory import eager_and_fused
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.report import Note, Report
 from llm_perf_opt.core.units import format_bytes, format_seconds
 
 QUESTIONS = ("attention",)
+_BY_SHEET = (
+    "Every kind of attention is timed by the data sheet, since no table holds one of each. A prediction times what was "
+    "traced by recordings and tables where it has them: its band is another one, and the nearer one."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -34,7 +38,8 @@ class AttentionAnswer(Answer):
         """One table over the kinds of attention."""
         machine = None if self.device is None else self.device.name
         report = what_if_report(f"{self.model}: what if the attention ran another way", self.cases, machine)
-        notes = (workload_note(self._graphs), *deployment_notes(self._graphs), *report.notes)
+        by_sheet = () if machine is None else (Note(_BY_SHEET),)
+        notes = (workload_note(self._graphs), *deployment_notes(self._graphs), *by_sheet, *report.notes)
         return replace(report, notes=notes, answer=tuple(self._lines(machine)))
 
     def _lines(self, machine: str | None) -> Iterator[str]:
@@ -42,7 +47,7 @@ class AttentionAnswer(Answer):
         whole = [case for case in self.cases if case.stage == ALL]
         for phase in list(dict.fromkeys(case.phase for case in whole))[:2]:
             told = [f"{case.attention} {_figure(case)}" for case in whole if case.phase == phase]
-            where = "" if machine is None else f" on {machine}"
+            where = "" if machine is None else f" on {machine}, by the data sheet"
             yield f"{self.model}, {phase}{where}: {'; '.join(dict.fromkeys(told))}."
         if not whole:
             yield f"{self.model}: no attention was found in this trace."

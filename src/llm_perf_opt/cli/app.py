@@ -75,7 +75,8 @@ def _root(
 
     A module of your own is asked from Python: import llm_perf_opt as lpo; lpo.trace(module, (inputs,)).
 
-    The result goes to stdout, progress to stderr. Exit code 0: fine, 1: our failure, 2: wrong usage.
+    The result goes to stdout, progress to stderr. Exit code 0: fine, 1: our failure, 2: wrong usage,
+    3: a budget is broken.
     """
     log_to_stderr()
 

@@ -24,7 +24,8 @@ QuestionArgument = Annotated[
     str | None,
     typer.Argument(metavar="[QUESTION]", help='As "cheapest plan under 50 ms TPOT".', show_default=False),
 ]
-SqlOption = Annotated[str | None, typer.Option(metavar="QUERY", help="Any query of the table `points` instead.")]
+SqlOption = Annotated[str | None, typer.Option(metavar="QUERY", help="Any select on the table `points` instead.")]
+SecondsOption = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long --sql may take.")]
 StudyOption = Annotated[str | None, typer.Option(metavar="NAME", help="Which of several studies. Default: all.")]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
 PageOption = Annotated[
@@ -37,6 +38,7 @@ def ask(
     question: QuestionArgument = None,
     sql: SqlOption = None,
     study: StudyOption = None,
+    max_seconds: SecondsOption = 60.0,
     out: OutOption = None,
     page: PageOption = None,
     force: ForceOption = False,
@@ -56,7 +58,7 @@ def ask(
         say(f"Wrote {study_page(results, page, study=study, force=force)}")
         if question is None and sql is None:
             return
-    answer = ask_results(results, question, sql=sql, study=study)
+    answer = ask_results(results, question, sql=sql, study=study, max_seconds=max_seconds)
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return

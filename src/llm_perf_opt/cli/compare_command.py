@@ -18,7 +18,7 @@ from llm_perf_opt.cli.model_options import (
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
 from llm_perf_opt.cli.predict_command import ExecutionOption, RatesOption
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.errors import BrokenBudgetError, PerfOptError
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.trace import Trace
@@ -32,7 +32,7 @@ BudgetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--budget",
-        help="Exit 1 unless it holds for B: a limit on FLOPs, bytes, peak_memory, cache, or with --device bound and "
+        help="Exit 3 unless it holds for B: a limit on FLOPs, bytes, peak_memory, cache, or with --device bound and "
         'time, like "prefill.flops<=+1%", "peak_memory<=20GiB", "decode.time<=12ms"; may be repeated.',
     ),
 ]
@@ -110,7 +110,7 @@ def _side(
 
 
 def _violation(budgets: tuple[str, ...]) -> PerfOptError:
-    return PerfOptError(
+    return BrokenBudgetError(
         f"Budgets that do not hold: {', '.join(budgets)}.",
         why="B is beyond the limit, or a figure is not known; the tables of budgets have both sides, the notes say why",
         fix="the table of differences starts with what changed most; or change the budget",

@@ -1,6 +1,7 @@
 """How the command ends: every error becomes a message and an exit code.
 
-0: fine. 1: something failed. 2: wrong usage. 130: Ctrl-C. 141: whoever read the output closed it, as with `| head`.
+0: fine. 1: something failed. 2: wrong usage. 3: a budget is broken. 130: Ctrl-C. 141: whoever read the output closed
+it, as with `| head`.
 """
 
 from __future__ import annotations

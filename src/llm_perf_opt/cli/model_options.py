@@ -142,6 +142,7 @@ def trace_or_load(
     routing: str | None = None,
     torch_device: str | None = None,
     keep_partial: bool = False,
+    copies_key_heads: bool = False,
     trust_remote_code: bool,
 ) -> Trace:
     """The trace that `model` names, or a new one of the model; a saved trace takes no workload and no routing."""
@@ -159,6 +160,7 @@ def trace_or_load(
             routing=routing,
             torch_device=torch_device,
             keep_partial=keep_partial,
+            copies_key_heads=copies_key_heads,
             trust_remote_code=trust_remote_code,
             **workload,
         )

@@ -44,6 +44,9 @@ ClusterOption = Annotated[
 DevicesFileOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template.")
 ]
+GlobalBatchOption = Annotated[
+    int, typer.Option(min=1, help="Sequences that run together on all devices; replicas of dp and ranks of fsdp share.")
+]
 MaxPlansOption = Annotated[
     int, typer.Option(min=1, help="Trace at most so many plans, those with the fewest kinds of parallelism.")
 ]
@@ -53,13 +56,14 @@ OutOption = Annotated[
 ]
 
 
-@takes_workload(without=("decode_steps", "new_tokens"))
+@takes_workload(without=("batch", "decode_steps", "new_tokens"))
 @takes_traffic
 def plan(
     model: ModelArgument,
     devices: ClusterOption,
     workload: Mapping[str, Any],
     requests: TrafficOptions,
+    global_batch: GlobalBatchOption = 1,
     devices_file: DevicesFileOption = None,
     execution: ExecutionOption = "fused",
     max_plans: MaxPlansOption = 64,
@@ -75,9 +79,9 @@ def plan(
 ) -> None:
     """Try every parallel plan of MODEL_OR_DIR on a cluster; print the best first, and why others are refused.
 
-    A plan is tp x pp x fsdp x dp devices, with experts spread over the ranks of tp and fsdp. --batch is of all
-    replicas together. Under --traffic requests go through vLLM's own scheduler: how long they take, what limits, and
-    how many GPUs keep a promise or a deadline.
+    A plan is tp x pp x fsdp x dp devices, with experts spread over the ranks of tp and fsdp. Under --traffic
+    requests go through vLLM's own scheduler: how long they take, what limits, and how many GPUs keep a promise or a
+    deadline.
     """
     from llm_perf_opt.api.plans import plans as try_plans
 
@@ -86,14 +90,14 @@ def plan(
     asked: dict[str, Any] = {"devices_file": devices_file, "weights": weights, "cache": cache, "routing": routing}
     asked |= {"trust_remote_code": trust_remote_code, **workload}
     if requests.traffic is not None:
-        refuse_single_batch(workload)
+        refuse_single_batch(workload if global_batch == 1 else {"global_batch": global_batch, **workload})
         report = _under_traffic(model, devices, requests, asked, out, force=force)
         if report is not None:
             show(report, reporter, verbose=verbose)
             say("Nothing written: add --out capacity.html for the charts, --chrome-trace replay.json for Perfetto.")
         return
     with model_prints_apart(), few_lines_per_trace():
-        answer = try_plans(model, devices, execution=execution, max_plans=max_plans, **asked)
+        answer = try_plans(model, devices, global_batch=global_batch, execution=execution, max_plans=max_plans, **asked)
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return

@@ -147,6 +147,7 @@ def predict(
         cache=cache,
         routing=routing,
         torch_device=torch_device,
+        copies_key_heads=execution == "fused",
         trust_remote_code=trust_remote_code,
     )
     machine |= {"decode_steps": steps if has_run else None, "measured": found}

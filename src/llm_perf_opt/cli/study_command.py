@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llm_perf_opt.cli.model_options import TrustOption
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
 from llm_perf_opt.cli.terminal import plain_stderr
@@ -42,6 +43,7 @@ def study(
     workers: WorkersOption = None,
     task_memory_gib: MemoryOption = None,
     retry_failed: RetryOption = False,
+    trust_remote_code: TrustOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
@@ -63,6 +65,7 @@ def study(
             workers=workers,
             task_memory_gib=task_memory_gib,
             retry_failed=retry_failed,
+            trust_remote_code=trust_remote_code,
             progress=progress,
         )
     show(answer.report(), reporter, verbose=verbose)

@@ -13,7 +13,7 @@ import typer
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import OptionRecord, option
 
-_OF_REQUESTS = ("batch", "prompt_tokens", "image", "crops")  # what each request says for itself
+_OF_REQUESTS = ("global_batch", "prompt_tokens", "image", "crops")  # what each request says for itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

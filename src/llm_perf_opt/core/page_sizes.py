@@ -46,7 +46,7 @@ def read_page_size(given: str) -> PageSize:
     paper = _PAPER.fullmatch(word.lower())
     if paper is None or paper[1] not in _PAPER_MM:
         raise UsageError(
-            f"{given!r} is not the size of a page.",
+            f"{given[:60]!r} is not the size of a page.",
             why=f"a page is WIDTHxHEIGHT in pixels, or a sheet at a resolution: {', '.join(_PAPER_MM)}",
             fix="write it like 1240x1754, A4@150dpi or letter-landscape@300dpi",
         )

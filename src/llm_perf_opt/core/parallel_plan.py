@@ -8,7 +8,7 @@ parallelism.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -100,6 +100,16 @@ class ParallelPlan(OptionRecord):
         """How many ranks of all replicas are of the kind of this one, itself included."""
         is_between = 0 < self.stage_of(rank) < self.pp - 1
         return self.tp * self.fsdp * self.dp * (self.pp - 2 if is_between else 1)
+
+    def ranks_of_kinds(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """For one rank of each kind, in order, how many ranks of all replicas it stands for.
+
+        Several stand for all ranks between them; one alone for its own pipeline stages.
+        """
+        if len(ranks) < 2:
+            return tuple(map(self.ranks_like, ranks))
+        ends = [*ranks[1:], self.replica_ranks]
+        return tuple((end - rank) * self.dp for rank, end in zip(ranks, ends, strict=True))
 
     def sizes(self) -> dict[str, int]:
         """The sizes that are not 1."""

@@ -148,6 +148,15 @@ class SpreadsOverRanks(Protocol):
 
 
 @runtime_checkable
+class CopiesKeyHeads(Protocol):
+    """An adapter that can spread its model as engines do where ranks outnumber key heads."""
+
+    def copying_key_heads(self) -> ModelAdapter:
+        """The same model; on a rank of a plan it then has a copy of a key head that others hold too."""
+        ...
+
+
+@runtime_checkable
 class KnowsKindsOfRank(Protocol):
     """An adapter whose ranks may differ in more than their pipeline stage."""
 

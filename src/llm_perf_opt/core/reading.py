@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ class FileKind:
     max_bytes: int = 2**26
     max_elements: int = 2**23  # values in lists and objects, all levels together
     max_levels: int = 64
+    stays_in_folder: bool = False  # a link out of the folder is refused, but into the cache that the folder lies in
     error: type[PerfOptError] = PerfOptError
 
     def refusal(self, problem: str, why: str) -> PerfOptError:
@@ -62,7 +63,7 @@ class FileKind:
         return self.refusal(f"is malformed at {where[:200]}", f"expected {expected}, found {described(found)}")
 
 
-MODEL_FILE = FileKind(name="file of the model", fix="fetch the file again", error=UsageError)
+MODEL_FILE = FileKind(name="file of the model", fix="fetch the file again", stays_in_folder=True, error=UsageError)
 """A JSON file that is published with a model: its configuration, how it is quantised, the index of its weights."""
 
 
@@ -97,6 +98,8 @@ def read_bytes(path: Path, kind: FileKind) -> bytes:
     try:
         if not path.is_file():
             raise kind.error(f"There is no {kind.name} at {path}.", why="nothing is there, or not a file", fix=kind.fix)
+        if kind.stays_in_folder:
+            require_own_files(path.parent, [path])
         with path.open("rb") as file:
             if (size := os.fstat(file.fileno()).st_size) > _LARGE_BYTES:  # whoever decodes it lets no other thread run
                 log.info("Reading %s, %s ...", path, format_bytes(size))
@@ -112,6 +115,23 @@ def read_bytes(path: Path, kind: FileKind) -> bytes:
             fix=f"check that it is a {kind.name}",
         )
     return raw
+
+
+def require_own_files(folder: Path, files: Iterable[Path]) -> None:
+    """Refuse files of a model that are links to another place; snapshots of huggingface_hub are folders of links."""
+    try:
+        place = folder.resolve()
+        blobs = [place.parents[1] / "blobs"] if place.parent.name == "snapshots" and len(place.parents) > 1 else []
+        found = ((file, file.resolve()) for file in files)
+        stray = next((pair for pair in found if not any(map(pair[1].is_relative_to, (place, *blobs)))), None)
+    except (OSError, RuntimeError) as error:  # a link to itself
+        raise PerfOptError(f"{folder} cannot be read.", why=str(error), fix="fetch the folder again") from error
+    if stray is not None:
+        raise UsageError(
+            f"{stray[0]} leads out of its folder.",
+            why=f"it is a link to {stray[1]}, and a model is read from its own folder alone",
+            fix="copy the file into the folder, or point at the folder that it lies in",
+        )
 
 
 @contextmanager

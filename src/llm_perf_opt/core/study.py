@@ -57,7 +57,7 @@ class Study:
     currency: str = "USD"
     execution: str = "fused"
     rates: str = "data-sheet"
-    trust_remote_code: bool = False
+    trust_remote_code: bool = False  # said by whoever runs it, never by a file
 
     @property
     def pairs(self) -> int:

@@ -86,9 +86,19 @@ _WHOLE_RUN = (
     StudyColumn("fits_served", TRUTH, "", "whether the batch is at most served_batch"),
     StudyColumn("price_per_hour", REAL, "currency/h", "of all devices; assumed, from the study file"),
     StudyColumn("currency", TEXT, "", "of prices and costs"),
-    StudyColumn("cost_per_million_tokens_low", REAL, "currency", "generated tokens, decode steps alone, low edge"),
+    StudyColumn(
+        "cost_per_million_tokens_low",
+        REAL,
+        "currency",
+        "generated tokens of whole runs, low edge; empty: it does not fit",
+    ),
     StudyColumn("cost_per_million_tokens_high", REAL, "currency", "the same at the high edge"),
-    StudyColumn("cost_per_million_requests_low", REAL, "currency", "whole runs, low edge; with images: pages"),
+    StudyColumn(
+        "cost_per_million_requests_low",
+        REAL,
+        "currency",
+        "whole runs, low edge; with images: pages; empty: it does not fit",
+    ),
     StudyColumn("cost_per_million_requests_high", REAL, "currency", "the same at the high edge"),
     StudyColumn("watts", REAL, "W", "rated power of all devices, where the catalogue knows it"),
 )
@@ -107,7 +117,7 @@ _SERVED = (
         for edge, beside in _EDGES.items()
     ),
     StudyColumn("preemptions", WHOLE, "", "sequences that lost their cache and were computed again"),
-    StudyColumn("mean_waiting", REAL, "", "requests that wait, over all steps"),
+    StudyColumn("mean_waiting", REAL, "", "requests that wait, on average over the whole time"),
     StudyColumn("most_cache_use", REAL, "", "share of the cache's blocks, at its fullest"),
     StudyColumn("busy", REAL, "", "share of the time in which a step runs"),
     StudyColumn("is_growing", TRUTH, "", "whether the backlog grew as long as requests came"),

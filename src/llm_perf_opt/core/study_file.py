@@ -7,8 +7,9 @@ replaces what the file says. Anchors are refused: a few lines of them can stand 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,15 @@ class StudyDocument:
     execution: str = "fused"
     rates: str = "data-sheet"
     traffic: Any = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool = False  # a wish: a file cannot give that permission
 
 
-def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """The study in a file, with what `overrides` replace in it."""
+def read_study(path: Path, overrides: Sequence[str] = (), *, trust_remote_code: bool = False) -> Study:
+    """The study in a file, with what `overrides` replace in it.
+
+    `trust_remote_code` is the permission of whoever runs the study. A file that asks for it is refused without it: it
+    may come from a stranger, and the folders that it names too.
+    """
     raw = read_bytes(path, STUDY_FILE)
     with naming_file(path):
         document = _parse_yaml(raw.decode("utf-8", errors="replace"))
@@ -70,7 +75,14 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     for word in overrides:
         _override(document, word)
     with naming_file(path):
-        return study_of(as_record(document, StudyDocument, STUDY_FILE), path.parent)
+        declared = as_record(document, StudyDocument, STUDY_FILE)
+        if declared.trust_remote_code and not trust_remote_code:
+            raise UsageError(
+                "The study asks to run the Python code of its model folders.",
+                why="a study file cannot allow that: code runs with your rights",
+                fix="read the code, then add --trust-remote-code (Python: trust_remote_code=True)",
+            )
+        return replace(study_of(declared, path.parent), trust_remote_code=trust_remote_code)
 
 
 def study_of(document: StudyDocument, folder: Path = Path()) -> Study:
@@ -99,7 +111,6 @@ def study_of(document: StudyDocument, folder: Path = Path()) -> Study:
             currency=document.currency,
             execution=document.execution,
             rates=document.rates,
-            trust_remote_code=document.trust_remote_code,
         )
     )
 
@@ -118,13 +129,15 @@ def _models(entry: object, folder: Path) -> Iterator[StudyModel]:
     if not isinstance(source, str) or not source:
         raise STUDY_FILE.malformed("models", "a name, a folder, or `model:` with a workload of its own", entry)
     name = workload.pop("name", None)
-    if not any(sign in source for sign in _WILD):
-        beside = folder / source
-        found = str(beside) if beside.exists() and not Path(source).is_absolute() else source
+    beside = folder / source
+    is_there = os.path.exists(beside)  # noqa: PTH110  Path.exists raises for a name that is too long
+    if is_there or not any(sign in source for sign in _WILD):
+        found = str(beside) if is_there and not Path(source).is_absolute() else source
         yield StudyModel(name=str(name or _short(source)), source=found, workload=workload)
         return
-    root = Path(source) if Path(source).is_absolute() else folder / source
-    found_places = Path(root.anchor or ".").glob(str(root.relative_to(root.anchor)))
+    pattern = Path(source)
+    base = Path(pattern.anchor) if pattern.is_absolute() else folder  # the folder's own name is no pattern
+    found_places = base.glob(str(pattern.relative_to(pattern.anchor)))
     places = [place for place in sorted(found_places) if _is_model(place)]
     if not places:
         raise UsageError(

@@ -95,7 +95,7 @@ def refuse_memory(at_least_bytes: int, what: str) -> None:
 
 
 _OPS_PER_STEP = 10  # fewer than any decoder layer runs
-_BYTES_PER_TOKEN = 24  # of an id: in Python, in a tensor, and its position
+_BYTES_PER_TOKEN = 24  # of an id, its mask and its position
 _FEWEST_TOKENS = 32  # of a prompt whose length the model decides
 
 

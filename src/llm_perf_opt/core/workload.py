@@ -39,7 +39,7 @@ class Workload(OptionRecord):
         None,
         choices=("eager", "sdpa", "flash"),
         header_none=("model default",),
-        help="Attention code. Default: the model's own.",
+        help="Attention code; flash in deepseek-ocr alone. Default: the model's own.",
     )
 
     @classmethod

@@ -35,7 +35,7 @@ class MarkdownDrawing:
             "| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: | --: |" + " :-- |" * exchanges,
         ]
         for box, depth in (pair for root in view.roots for pair in _depths(root, 0)):
-            lines.append(self._row(box, depth, whole) + f" {collectives_text(box)} |" * exchanges)
+            lines.append(self._row(box, depth, whole) + f" {_words(collectives_text(box))} |" * exchanges)
         parts = [f"# {_words(view.title)}"]
         if view.caption:
             parts.append("\n".join(f"- {_words(line)}" for line in view.caption))
@@ -73,7 +73,7 @@ def _words(text: str) -> str:
 _DEEPEST = 6
 _LABELS = {Level.INFO: "", Level.WARNING: "**Warning:** "}
 # What would act in a table or a sentence; an underscore inside a word and a lone bracket do not.
-_ACTS = re.compile(r"[\\|<*]|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
+_ACTS = re.compile(r"[\\|<*]|(?<=\])[(:]|(?<![^\W_])_|_(?![^\W_])")
 
 
 class MarkdownReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from markupsafe import Markup
 
@@ -55,5 +56,7 @@ def _word(value: object) -> str:
 
 
 def _short(value: str | int | float | None) -> object:
-    """Six digits are more than a chart shows."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    """Six digits are more than a chart shows; what is no number is unknown to it."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, NoReturn
 
 import torch
@@ -20,17 +21,21 @@ class _ReachedForwardError(Exception):
     """The model was called; nothing of it needs to run."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(args, kwargs)
         self.arguments = args, kwargs
 
 
 def first_call(target: Target, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the first forward of the phase, on `device`. The forward itself never runs.
 
-    The target must be a fresh one: its model is built on ghosts.
+    The target must be a fresh one: its model is built on ghosts. A model that takes an `attention_mask` and is called
+    without one attends to every token, and the mask that says so is among the arguments.
     """
 
-    def stop(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    def stop(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if isinstance(ids, torch.Tensor) and "attention_mask" in signature(module.forward).parameters:
+            kwargs = {"attention_mask": torch.ones_like(ids), **kwargs}
         raise _ReachedForwardError(args, kwargs)
 
     with OneRun(), Interruptible():
@@ -49,3 +54,9 @@ def first_call(target: Target, device: str = "cpu") -> tuple[tuple[Any, ...], di
         why="its inputs are known when its forward is called",
         fix="make the inputs with the adapter's own target",
     )
+
+
+def module_paths(target: Target) -> list[str]:
+    """The path of every module of a fresh target's model, built on ghosts; the root is the empty path."""
+    with OneRun(), Interruptible():
+        return [path for path, _ in build_on_ghosts(target, Engine()).named_modules()]

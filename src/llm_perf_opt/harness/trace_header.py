@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, Json, TensorMeta
 from llm_perf_opt.core.target import Target
@@ -150,6 +151,13 @@ def finished_graph(
         stages=[(stage.name, stage.paths) for stage in target.stages],
         runtime=facts.runtime(),
         library_versions=library_versions(),
-        notes=(*target.notes, *facts.notes(), *notes),
+        notes=(*target.notes, *facts.notes(), *_notes_of_modes(), *notes),
         stopped_in=stopped_in,
     )
+
+
+def _notes_of_modes() -> list[str]:
+    """A dispatch mode of the caller, such as FlopCounterMode, sees each op first and may run others in its place."""
+    names = ", ".join(dict.fromkeys(type(mode).__name__.lstrip("_") for mode in _get_current_dispatch_mode_stack()))
+    note = f"{names} was on around the trace and may have taken ops apart: they are listed as it ran them"
+    return [note] if names else []

@@ -1,19 +1,17 @@
 """Which files of a folder hold its weights: what an index names is checked before anything is opened.
 
-An index comes from outside. It may name files of its own folder and no others; a link out of the folder is refused,
-except into the cache of huggingface_hub, whose snapshots are folders of links.
+An index comes from outside. It may name files of its own folder and no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.reading import FileKind, read_foreign_json
 
 _INDEX = "*.safetensors.index.json"
-WEIGHTS_INDEX = FileKind(name="index of weights", fix="fetch the file again", error=UsageError)
+WEIGHTS_INDEX = FileKind(name="index of weights", fix="fetch the file again", stays_in_folder=True, error=UsageError)
 _MOST_FILES = 10_000
 
 
@@ -37,31 +35,10 @@ def read_weight_map(index: Path) -> dict[str, str]:
     return shards
 
 
-def require_own_files(folder: Path, files: Iterable[Path]) -> None:
-    """Refuse files that are links to another place."""
-    try:
-        allowed = (folder.resolve(), *_hub_blobs(folder))
-        strays = [file for file in files if not any(file.resolve().is_relative_to(place) for place in allowed)]
-    except (OSError, RuntimeError) as error:  # a link to itself
-        raise PerfOptError(f"{folder} cannot be read.", why=str(error), fix="fetch the folder again") from error
-    if strays:
-        raise UsageError(
-            f"{strays[0]} leads out of its folder.",
-            why=f"it is a link to {strays[0].resolve()}, and weights are read from their own folder alone",
-            fix="copy the file into the folder, or point at the folder that it lies in",
-        )
-
-
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name.replace("\\", "/"))
     is_plain = name.isprintable() and len(name) <= 255 and ":" not in name
     return is_plain and name.endswith(".safetensors") and not path.is_absolute() and ".." not in path.parts
-
-
-def _hub_blobs(folder: Path) -> list[Path]:
-    """`models--org--name/blobs`, where the folder is `models--org--name/snapshots/REVISION`."""
-    place = folder.resolve()
-    return [place.parents[1] / "blobs"] if place.parent.name == "snapshots" and len(place.parents) > 1 else []
 
 
 def _refused(index: Path, why: str) -> UsageError:

@@ -13,8 +13,9 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.reading import require_own_files
 from llm_perf_opt.core.thread_patches import is_alone
-from llm_perf_opt.harness.weight_files import find_index, read_weight_map, require_own_files
+from llm_perf_opt.harness.weight_files import find_index, read_weight_map
 
 _NAMES_SHOWN = 8
 

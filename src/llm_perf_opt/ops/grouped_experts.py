@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cache, partial
+from math import comb
 
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.source_figures import WorkFamily
@@ -21,6 +22,32 @@ def expected_distinct(experts: int, chosen: int, tokens: int) -> float:
     if experts <= 0 or chosen >= experts:
         return float(max(experts, 0)) if tokens else 0.0
     return experts * (1 - (1 - chosen / experts) ** tokens)
+
+
+def expected_on_fullest(experts: int, ranks: int, distinct: float) -> float:
+    """Expected number on the rank that has the most of `distinct` experts, drawn from `ranks` with `experts` each.
+
+    5 of 48 experts on 4 ranks: each rank has 1.25, the one with the most 2.38. A `distinct` that is an expectation
+    itself lies on the line between the whole numbers next to it.
+    """
+    below, part = divmod(distinct, 1)
+    low = _on_fullest(experts, ranks, int(below))
+    return low if not part else low + part * (_on_fullest(experts, ranks, int(below) + 1) - low)
+
+
+@cache
+def _on_fullest(experts: int, ranks: int, drawn: int) -> float:
+    """The sum over m of P(the most > m). Polynomials are packed into integers, as digits that cannot overflow."""
+    bits = experts * ranks + 1  # of a digit: all subsets together are 2 ** (experts * ranks)
+    every, fewest = comb(experts * ranks, drawn), -(-drawn // ranks)
+    expected = float(fewest)
+    for most in range(fewest, experts):
+        of_one_rank = sum(comb(experts, count) << bits * count for count in range(most + 1))
+        within = of_one_rank**ranks >> bits * drawn & (1 << bits) - 1  # ways in which no rank has more
+        if within == every:
+            break
+        expected += 1 - within / every
+    return expected
 
 
 def touched_experts(experts: int, chosen: int, tokens: int) -> int:

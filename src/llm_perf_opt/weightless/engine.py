@@ -349,11 +349,11 @@ class Engine(TorchDispatchMode):
     # ---- writes
 
     def note_write(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """After an in-place op: a uniform ghost is uniform no more, a real float buffer holds stale values."""
+        """After an in-place op: what was known of a ghost holds no more, a real float buffer holds stale values."""
         target = args[0] if args else kwargs.get("self")
         for tensor in (target, kwargs.get("out")):
             if type(tensor) is Ghost:
-                tensor.memory.uniform = None
+                tensor.memory.uniform = tensor.memory.counts = None
             elif isinstance(tensor, torch.Tensor) and spec_of_tensor(tensor).is_float:
                 self.real_storages.taint(tensor)
 

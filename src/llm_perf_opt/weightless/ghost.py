@@ -160,6 +160,14 @@ def uniform_ghost(spec: Spec, value: Uniform) -> Ghost:
     return new_ghost(spec, Storage(value))
 
 
+def known_counts(tensor: torch.Tensor) -> torch.Tensor | None:
+    """How often each expert is chosen, of a ghost that is a whole choice or its one-hot table; None: not known."""
+    if type(tensor) is not Ghost or (known := tensor.memory.counts) is None:
+        return None
+    spec, counts = known
+    return counts if spec is tensor.spec else None
+
+
 def _rebuild(shape: tuple[int, ...], dtype: torch.dtype) -> Ghost:
     return new_ghost(contiguous_spec(shape, dtype))
 

@@ -31,7 +31,8 @@ class Limits:
     real_integer: int = 1 << 23
     eager_mask: int = 1 << 16  # a larger comparison of activations stays a ghost: usually only `where` reads it
     stand_in: int = 1 << 24  # total input of an op that runs its CPU kernel on invented values
-    routing: int = 1 << 20  # above it `topk` indices stay a ghost (sparse-attention indexers)
+    routing: int = 1 << 20  # above it `topk` indices stay a ghost
+    routed_counts: int = 1 << 12  # candidates of which such a ghost knows how often each is chosen: no indexer's
     same_site_answers: int = 1000  # a comparison asked this often at one line is a loop: it gets the other answer
 
 
@@ -210,6 +211,13 @@ class Oracle:
             chosen = (chosen + candidates // 3) % candidates
         chosen = chosen.view([*others, k])
         return chosen.movedim(-1, dim).contiguous() if dim != len(shape) - 1 else chosen
+
+    def topk_counts(self, shape: torch.Size, dim: int, k: int) -> torch.Tensor:
+        """How often each candidate is among the k largest along `dim`, for a choice too large to be held."""
+        candidates = shape[dim]
+        call_index, self._routing_calls = self._routing_calls, self._routing_calls + 1
+        self.note("topk", self.routing.name)
+        return self.routing.counts(math.prod(shape) // candidates, candidates, k, call_index)
 
     def one_of(self, op: str, shape: tuple[int, ...], candidates: int) -> torch.Tensor:
         """An index in range for every element: argmax, multinomial, bucketize."""

@@ -32,6 +32,18 @@ class RoutingPolicy(Protocol):
         """Indices of shape [rows, k]; `call_index` counts the `topk` calls of one run from 0."""
         ...
 
+    def counts(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        """How often `choose` takes each candidate, without making the indices."""
+        ...
+
+
+def _even_counts(choices: int, used: int, candidates: int) -> torch.Tensor:
+    """`arange(choices) % used`, counted."""
+    counts = torch.zeros(candidates, dtype=torch.long)
+    counts[:used] = choices // used
+    counts[: choices % used] += 1
+    return counts
+
 
 class BalancedRouting:
     """Row r takes candidates r*k .. r*k+k-1, modulo n: every expert gets the same number of rows, within one.
@@ -43,6 +55,9 @@ class BalancedRouting:
 
     def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
         return (torch.arange(rows * k) % candidates).view(rows, k)
+
+    def counts(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        return _even_counts(rows * k, candidates, candidates)
 
 
 class UniformRouting:
@@ -57,6 +72,9 @@ class UniformRouting:
     def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
         return (torch.arange(rows * k) % max(touched_experts(candidates, k, rows), 1)).view(rows, k)
 
+    def counts(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        return _even_counts(rows * k, max(touched_experts(candidates, k, rows), 1), candidates)
+
 
 class OneExpertRouting:
     """Every row takes candidates 0 .. k-1: the worst load, the fewest experts touched."""
@@ -66,12 +84,16 @@ class OneExpertRouting:
     def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
         return torch.arange(k).expand(rows, k).contiguous()
 
+    def counts(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        return _even_counts(rows * k, k, candidates)
+
 
 class RandomRouting:
     """Every row takes k distinct candidates uniformly; the same seed gives the same run."""
 
     # Above this, k distinct draws by sorting a whole row of random keys would dominate the run.
     _SORTED_DRAW_LIMIT = 4096
+    _ROWS_AT_ONCE = 1 << 14
 
     def __init__(self, seed: int = 0) -> None:
         self.name = f"random:{seed}"
@@ -82,6 +104,13 @@ class RandomRouting:
             return torch.rand(rows, candidates, generator=self._generator).topk(k, dim=-1).indices
         start = torch.randint(candidates, (rows, 1), generator=self._generator)
         return (start + torch.arange(k)) % candidates
+
+    def counts(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        counts = torch.zeros(candidates, dtype=torch.long)
+        for start in range(0, rows, self._ROWS_AT_ONCE):
+            chosen = self.choose(min(self._ROWS_AT_ONCE, rows - start), candidates, k, call_index)
+            counts += torch.bincount(chosen.flatten(), minlength=candidates)
+        return counts
 
 
 class ReplayRouting:
@@ -96,6 +125,11 @@ class ReplayRouting:
         self._counts = [torch.tensor(list(call), dtype=torch.long) for call in counts]
 
     def choose(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        counts = self.counts(rows, candidates, k, call_index)
+        # Laid out column by column: an expert's run never wraps onto a row twice, because no count exceeds the rows.
+        return torch.repeat_interleave(torch.arange(candidates), counts).view(k, rows).t().contiguous()
+
+    def counts(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
         if call_index >= len(self._counts):
             raise _mismatch(
                 f"the run asks for routing {call_index + 1} times, the record has {len(self._counts)} entries"
@@ -106,8 +140,7 @@ class ReplayRouting:
                 f"routing call {call_index} needs {rows} rows x {k} of {candidates} experts, "
                 f"the record has {int(counts.sum())} choices of {counts.numel()}"
             )
-        # Laid out column by column: an expert's run never wraps onto a row twice, because no count exceeds the rows.
-        return torch.repeat_interleave(torch.arange(candidates), counts).view(k, rows).t().contiguous()
+        return counts
 
 
 class EvenOverRanks:
@@ -126,6 +159,10 @@ class EvenOverRanks:
         if candidates % self._ranks:
             return chosen
         return chosen % self._ranks * (candidates // self._ranks) + chosen // self._ranks
+
+    def counts(self, rows: int, candidates: int, k: int, call_index: int) -> torch.Tensor:
+        counts = self._policy.counts(rows, candidates, k, call_index)
+        return counts if candidates % self._ranks else counts.view(-1, self._ranks).t().flatten()
 
 
 def read_replay(file: Path, phase: str) -> ReplayRouting:

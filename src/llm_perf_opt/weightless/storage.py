@@ -18,6 +18,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from llm_perf_opt.core.interrupts import puts_back
+from llm_perf_opt.weightless.spec import Spec
 
 Uniform = bool | int | float | None
 
@@ -28,16 +29,18 @@ class Storage:
     """A block of memory in name only.
 
     `uniform` is the value every element is known to have (a large `zeros` keeps its meaning without its memory), or
-    `None`.
+    `None`. `counts` says of a choice of experts too large to hold, or of its one-hot table, how often each expert is
+    chosen; it holds for a tensor with that spec.
     """
 
-    __slots__ = ("__weakref__", "number", "uniform")
+    __slots__ = ("__weakref__", "counts", "number", "uniform")
 
     on_free: ClassVar[Callable[[int], None] | None] = None
 
     def __init__(self, uniform: Uniform = None) -> None:
         self.number = next_number()
         self.uniform = uniform
+        self.counts: tuple[Spec, torch.Tensor] | None = None
 
     @puts_back  # an interrupt here would be dropped by Python, and with it the note that the block is free
     def __del__(self) -> None:

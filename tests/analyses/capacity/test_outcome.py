@@ -30,15 +30,41 @@ def test_rates_are_over_the_whole_time() -> None:
     assert found.output_tokens_per_s == 9 / 4
     assert found.tokens_per_s == 209 / 4
     assert found.pages_per_s == 2 / 4
-    assert found.asked_per_s == 2 / 2  # two gaps in two seconds
+    assert found.asked_per_s == 3 / 2  # the same three, which came in two of the four seconds
     assert outcome([REPLAYED]).pages_per_s is None
+
+
+def test_no_more_requests_are_answered_than_come() -> None:
+    """One request every 4 s, each answered in 1 s: 20 in 77 s. They come at 20 / 76 a second."""
+    arrivals = [4.0 * number for number in range(20)]
+    requests = replace(
+        _steady(1.0),
+        **{name: getattr(_steady(1.0), name)[:20] for name in ("ids", "prompt_tokens", "output_tokens")},
+        cached_tokens=[0] * 20,
+        preemptions=[0] * 20,
+        arrival_s=arrivals,
+        scheduled_s=arrivals,
+        first_token_s=[time + 1 for time in arrivals],
+        last_token_s=[time + 1 for time in arrivals],
+    )
+    found = outcome([replace(REPLAYED, requests=requests)])
+    assert found.asked_per_s == 20 / 76
+    assert found.requests_per_s == 20 / 77
+    assert found.mean_running == pytest.approx(20 / 77)  # each second of an answer, and nobody in the other three
+
+
+def test_requests_in_the_engine_are_their_rate_times_their_time() -> None:
+    """E2E of 1, 2.5 and 3 s and half a second in the queue, in 4 s; two replicas hold twice as many."""
+    found, two = outcome([REPLAYED]), outcome([REPLAYED, REPLAYED])
+    assert found.mean_running == 6 / 4
+    assert found.mean_waiting == 0.5 / 4
+    assert found.mean_running + found.mean_waiting == pytest.approx(found.requests_per_s * 6.5 / 3)
+    assert (two.mean_running, two.mean_waiting) == (2 * found.mean_running, 2 * found.mean_waiting)
 
 
 def test_what_the_engine_did_is_weighed_by_the_length_of_steps() -> None:
     found = outcome([REPLAYED])
     assert found.busy == 3 / 4
-    assert found.mean_running == 6 / 4
-    assert found.mean_waiting == 2 / 4
     assert (found.most_waiting, found.most_cache_use) == (2, 1.0)
     assert found.mean_cache_use == pytest.approx(0.5)
     assert found.cached_share == 50 / 200

@@ -15,6 +15,7 @@ from llm_perf_opt.analyses.capacity.fleets import (
     Deadline,
     Fleet,
     considered_table,
+    deadline_answer,
     fleet_charts,
     fleets_table,
     glance_table,
@@ -68,7 +69,7 @@ def test_what_limits_is_the_cache_the_device_or_nothing() -> None:
     found = replace(BANDED.expected, preemptions=0, most_cache_use=0.5)
     assert limit_of(replace(found, is_growing=True)).startswith("the time of the device")
     assert limit_of(replace(found, is_closed=True)).startswith("the time of the device")
-    assert limit_of(found).startswith("nothing yet: 0.5 requests wait on average")
+    assert limit_of(found).startswith("nothing yet: 0.125 requests wait on average")
 
 
 def test_every_time_stands_with_its_edges() -> None:
@@ -93,7 +94,13 @@ def test_a_fleet_counts_gpus_pages_and_money() -> None:
     assert FLEET.pages_per_day_and_gpu == 0.75 * 86_400 / 4
     # A replica reads 0.375 pages/s, 32,400 a day: four of them, of two GPUs each.
     assert FLEET.gpus_for(deadline) == 8
-    assert FLEET.cost_of(deadline) == 8 * 3.0 * 24
+    # They are done after 100,000 / 129,600 of the day, and paid until then: the cost of a page, times the pages.
+    assert FLEET.seconds_for(deadline) == pytest.approx(86_400 / 1.296)
+    assert FLEET.cost_of(deadline) == pytest.approx(8 * 3.0 * 24 / 1.296)
+    per_million = FLEET.cost_per_million(FLEET.outcome.pages_per_s)
+    assert per_million is not None
+    assert FLEET.cost_of(deadline) == pytest.approx(per_million / 10)
+    assert deadline_answer(FLEET, deadline) == "8 x h100-sxm tp2 (4 to 14), done in 18.5 h, 444.44 in all"
     assert FLEET.cost_per_million(0.75) == pytest.approx(4 * 3.0 / 3600 / 0.75 * 1e6)
     table = fleets_table([FLEET], Promise(ttft_s=1.0), deadline)
     row = dict(zip((column.name for column in table.columns), table.rows[0], strict=True))

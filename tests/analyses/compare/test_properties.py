@@ -11,6 +11,7 @@ from llm_perf_opt.analyses.compare import Comparison, compare
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.callgraph import CallGraph
 from tests.analyses.compare.made_runs import WIDTH, MadeRun
+from tests.examples import examples
 
 PATHS = ("", "a", "a.0", "a.1", "a.0.x", "a.1.x", "b", "b.y")
 CALLS = st.lists(
@@ -43,7 +44,7 @@ def graphs(draw: st.DrawFn) -> CallGraph:
     return run.graph(**draw(HEADERS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs())
 def test_nothing_differs_from_itself(graph: CallGraph) -> None:
     assert compare(graph, graph).findings == ()
@@ -62,13 +63,13 @@ def plain(comparison: Comparison) -> Counter[tuple[object, ...]]:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(graphs(), graphs())
 def test_swapping_the_sides_mirrors_the_findings(left: CallGraph, right: CallGraph) -> None:
     assert plain(compare(left, right)) == mirrored(compare(right, left))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs(), graphs())
 def test_the_changes_of_all_findings_are_the_change_of_the_total(left: CallGraph, right: CallGraph) -> None:
     found = compare(left, right).findings

@@ -23,8 +23,9 @@ from llm_perf_opt.core.callgraph import CallGraph, to_json_dict
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.ops.table import kernels_of, price
 from tests.analyses.function.made_phases import BATCH, CONTEXT, MadePhase, Point, Variant
+from tests.examples import examples
 
-SEARCHES = settings(max_examples=40, deadline=None)
+SEARCHES = settings(max_examples=examples(40), deadline=None)
 DOMAINS = st.tuples(st.integers(1, 3), st.integers(0, 12), st.integers(1, 40), st.integers(0, 700))
 
 
@@ -192,7 +193,7 @@ def test_more_work_is_never_less(phase: MadePhase) -> None:
             assert all((np.diff(figures[name]) >= 0).all() for name in FIGURES)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(PHASES)
 def test_a_saved_function_reloads_to_the_same_values(phase: MadePhase) -> None:
     import tempfile

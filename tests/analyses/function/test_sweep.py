@@ -13,8 +13,9 @@ import llm_perf_opt as lpo
 from llm_perf_opt.analyses.function.sweep.charts import bend_chart, charts_over, fit_chart
 from llm_perf_opt.analyses.function.sweep.findings import Bend, LargestBatch, bends, largest_batch
 from llm_perf_opt.analyses.function.sweep.points import PointOrigin, SweepPoint
+from llm_perf_opt.api import function as function_module
 from llm_perf_opt.cli import main
-from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.number_ranges import read_range
 from llm_perf_opt.core.report import LineChart
@@ -153,6 +154,33 @@ def test_points_that_no_cell_proves_are_traced_if_few_and_unknown_if_many(
     assert {point.flops for point in many.points} == {None}
     assert any("not known" in note.text for note in many.summary().notes)
     assert "Not proven" in [table.title for table in many.summary().tables]
+
+
+def test_a_point_that_fails_is_named_with_its_reason_next_to_the_points_that_are_finished(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced, asked = function_module.trace_targets, list[tuple[int, int, str]]()
+
+    def fails_beyond_four(tracer: Any, adapter: Any, targets: Any, deployment: Any) -> Any:
+        workload = targets[0].workload
+        if workload["batch"] > 4:
+            asked.append((workload["batch"], workload["prompt_tokens"], targets[0].phase))
+            raise PerfOptError("The model raised RuntimeError.", why="five is too many", fix="take fewer")
+        return traced(tracer, adapter, targets, deployment)
+
+    monkeypatch.setattr(function_module, "trace_targets", fails_beyond_four)
+    found = lpo.sweep(folder, batch=[2, 4, 9], context=[16, 24])
+    failed = [point for point in found.points if point.batch == 9]
+    assert [point.flops for point in found.points if point.batch < 9] == [
+        flops_by_hand(point) for point in found.points if point.batch < 9
+    ]
+    assert {(point.origin, point.flops) for point in failed} == {(PointOrigin.FAILED, None)}
+    assert len(failed) == 4
+    assert len(asked) == len(set(asked)), "a point that failed is not run again"
+    text = "\n".join(note.text for note in found.summary().notes)
+    assert "prefill at batch 9 and context 24" in text
+    assert "five is too many" in text
+    assert "4 failed" in found.answer[-1]
 
 
 def test_a_saved_function_is_swept_without_the_model(

@@ -17,6 +17,7 @@ from tests.analyses.grouping.made_decoder import decoder
 from tests.analyses.grouping.made_runs import PROJECT_FLOPS, box_at, boxes
 from tests.analyses.grouping.random_runs import graphs
 from tests.analyses.small_run import small_run
+from tests.examples import examples
 
 
 def left_out(view: GraphView) -> list[Box]:
@@ -138,7 +139,7 @@ def test_a_filter_inside_a_focus() -> None:
 
 
 @given(graph=graphs(), place=st.integers(0, 100), share=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_whatever_ran_a_filter_conserves_it(graph: CallGraph, place: int, share: float) -> None:
     classes = sorted({graph.module_types[path] for path in graph.call_counts})
     for asked in ({"only": classes[place % len(classes)]}, {"min_share": share, "metric": "calls"}):

@@ -12,6 +12,7 @@ from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import from_json_dict, read_callgraph
 from llm_perf_opt.core.errors import PerfOptError
 from tests.analyses.grouping.made_runs import drawn
+from tests.examples import examples
 
 DIALECTS = Path(__file__).parents[2] / "core" / "callgraph" / "dialects"
 CLASSED = [
@@ -145,7 +146,7 @@ def test_without_the_outermost_module_its_layers_tell_how_often_it_ran() -> None
 PATHS = st.sampled_from(["", "a", "a.0", "a.1", "a.2", "a.1.b", "a.1.gate", "b.experts.0", "b.experts.1", "b", "c"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     calls=st.dictionaries(PATHS, st.integers(1, 5), min_size=1),
     edges=st.dictionaries(st.tuples(PATHS, PATHS), st.integers(1, 9), max_size=12),

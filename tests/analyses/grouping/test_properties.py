@@ -17,6 +17,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.graph_view import GraphView
 from tests.analyses.grouping.made_runs import PROJECT, Body, MadeRun, Token, boxes, made
 from tests.analyses.grouping.random_runs import CLASSES, graphs
+from tests.examples import examples
 
 
 def calls_by_path(view: GraphView) -> dict[str, int]:
@@ -28,7 +29,7 @@ def calls_by_path(view: GraphView) -> dict[str, int]:
     return {path: count for path, count in calls.items() if count}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(graph=graphs())
 def test_expanding_every_box_returns_the_raw_graph(graph: CallGraph) -> None:
     view = group(graph)
@@ -37,7 +38,7 @@ def test_expanding_every_box_returns_the_raw_graph(graph: CallGraph) -> None:
     assert group(graph) == view
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(graph=graphs())
 def test_every_call_is_in_one_group_under_the_group_of_its_caller(graph: CallGraph) -> None:
     tree = call_tree(graph)
@@ -60,7 +61,7 @@ def test_every_call_is_in_one_group_under_the_group_of_its_caller(graph: CallGra
         assert outer == home_of.get(caller)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graph=graphs(), depth=st.integers(0, 4), max_boxes=st.integers(1, 40))
 def test_however_much_is_open_the_boxes_are_the_same(graph: CallGraph, depth: int, max_boxes: int) -> None:
     whole, deep, fitted = group(graph), group(graph, depth=depth), group(graph, max_boxes=max_boxes)
@@ -69,14 +70,14 @@ def test_however_much_is_open_the_boxes_are_the_same(graph: CallGraph, depth: in
     assert {box.class_name for box in boxes(whole)} <= {*CLASSES, "Root"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graph=graphs())
 def test_edges_alone_conserve_calls_too(graph: CallGraph) -> None:
     bare = CallGraph(phase="prefill", call_counts=graph.call_counts, edges=graph.edges, root_calls=graph.root_calls)
     assert calls_by_path(group(bare)) == graph.call_counts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(graph=graphs(), data=st.data())
 def test_a_focus_shows_a_part_and_counts_nothing_twice(graph: CallGraph, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(graph.call_counts)))
@@ -92,7 +93,7 @@ def layers(draw: st.DrawFn) -> list[tuple[int, int, bool]]:
     return [*draw(st.lists(layer, max_size=6)), (0, 1, True)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(stack=layers(), is_chain=st.booleans())
 def test_a_stack_of_layers_is_parted_by_structure_and_gaps_stay_in(
     stack: list[tuple[int, int, bool]], is_chain: bool

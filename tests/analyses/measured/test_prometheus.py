@@ -52,3 +52,14 @@ def test_a_server_that_answered_nobody_has_no_times(tmp_path: Path) -> None:
     file.write_text('vllm:num_requests_running{engine="0"} 0.0\n')
     with pytest.raises(UsageError, match="holds no time"):
         read_measured(file)
+
+
+@pytest.mark.parametrize("number", ["1e9995", "9" * 40, "1e5-", "--", "1e308"])
+@pytest.mark.parametrize("place", ["20.0\nvllm:prompt", "1280.0", 'le="0.06"'])
+def test_a_number_that_nothing_counted_is_refused_with_its_place(tmp_path: Path, number: str, place: str) -> None:
+    """Sums of them would be infinite, and no length is."""
+    put = place.replace("20.0", number).replace("1280.0", number).replace("0.06", number)
+    file = tmp_path / "metrics.txt"
+    file.write_text(TEXT.replace(place, put))
+    with pytest.raises(UsageError, match=r"a value|an edge of a histogram"):
+        read_measured(file)

@@ -22,6 +22,7 @@ from tests.analyses.measured.made_results import (
     text_of,
     vllm_result,
 )
+from tests.examples import examples
 
 SERVING: dict[str, Any] = {
     "vllm bench serve": vllm_result(),
@@ -189,7 +190,7 @@ def test_a_file_that_is_not_there_and_a_folder_that_is_no_run(tmp_path: Path) ->
         read_measured(tmp_path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), name=st.sampled_from(sorted(SERVING)))
 def test_a_damaged_result_is_read_or_refused_and_never_a_traceback(
     data: st.DataObject, name: str, tmp_path: Path
@@ -207,7 +208,7 @@ def test_a_damaged_result_is_read_or_refused_and_never_a_traceback(
         assert found.runs or found.recordings
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.text(max_size=60))
 def test_any_line_is_read_or_refused(text: str) -> None:
     try:

@@ -60,6 +60,7 @@ LLAMA4: dict[str, Any] = {
     "head_dim": 16,
     "attention_chunk_size": 16,
 }
+PHI3: dict[str, Any] = {**TEXT, "model_type": "phi3", "pad_token_id": 0}
 
 
 def traced(folder: Path, config: dict[str, Any], routing: str = "uniform", **options: Any) -> dict[str, CallGraph]:
@@ -117,6 +118,36 @@ def test_a_prefill_needs_logits_and_last_layer_of_the_last_position_and_visible_
     assert work.flops == 3 * (2 * everywhere * 20 + 2 * once + 4 * pairs * WIDTH)
 
 
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_queries_keys_and_values_in_one_product_need_what_three_products_need(tmp_path: Path, key_heads: int) -> None:
+    """Of the last layer's fused projection keys and values are needed everywhere, queries for the last position."""
+    cached = 2 * key_heads * HEAD_DIM * WIDTH
+    layer = 2 * WIDTH * WIDTH + cached + 3 * WIDTH * MLP
+    graphs = traced(tmp_path, {**PHI3, "num_key_value_heads": key_heads}, prompt_tokens=20, batch=3)
+    pairs = (LAYERS - 1) * 20 * 21 // 2 + 20
+    everywhere, once = (LAYERS - 1) * layer + cached, layer - cached + VOCABULARY * WIDTH
+    flops = 3 * (2 * everywhere * 20 + 2 * once + 4 * pairs * WIDTH)
+    assert total(graphs["prefill"]).flops == flops
+    assert decoder_needs(graphs["decode"]).prefill(batch=3, prompt=20).flops == flops
+    assert total(graphs["decode"]).flops == 3 * (2 * (everywhere + once) + LAYERS * 4 * 21 * WIDTH)
+
+
+def test_vision_layers_above_the_features_that_are_taken_are_not_necessary(tmp_path: Path) -> None:
+    """Features of the second but last of three layers: one layer of 17 positions, 32 wide, feeds nothing."""
+    works = {
+        layer: total(traced(tmp_path, {**LLAVA, "vision_feature_layer": layer}, batch=2, image="32x32")["prefill"])
+        for layer in (-1, -2)
+    }
+    matrices = 4 * 32 * 32 + 2 * 32 * 48
+    unused = 2 * (2 * 17 * matrices + 4 * 17 * 17 * 32)
+    assert works[-1].flops - works[-2].flops == unused
+    assert (works[-1].saved.get(Reason.UNUSED, 0), works[-2].saved[Reason.UNUSED]) == (0, unused)
+    assert works[-1].weight_bytes is not None
+    assert works[-2].weight_bytes is not None
+    vectors = 4 * 32 + 32 + 48 + 4 * 32  # biases, and two norms
+    assert works[-1].weight_bytes - works[-2].weight_bytes == 2 * (matrices + vectors)
+
+
 def test_an_image_before_the_text_changes_nothing_about_the_last_position(tmp_path: Path) -> None:
     graph = traced(tmp_path, LLAVA, prompt_tokens=9, batch=2, image="32x32")["prefill"]
     context = graph.workload["context_tokens"]
@@ -125,7 +156,9 @@ def test_an_image_before_the_text_changes_nothing_about_the_last_position(tmp_pa
     assert necessary_by_stage(graph)["prefill"].saved[Reason.POSITIONS] == 2 * 2 * (context - 1) * once
 
 
-@pytest.mark.parametrize("config", [LLAMA, MIXTRAL, SLIDING, LATENT, LLAMA4], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize(
+    "config", [LLAMA, PHI3, MIXTRAL, SLIDING, LATENT, LLAMA4, LLAVA], ids=lambda config: config["model_type"]
+)
 def test_work_as_written_is_necessary_work_and_what_each_reason_saves(config: dict[str, Any], tmp_path: Path) -> None:
     for graph in traced(tmp_path, config, prompt_tokens=20, batch=2).values():
         written = {stage.name: stage.flops for stage in stage_costs(graph).stages}

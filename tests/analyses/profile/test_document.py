@@ -122,3 +122,13 @@ def test_pictures_of_a_run() -> None:
     assert isinstance(bars, BarChart)
     assert bars.categories == ("aten::mm",)
     assert {series.name: series.values[0] for series in bars.series} == pytest.approx({"sam": 9e-3, "decode": 2e-3})
+
+
+def test_the_first_lines_and_the_table_share_out_the_same_time() -> None:
+    """20 ms of 50, 7 of them between stages: 40 % in both, and not the 47 % of the time in stages."""
+    page = made_page(made_pass(20, 10, (3, 5), gap_ms=7))
+    found = report([page], [None], None)
+    shares = {row[0]: row[-1] for row in found.tables[0].rows}
+    assert shares["sam"] == pytest.approx(20 / 50)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert found.answer[1].endswith("Bottleneck: sam 40 %, prefill 20 % of the time.")

@@ -6,13 +6,19 @@ import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part, Split, engine_blocks
+from llm_perf_opt.core.callgraph import CallGraph
+from tests.kept_traces import kept_graph
 
 CONFIGS = Path(__file__).parents[2] / "facts" / "serving" / "configs"
 
 
 def blocks_of(model: str) -> EngineBlocks:
-    trace = lpo.trace(str(CONFIGS / model), batch=4, prompt_tokens=16)
-    return engine_blocks(next(graph for graph in trace.graphs if graph.phase == "decode"))
+    def decode() -> CallGraph:
+        trace = lpo.trace(str(CONFIGS / model), batch=4, prompt_tokens=16)
+        return next(graph for graph in trace.graphs if graph.phase == "decode")
+
+    config = (CONFIGS / model / "config.json").read_text("utf-8")
+    return engine_blocks(kept_graph(f"decode of {config}, batch 4, 16 tokens", decode))
 
 
 @pytest.fixture(scope="module")

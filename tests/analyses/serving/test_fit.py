@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.serving.engines import visible_bytes
-from llm_perf_opt.analyses.serving.fit import serving_fit
+from llm_perf_opt.analyses.serving.engines import VLLM_0_19, VLLM_0_32, BatchLimits, visible_bytes
+from llm_perf_opt.analyses.serving.fit import ServingNeeds, fit_of, serving_fit
 from llm_perf_opt.analyses.serving.held_memory import CacheLayers, CachePerSequence
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import find_device
@@ -67,6 +67,43 @@ def test_a_context_ends_at_memory_at_the_trained_length_or_nowhere() -> None:
     windowed = made_fit(cache=made_cache(window=100))
     assert (windowed.largest_context, windowed.context_limit) == (None, "nothing")
     assert made_fit(cache=made_cache(window=100), batch=60).largest_context == 83  # 83,333 bytes for each
+
+
+def test_room_is_counted_in_whole_blocks_whatever_the_length_of_a_sequence() -> None:
+    """1,000 bytes for each token: 100,015 bytes hold six blocks of 16, and the seventh only in part."""
+    cache = CachePerSequence(layers=(CacheLayers(bytes_per_token=1000),))
+    assert {cache.tokens_in(100_015, context) for context in (1, 15, 16, 17, 1225)} == {96}
+    assert cache.tokens_in(15_999, 1) == 0
+    assert cache.tokens_in(-1, 1) == 0
+    assert CachePerSequence(layers=()).tokens_in(100, 1) is None
+
+
+def test_a_state_and_a_window_are_paid_once_for_each_sequence() -> None:
+    """64 tokens at 10 bytes, 360 of state, a window of 16 at 10: 1,160 bytes. 5,800 hold five of them: 320 tokens."""
+    layers = (CacheLayers(bytes_per_token=10), CacheLayers(bytes_per_token=10, window=16))
+    cache = CachePerSequence(layers=layers, state_bytes=360)
+    assert cache.bytes_at(64) == 640 + 160 + 360
+    assert cache.tokens_in(5_800, 64) == 320
+    assert cache.tokens_in(5_800, 16) == 8 * 16  # 680 bytes each: eight whole sequences and half of one
+
+
+def test_the_share_of_the_memory_is_the_default_of_the_version() -> None:
+    """0.9 until 0.20; then 0.92, of which captured graphs take their part."""
+    needs = ServingNeeds(
+        devices=1,
+        engine=VLLM_0_19,
+        limits=BatchLimits(chunk_tokens=1, sequences=1),
+        weights=(),
+        working=None,
+        cache=None,
+        trained_context=None,
+    )
+    h100 = find_device("h100-sxm")
+    older, newer = (fit_of(replace(needs, engine=one), h100, batch=1, context=1) for one in (VLLM_0_19, VLLM_0_32))
+    assert (older.utilisation, newer.utilisation) == (0.9, 0.92)
+    assert older.budget_bytes == int(0.9 * (81559 - 512) * 2**20)
+    assert newer.budget_bytes == int(0.92 * (81559 - 512) * 2**20)
+    assert (newer.outside_torch_bytes or 0) - (older.outside_torch_bytes or 0) == 2**29
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"context": 0}, {"devices": 0}, {"utilisation": 1.2}])

@@ -100,7 +100,8 @@ def test_the_sampler_has_a_row_for_each_unit_and_for_each_row_where_the_units_ar
 
 def test_small_cards_and_the_a100_get_smaller_steps_and_only_hopper_a_large_workspace() -> None:
     small = BatchLimits(chunk_tokens=2048, sequences=256)
-    assert default_limits(H100) == LARGE
+    assert default_limits(H100) == default_limits(find_device("h200-sxm")) == LARGE
+    assert default_limits(find_device("b200-sxm")) == replace(LARGE, chunk_tokens=16384)
     assert default_limits(find_device("rtx-4090")) == small
     assert default_limits(find_device("a100-sxm-80g")) == small
     ada = working_memory(LLAMA, engine=VLLM_0_12, limits=LARGE, device=made_device(capability="8.9"))

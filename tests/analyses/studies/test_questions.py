@@ -54,7 +54,6 @@ def test_equal_points_come_in_one_order_whichever_was_stored_first(question: obj
     found = []
     store = StudyStore(str(OCR_STUDY))
     with connection(store, store.studies()) as opened:
-        opened.execute("set threads = 1")
         ties = ", ".join(f"1.0 as {name}" for name in TIED)
         for seed in (1, 2):
             order = f"hash(model || device || weights || batch::varchar || '{seed}')"

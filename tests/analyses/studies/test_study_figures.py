@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.analyses.studies.figures import Priced, together, whole_run
+from llm_perf_opt.labs.study.parquet_store import table_of
 
 POINT = {
     "prefill_lower_bound_s": 0.5,
@@ -33,13 +34,27 @@ def test_a_run_is_a_prefill_and_its_steps_between_the_first_and_the_last() -> No
 def test_cost_is_the_price_of_the_seconds_that_a_million_take() -> None:
     run = whole_run(POINT, 4, 8, PRICED)  # 3.6 an hour is 0.001 a second
     assert run["cost_per_million_requests_high"] == pytest.approx(0.001 * 7 / 4 * 1e6)
-    assert run["cost_per_million_tokens_low"] == pytest.approx(0.001 * 0.02 / 4 * 1e6)
+    assert run["cost_per_million_tokens_low"] == pytest.approx(0.001 * 3 / (4 * 100) * 1e6)
+    for edge in ("low", "high"):  # a request is 100 tokens, so it costs as much as they do
+        assert run[f"cost_per_million_requests_{edge}"] == pytest.approx(100 * run[f"cost_per_million_tokens_{edge}"])
 
 
 def test_what_fits_is_said_by_the_fullest_phase_and_by_the_engine() -> None:
     run = whole_run(POINT, 4, 3, PRICED)
     assert run["fits_as_traced"] is False  # 90 of 80
     assert run["fits_served"] is False
+
+
+def test_what_does_not_fit_has_no_cost() -> None:
+    """A batch of 4 where an engine holds 3; without an engine's account, 90 bytes on a device of 80."""
+    costs = ("cost_per_million_requests_low", "cost_per_million_tokens_high")
+    assert all(whole_run(POINT, 4, 4, PRICED)[name] is not None for name in costs)
+    assert all(whole_run(POINT, 4, 3, PRICED)[name] is None for name in costs)
+    assert all(whole_run(POINT, 4, None, PRICED)[name] is None for name in costs)
+    columns = {name: np.array([value, value]) for name, value in POINT.items()}
+    run = whole_run(columns, np.array([3, 4]), np.array([3, 3]), PRICED)
+    for name in costs:
+        assert table_of(run, 2).column(name).to_pylist() == [pytest.approx(whole_run(POINT, 3, 3, PRICED)[name]), None]
 
 
 def test_unknown_stays_unknown() -> None:

@@ -14,6 +14,9 @@ from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.eager_time import RECORDED
 from llm_perf_opt.analyses.time.kernel_rates import KernelTableRates, require_tables, table_rates
 from llm_perf_opt.analyses.time.predict import predict
+from llm_perf_opt.analyses.time.prediction_notes import prediction_notes
+from llm_perf_opt.analyses.time.rates import Band
+from llm_perf_opt.analyses.time.stage_work import stage_works
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
 from llm_perf_opt.core.errors import PerfOptError
@@ -80,6 +83,39 @@ def test_a_step_is_the_sum_of_its_kernels(dense: dict[str, CallGraph]) -> None:
     fit = serving_fit().tpot
     assert stage.device_time.high == pytest.approx(by_hand * fit.high), "served steps differ by more than kernels do"
     assert stage.device_time.low == pytest.approx(max(by_hand * fit.low, stage.lower_bound_s))
+
+
+def test_kernels_that_read_from_caches_do_not_make_a_step_faster_than_memory(dense: dict[str, CallGraph]) -> None:
+    """Kernels of a nanosecond: the bytes at the best bandwidth of the tables are expected, and a note says so."""
+    rates = rates_of()
+    work = stage_works(dense["decode"])
+    shapes = {piece.shape for some in rates.pieces(dense["decode"], work).values() for piece, _ in some}
+    instant = kernel_rates._TableTime(Origin.MEASURED, Band(1e-9, 1e-9, 1e-9))
+    rates._known.update(dict.fromkeys((shape for shape in shapes if shape is not None), instant))
+    (stage,) = predict(dense["decode"], rates)
+    assert stage.lower_bound is not None
+    assert 0.7 < rates.best_bandwidth_share < 1.0
+    assert stage.raised_from_s is not None
+    assert stage.raised_from_s < stage.lower_bound.seconds
+    wall = stage.wall
+    assert wall.expected == pytest.approx(stage.lower_bound.bandwidth_s / rates.best_bandwidth_share)
+    assert wall.low == pytest.approx(max(wall.expected * serving_fit().tpot.low, stage.lower_bound.seconds))
+    assert wall.high >= wall.expected * serving_fit().tpot.high * (1 - 1e-9)
+    notes = [note.text for note in prediction_notes([(dense["decode"], [stage])], rates)]
+    assert sum("decode: its measured kernels add up to" in text for text in notes) == 1
+    (usual,) = predict(dense["decode"], rates_of())
+    assert usual.raised_from_s is None
+
+
+@pytest.mark.parametrize("device", ["l40s", "l4", "h100-sxm"])
+def test_no_table_makes_an_expected_time_equal_to_the_lower_bound(dense: dict[str, CallGraph], device: str) -> None:
+    found = table_rates(DataSheetRates(find_device(device), Execution.FUSED), "trtllm")
+    assert found is not None
+    (stage,) = predict(dense["decode"], found)
+    assert stage.lower_bound is not None
+    assert stage.wall.expected is not None
+    assert stage.wall.expected >= stage.lower_bound.bandwidth_s / found.best_bandwidth_share
+    assert stage.lower_bound.seconds <= stage.wall.low < stage.wall.expected < stage.wall.high
 
 
 def test_prefill_stays_above_its_bound_in_both_executions(dense: dict[str, CallGraph]) -> None:

@@ -111,6 +111,17 @@ def test_eager_launches_cost_what_the_prior_says_or_what_was_measured() -> None:
     assert measured.wall.low < measured.wall.high
 
 
+def test_captured_launches_limit_nothing_and_the_starts_of_kernels_may() -> None:
+    """So small that every kernel takes little more than its start: the host's launches in eager, none of them fused."""
+    device = find_device("h100-sxm")
+    (eager,) = predict(made_decode(), DataSheetRates(device))
+    (fused,) = predict(made_decode(), DataSheetRates(device, Execution.FUSED))
+    assert (eager.bound_by, fused.bound_by) == (BoundBy.LAUNCHES, BoundBy.KERNEL_STARTS)
+    assert fused.host_time.high == 0
+    starts = sum(piece.count for piece in fused.pieces) * DataSheetRates(device).priors.vector_floor_us.high * 1e-6
+    assert fused.device_time.high < 3 * starts
+
+
 @pytest.mark.parametrize(("figure_ns", "high_us"), [(7000, 20), (30_000, 30)])
 def test_an_overhead_without_its_spread_is_the_least_a_launch_costs(figure_ns: int, high_us: int) -> None:
     (stage,) = predict(made_decode(), DataSheetRates(replace(CARD, launch_overhead_ns=figure_ns)))

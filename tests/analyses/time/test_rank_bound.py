@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
+from llm_perf_opt.analyses.cost.parameters import active_parameters
+from llm_perf_opt.analyses.necessary.anatomy import anatomy_of
 from llm_perf_opt.analyses.necessary.decoder_needs import decoder_needs
-from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork
+from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, Reason, necessary_by_stage
 from llm_perf_opt.analyses.time.rank_bound import exchange_s, is_of_weights, least_exchanges, rank_bound
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
@@ -85,18 +87,45 @@ def test_tokens_may_choose_experts_on_their_own_rank(tmp_path: Path) -> None:
     assert kinds(graphs["decode"]) == {("all-reduce", BATCH * HIDDEN * 2): LAYERS}
 
 
-def test_a_rank_reads_its_share_of_the_experts_that_a_batch_touches(tmp_path: Path) -> None:
-    """8 tokens with 4 choices send 32 rows over 2 ranks: 16 of them come to 8 experts here."""
+@pytest.mark.parametrize(("plan", "tokens"), [({"tp": 2, "ep": 2}, BATCH), ({"fsdp": 2, "ep": 2}, 2 * BATCH)])
+def test_the_experts_that_ranks_are_expected_to_read_add_up_to_the_models(
+    tmp_path: Path, plan: dict[str, int], tokens: int
+) -> None:
+    """Each of 8 tokens takes 4 of 16 experts, of which a rank holds 8; ranks of fsdp have tokens of their own."""
     whole = decoder_needs(traced(tmp_path / "moe", MOE)["decode"])
-    rank = decoder_needs(traced(tmp_path / "moe", MOE, tp=2, ep=2)["decode"])
+    rank = decoder_needs(traced(tmp_path / "moe", MOE, **plan)["decode"])
     expert = 3 * HIDDEN * 32 * 2
     assert sum(block.layers for block in rank.experts) == LAYERS
-    assert {(block.experts, block.bytes_each, block.rows_per_token) for block in rank.experts} == {(8, expert, 2)}
-    of_rank, of_whole = (needs.step(batch=BATCH, context=PROMPT + 1) for needs in (rank, whole))
-    assert of_rank.expert_bytes == round(LAYERS * 8 * (1 - (7 / 8) ** 16) * expert)
-    assert of_whole.expert_bytes == round(LAYERS * 16 * (1 - (12 / 16) ** 8) * expert)
-    flops = 2 * LAYERS * BATCH * 4 * 3 * HIDDEN * 32
-    assert of_whole.flops - of_rank.flops > flops // 2  # its half of the experts, and half of attention
+    assert {(block.experts, block.chosen, block.bytes_each, block.ranks) for block in rank.experts} == {
+        (8, 4, expert, 2)
+    }
+    of_rank = rank.step(batch=BATCH, context=PROMPT + 1)
+    of_whole = whole.step(batch=tokens, context=PROMPT + 1)
+    assert of_whole.expert_bytes == round(LAYERS * 16 * (1 - (12 / 16) ** tokens) * expert)
+    assert of_rank.expert_bytes == pytest.approx(of_whole.expert_bytes / 2, abs=1)
+    assert of_rank.fewest_expert_bytes == 0  # every token may choose experts of the other rank alone
+    assert of_whole.fewest_expert_bytes == LAYERS * 4 * expert
+
+
+def test_the_rows_of_all_ranks_add_up_to_the_models(tmp_path: Path) -> None:
+    """3 x 2 x 8 tokens x 4 experts x their matrices; half of it on each of two ranks."""
+    graph = traced(tmp_path / "moe", MOE, tp=2, ep=2)["decode"]
+    routed = sum(block.necessary_flops for block in anatomy_of(graph).experts)
+    assert routed == LAYERS * 2 * BATCH * 4 * 3 * HIDDEN * 32 // 2
+
+
+def test_fully_sharded_a_rank_computes_and_reads_what_one_device_does(tmp_path: Path) -> None:
+    """The rank gathers every weight: with the same batch its work and its weights are those of one device."""
+    alone, rank = (traced(tmp_path / "llama", LLAMA, **plan) for plan in ({}, {"fsdp": 4}))
+    layer = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * 96
+    for phase, tokens in (("prefill", PROMPT), ("decode", 1)):
+        (one,), (other,) = (necessary_by_stage(graphs[phase]).values() for graphs in (alone, rank))
+        assert other.flops_by_dtype == one.flops_by_dtype
+        assert (other.weight_bytes, other.cache_bytes) == (one.weight_bytes, one.cache_bytes)
+        assert other.active_matrix_parameters == LAYERS * layer + 160 * HIDDEN
+        assert other.flops > 2 * BATCH * tokens * (LAYERS - 1) * layer
+        assert Reason.BETWEEN_ACTIVATIONS not in other.saved  # no gathered weight is taken for an activation
+        assert active_parameters(rank[phase]) == active_parameters(alone[phase])
 
 
 def work(flops: int, read: int) -> NecessaryWork:

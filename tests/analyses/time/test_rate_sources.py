@@ -73,6 +73,9 @@ class MeasuredKernels:
     def least_s(self, lower_bound: LowerBound) -> float:
         return self.below.least_s(lower_bound)
 
+    def likely_s(self, lower_bound: LowerBound) -> float:
+        return self.below.likely_s(lower_bound)
+
     def of_stage(self, kernels: Band) -> Band:
         return self.below.of_stage(kernels)
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from llm_perf_opt.core.callgraph import from_json_dict, json_reader, read_callgraph, to_json_dict, write_callgraph
 from llm_perf_opt.core.errors import PerfOptError
 from tests.core.callgraph.made_graphs import toy_graph
+from tests.examples import examples
 
 DOCUMENT = to_json_dict(toy_graph(), with_events=True)
 SMALL = {"schema_version": 1, "call_counts": {"": 1}, "edges": {}}
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +229,12 @@ def test_a_contradiction_in_an_unsealed_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PerfOptError, match="contradicts itself") as caught:
         read_bytes(json.dumps(document).encode(), tmp_path)
     assert caught.value.why == "'a' was called 2 times, 1 by edges and 0 as a root"
+
+
+@pytest.mark.parametrize("shape", [[2**62, 4], [0, 2**62, 4], [2**63 - 1] * 20])
+def test_a_tensor_of_more_elements_than_torch_can_count_is_refused(shape: list[int]) -> None:
+    """2^64 elements fit no 64-bit number; twenty such dimensions are more than a float can hold."""
+    document = copy.deepcopy(DOCUMENT)
+    document["tensor_metas"][0]["shape"] = shape
+    with pytest.raises(PerfOptError, match="2\\^63 elements"):
+        from_json_dict(document)

@@ -51,6 +51,11 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ([{"kind": "vision_inputs", "num_images": 1, "num_crops_total": 1}], {"images": 1, "crops_per_image": [0]}),
         ([{"kind": "vision_inputs", "num_images": 2, "num_crops_total": 5}], {"images": 2}),
         (
+            [{"kind": "vision_inputs", "num_images": 2, "images_spatial_crop": [[2, 3], [1, 1]]}],
+            {"images": 2, "crops_per_image": [6, 0]},
+        ),
+        ([{"kind": "vision_inputs", "num_images": 2, "images_spatial_crop": [[2], "wide"]}], {"images": 2}),
+        (
             [{"kind": "vision_inputs", "crops_per_image": [2, 3], "num_images": 2}],
             {"images": 2, "crops_per_image": [2, 3]},
         ),

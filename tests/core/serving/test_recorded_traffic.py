@@ -53,6 +53,9 @@ def test_bench_serve_clients_stay_clients(tmp_path: Path) -> None:
         ({"output_lens": [1]}, "save-detailed"),
         ({"input_lens": [64, 128, "many"]}, "whole number"),
         ({"output_lens": [0, 0, 0]}, "no request"),
+        ({"start_times": [10**400, 1.0, 2.0]}, "start_times"),
+        ({"start_times": [2**64, 1.0, 2.0]}, "start_times"),
+        ({"max_concurrency": 10**400, "request_rate": None, "start_times": None}, "when requests came"),
     ],
 )
 def test_a_run_that_does_not_tell_is_refused(tmp_path: Path, changed: dict[str, Any], why: str) -> None:

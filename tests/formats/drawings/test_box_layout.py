@@ -12,6 +12,7 @@ from llm_perf_opt.core.graph_view import Arrow, Box
 from llm_perf_opt.formats.box_columns import bands_of, columns_of
 from llm_perf_opt.formats.box_layout import BoxLayout, Placed, Size, is_opened
 from llm_perf_opt.formats.box_routes import Point
+from tests.examples import examples
 from tests.formats.drawings.made_views import Node, box_of, deepseek_ocr_view
 
 SLACK = 0.01
@@ -68,7 +69,7 @@ def check(placed: Placed) -> None:
         assert all(0 <= x <= placed.width and 0 <= y <= placed.height for x, y in route)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(nodes(), st.sampled_from([300.0, 800.0, 1240.0]))
 def test_nothing_overlaps_whatever_the_tree(node: Node, limit: float) -> None:
     box = box_of(node)
@@ -82,7 +83,7 @@ def _count(placed: Placed) -> int:
     return 1 + sum(map(_count, placed.children))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(nodes())
 def test_every_arrow_starts_right_of_its_source_and_ends_left_of_its_target(node: Node) -> None:
     placed = BoxLayout(measure).place(box_of(node), 800)
@@ -106,7 +107,7 @@ SHIFT = row(("0", "1", "2", "3", "4", "5"), (0, 4), (1, 5), (0, 3))
 GUTTER = row(("0", "1xx", "2xx", "3", "4x", "5"), (0, 4), (0, 5), (4, 2), (5, 0), (5, 4))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(nodes(), st.sampled_from([300.0, 800.0]))
 @example(SWAP, 800.0)
 @example(SHIFT, 800.0)

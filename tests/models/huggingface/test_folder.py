@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
@@ -236,3 +238,40 @@ def test_a_package_that_only_the_forward_imports_is_named_too() -> None:
     with pytest.raises(PerfOptError) as refusal:
         WeightlessTracer().trace(target)
     assert refusal.value.fix == "pip install no_such_package_here"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"torch_dtype": [1, 2, 3]}, "torch_dtype"),
+        ({"dtype": 5}, "dtype"),
+        ({"text_config": {"dtype": ["float32"]}}, "text_config.dtype"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"vision_config": {"depth": -2}}, "vision_config.depth"),
+    ],
+)
+def test_a_type_that_is_no_name_and_a_depth_below_zero_are_refused(
+    tmp_path: Path, fields: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(UsageError, match=f"malformed at {place}\\."):
+        HuggingFaceAdapter(write_folder(tmp_path, {**LLAMA, **fields}), trust_remote_code=False)
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "m").mkdir()
+    folder = write_folder(tmp_path / "m", LLAMA)
+    (tmp_path / "secret.json").write_text(json.dumps({**LLAMA, "quantization": {"quant_algo": "FP8"}}))
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "secret.json")
+    with pytest.raises(UsageError, match="leads out of its folder"):
+        lpo.trace(str(folder), prompt_tokens=4).memory()
+
+
+def test_a_snapshot_of_the_hub_is_a_folder_of_links_and_is_read(tmp_path: Path) -> None:
+    blobs, folder = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "rev"
+    blobs.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    (blobs / "0123").write_text(json.dumps(LLAMA))
+    (folder / "config.json").symlink_to("../../blobs/0123")
+    assert HuggingFaceAdapter(folder, trust_remote_code=False).targets(Workload(prompt_tokens=4))

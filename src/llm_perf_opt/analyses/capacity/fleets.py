@@ -44,8 +44,11 @@ class Deadline:
         return self.seconds / _HOUR_S
 
     def __str__(self) -> str:
-        time = f"{self.hours:g} h" if self.hours >= 1 else format_seconds(self.seconds)
-        return f"{self.pages:,} pages in {time}"
+        return f"{self.pages:,} pages in {_time_text(self.seconds)}"
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds / _HOUR_S:g} h" if seconds >= _HOUR_S else format_seconds(seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +123,15 @@ class Fleet:
         needed = ceil(deadline.pages / deadline.seconds / (rate / self.replicas) - 1e-9)
         return max(1, needed) * self.considered.plan.replica_ranks
 
+    def seconds_for(self, deadline: Deadline) -> float | None:
+        """When the last page is read on the GPUs that the deadline needs: they are whole replicas, so before it."""
+        gpus, rate = self.gpus_for(deadline), self.outcome.pages_per_s
+        return None if gpus is None or not rate else deadline.pages / (rate / self.gpus * gpus)
+
     def cost_of(self, deadline: Deadline) -> float | None:
-        """Of the GPUs that the deadline needs, all the time; None without a price."""
-        gpus = self.gpus_for(deadline)
-        return None if gpus is None or self.price_per_hour is None else gpus * self.price_per_hour * deadline.hours
+        """Of the GPUs that the deadline needs, until the last page is read; None without a price."""
+        cost = self.cost_per_million(self.outcome.pages_per_s)
+        return None if cost is None else cost * deadline.pages / _MILLION
 
     def cost_per_million(self, per_s: float | None) -> float | None:
         """Of a million of what comes at this rate; None without a price or a rate."""
@@ -207,9 +215,10 @@ def _verdict(fleet: Fleet, promise: Promise | None) -> str:
 
 def deadline_answer(fleet: Fleet, deadline: Deadline) -> str:
     """The GPUs that read the pages in time, with the band and the cost."""
-    cost = fleet.cost_of(deadline)
+    cost, seconds = fleet.cost_of(deadline), fleet.seconds_for(deadline)
     price = "" if cost is None else f", {cost:,.2f} in all"
-    return f"{fleet.gpus_for(deadline)} x {fleet.considered.name} ({_edges(fleet, deadline)}){price}"
+    done = "" if seconds is None else f", done in {_time_text(_three(seconds / _HOUR_S) * _HOUR_S)}"
+    return f"{fleet.gpus_for(deadline)} x {fleet.considered.name} ({_edges(fleet, deadline)}){done}{price}"
 
 
 def _edges(fleet: Fleet, deadline: Deadline) -> str:

@@ -57,10 +57,10 @@ class Outcome:
     preemptions: int
     steps: int
     busy: float  # share of the time in which a replica has a step running
-    mean_running: float
-    mean_waiting: float
+    mean_running: float  # over the whole time, of all replicas together: rate x time between the first step and the end
+    mean_waiting: float  # likewise: rate x time in the queue
     most_waiting: int
-    mean_cache_use: float
+    mean_cache_use: float  # while steps run
     most_cache_use: float
     is_growing: bool  # the backlog when the last request came was larger than halfway there
     is_closed: bool = False  # clients ask when an answer is there, so no rate is asked for and no backlog grows
@@ -87,9 +87,12 @@ class Outcome:
 
     @property
     def asked_per_s(self) -> float | None:
-        """The rate at which requests came; None where clients wait for each other, or all came at once."""
-        has_rate = not self.is_closed and self.arrivals_s > 0 and self.requests > 1
-        return (self.requests - 1) / self.arrivals_s if has_rate else None
+        """The rate at which requests came, never below `requests_per_s`: the same requests, in less time.
+
+        None where clients wait for each other, or all came at once.
+        """
+        has_rate = not self.is_closed and self.arrivals_s > 0
+        return self.requests / self.arrivals_s if has_rate else None
 
     @property
     def cached_share(self) -> float:
@@ -114,6 +117,10 @@ def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = F
     ends = sorted(time for one in replicas for time in one.requests.last_token_s)
     seconds = max(ends[-1] - arrivals[0], 1e-9)
     waiting = [count for one in replicas for count in one.steps.waiting]
+    e2e, queue = (
+        _sorted(time for one in replicas for time in _since_arrival(one, event))
+        for event in ("last_token_s", "scheduled_s")
+    )
     tpot = _sorted(time for one in replicas for time in _per_token(one))
     return Outcome(
         requests=len(arrivals),
@@ -121,8 +128,8 @@ def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = F
         arrivals_s=arrivals[-1] - arrivals[0],
         ttft=Percentiles(sorted_s=_sorted(time for one in replicas for time in _since_arrival(one, "first_token_s"))),
         tpot=Percentiles(sorted_s=tpot) if tpot else None,
-        e2e=Percentiles(sorted_s=_sorted(time for one in replicas for time in _since_arrival(one, "last_token_s"))),
-        queue=Percentiles(sorted_s=_sorted(time for one in replicas for time in _since_arrival(one, "scheduled_s"))),
+        e2e=Percentiles(sorted_s=e2e),
+        queue=Percentiles(sorted_s=queue),
         prompt_tokens=sum(sum(one.requests.prompt_tokens) for one in replicas),
         output_tokens=sum(sum(one.requests.output_tokens) for one in replicas),
         cached_tokens=sum(sum(one.requests.cached_tokens) for one in replicas),
@@ -130,10 +137,10 @@ def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = F
         preemptions=sum(sum(one.requests.preemptions) for one in replicas),
         steps=sum(len(one.steps.start_s) for one in replicas),
         busy=min(1.0, sum(one.busy_s for one in replicas) / len(replicas) / seconds),
-        mean_running=_mean_over_steps(replicas, "running"),
-        mean_waiting=_mean_over_steps(replicas, "waiting"),
+        mean_running=(sum(e2e) - sum(queue)) / seconds,  # Little's law
+        mean_waiting=sum(queue) / seconds,
         most_waiting=max(waiting, default=0),
-        mean_cache_use=_mean_over_steps(replicas, "cache_use"),
+        mean_cache_use=_mean_cache_use(replicas),
         most_cache_use=max((use for one in replicas for use in one.steps.cache_use), default=0.0),
         is_growing=not is_closed and _is_growing(arrivals, ends),
         is_closed=is_closed,
@@ -182,13 +189,12 @@ def _per_token(one: Replayed) -> Iterator[float]:
             yield (last - first) / (tokens - 1)
 
 
-def _mean_over_steps(replicas: Sequence[Replayed], column: str) -> float:
+def _mean_cache_use(replicas: Sequence[Replayed]) -> float:
     """Weighed by how long each step lasted."""
-    total = weighed = 0.0
-    for one in replicas:
-        values: list[float] = getattr(one.steps, column)
-        total += sum(one.steps.duration_s)
-        weighed += sum(value * lasts for value, lasts in zip(values, one.steps.duration_s, strict=True))
+    total = sum(sum(one.steps.duration_s) for one in replicas)
+    weighed = sum(
+        use * lasts for one in replicas for use, lasts in zip(one.steps.cache_use, one.steps.duration_s, strict=True)
+    )
     return weighed / total if total else 0.0
 
 

@@ -102,7 +102,7 @@ def engine_table(found: Outcome) -> Table:
         ("requests running, on average", format_count(rounded(found.mean_running))),
         ("requests waiting, on average", format_count(rounded(found.mean_waiting))),
         ("requests waiting, at most", format_count(found.most_waiting)),
-        ("cache in use, on average", format_ratio(found.mean_cache_use)),
+        ("cache in use while steps run, on average", format_ratio(found.mean_cache_use)),
         ("cache in use, at most", format_ratio(found.most_cache_use)),
         ("requests stopped for want of cache", format_count(found.preemptions)),
         ("of the prompts found in the prefix cache", format_ratio(found.cached_share)),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import forward_of_ops, ops_of, stage_names, stage_of_ops, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
+from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.source_figures import WorkFamily, family_of
 from llm_perf_opt.ops.cost import elements, operand
 from llm_perf_opt.ops.grouped_experts import groups_used
@@ -56,9 +57,57 @@ def _owner(name: str, claims: dict[str, str], phase: str) -> str:
     return claims[path]
 
 
+@found_once
+def gathered_weights(graph: CallGraph) -> dict[int, Parameter]:
+    """Row of a storage -> the fully sharded weight that is gathered there, with its whole shape and its own storage.
+
+    FSDP2 copies the shards of a layer into one buffer, gathers it, and splits it again in the same order. A weight that
+    a rank has for itself, as its experts, is copied whole.
+    """
+    roles = [_GATHER_ROLES.get(kind.name.removesuffix(".default")) for kind in graph.op_kinds]
+    if _SPLIT not in roles:
+        return {}
+    shards = {parameter.storage: parameter for parameter in untied(graph.parameters)}
+    ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+    sent: dict[int, list[Parameter | None]] = {}  # storage of a buffer -> whose shards it holds, in order
+    gathered: dict[int, Parameter] = {}  # with the shape of the shard until an op shows the whole one
+    found: dict[int, Parameter] = {}
+    for row, number in enumerate(ops.kind):
+        kind, storages = graph.op_kinds[number], ops.input_storages[starts[row] : starts[row + 1]]
+        if roles[number] == _COPIED_IN:
+            sent[storages[-1]] = [shards.get(storage) for storage in storages[:-1]]
+        elif roles[number] == _SPLIT:
+            split = zip(storages[1:], sent.pop(storages[0], ()), strict=False)
+            gathered.update((storage, weight) for storage, weight in split if weight is not None)
+        elif roles[number] == _COPIED:
+            weight = shards.get(storages[1])
+            if weight is not None and elements(weight.meta) == elements(kind.inputs[0]):
+                gathered[storages[0]] = weight
+        else:
+            for storage, meta in zip(storages, kind.inputs, strict=True):
+                weight = gathered.get(storage)
+                if weight is not None and len(meta.shape) == len(weight.meta.shape):
+                    found[storage] = replace(gathered.pop(storage), meta=meta)
+    return found
+
+
+_COPIED_IN, _SPLIT, _COPIED = "copied in", "split", "copied"
+_GATHER_ROLES = {
+    "fsdp.all_gather_copy_in": _COPIED_IN,
+    "fsdp.split_with_sizes_copy": _SPLIT,
+    "aten.copy_": _COPIED,
+}
+
+
+def serves_gather(kind: OpKind) -> bool:
+    """Whether an op copies shards of weights before or after they are gathered: others then read the weights."""
+    return kind.name.startswith("fsdp.")
+
+
 def weights_by_storage(graph: CallGraph) -> dict[int, Parameter]:
     """Row of a storage -> the weight whose values it holds; views share the weight's own storage."""
     held = {parameter.storage: parameter for parameter in untied(graph.parameters) if parameter.storage >= 0}
+    held.update(gathered_weights(graph))
     ops = ops_of(graph)
     input_starts, output_starts = tensor_offsets(graph)
     hands_on = [hands_weight_on(kind) for kind in graph.op_kinds]
@@ -118,8 +167,11 @@ class _Uses:
     """Which storages hold weights, and how much of each a forward multiplies with."""
 
     def __init__(self, graph: CallGraph) -> None:
+        whole = gathered_weights(graph)
         self._sizes = {p.storage: elements(p.meta) for p in untied(graph.parameters) if p.storage >= 0}
+        self._sizes.update((weight.storage, elements(weight.meta)) for weight in whole.values())
         self.shares = {storage: _Share(storage, size) for storage, size in self._sizes.items()}
+        self.shares.update((made, _Share(one.storage, self._sizes[one.storage])) for made, one in whole.items())
         self.unclear_stages: set[int] = set()
         self._entered: Counter[tuple[int, int, int]] = Counter()
 

@@ -62,6 +62,10 @@ class KernelTables:
             whole.off_grid[places] = times.off_grid
         return whole
 
+    def best_bytes_per_s(self) -> float:
+        """The best rate at which any product of the tables reads from memory; 0: there are none."""
+        return self._products.best_bytes_per_s()
+
     def products(
         self, rows: Numbers, columns: Numbers, depth: Numbers, count: Numbers | None = None, *, weight_format: str
     ) -> Times:

@@ -146,6 +146,12 @@ class ProductTables:
             ]
         return fastest(found) if found else Estimate.unknown(len(rows))
 
+    def best_bytes_per_s(self) -> float:
+        """Of 16-bit products of any engine, on this device; 0: none were measured."""
+        tables = (self._table(engine, "bfloat16") for engine in ENGINES)
+        rates = (table.roofline.bytes_per_s * self._system.bandwidth for table in tables if table is not None)
+        return max(rates, default=0.0)
+
     def _engines(self, table_format: str) -> tuple[str, ...]:
         if self._engine is None or table_format != "bfloat16":
             return ENGINES

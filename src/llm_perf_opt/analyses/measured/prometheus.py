@@ -12,6 +12,8 @@ from llm_perf_opt.analyses.measured.measurement import MEASURED_FILE, MeasuredRu
 PROMETHEUS = "vLLM's metrics"
 _LINE = re.compile(rb"^(vllm:[a-z0-9_]{1,80})\{([^}]{0,2000})\} ([0-9.eE+-]{1,40}|\+Inf|NaN)$", re.MULTILINE)
 _EDGE = re.compile(rb'le="([^"]{1,40})"')
+_NOT_COUNTED = (b"NaN", b"+Inf")  # of a metric that nothing was observed for
+_LARGEST = 2.0**63  # of a count, a sum of seconds or an edge
 _MODEL = re.compile(rb'model_name="([^"]{1,200})"')
 _TIMES = {
     Quantity.TTFT: ("vllm:time_to_first_token_seconds",),
@@ -31,14 +33,15 @@ def read_prometheus(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
     values: Counter[str] = Counter()
     models = set()
     for name, labels, text in _LINE.findall(raw):
-        value = float(text)
-        if not math.isfinite(value) or value < 0:
+        if text in _NOT_COUNTED:
             continue
+        value = _number(text, "a value")
         if (model := _MODEL.search(labels)) is not None:
             models.add(model[1].decode("utf-8", "replace"))
         plain = name.decode()
         if plain.endswith("_bucket") and (edge := _EDGE.search(labels)) is not None:
-            histograms.setdefault(plain.removesuffix("_bucket"), Counter())[_edge(edge[1])] += value  # type: ignore[assignment]
+            upper = math.inf if edge[1] == b"+Inf" else _number(edge[1], "an edge of a histogram")
+            histograms.setdefault(plain.removesuffix("_bucket"), Counter())[upper] += value  # type: ignore[assignment]
         else:
             values[plain] += value  # type: ignore[assignment]
     requests = values["vllm:request_success_total"]
@@ -54,13 +57,14 @@ def read_prometheus(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
     )
 
 
-def _edge(text: bytes) -> float:
+def _number(text: bytes, where: str) -> float:
     try:
-        return float(text)
+        found = float(text)
     except ValueError:
-        raise MEASURED_FILE.malformed(
-            "an edge of a histogram", "a number or +Inf", text.decode("ascii", "replace")
-        ) from None
+        found = math.nan
+    if not 0 <= found <= _LARGEST:
+        raise MEASURED_FILE.malformed(where, f"a number from 0 to {_LARGEST:g}", text.decode("ascii", "replace"))
+    return found
 
 
 def _first_median(histograms: Mapping[str, Histogram], names: tuple[str, ...]) -> float | None:
@@ -80,4 +84,4 @@ def median(histogram: Mapping[float, float]) -> float | None:
 
 
 def _mean(total: float, requests: float) -> int | None:
-    return max(1, round(total / requests)) if total and requests else None
+    return max(1, round(total / requests)) if total and requests >= 1 else None

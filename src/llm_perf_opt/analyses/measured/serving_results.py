@@ -6,6 +6,7 @@ that the inter-token latency: its time per output token includes the first one. 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -265,8 +266,8 @@ def _per_request(total: float | None, requests: float | None) -> float | None:
 
 
 def _whole(count: float | None) -> int | None:
-    """The nearest whole number from 1 on; None where nothing was counted."""
-    return max(1, round(count)) if count else None
+    """The nearest whole number from 1 on; None where nothing was counted, or more than any number."""
+    return max(1, round(count)) if count and math.isfinite(count) else None
 
 
 def _number(value: Any) -> float | None:

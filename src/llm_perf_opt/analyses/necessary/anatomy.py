@@ -20,7 +20,10 @@ from llm_perf_opt.ops.table import price
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightProduct:
-    """A product, convolution or the like with a weight. `kept` of `made` rows are needed."""
+    """A product, convolution or the like with a weight. `kept` of `made` rows are needed.
+
+    Of its columns `last_columns` are needed for the last of `tokens` positions alone; engines compute them for all.
+    """
 
     row: int
     weight: Parameter
@@ -31,11 +34,20 @@ class WeightProduct:
     dtype: str
     is_tail: bool
     is_expansion: bool = False  # of a latent cache: rows beyond the new tokens were computed before
+    last_columns: int = 0
+    columns: int = 1
+    tokens: int = 1
 
     @property
     def necessary_flops(self) -> int:
-        """Of the rows that are needed."""
-        return self.flops * self.kept // self.made
+        """Of the rows and columns that are needed."""
+        columns = (self.columns - self.last_columns) * self.tokens + self.last_columns
+        return self.flops * self.kept * columns // (self.made * self.columns * self.tokens)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether its result feeds nothing."""
+        return self.kept == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +109,7 @@ def _product(
 ) -> WeightProduct:
     size = elements(kind.inputs[place])
     kept, made = positions.kept_of(row, flops // (2 * size) if size else 1)
+    last_columns = positions.last_columns.get(row, 0)
     return WeightProduct(
         row=row,
         weight=weight,
@@ -106,6 +119,9 @@ def _product(
         made=made,
         dtype=kind.inputs[0].dtype,
         is_tail=row in positions.tail,
+        last_columns=last_columns,
+        columns=kind.outputs[0].shape[-1] if last_columns else 1,
+        tokens=positions.tokens if last_columns else 1,
     )
 
 

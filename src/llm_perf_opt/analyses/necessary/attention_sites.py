@@ -127,6 +127,7 @@ class AttentionSite:
     span: VisibleSpan
     is_tail: bool  # only the last query is needed
     latent: Latent | None = None
+    is_unused: bool = False  # its result feeds nothing
 
     def pairs(self, context: int | None = None) -> int:
         """Pairs of one lane that are needed; `context` is how many positions the sequence has."""
@@ -135,6 +136,8 @@ class AttentionSite:
 
     def necessary_flops(self, context: int | None = None) -> int:
         """Scores and weighted sums of the visible pairs, two FLOPs per multiply-add."""
+        if self.is_unused:
+            return 0
         pairs = self.pairs(context)
         if self.latent is not None:
             made_here = 1 if self.is_tail else self.queries
@@ -232,6 +235,7 @@ def _paged_sites(graph: CallGraph, positions: NeededPositions) -> Iterator[Atten
             span=VisibleSpan(is_causal=bool(facts.get("is_causal", True)), window=_positive(facts.get("window"))),
             is_tail=row in positions.tail,
             latent=latent,
+            is_unused=row in positions.unused,
         )
 
 
@@ -301,7 +305,7 @@ def _module_facts(
     params = _params_with_indexer(graph, path)
     is_tail = row in positions.tail and queries == positions.tokens
     span = declared_span(params, is_causal_op=is_causal_op, writes_cache=call in writers)
-    return {"span": span, "is_tail": is_tail, "latent": _latent(params)}
+    return {"span": span, "is_tail": is_tail, "latent": _latent(params), "is_unused": row in positions.unused}
 
 
 def _params_with_indexer(graph: CallGraph, path: str) -> Mapping[str, Any]:

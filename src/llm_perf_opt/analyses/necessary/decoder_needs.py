@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
 
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, anatomy_of
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, Latent, VisibleSpan
-from llm_perf_opt.analyses.necessary.expert_blocks import UNIFORM, distinct_experts
+from llm_perf_opt.analyses.necessary.expert_blocks import FEWEST, UNIFORM, distinct_experts
 from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache_number_bytes, reads_by_stage
 from llm_perf_opt.analyses.necessary.stage_needs import (
     ExpertReads,
@@ -41,10 +39,7 @@ class ProductsPerToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayers:
-    """Layers whose routed experts are alike.
-
-    Of a rank that holds a part of them, `rows_per_token` is how many rows it gets for each token of its own batch.
-    """
+    """Layers whose routed experts are alike; `ranks` share them, of which `ranks_alike` hold the same tokens."""
 
     layers: int
     experts: int
@@ -53,7 +48,20 @@ class ExpertLayers:
     bytes_each: int
     dtype: str
     is_tail: bool
-    rows_per_token: Fraction = Fraction(1)
+    ranks: int = 1
+    ranks_alike: int = 1
+
+    def distinct(self, routing: str, tokens: int) -> float:
+        """Experts of this rank that `tokens` of its batch, and as many on every other rank, have it read."""
+        return distinct_experts(
+            routing,
+            self.experts,
+            self.chosen,
+            tokens,
+            touched=self.experts,
+            ranks=self.ranks,
+            ranks_alike=self.ranks_alike,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +115,9 @@ class DecoderNeeds:
 
     @property
     def active_matrix_parameters(self) -> int:
-        """Elements of weights that one token meets in products."""
-        return self.matrix_parameters + sum(block.layers * block.chosen * block.macs_each for block in self.experts)
+        """Elements of weights that one token meets in products; of a rank's experts, as many as are expected."""
+        routed = (block.layers * block.chosen * block.macs_each // block.ranks for block in self.experts)
+        return self.matrix_parameters + sum(routed)
 
     def step(self, *, batch: int, context: int, routing: str = UNIFORM) -> NecessaryWork:
         """One token for each of `batch` sequences; `context` counts that token."""
@@ -129,39 +138,41 @@ class DecoderNeeds:
             flops[product.dtype] += 2 * product.macs * batch * (1 if product.is_tail else queries)
         for layer in self.attentions:
             flops[layer.dtype] += 2 * layer.macs(batch, 1 if layer.is_tail else queries, context)
-        reads = [
-            self._expert_reads(block, batch * (1 if block.is_tail else queries), routing) for block in self.experts
-        ]
-        for block, read in zip(self.experts, reads, strict=True):
-            flops[block.dtype] += 2 * block.layers * read.tokens * block.chosen * block.macs_each
-        expert_bytes = round(
-            sum(
-                block.layers * read.distinct * block.bytes_each for block, read in zip(self.experts, reads, strict=True)
+        tokens = [batch * (1 if block.is_tail else queries) for block in self.experts]
+        reads = [_expert_reads(block, count, routing) for block, count in zip(self.experts, tokens, strict=True)]
+        for block, count in zip(self.experts, tokens, strict=True):
+            flops[block.dtype] += 2 * block.layers * count * block.chosen * block.macs_each // block.ranks_alike
+        expert_bytes, fewest = (
+            round(
+                sum(
+                    block.layers * block.distinct(policy, count) * block.bytes_each
+                    for block, count in zip(self.experts, tokens, strict=True)
+                )
             )
+            for policy in (routing, FEWEST)
         )
         return NecessaryWork(
             flops_by_dtype=dict(+flops),
             weight_bytes=self.weight_bytes + expert_bytes,
             expert_bytes=expert_bytes,
-            fewest_expert_bytes=sum(block.layers * block.chosen * block.bytes_each for block in self.experts),
+            fewest_expert_bytes=fewest,
             cache_bytes=cache_bytes,
             other_bytes=0,
             active_matrix_parameters=self.active_matrix_parameters,
             distinct_experts=tuple(reads),
         )
 
-    @staticmethod
-    def _expert_reads(block: ExpertLayers, tokens: int, routing: str) -> ExpertReads:
-        tokens = ceil(tokens * block.rows_per_token)
-        distinct = distinct_experts(routing, block.experts, block.chosen, tokens, touched=block.experts)
-        return ExpertReads(
-            layers=block.layers,
-            experts=block.experts,
-            chosen=block.chosen,
-            tokens=tokens,
-            distinct=distinct,
-            policy=routing,
-        )
+
+def _expert_reads(block: ExpertLayers, tokens: int, routing: str) -> ExpertReads:
+    return ExpertReads(
+        layers=block.layers,
+        experts=block.experts,
+        chosen=block.chosen,
+        tokens=-(-tokens * block.ranks // block.ranks_alike),
+        distinct=block.distinct(routing, tokens),
+        policy=routing,
+        ranks=block.ranks,
+    )
 
 
 @found_once
@@ -195,7 +206,10 @@ def _products(anatomy: Anatomy, batch: int) -> Iterator[ProductsPerToken]:
     macs: Counter[tuple[str, bool]] = Counter()
     for product in anatomy.products:
         if _in_first(anatomy, product.row):
-            macs[product_type(product), product.is_tail] += product.necessary_flops // 2
+            needed, dtype = product.necessary_flops // 2, product_type(product)
+            last = needed * product.last_columns // product.columns  # of a step, which has one position
+            macs[dtype, product.is_tail] += needed - last
+            macs[dtype, True] += last
     for (dtype, is_tail), count in macs.items():
         yield ProductsPerToken(dtype=dtype, is_tail=is_tail, macs=count // batch)
 
@@ -203,7 +217,7 @@ def _products(anatomy: Anatomy, batch: int) -> Iterator[ProductsPerToken]:
 def _matrix_elements(anatomy: Anatomy) -> dict[int, int]:
     used: dict[int, int] = {}
     for product in anatomy.products:
-        if _in_first(anatomy, product.row):
+        if _in_first(anatomy, product.row) and not product.is_unused:
             used[product.weight.storage] = max(used.get(product.weight.storage, 0), product.elements)
     return used
 
@@ -217,12 +231,13 @@ def _expert_layers(graph: CallGraph, anatomy: Anatomy) -> Iterator[ExpertLayers]
             block.bytes_each,
             expert_type(graph, block),
             block.is_tail,
-            block.rows_per_token,
+            block.ranks,
+            block.ranks_alike,
         )
         for block in anatomy.experts
-        if _in_first(anatomy, block.row)
+        if _in_first(anatomy, block.row) and block.tokens
     )
-    for (experts, chosen, macs, size, dtype, is_tail, per_token), layers in alike.items():
+    for (experts, chosen, macs, size, dtype, is_tail, ranks, ranks_alike), layers in alike.items():
         yield ExpertLayers(
             layers=layers,
             experts=experts,
@@ -231,7 +246,8 @@ def _expert_layers(graph: CallGraph, anatomy: Anatomy) -> Iterator[ExpertLayers]
             bytes_each=size,
             dtype=dtype,
             is_tail=is_tail,
-            rows_per_token=per_token,
+            ranks=ranks,
+            ranks_alike=ranks_alike,
         )
 
 
@@ -251,7 +267,7 @@ def _attention_layers(
             None if site.span.is_causal else site.keys,
         )
         for site in anatomy.attentions
-        if _in_first(anatomy, site.row)
+        if _in_first(anatomy, site.row) and not site.is_unused
     )
     for (heads, qk_width, v_width, span, latent, size, dtype, is_tail, encoded), layers in alike.items():
         yield AttentionLayers(

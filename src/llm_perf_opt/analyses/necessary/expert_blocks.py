@@ -4,8 +4,8 @@ A router is a `topk` over as many scores as there are experts. Its experts are f
 as long, or as many sibling modules. How the code runs them (one grouped product, a loop, all of them on every token)
 does not matter here.
 
-A rank that holds a part of the experts gets rows from the others, one for each choice. Under balanced routing it gets
-as many as it sends: its block is counted by those rows, each of which takes one of the experts on this rank.
+A rank that holds a part of the experts gets rows of the tokens of all ranks that share them. Its figures are what is
+expected of any one rank, so those of all ranks add up to the model's; the rank with the most has another figure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 
+from llm_perf_opt.analyses.cost.parameters import gathered_weights
 from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of
@@ -36,10 +36,10 @@ class ExpertBlock:
     """The routed experts of one layer in one forward."""
 
     path: str
-    experts: int
-    chosen: int  # by each token
-    tokens: int  # whose result is needed
-    made_tokens: int  # that were routed
+    experts: int  # on this rank
+    chosen: int  # by each token, of the experts of all ranks
+    tokens: int  # of this rank, whose result is needed
+    made_tokens: int  # of this rank, that were routed
     matrix_elements_each: int  # of one expert's matrices
     bytes_each: int  # of one expert as stored, biases and scales included
     touched: int  # experts that got rows in the trace
@@ -48,7 +48,8 @@ class ExpertBlock:
     rows: tuple[int, ...]  # of its products
     is_tail: bool
     storages: frozenset[int]  # of every weight of all its experts
-    rows_per_token: Fraction = Fraction(1)  # below or above 1 where a rank holds a part of the experts
+    ranks: int = 1  # that share the experts
+    ranks_alike: int = 1  # that hold the same tokens as this one, itself included
 
     @property
     def row(self) -> int:
@@ -57,32 +58,53 @@ class ExpertBlock:
 
     @property
     def necessary_flops(self) -> int:
-        """Each needed token meets the experts it chose."""
-        return 2 * self.tokens * self.chosen * self.matrix_elements_each
+        """Each needed token meets the experts it chose; of a rank, what is expected."""
+        return 2 * self.tokens * self.chosen * self.matrix_elements_each // self.ranks_alike
 
     @property
     def chosen_flops(self) -> int:
-        """Every token that was routed meets the experts it chose, needed or not."""
-        return 2 * self.made_tokens * self.chosen * self.matrix_elements_each
+        """Every token that was routed meets the experts it chose, needed or not; of a rank, what is expected."""
+        return 2 * self.made_tokens * self.chosen * self.matrix_elements_each // self.ranks_alike
+
+    @property
+    def whole_row_flops(self) -> int:
+        """The same with whole rows: a trace gives a rank 2 rows where 1.25 are expected."""
+        return 2 * -(-self.made_tokens * self.chosen // self.ranks_alike) * self.matrix_elements_each
 
     def distinct(self, policy: str, tokens: int | None = None) -> float:
-        """How many experts have to be read."""
+        """How many experts of this rank have to be read."""
+        asked = self.tokens if tokens is None else tokens
         return distinct_experts(
-            policy, self.experts, self.chosen, self.tokens if tokens is None else tokens, self.touched
+            policy, self.experts, self.chosen, asked, self.touched, ranks=self.ranks, ranks_alike=self.ranks_alike
         )
 
 
-def distinct_experts(policy: str, experts: int, chosen: int, tokens: int, touched: int) -> float:
-    """Distinct experts that `tokens` touch: expected under uniform routing, the most, the fewest, or as traced."""
+def distinct_experts(
+    policy: str, experts: int, chosen: int, tokens: int, touched: int, *, ranks: int = 1, ranks_alike: int = 1
+) -> float:
+    """Distinct experts on a rank: expected under uniform routing, the most, the fewest, or as traced.
+
+    `ranks` with `experts` each share them, and `ranks_alike` of them hold the same `tokens`. The fewest on one rank
+    are none where the others hold enough for a token to choose. A token that part of the ranks hold counts in part.
+    """
     if not tokens:
         return 0.0
+    if policy == FEWEST:
+        return float(max(0, chosen - (ranks - 1) * experts))
+    if policy not in (UNIFORM, BALANCED, "one"):
+        return float(min(touched, experts))
+    whole, part = divmod(tokens * ranks, ranks_alike)
+    found = _distinct_of_all(policy, experts * ranks, chosen, whole)
+    if part:
+        more = _distinct_of_all(policy, experts * ranks, chosen, whole + 1)
+        found += part / ranks_alike * (more - found)
+    return found / ranks
+
+
+def _distinct_of_all(policy: str, experts: int, chosen: int, tokens: int) -> float:
     if policy == UNIFORM:
         return expected_distinct(experts, chosen, tokens)
-    if policy == BALANCED:
-        return float(min(experts, chosen * tokens))
-    if policy in (FEWEST, "one"):
-        return float(chosen)
-    return float(min(touched, experts))
+    return float(min(experts, chosen * (tokens if policy == BALANCED else min(tokens, 1))))
 
 
 @dataclass(slots=True)
@@ -95,7 +117,8 @@ class _Found:
     made_tokens: int
     dtype: str
     is_tail: bool
-    rows_per_token: Fraction
+    ranks: int
+    ranks_alike: int
     rows: list[int] = field(default_factory=list)
     flops: int = 0
     touched: int = 0
@@ -109,6 +132,7 @@ class ExpertFinder:
         self._graph = graph
         self._positions = positions
         self._plan = plan_in(graph.deployment) or ParallelPlan()
+        self._gathered = {weight.name: weight for weight in gathered_weights(graph).values()}
         self._routers: dict[int, tuple[int, int, str]] = {}  # experts -> chosen, tokens, path of the router
         self._found: dict[tuple[int, str], _Found] = {}
         self._loop_uses: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
@@ -153,21 +177,18 @@ class ExpertFinder:
 
     def _begun(self, row: int, kind: OpKind, experts: int) -> _Found:
         """A block of so many experts on this rank, at its first product."""
-        if (spread := experts * self._plan.ep) in self._routers and self._plan.ep > 1:
-            chosen, tokens, _ = self._routers[spread]
-            per_token, each = Fraction(chosen, self._plan.tp), 1
-        else:
-            chosen, tokens, _ = self._routers[experts]
-            per_token, each = Fraction(1), max(chosen, _rows_per_token(kind, tokens))
+        is_spread = self._plan.ep > 1 and experts * self._plan.ep in self._routers
+        chosen, tokens, _ = self._routers[experts * self._plan.ep if is_spread else experts]
         needed, made = self._positions.kept_of(row, tokens)
         return _Found(
             experts,
-            each,
-            math.ceil(tokens * per_token) * needed // made,
-            math.ceil(tokens * per_token),
+            chosen if is_spread else max(chosen, _rows_per_token(kind, tokens)),
+            tokens * needed // made,
+            tokens,
             kind.inputs[0].dtype,
             row in self._positions.tail,
-            per_token,
+            self._plan.ep if is_spread else 1,
+            self._plan.tp if is_spread else 1,
         )
 
     def _count_slice(self, key: tuple[int, str], block: _Found, kind: OpKind, weight: Parameter) -> None:
@@ -200,14 +221,16 @@ class ExpertFinder:
             rows=tuple(found.rows),
             is_tail=found.is_tail,
             storages=frozenset(weight.storage for weight in mine),
-            rows_per_token=found.rows_per_token,
+            ranks=found.ranks,
+            ranks_alike=found.ranks_alike,
         )
 
     def _weights_of(self, path: str, experts: int) -> Iterator[Parameter]:
         """Weights in modules numbered below `path`, or in `path` itself where it holds stacks."""
-        for parameter in self._graph.parameters:
-            if parameter.is_buffer or not parameter.name.startswith(f"{path}."):
+        for stored in self._graph.parameters:
+            if stored.is_buffer or not stored.name.startswith(f"{path}."):
                 continue
+            parameter = self._gathered.get(stored.name, stored)
             inner = parameter.name[len(path) + 1 :]
             is_stack = "." not in inner and parameter.meta.shape[:1] == (experts,)
             if is_stack or inner.partition(".")[0].isdigit():
@@ -226,7 +249,7 @@ class ExpertFinder:
         """
         for container, number in _numbered_parts(weight.name):
             count = len(self._graph.module_children.get(container, ()))
-            router = self._routers.get(count)
+            router = self._routers.get(count) or self._routers.get(count * self._plan.ep)
             if router is None or router[2].startswith(f"{container}."):
                 continue
             if router[2].startswith(container.rpartition(".")[0]):

@@ -66,19 +66,29 @@ def _bytes_text(stage: StageNeeds) -> Iterator[str]:
 
 
 def expert_notes(stage: str, necessary: NecessaryWork) -> Iterator[Note]:
-    """The policy beside the figures that depend on it."""
-    groups = _merged(necessary.distinct_experts)
-    for reads in groups:
-        yield Note(
-            f"{stage}: each of {reads.layers} expert layers reads {reads.distinct:.4g} of its {reads.experts} experts "
-            f"({format_number_of(reads.tokens, 'token')} choosing {reads.chosen}). Routing policy {reads.policy}: "
-            f"{_POLICIES.get(reads.policy, 'as the trace was routed')}."
-        )
+    """The policy next to the figures that depend on it; layers that need fewer tokens are named with the reason."""
+    if not necessary.distinct_experts:
+        return
+    first, *others = sorted(necessary.distinct_experts, key=lambda one: -one.layers)
+    told = [f"{stage}: {_reads_text(first)}."]
+    for reads in others:
+        why = " as only the last position of each sequence is needed there" if reads.tokens < first.tokens else ""
+        told.append(f"Besides, {_reads_text(reads)}{why}.")
+    policy = _POLICIES.get(first.policy, "as the trace was routed")
+    yield Note(" ".join((*told, f"Routing policy {first.policy}: {policy}.")))
 
 
-def _merged(reads: tuple[ExpertReads, ...]) -> list[ExpertReads]:
-    """The largest group: the last layer of a prefill is needed for fewer tokens and says nothing new."""
-    return [max(reads, key=lambda one: one.layers)] if reads else []
+def _reads_text(reads: ExpertReads) -> str:
+    layers = "1 expert layer" if reads.layers == 1 else f"each of {reads.layers} expert layers"
+    routed = f"({format_number_of(reads.tokens, 'token')} choosing {reads.chosen})"
+    if reads.ranks == 1:
+        return f"{layers} reads {reads.distinct:.4g} of its {reads.experts} experts {routed}"
+    total, experts = reads.distinct * reads.ranks, reads.experts * reads.ranks
+    most = "" if reads.on_fullest is None else f"; the slowest rank, the one with the most, {reads.on_fullest:.4g}"
+    return (
+        f"{layers} reads {reads.distinct:.4g} of the {reads.experts} experts of a rank, on average over the "
+        f"{reads.ranks} ranks that read {total:.4g} of {experts} together {routed}{most}"
+    )
 
 
 def stage_needs(graphs: Sequence[CallGraph]) -> tuple[StageNeeds, ...]:

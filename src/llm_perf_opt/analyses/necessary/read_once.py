@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from llm_perf_opt.analyses.cost.parameters import gathered_weights, serves_gather
 from llm_perf_opt.analyses.memory.kv_cache import cached_storages, kv_cache
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
@@ -54,14 +55,19 @@ def _largest_reads(
     """What is read of each storage, and by which module call it was read first."""
     assert graph.storages is not None
     ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
-    held, reads = held_before(graph), [bytes_read(kind) for kind in graph.op_kinds]
+    held, gathered = held_before(graph), gathered_weights(graph)
+    reads = [() if serves_gather(kind) else bytes_read(kind) for kind in graph.op_kinds]
     most: dict[Key, int] = {}
     readers: dict[tuple[int, int], set[Key]] = defaultdict(set)
     for row, (stage, kind) in enumerate(zip(stage_of_ops(graph), ops.kind, strict=True)):
+        if row in anatomy.positions.unused:
+            continue
         for place, read in enumerate(reads[kind]):
             storage = ops.input_storages[starts[row] + place]
-            if read and storage in held and storage not in experts:
-                key = (stage, anatomy.forward_of_ops[row], storage)
+            weight = gathered.get(storage)
+            source = storage if weight is None else weight.storage
+            if read and (storage in held or weight is not None) and source not in experts:
+                key = (stage, anatomy.forward_of_ops[row], source)
                 most[key] = max(most.get(key, 0), min(read, graph.storages.bytes[storage]))
                 readers[anatomy.forward_of_ops[row], ops.call[row]].add(key)
     return most, readers

@@ -10,12 +10,13 @@ from enum import StrEnum
 
 from llm_perf_opt.analyses.memory.kv_cache import STEPS, new_tokens
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
-from llm_perf_opt.analyses.necessary.expert_blocks import FEWEST, ExpertBlock, routing_policy_of
+from llm_perf_opt.analyses.necessary.expert_blocks import FEWEST, UNIFORM, ExpertBlock, routing_policy_of
 from llm_perf_opt.analyses.necessary.read_once import StageReads, reads_by_stage
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
 from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.tensor_formats import product_dtype
+from llm_perf_opt.ops.grouped_experts import expected_on_fullest
 from llm_perf_opt.ops.table import price
 
 
@@ -23,9 +24,11 @@ class Reason(StrEnum):
     """Why code may do more than is necessary; the text ends a sentence that begins with how much."""
 
     POSITIONS = "positions whose result nobody uses: only the last one's logits are asked for"
+    UNUSED = "layers whose result feeds nothing that the model returns or keeps"
     HIDDEN_PAIRS = "pairs of query and key that the causal mask or the window hides"
     LATENT = "keys and values that the code expands from the latent cache again at every step"
     IDLE_EXPERTS = "experts that the code runs on tokens which did not choose them"
+    WHOLE_ROWS = "rows of tokens that the traced rank gets beyond its expected share: a trace routes whole rows"
     BETWEEN_ACTIVATIONS = "products between activations (scans, mixing, rotary tables), of which no bound is known"
 
 
@@ -72,7 +75,12 @@ class NecessaryWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertReads:
-    """Layers whose routers choose alike: how many experts each of them has to read in one forward."""
+    """Layers whose routers choose alike: how many experts each of them has to read in one forward.
+
+    Of a rank that holds a part of them, `experts` are its own, `tokens` those of all `ranks` that share the experts,
+    and `distinct` what is expected of any rank; `on_fullest` is what is expected of the one that reads the most,
+    None where nothing is drawn.
+    """
 
     layers: int
     experts: int
@@ -80,6 +88,8 @@ class ExpertReads:
     tokens: int
     distinct: float
     policy: str
+    ranks: int = 1
+    on_fullest: float | None = None
 
 
 @dataclass(slots=True)
@@ -147,19 +157,24 @@ def _sums_by_stage(
         into = sums[stages[product.row]]
         into.flops[product_type(product)] += product.necessary_flops
         reason = Reason.LATENT if product.is_expansion else Reason.POSITIONS
-        into.saved[reason] += product.flops - product.necessary_flops
-        into.used[product.weight.storage] = max(into.used.get(product.weight.storage, 0), product.elements)
+        into.saved[Reason.UNUSED if product.is_unused else reason] += product.flops - product.necessary_flops
+        if not product.is_unused:
+            into.used[product.weight.storage] = max(into.used.get(product.weight.storage, 0), product.elements)
     for block in anatomy.experts:
         into = sums[stages[block.row]]
         into.flops[expert_type(graph, block)] += block.necessary_flops
-        into.saved[Reason.IDLE_EXPERTS] += block.flops - block.chosen_flops
-        into.saved[Reason.POSITIONS] += block.chosen_flops - block.necessary_flops
-        into.experts.append(block)
+        into.saved[Reason.IDLE_EXPERTS] += block.flops - block.whole_row_flops
+        into.saved[Reason.WHOLE_ROWS] += block.whole_row_flops - block.chosen_flops
+        unneeded = Reason.POSITIONS if block.tokens else Reason.UNUSED
+        into.saved[unneeded] += block.chosen_flops - block.necessary_flops
+        if block.tokens:
+            into.experts.append(block)
     for site in anatomy.attentions:
         into = sums[stages[site.row]]
         needed = site.necessary_flops(contexts.get(anatomy.forward_of_ops[site.row]))
         into.flops[site.dtype] += needed
-        into.saved[Reason.HIDDEN_PAIRS if site.latent is None else Reason.LATENT] += site.flops - needed
+        hidden = Reason.HIDDEN_PAIRS if site.latent is None else Reason.LATENT
+        into.saved[Reason.UNUSED if site.is_unused else hidden] += site.flops - needed
     for row in anatomy.activation_products:
         cost = price(graph.op_kinds[ops_of(graph).kind[row]])
         sums[stages[row]].saved[Reason.BETWEEN_ACTIVATIONS] += 0 if cost is None else cost.flops
@@ -181,7 +196,7 @@ def _work(sums: _Sums, reads: StageReads | None, forwards: int, routing: str) ->
     expert_bytes, fewest = (
         round(sum(block.distinct(policy) * block.bytes_each for block in sums.experts)) for policy in (routing, FEWEST)
     )
-    chosen = sum(block.chosen * block.matrix_elements_each for block in sums.experts)
+    chosen = sum(block.chosen * block.matrix_elements_each // block.ranks for block in sums.experts)
     return NecessaryWork(
         flops_by_dtype=dict(+sums.flops),
         weight_bytes=None if reads is None else reads.weights + expert_bytes,
@@ -197,9 +212,21 @@ def _work(sums: _Sums, reads: StageReads | None, forwards: int, routing: str) ->
 
 
 def _expert_reads(blocks: Sequence[ExpertBlock], routing: str) -> Iterator[ExpertReads]:
-    """Blocks of one forward that are alike, as one entry."""
-    alike = Counter((block.experts, block.chosen, block.tokens, block.distinct(routing)) for block in blocks)
-    for (experts, chosen, tokens, distinct), layers in alike.items():
+    """Blocks that are alike, as one entry; a layer that runs in several forwards is one layer."""
+    alike: dict[tuple[int, int, int, int, int, float], set[str]] = defaultdict(set)
+    for block in blocks:
+        key = (block.experts, block.chosen, block.tokens, block.ranks, block.ranks_alike, block.distinct(routing))
+        alike[key].add(block.path)
+    for (experts, chosen, tokens, ranks, ranks_alike, distinct), paths in alike.items():
         yield ExpertReads(
-            layers=layers, experts=experts, chosen=chosen, tokens=tokens, distinct=distinct, policy=routing
+            layers=len(paths),
+            experts=experts,
+            chosen=chosen,
+            tokens=-(-tokens * ranks // ranks_alike),
+            distinct=distinct,
+            policy=routing,
+            ranks=ranks,
+            on_fullest=expected_on_fullest(experts, ranks, distinct * ranks)
+            if ranks > 1 and routing == UNIFORM
+            else None,
         )

@@ -165,9 +165,10 @@ def _lines(model: str, figures: RunFigures, unit: str, dtype: str, device: Devic
     times += [f"TTFT {_median(figures.first_token)}"] if figures.first_token is not None else []
     times += [f"TPOT {_median(figures.step)}"] if figures.step is not None else []
     yield f"{model}, {dtype}, on {'this machine' if device is None else device.name}: {', '.join(times)}."
-    rate, most = 1e9 / figures.wall.median_ns, largest_text({stage.name: stage.total_ns for stage in figures.stages})
+    parts = {stage.name: stage.total_ns for stage in figures.stages} | {"between stages": figures.unattributed_ns}
+    rate, most = 1e9 / figures.wall.median_ns, largest_text(parts)
     pages = f"{three_digits(rate)} pages/s, {rate * _DAY_S:,.0f} pages/day. " if unit == "page" else ""
-    yield f"{pages}Bottleneck: {most or 'not known'} of the time in stages."
+    yield f"{pages}Bottleneck: {most or 'not known'} of the time."
     mfu = figures.model.mfu
     if mfu is not None:
         yield f"MFU {format_ratio(mfu)} of the peak."

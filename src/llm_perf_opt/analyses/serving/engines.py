@@ -8,7 +8,7 @@ was calibrated on the same logs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from llm_perf_opt.core.hardware import Device
@@ -29,7 +29,7 @@ def total_bytes(terms: Iterable[MemoryTerm]) -> int:
     return sum(term.bytes for term in terms)
 
 
-_LARGE_DEVICE_BYTES = 70 * GIB
+_LARGE_DEVICE_BYTES, _LARGEST_DEVICE_BYTES = 70 * GIB, 160 * GIB
 _DRIVER_RESERVE_BYTES = 512 * MIB
 _CUBLAS_BYTES, _CUBLAS_LARGE_BYTES = 8320 * 1024, 32 * MIB
 
@@ -47,7 +47,8 @@ class Engine:
     """The memory habits of one range of versions.
 
     `outside_torch_bytes` is what the process takes without PyTorch's allocator (CUDA modules, NCCL buffers) after the
-    engine's first look at the device: for one device, and for each of several.
+    engine's first look at the device: for one device, and for each of several. `graph_bytes` is what captured graphs
+    take of the share `utilisation`; 0 where they are captured outside of it.
     """
 
     name: str
@@ -58,10 +59,13 @@ class Engine:
     outside_torch_bytes: int
     outside_torch_parallel_bytes: int
     sources: tuple[str, ...]
+    utilisation: float = 0.9  # the default of `gpu_memory_utilization`
+    graph_bytes: int = 0
 
     def outside_torch(self, devices: int) -> int:
-        """What each of so many devices loses outside PyTorch."""
-        return self.outside_torch_bytes if devices == 1 else self.outside_torch_parallel_bytes
+        """What each of so many devices loses outside PyTorch, captured graphs included where they count."""
+        own = self.outside_torch_bytes if devices == 1 else self.outside_torch_parallel_bytes
+        return own + self.graph_bytes
 
 
 _SAMPLER_FILE = "vllm/v1/sample/ops/topk_topp_sampler.py"
@@ -114,8 +118,21 @@ VLLM_0_19 = Engine(
         "0.18), 2.06 to 2.17 GiB on each of two or four",
     ),
 )
-ENGINES = {engine.name: engine for engine in (VLLM_0_11_0, VLLM_0_12, VLLM_0_19)}
-DEFAULT_ENGINE = VLLM_0_19
+VLLM_0_32 = replace(
+    VLLM_0_19,
+    name="vLLM 0.21 to 0.32",
+    utilisation=0.92,
+    graph_bytes=round(0.5 * GIB),
+    sources=(
+        "vllm v0.32.0: vllm/config/cache.py: gpu_memory_utilization = 0.92",
+        "vllm v0.32.0: vllm/v1/worker/gpu_worker.py (determine_available_memory): captured graphs are estimated and "
+        "subtracted, by default since 0.21 (vllm/envs.py)",
+        f"their size: 0.10, 0.39 and 1.03 GiB in those start-up logs of {_PLANNER} that show any",
+        *VLLM_0_19.sources,
+    ),
+)
+ENGINES = {engine.name: engine for engine in (VLLM_0_11_0, VLLM_0_12, VLLM_0_19, VLLM_0_32)}
+DEFAULT_ENGINE = VLLM_0_32  # the version that replays run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +151,10 @@ class BatchLimits:
 def default_limits(device: Device) -> BatchLimits:
     """What vLLM's server takes for `max_num_batched_tokens` and `max_num_seqs`: more from 70 GiB on, but for the A100.
 
-    Source: vllm/engine/arg_utils.py, the same from v0.11.0 to v0.19.0.
+    Source: vllm/engine/arg_utils.py, the same from v0.11.0 to v0.32.0, but for the last step, from 160 GiB on.
     """
+    if device.memory_bytes >= _LARGEST_DEVICE_BYTES:
+        return BatchLimits(chunk_tokens=16384, sequences=1024)
     names = " ".join((device.id, device.name, *device.reported_names)).casefold()
     is_large = device.memory_bytes >= _LARGE_DEVICE_BYTES and "a100" not in names
     return BatchLimits(chunk_tokens=8192, sequences=1024) if is_large else BatchLimits(chunk_tokens=2048, sequences=256)

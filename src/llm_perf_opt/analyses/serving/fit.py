@@ -36,7 +36,6 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_bytes, format_ratio
 
-UTILISATION = 0.9  # vLLM's default for `gpu_memory_utilization`
 BY_MEMORY, BY_TRAINING, BY_NOTHING = "memory", "trained length", "nothing"
 
 
@@ -76,6 +75,7 @@ class ServingFit:
     working_bytes: int | None
     outside_torch_bytes: int | None
     room_bytes: int | None
+    cache_tokens: int | None  # that the room holds, in whole blocks, in sequences of this context
     cache_bytes: int | None  # of the whole batch at this context
     fits: bool | None
     largest_batch: int | None  # at this context
@@ -113,9 +113,9 @@ def serving_needs(
 
 
 def fit_of(
-    needs: ServingNeeds, device: Device, *, batch: int, context: int, utilisation: float = UTILISATION
+    needs: ServingNeeds, device: Device, *, batch: int, context: int, utilisation: float | None = None
 ) -> ServingFit:
-    """The fit of needs that were read from a trace."""
+    """The fit of needs that were read from a trace; by default at the engine's own share of the memory."""
     return serving_fit(
         weights_bytes=total_bytes(needs.weights),
         working_bytes=None if needs.working is None else needs.working.bytes,
@@ -124,7 +124,7 @@ def fit_of(
         devices=needs.devices,
         batch=batch,
         context=context,
-        utilisation=utilisation,
+        utilisation=needs.engine.utilisation if utilisation is None else utilisation,
         outside_torch_bytes=needs.engine.outside_torch(needs.devices),
         trained_context=needs.trained_context,
     )
@@ -139,7 +139,7 @@ def serving_fit(
     batch: int,
     context: int,
     devices: int = 1,
-    utilisation: float = UTILISATION,
+    utilisation: float = DEFAULT_ENGINE.utilisation,
     outside_torch_bytes: int | None = 0,
     memory_bytes: int | None = None,
     trained_context: int | None = None,
@@ -147,8 +147,7 @@ def serving_fit(
     """Share of the memory - weights - working memory - what is outside PyTorch = room; the cache has to fit in it.
 
     Every figure is that of one device. `memory_bytes` is what a program sees of it, by default the device's own figure
-    less the driver's reserve. CUDA graphs are not subtracted: vLLM captures them after the cache, in the share that
-    `utilisation` leaves free.
+    less the driver's reserve.
     """
     _require(batch, context, devices, utilisation)
     memory_bytes = visible_bytes(device) if memory_bytes is None else memory_bytes
@@ -168,6 +167,7 @@ def serving_fit(
         working_bytes=working_bytes,
         outside_torch_bytes=outside_torch_bytes,
         room_bytes=room,
+        cache_tokens=None if room is None or cache is None else cache.tokens_in(room, context),
         cache_bytes=cache_bytes,
         fits=None if room is None or cache_bytes is None else cache_bytes <= room,
         largest_batch=None if room is None or cache is None else _most(cache, room, context),
@@ -312,7 +312,8 @@ def serving_parts_table(needs: ServingNeeds) -> Table:
     working = () if needs.working is None else needs.working.terms
     rows = [("weights", term.name, term.bytes) for term in needs.weights]
     rows += [("working memory", term.name, term.bytes) for term in working]
-    rows.append(("outside PyTorch", "CUDA modules, communication buffers", needs.engine.outside_torch(needs.devices)))
+    outside = "CUDA modules, communication buffers" + (", captured graphs" if needs.engine.graph_bytes else "")
+    rows.append(("outside PyTorch", outside, needs.engine.outside_torch(needs.devices)))
     return Table(
         title=f"What {needs.engine.name} holds beside the cache",
         columns=(Column("part"), Column("what it is"), Column("bytes", Kind.BYTES)),
@@ -327,6 +328,10 @@ def serving_notes(needs: ServingNeeds, fit: ServingFit) -> Iterator[Note]:
         f"prefill in chunks of {needs.limits.chunk_tokens:,} tokens, at most {needs.limits.sequences:,} sequences at a "
         "time. Largest batch at this context, largest context for this batch, both by memory alone."
     )
+    if fit.cache_tokens is not None and needs.cache is not None:
+        yield Note(
+            f"The room holds {fit.cache_tokens:,} tokens of such sequences, in blocks of {needs.cache.block_tokens}."
+        )
     if needs.is_traced_rank:
         yield Note(f"Bytes are those of the traced rank, one of {needs.devices} that hold the model.")
     elif needs.devices > 1:

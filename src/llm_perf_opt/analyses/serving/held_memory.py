@@ -44,6 +44,16 @@ class CachePerSequence:
             layer.bytes_per_token * self._in_blocks(min(context, layer.window or context)) for layer in self.layers
         )
 
+    def tokens_in(self, room: int, context: int) -> int | None:
+        """How many tokens `room` bytes hold, in whole blocks, in sequences of `context` tokens.
+
+        Where every layer grows the length does not matter. None where a sequence takes nothing, so that nothing limits.
+        """
+        each = self.bytes_at(context)
+        if not each:
+            return None
+        return max(0, room) * self._in_blocks(context) // each // self.block_tokens * self.block_tokens
+
     @property
     def is_bounded(self) -> bool:
         """Whether a sequence stops growing: it has only windows and states."""

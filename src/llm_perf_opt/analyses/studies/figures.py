@@ -90,20 +90,32 @@ def whole_run(point: Figures, batch: Value, served_batch: Value, priced: Priced)
     step_low, step_high = point.get(f"{DECODE}_low_s"), point.get(f"{DECODE}_high_s")
     requests = _rates(batch, low, high)
     tokens = _rates(batch, step_low, step_high)
+    fits_as_traced = _fits(point, priced.memory_bytes)
+    fits_served = None if served_batch is None else batch <= served_batch
+    holds = fits_as_traced if fits_served is None else fits_served
+    price = None if holds is False else priced.price_per_hour
+    # Where the length of answers is known, a token costs its share of a request, the prefill included.
+    whole = {edge: None if rate is None else rate * steps for edge, rate in requests.items()}
+    generated = whole if steps else tokens
+    spent = {**costs("requests", requests, price), **costs("tokens", generated, price)}
     return {
         "run_lower_bound_s": _added(point.get(f"{PREFILL}_lower_bound_s"), first["lower_bound_s"], steps),
         "run_low_s": low,
         "run_high_s": high,
         **{f"requests_per_s_{edge}": value for edge, value in requests.items()},
         **{f"tokens_per_s_{edge}": value for edge, value in tokens.items()},
-        **costs("requests", requests, priced.price_per_hour),
-        **costs("tokens", tokens, priced.price_per_hour),
+        **{name: _where(holds, cost) for name, cost in spent.items()},
         "price_per_hour": priced.price_per_hour,
         "memory_bytes": priced.memory_bytes,
-        "fits_as_traced": _fits(point, priced.memory_bytes),
+        "fits_as_traced": fits_as_traced,
         "served_batch": served_batch,
-        "fits_served": None if served_batch is None else batch <= served_batch,
+        "fits_served": fits_served,
     }
+
+
+def _where(holds: Value, cost: Value) -> Value:
+    """A column of costs without those of points that do not fit."""
+    return np.ma.masked_where(~holds, cost) if isinstance(holds, np.ndarray) and cost is not None else cost
 
 
 def _added(prefill: Value, step: Value, steps: int) -> Value:

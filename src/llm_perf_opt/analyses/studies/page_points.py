@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.analyses.studies.questions import SERVED
+from llm_perf_opt.analyses.studies.questions import HOLDS, SERVED
 from llm_perf_opt.core.study_view import BANDS, SIZES, TEXTS
 
 MOST_DRAWN = 4_000
@@ -23,7 +23,7 @@ _FRONTIERS = (  # what is shown against what: (short is good, the order in which
 )
 TABLES = ("cost per million pages", "smallest device", "pages per second and watt", "what limits decode", "failures")
 COUNTS = (
-    "select count(*), count(*) filter (status = 'failed'), count(*) filter (status = 'ok' and fits_served is false), "
+    f"select count(*), count(*) filter (status = 'failed'), count(*) filter (status = 'ok' and not {HOLDS}), "
     "max(currency), coalesce(max(image_tokens), 0) > 0 from points"
 )
 LEGIBLE = {"cost per million pages": ("Cost per million pages", "Cost per million requests")}
@@ -55,7 +55,7 @@ def left_out_text(total: int, failed: int, unheld: int, drawn: int) -> str:
     if failed:
         parts.append(f"{failed:,} failed, with their reasons in the last table")
     if unheld:
-        parts.append(f"{unheld:,} do not fit for a serving engine")
+        parts.append(f"{unheld:,} do not fit")
     thinned = total - failed - unheld - drawn
     if thinned > 0:
         parts.append(f"{thinned:,} lie behind a frontier and are not in the sample that is drawn")

@@ -11,7 +11,8 @@ from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
 
-SERVED = "status = 'ok' and fits_served is not false"  # what no engine could hold is no choice
+HOLDS = "coalesce(fits_served, fits_as_traced, true)"  # the engine's own account, where it is known
+SERVED = f"status = 'ok' and {HOLDS}"  # what does not fit is no choice
 _SLOT = re.compile(r"\{(\w+)\}")
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _FILTERS = {"for": "model", "on": "device", "with": "weights", "plan": "plan"}

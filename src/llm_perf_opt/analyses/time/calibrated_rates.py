@@ -129,6 +129,10 @@ class CalibratedRates:
         """Its ops and nothing else."""
         return kernels
 
+    def likely_s(self, lower_bound: LowerBound) -> float:
+        """The same as `least_s`."""
+        return self.least_s(lower_bound)
+
     def least_s(self, lower_bound: LowerBound) -> float:
         """Without a data sheet there is no bound to respect."""
         return 0.0

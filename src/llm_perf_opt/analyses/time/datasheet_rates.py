@@ -96,6 +96,10 @@ class DataSheetRates:
         """Bytes at the best share of the bandwidth that any source found."""
         return max(lower_bound.seconds, lower_bound.bandwidth_s / self.best_bandwidth_share)
 
+    def likely_s(self, lower_bound: LowerBound) -> float:
+        """The same."""
+        return self.least_s(lower_bound)
+
     def of_stage(self, kernels: Band) -> Band:
         """Its kernels and nothing else."""
         return kernels
@@ -148,6 +152,10 @@ class RatesAbove:
     def least_s(self, lower_bound: LowerBound) -> float:
         """Nothing is faster than the bound; what was measured needs no further one."""
         return lower_bound.seconds
+
+    def likely_s(self, lower_bound: LowerBound) -> float:
+        """The same."""
+        return self.least_s(lower_bound)
 
 
 def _on_links(kernel: Kernel, cluster: Cluster | None, *, by_engine: bool) -> tuple[RateTime, ...] | None:

@@ -45,7 +45,7 @@ def _vector_rows(graph: CallGraph, block: ExpertBlock) -> list[int]:
 
 def _as_one(graph: CallGraph, block: ExpertBlock, products: Sequence[Kernel], between: Sequence[int]) -> Kernel:
     """All products on the rows that were routed; an engine keeps what the vector ops move in the kernel."""
-    flops = min(block.flops, block.chosen_flops)
+    flops = min(block.flops, block.whole_row_flops)
     read = 1.0
     if flops < block.flops:  # the code runs experts on tokens that did not choose them
         read = min(1.0, block.distinct(routing_policy_of(graph), block.made_tokens) / max(block.touched, 1))
@@ -74,20 +74,15 @@ def _shape(graph: CallGraph, block: ExpertBlock) -> ExpertsShape | None:
     if hidden is None or inner is None:
         return None
     plan = plan_in(graph.deployment) or ParallelPlan()
-    is_whole = _is_whole(graph, block)
-    # A rank with experts of its own gets one row for each choice: its block says that a token chooses one.
-    is_spread = plan.ep > 1 and not is_whole and (block.rows_per_token != 1 or block.chosen == 1)
-    chosen = round(block.rows_per_token * plan.tp) if is_spread else block.chosen
-    expert_ranks = plan.ep if is_spread else 1
-    tensor_ranks = 1 if is_spread or is_whole else plan.tp
+    tensor_ranks = 1 if block.ranks > 1 or _is_whole(graph, block) else plan.tp
     return ExpertsShape(
-        tokens=max(1, block.made_tokens * block.chosen * expert_ranks // max(chosen, 1)),
+        tokens=max(1, -(-block.made_tokens * block.ranks // block.ranks_alike)),
         hidden=hidden,
         inner=inner * tensor_ranks,
-        experts=block.experts * expert_ranks,
-        chosen=chosen,
+        experts=block.experts * block.ranks,
+        chosen=block.chosen,
         tensor_ranks=tensor_ranks,
-        expert_ranks=expert_ranks,
+        expert_ranks=block.ranks,
         weight_format=_weight_format(graph, block),
     )
 

@@ -19,6 +19,7 @@ from llm_perf_opt.analyses.serving.request_time import banded, serving_fit
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, RatesAbove
 from llm_perf_opt.analyses.time.eager_time import eager_time, launched_alone
 from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
+from llm_perf_opt.analyses.time.lower_bound import LowerBound
 from llm_perf_opt.analyses.time.rates import Band, Piece, Pieces, RateTime
 from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
@@ -107,6 +108,16 @@ class KernelTableRates(RatesAbove):
             return tuple(self._by_roofline(piece, time) for time in below)
         band = _behind_another(found.band) if self.is_engine else launched_alone(found.band, piece, self.device)
         return (RateTime(source=SOURCE, rate=what, band=band, bound_by=below[0].bound_by, origin=str(found.origin)),)
+
+    def likely_s(self, lower_bound: LowerBound) -> float:
+        """Bytes at the best bandwidth that the tables themselves show: a sum of kernels below that read from caches."""
+        return max(lower_bound.seconds, lower_bound.bandwidth_s / self.best_bandwidth_share)
+
+    @property
+    def best_bandwidth_share(self) -> float:
+        """Of the data sheet's; that of other sources where the tables have none, or more than all of it."""
+        best = self.tables.best_bytes_per_s() / self.device.bandwidth_bytes_per_s
+        return best if 0.0 < best < 1.0 else self.below.best_bandwidth_share
 
     def of_stage(self, kernels: Band) -> Band:
         """In an engine at least as wide as measured over expected steps of served models; eager kernels as they are."""

@@ -32,7 +32,7 @@ def necessary_kernels(graph: CallGraph) -> dict[int, Kernel]:
 
 def _products(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
     for product in anatomy.products:
-        found = single_kernel(graph, product.row) if product.kept < product.made else None
+        found = single_kernel(graph, product.row) if 0 < product.kept < product.made else None
         if found is not None:
             yield product.row, fewer_rows(*found, kept=product.kept, made=product.made)
 

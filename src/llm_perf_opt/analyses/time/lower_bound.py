@@ -34,12 +34,13 @@ _WIDENED = {
 
 
 class BoundBy(StrEnum):
-    """What limits a stage."""
+    """What limits a stage. In captured graphs the host launches nothing: there `kernel starts` are the device's own."""
 
     COMPUTE = "compute"
     BANDWIDTH = "bandwidth"
     LAUNCHES = "launches"
     COMMUNICATION = "communication"
+    KERNEL_STARTS = "kernel starts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

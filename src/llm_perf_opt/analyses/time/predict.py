@@ -52,6 +52,7 @@ class StageTime:
     untimed: Mapping[str, int]  # op name -> how often it ran
     busy_time: Band
     communication: Communication | None = None  # None: the stage exchanges nothing with other ranks
+    raised_from_s: float | None = None  # the sum of its kernels, where less than its bytes can take was expected
 
     @property
     def name(self) -> str:
@@ -121,8 +122,10 @@ def stage_time(
 ) -> StageTime:
     """One piece of work, done in these pieces; `exchanges` are the collectives that no engine can do without."""
     timed, untimed = _timed(pieces, rates)
-    busy, links = (rates.of_stage(_sum(timed, on_links=on_links)) for on_links in (False, True))
     bound, fewest = bounds_of(work.necessary, rates.device)
+    kernels, links = (_sum(timed, on_links=on_links) for on_links in (False, True))
+    likely = kernels if bound is None else kernels.expected_at_least(rates.likely_s(bound))
+    busy, links = rates.of_stage(likely), rates.of_stage(links)
     if bound is not None:
         busy = busy.at_least(rates.least_s(bound))
     exchanged = communication_of(_kernels(pieces), rates.cluster, by_engine=rates.is_engine)
@@ -140,10 +143,11 @@ def stage_time(
         pieces=timed,
         device_time=device,
         host_time=host,
-        bound_by=_bound_by(timed, device, host),
+        bound_by=_bound_by(timed, device, host, is_engine=rates.is_engine),
         untimed=untimed,
         busy_time=busy,
         communication=exchanged,
+        raised_from_s=None if likely is kernels else kernels.expected,
     )
 
 
@@ -186,8 +190,11 @@ def _timed(pieces: Pieces, rates: RateSource) -> tuple[tuple[TimedPiece, ...], d
     return tuple(timed), dict(untimed)
 
 
-def _bound_by(timed: Sequence[TimedPiece], busy: Band, host: Band) -> BoundBy | None:
-    """What takes most of the high edge; launches where the host takes longer than the device."""
+def _bound_by(timed: Sequence[TimedPiece], busy: Band, host: Band, *, is_engine: bool) -> BoundBy | None:
+    """What takes most of the high edge; launches where the host takes longer than the device.
+
+    An engine captures its launches: what is left of them is the time in which the device starts each kernel.
+    """
     if host.middle > busy.middle:
         return BoundBy.LAUNCHES
     shares: dict[BoundBy, float] = {}
@@ -195,7 +202,10 @@ def _bound_by(timed: Sequence[TimedPiece], busy: Band, host: Band) -> BoundBy | 
         for time in piece.times:
             if time.bound_by is not None:
                 shares[time.bound_by] = shares.get(time.bound_by, 0.0) + time.band.high * piece.count
-    return max(BoundBy, key=lambda bound: shares.get(bound, 0.0)) if shares else None
+    if not shares:
+        return None
+    found = max(BoundBy, key=lambda bound: shares.get(bound, 0.0))
+    return BoundBy.KERNEL_STARTS if is_engine and found is BoundBy.LAUNCHES else found
 
 
 def total_wall(stages: Sequence[StageTime]) -> Band:

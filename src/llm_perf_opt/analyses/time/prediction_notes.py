@@ -32,6 +32,7 @@ def prediction_notes(phases: Phases, rates: RateSource) -> Iterator[Note]:
     if rates.device is not None:
         yield from _bound_notes(stages, rates.device)
         yield from _decode_notes(graphs, stages)
+        yield from _raised_notes(stages)
         yield from _launch_notes(stages)
         yield from _reservations(stages, rates.device)
         yield from _link_notes(stages, rates.cluster)
@@ -116,6 +117,17 @@ def _decode_notes(graphs: Sequence[CallGraph], stages: Sequence[StageTime]) -> I
             band = stage.wall.times(1 / steps)
             yield Note(
                 f"The {steps} steps of the decode take {format_seconds(band.low)} to {format_seconds(band.high)} each."
+            )
+
+
+def _raised_notes(stages: Sequence[StageTime]) -> Iterator[Note]:
+    for stage in stages:
+        if stage.raised_from_s is not None and stage.busy_time.expected is not None:
+            yield Note(
+                f"{stage.name}: its measured kernels add up to {format_seconds(stage.raised_from_s)}, in which its "
+                "bytes cannot be read at the best bandwidth that the tables show (kernels measured alone find their "
+                f"weights in a cache); {format_seconds(stage.busy_time.expected)} is expected.",
+                Level.WARNING,
             )
 
 

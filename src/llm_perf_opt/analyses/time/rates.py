@@ -49,6 +49,12 @@ class Band:
         """The band with nothing below `seconds`."""
         return self.slower(Band(seconds, seconds, seconds))
 
+    def expected_at_least(self, seconds: float) -> Band:
+        """The band, moved up until what is expected takes `seconds`; as it is where that takes longer, or is open."""
+        if not self.expected or self.expected >= seconds:
+            return self
+        return self.times(seconds / self.expected)
+
     def slower(self, other: Band) -> Band:
         """Of two things that run side by side the one that takes longer, at both ends."""
         has_both = self.expected is not None and other.expected is not None
@@ -164,7 +170,11 @@ class RateSource(Protocol):
         ...
 
     def least_s(self, lower_bound: LowerBound) -> float:
-        """The shortest time that is likely for a stage with this lower bound."""
+        """What no end of a band lies below, for a stage with this lower bound."""
+        ...
+
+    def likely_s(self, lower_bound: LowerBound) -> float:
+        """The shortest time that is to be expected of a stage with this lower bound."""
         ...
 
     def of_stage(self, kernels: Band) -> Band:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.profile.request import NOT_MEASURED, ProfileRequest, read_request
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.folder_lock import LOCK_FILE, locked_folder
 from llm_perf_opt.core.measurement import PageMeasurement
-from llm_perf_opt.core.output_files import cannot_write, make_folder, write_whole
+from llm_perf_opt.core.output_files import make_folder, write_whole
 from llm_perf_opt.core.reading import FileKind, read_bytes, read_json
 from llm_perf_opt.core.scratch import SUFFIX, remove_left_behind
 from llm_perf_opt.core.sealing import sealed_text
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"  # the request as a person writes it
 REQUEST_FILE = "request.json"  # which run this is
 FAILURE_FILE = "failure.txt"  # why a run of a sweep ended early
-LOCK_FILE = ".lock"
 DIGEST_SUFFIX = ".sha256"
 ENVIRONMENT_FILE = "env.json"
 METRICS_FILE = "metrics.json"  # the last to be written: a run that has it is finished
@@ -140,7 +139,7 @@ def open_run_folder(path: Path, request: ProfileRequest, config_text: str, *, fo
     """
     make_folder(path)
     _require_ours(path)
-    with _locked(path):
+    with locked_folder(path, fix="wait for it, or choose another run.folder"):
         remove_left_behind(path / PAGES)  # what a run wrote when it was killed
         folder = RunFolder(path)
         if force:
@@ -189,27 +188,3 @@ def measured_part(record: Any) -> Any:
         for one in fields(record)
         if not one.metadata.items() >= NOT_MEASURED.items()
     }
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import fcntl  # not everywhere: the other verbs do without it
-
-    try:
-        opened = (path / LOCK_FILE).open("a+b", buffering=0)
-    except OSError as error:
-        raise cannot_write(path / LOCK_FILE, error) from error
-    with opened as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            raise PerfOptError(
-                f"Another run is writing to {path}.",
-                why=f"process {lock.read(20).decode('ascii', 'replace').strip() or 'unknown'} holds its lock",
-                fix="wait for it, or choose another run.folder",
-            ) from error
-        with suppress(OSError):  # a full disk: the lock holds, it only does not say whose it is
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n".encode())
-        yield

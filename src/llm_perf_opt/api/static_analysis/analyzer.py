@@ -292,10 +292,16 @@ class StaticAnalyzer:
 
     @property
     def stage_module_map(self) -> dict[str, list[str]]:
-        """Stage -> the modules that it claims with all inside; a phase claims the root, hence whatever is left."""
+        """Stage -> modules that it claims with all inside; a phase has the largest ones that no stage has a part of.
+
+        So a module belongs to a stage or phase if its name begins with one of these paths.
+        """
+        from llm_perf_opt.harness.first_call import module_paths
+
         targets = self.session.adapter.targets(make_workload(self.session.adapter))
         claimed = {stage.name: list(stage.paths) for target in targets for stage in target.stages}
-        return claimed | {target.phase: [""] for target in targets}
+        rest = _unclaimed(module_paths(targets[0]), [path for paths in claimed.values() for path in paths])
+        return claimed | {target.phase: rest for target in targets}
 
     @property
     def m_stage_module_map(self) -> dict[str, list[str]]:
@@ -365,3 +371,17 @@ class DeepseekOCRStaticAnalyzer(StaticAnalyzer):
 
     def _adapter_and_mode(self, config: AnalysisConfig) -> tuple[ModelAdapter, str | None]:
         return released_mode(config, self.session.adapter, "deepseek-ocr")
+
+
+def _unclaimed(paths: Sequence[str], claimed: Sequence[str]) -> list[str]:
+    """The largest modules without a claimed one inside, in the order of `paths`; the root where nothing is claimed."""
+
+    def holds(path: str, other: str) -> bool:
+        return not path or other == path or other.startswith(f"{path}.")
+
+    found: list[str] = []
+    for path in paths:
+        is_free = not any(holds(path, other) or holds(other, path) for other in claimed)
+        if is_free and not any(holds(larger, path) for larger in found):
+            found.append(path)
+    return found

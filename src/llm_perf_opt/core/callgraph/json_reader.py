@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ CALLGRAPH_FILE = FileKind(
 _WRITTEN_HERE = b'{"schema_version":'  # how every file of this program begins
 _MAX_PARTS = 10_000  # ops in one composite, all levels together: parts of parts could otherwise multiply without end
 _MAX_PART_LEVELS = 16
+_MOST_ELEMENTS = 2**63  # of a tensor, with those of an empty dimension: torch counts them in 64 bits
 
 T = TypeVar("T")
 
@@ -168,6 +170,8 @@ class _GraphReader:
         known = self._known
         for row in rows:
             if row not in known:
+                if math.prod(size or 1 for size in row.shape) > _MOST_ELEMENTS:
+                    raise CALLGRAPH_FILE.malformed("a tensor", "at most 2^63 elements", list(row.shape))
                 known[row] = TensorMeta(row.shape, row.dtype, row.device)
         return tuple(known[row] for row in rows)
 

@@ -98,8 +98,11 @@ def _note_images(event: Mapping[str, Json], facts: dict[str, Json], crops: dict[
     listed = event.get("crops_per_image", event.get("num_crops"))
     if _is_count(images):
         facts.setdefault("images", images)
-    index = event.get("image_index")
-    if _is_count(index) and _is_count(listed):
+    index, grids = event.get("image_index"), event.get("images_spatial_crop")
+    if isinstance(grids, list) and grids and all(map(_is_grid, grids)):
+        facts.setdefault("images", len(grids))
+        facts.setdefault("crops_per_image", [_crops(columns, rows) for columns, rows in grids])
+    elif _is_count(index) and _is_count(listed):
         crops.setdefault(index, listed)
     elif isinstance(listed, list) and all(map(_is_count, listed)):
         facts.setdefault("crops_per_image", listed)
@@ -107,6 +110,15 @@ def _note_images(event: Mapping[str, Json], facts: dict[str, Json], crops: dict[
         count = listed if _is_count(listed) else total
         # A product of columns and rows: a page that is not cut is one of 1 x 1.
         facts.setdefault("crops_per_image", [0 if count == total == 1 else count])
+
+
+def _is_grid(value: Json) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+
+
+def _crops(columns: int, rows: int) -> int:
+    """A page that is not cut is a grid of 1 x 1."""
+    return 0 if (columns, rows) == (1, 1) else columns * rows
 
 
 def _is_count(value: Json) -> TypeGuard[int]:

@@ -39,6 +39,22 @@ class SeenDevice:
         )
 
 
+_CACHE_ARGUMENTS = {"bfloat16": "auto", "float16": "auto", "float8_e4m3fn": "fp8", "int8": "int8_per_token_head"}
+
+
+def cache_argument(dtype: object) -> str:
+    """What vLLM's `--kv-cache-dtype` says for keys and values of this dtype; None is the type of the model."""
+    if dtype is None:
+        return "auto"
+    if (found := _CACHE_ARGUMENTS.get(str(dtype))) is None:
+        raise UsageError(
+            f"vLLM keeps no cache in {dtype}.",
+            why=f"known are {', '.join(_CACHE_ARGUMENTS)}",
+            fix="choose --cache fp8, or leave it out",
+        )
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """One replica of a served model. What is None is left to the engine's own default for that device.

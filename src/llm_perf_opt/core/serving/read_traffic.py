@@ -10,7 +10,7 @@ from llm_perf_opt.core.reading import naming_file, read_bytes
 from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic, PageRule
 from llm_perf_opt.core.serving.recorded_traffic import TRAFFIC_FILE, read_bench_serve, read_json_lines, read_table
 from llm_perf_opt.core.serving.requests import Traffic
-from llm_perf_opt.core.serving.traffic_text import EXAMPLES, PagesReader, declared_in_toml, read_declared
+from llm_perf_opt.core.serving.traffic_text import EXAMPLES, PagesReader, declared_in_toml, names_file, read_declared
 
 _SUFFIXES = (".toml", ".json", ".jsonl", ".csv")
 
@@ -18,9 +18,9 @@ _SUFFIXES = (".toml", ".json", ".jsonl", ".csv")
 def read_traffic(given: str | Path, pages: PagesReader | None = None) -> DeclaredTraffic | Traffic:
     """A distribution or recorded requests. `pages` reads what stands after `pages=` where core does not."""
     path = Path(given)
-    if isinstance(given, str) and (" " in given.strip() or "=" in given) and not _is_file(path):
+    if isinstance(given, str) and (" " in given.strip() or "=" in given) and not names_file(path):
         return read_declared(given, pages)
-    if not _is_file(path) and path.suffix not in _SUFFIXES:
+    if not names_file(path) and path.suffix not in _SUFFIXES:
         raise UsageError(
             f"{str(given)[:80]!r} is no traffic.",
             why="it is neither a file nor a line that declares requests",
@@ -47,10 +47,3 @@ def _recorded(raw: bytes, name: str) -> Traffic:
     lines = [line for line in head.splitlines()[:2] if line.strip()]
     is_lines = len(lines) > 1 and lines[1].lstrip().startswith(b"{")
     return read_json_lines(raw, name) if is_lines or b'"input_lens"' not in raw else read_bench_serve(raw, name)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        return False

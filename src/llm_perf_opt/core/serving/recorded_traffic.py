@@ -26,6 +26,8 @@ TRAFFIC_FILE = FileKind(
 )
 HASH_TOKENS = 512  # of a prompt stand behind each hash of a Mooncake trace
 _MOST_TOKENS = 2**24
+_MOST_CLIENTS = 10**9
+_LATEST = 2.0**63  # more than the nanoseconds since 1970
 _COLUMNS = {
     "arrival": ("timestamp", "arrival_timestamp", "arrived_at", "arrival_s"),
     "prompt": ("contexttokens", "input_length", "prompt_tokens", "input_tokens", "num_prefill_tokens"),
@@ -40,13 +42,15 @@ def read_bench_serve(raw: bytes, name: str) -> Traffic:
     when it came.
     """
     found: Any = parse_foreign_json(raw, TRAFFIC_FILE)
+    if not isinstance(found, dict):
+        raise TRAFFIC_FILE.malformed("the top level", "an object", found)
     prompts, outputs = found.get("input_lens"), found.get("output_lens")
     if not isinstance(prompts, list) or not isinstance(outputs, list) or len(prompts) != len(outputs):
         raise TRAFFIC_FILE.refusal(
             "holds no list of requests", "input_lens and output_lens are only there with --save-detailed"
         )
     rate, clients, starts = found.get("request_rate"), found.get("max_concurrency"), found.get("start_times")
-    is_closed = isinstance(clients, int) and clients > 0 and rate in (None, "inf", math.inf)
+    is_closed = isinstance(clients, int) and 0 < clients <= _MOST_CLIENTS and rate in (None, "inf", math.inf)
     if is_closed or rate in ("inf", math.inf):
         times = [0.0] * len(prompts)
     elif isinstance(starts, list) and len(starts) == len(prompts):
@@ -156,8 +160,8 @@ def _chain(given: Any) -> tuple[int, ...]:
 
 def _number(value: Any, where: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
-        raise TRAFFIC_FILE.malformed(where, "a number from 0 on", value)
+    if not is_number or not 0 <= value <= _LATEST:  # neither NaN nor an integer that no float holds
+        raise TRAFFIC_FILE.malformed(where, f"a number from 0 on, at most {_LATEST:g}", value)
     return float(value)
 
 

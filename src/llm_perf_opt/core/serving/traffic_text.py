@@ -113,11 +113,11 @@ def read_lengths(text: str) -> Lengths:
         elif call is not None:
             median, sigma, *limits = (float(number) for number in call[2].split(","))
             least, most = (int(limit) for limit in (limits or (1, 2**20)))
-            if median >= 1 and 0 <= sigma <= 5 and least <= most:
+            if 1 <= median <= _MOST_TOKENS and 0 <= sigma <= 5 and least <= most:
                 return LogNormal(median=median, sigma=sigma, least=_tokens(least, text), most=_tokens(most, text))
-        elif Path(text).is_file():
+        elif names_file(text):
             return Listed(tokens=_lengths_in(Path(text)))
-    except ValueError:
+    except (ValueError, OverflowError):  # no number, or a limit that is infinite
         pass
     raise UsageError(
         f"{visible(text)[:60]!r} is no length of a text.",
@@ -130,7 +130,7 @@ def read_lengths(text: str) -> Lengths:
 def read_page_mix(text: str) -> PageMix:
     """`A4@150dpi`, `A4@150dpi:70,1240x1754:30`, or a file with a size and a count in each line."""
     entries = text.split(",")
-    if not text.startswith("A") and Path(text).is_file():
+    if not text.startswith("A") and names_file(text):
         raw = read_bytes(Path(text), SIZES_FILE).decode("utf-8", "replace")
         lines = [line.partition("#")[0].strip() for line in raw.splitlines()]
         entries = [re.sub(r"\s*[,;\t]\s*", ":", line) for line in lines if line]
@@ -164,6 +164,14 @@ def _words(text: str) -> dict[str, str]:
             raise _unclear(text, f"it says {visible(name)[:40]!r} twice")
         found[name] = value
     return found
+
+
+def names_file(text: str | Path) -> bool:
+    """Whether there is a file of this name; False for what no file can be called."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
 
 
 def _unclear(text: str, why: str) -> UsageError:

@@ -74,9 +74,9 @@ def _candidates() -> Iterator[Path]:
 
 def version_in(python: Path) -> str | None:
     """Of the vLLM that this interpreter would import, told by its package, without the import; None if it has none."""
-    if not python.is_file():
-        return None
     try:
+        if not python.is_file():
+            return None
         said = subprocess.run([str(python), "-I", "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -119,5 +119,5 @@ def read_message(path: Path, record: type[T]) -> T:
     raw = read_bytes(path, _KIND)
     try:
         return msgspec.msgpack.decode(raw, type=record)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _KIND.refusal("is malformed", str(error)[:300]) from None

@@ -31,6 +31,7 @@ _SETTINGS = {
     "OMP_NUM_THREADS": "1",  # nothing is computed there
     "PYTHONHASHSEED": "0",  # the order of sets of names, so that two runs are alike
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_KIMI_K3_GEMM_AR": "0",  # a fused kernel of Kimi's layers, written with a library of GPU machines
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }

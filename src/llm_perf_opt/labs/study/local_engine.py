@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
@@ -42,7 +43,7 @@ def run_local(
         yield from ((task, work(task)) for task in tasks)
         return
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-    with ProcessPoolExecutor(max_workers=count, mp_context=context) as pool:
+    with ProcessPoolExecutor(max_workers=count, mp_context=context, initializer=_end_with_parent) as pool:
         of_future = {pool.submit(work, task): task for task in tasks}
         try:
             for future in as_completed(of_future):
@@ -56,6 +57,18 @@ def run_local(
                 yield of_future[future], future.result() if error is None else error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A worker whose study was killed would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has one"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _is_dead(error: BaseException) -> bool:

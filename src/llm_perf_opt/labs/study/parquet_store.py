@@ -1,32 +1,48 @@
 """The store of a study: Parquet files through pyarrow on any path that fsspec knows; the only file that sees either.
 
-`<results>/study=<name>/model=<name>/part-<task>-<inputs>.parquet`. A file is named by the hash of its inputs: a file
-that is there is finished, a task that runs twice writes the same file, and changed inputs have another name.
-`_study.json` lists the files of the study as it is declared now; others are of an earlier one.
+`<results>/study=<name>/model=<name>/part-<task>-<inputs>-<run>-<digest>.parquet`. A part is named by the hash of its
+inputs, the run that wrote it and the digest of its bytes: one that has that digest is finished, two runs never write
+the same name, and nothing is removed but what a dead process left half. `_study.json` lists the parts of the study as
+it is declared now; others are of earlier declarations.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import io
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import cannot_write, make_folder, move_whole
+from llm_perf_opt.core.reading import naming_file
 from llm_perf_opt.core.scratch import PREFIX, remove_left_behind, temporary_path
-from llm_perf_opt.core.study_columns import COLUMNS, FAILED, SCHEMA_VERSION
+from llm_perf_opt.core.study_columns import BY_NAME, COLUMNS, FAILED, SCHEMA_VERSION
+from llm_perf_opt.labs.study.manifest import (
+    MANIFEST,
+    MANIFEST_FILE,
+    RUN_AGAIN,
+    Part,
+    StudyManifest,
+    columns_digest,
+    part_digest,
+    part_name,
+    part_stem,
+    read_manifest,
+)
 
 INSTALL = "pip install 'llm-perf-opt[study]'"
-FAILURES = "-failures"  # in the name of a file some of whose points failed
-SUFFIX = ".parquet"
-MANIFEST = "_study.json"
 ROWS_PER_GROUP = 1 << 16
+_PIECE_BYTES = 1 << 22
+_IDENTITY = b"llm_perf_opt_part"  # in the metadata of a part: which one it is, whatever it is called
+_FOREIGN = {"botocore.exceptions": "BotoCoreError", "aiohttp": "ClientError"}  # errors of storages that are no OSError
 
 
 def _pyarrow() -> Any:
@@ -94,11 +110,28 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     return pyarrow.Table.from_pylist(plain, schema=arrow_schema())
 
 
+class _Hashed(io.RawIOBase):
+    """A stream that is written to, with the digest of what went through."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self.sha256 = stream, hashlib.sha256()
+
+    def writable(self) -> bool:
+        """For whoever asks."""
+        return True
+
+    def write(self, piece: Any) -> int:
+        """Pass it on."""
+        self.sha256.update(piece)
+        self._stream.write(piece)
+        return len(memoryview(piece).cast("B"))
+
+
 @dataclass(slots=True)
 class _Staged:
     """A file that is being written, and the name that it gets."""
 
-    stream: Any
+    stream: _Hashed
     name: str = ""
 
 
@@ -108,15 +141,33 @@ class StudyStore:
 
     root: str  # any path or address that fsspec knows
 
+    def _found(self) -> tuple[Any, str]:
+        """The file system, and the path as it names it."""
+        try:
+            files, path = _fsspec().core.url_to_fs(self.root)
+        except ImportError as error:
+            raise UsageError(
+                f"{self.root} cannot be reached.",
+                why=f"its package is not installed: {' '.join(str(error).split())[:200]}",
+                fix="install what fsspec names for it, such as s3fs for s3://, or use a folder",
+            ) from error
+        except ValueError as error:
+            raise UsageError(
+                f"{self.root} is no place for results.",
+                why=" ".join(str(error).split())[:200],
+                fix="name a folder, or an address that fsspec knows, such as s3://bucket/results",
+            ) from error
+        return files, str(path).rstrip("/")
+
     @property
     def filesystem(self) -> Any:
         """Of that place."""
-        return _fsspec().core.url_to_fs(self.root)[0]
+        return self._found()[0]
 
     @property
     def path(self) -> str:
         """As the file system names it."""
-        return str(_fsspec().core.url_to_fs(self.root)[1]).rstrip("/")
+        return self._found()[1]
 
     @property
     def is_local(self) -> bool:
@@ -124,57 +175,134 @@ class StudyStore:
         protocol = self.filesystem.protocol
         return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """What a storage raises is told with its address."""
+        loaded = [(sys.modules.get(module), name) for module, name in _FOREIGN.items()]
+        foreign = tuple(getattr(module, name) for module, name in loaded if module is not None)
+        try:
+            yield
+        except (OSError, *foreign) as error:
+            raise PerfOptError(
+                f"{self.root} cannot be read or written.",
+                why=" ".join(str(error).split())[:300] or type(error).__name__,
+                fix="check the address, the network and the rights",
+            ) from error
+
     def folder(self, study: str, model: str | None = None) -> str:
         """Of a study, or of a model in it."""
         base = f"{self.path}/study={study}"
         return base if model is None else f"{base}/model={model}"
 
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder, by name; no sign of the folder's own name is a pattern."""
+        files = self.filesystem
+        files.invalidate_cache()
+        with self.reached():
+            try:
+                found = files.ls(folder, detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            except ValueError as error:  # an address without a bucket, a name that no file can have
+                raise UsageError(
+                    f"{self.root} is no place for results.", why=str(error)[:200], fix="check the address"
+                ) from error
+        return sorted(str(one).rstrip("/").rpartition("/")[2] for one in found)
+
     def studies(self) -> tuple[str, ...]:
         """The names of those that lie here."""
-        found = self.filesystem.glob(f"{self.path}/study=*")
-        return tuple(sorted(str(one).rstrip("/").rpartition("study=")[2] for one in found))
+        return tuple(name.removeprefix("study=") for name in self.names(self.path) if name.startswith("study="))
 
-    def files(self, study: str) -> dict[str, str]:
-        """Stem of each finished file -> its path; the mark of failures is no part of the stem."""
-        found = self.filesystem.glob(f"{self.folder(study)}/model=*/part-*{SUFFIX}")
-        return {stem_of(str(one)): str(one) for one in sorted(found)}
+    def parts(self, study: str) -> dict[str, list[str]]:
+        """Stem -> paths of what is named like a finished part of it; those without failures first."""
+        found: dict[str, list[str]] = {}
+        for path in self.part_paths(study):
+            stem = part_stem(path)
+            if stem is not None:
+                found.setdefault(stem, []).append(path)
+        return {stem: sorted(paths, key=lambda path: (len(path), path)) for stem, paths in found.items()}
 
-    def write(self, study: str, model: str, stem: str, tables: Iterable[Any]) -> int:
-        """Write tables as one file, whole or not at all; how many rows failed."""
-        pyarrow, files = _pyarrow(), self.filesystem
-        folder, failed = self.folder(study, model), 0
-        with self._staged(folder) as staged:
-            with _writer(pyarrow, staged.stream) as writer:
+    def part_paths(self, study: str) -> list[str]:
+        """Every Parquet file in the folders of a study, whatever it is called."""
+        folder = self.folder(study)
+        models = [name for name in self.names(folder) if name.startswith("model=")]
+        return [
+            f"{folder}/{model}/{name}"
+            for model in models
+            for name in self.names(f"{folder}/{model}")
+            if name.endswith(".parquet") and not name.startswith(PREFIX)
+        ]
+
+    def write(self, study: str, model: str, stem: str, tables: Iterable[Any], run: str) -> tuple[Part, int]:
+        """Write tables as one part, whole or not at all; the part, and how many rows failed."""
+        pyarrow, failed, rows = _pyarrow(), 0, 0
+        with self._staged(self.folder(study, model)) as staged:
+            with _writer(pyarrow, staged.stream, f"{study}/{model}/{stem}") as writer:
                 for table in tables:
                     failed += pyarrow.compute.sum(pyarrow.compute.equal(table.column("status"), FAILED)).as_py() or 0
+                    rows += table.num_rows
                     writer.write_table(table, row_group_size=ROWS_PER_GROUP)
-            staged.name, other = (f"{stem}{mark}{SUFFIX}" for mark in ((FAILURES, "") if failed else ("", FAILURES)))
-        if files.exists(f"{folder}/{other}"):
-            files.rm(f"{folder}/{other}")
-        return failed
+            sha256 = staged.stream.sha256.hexdigest()
+            staged.name = part_name(stem, run, sha256, failed=failed > 0)
+        columns = columns_digest((field.name, str(field.type)) for field in arrow_schema())
+        return Part(file=f"model={model}/{staged.name}", sha256=sha256, rows=rows, columns=columns), failed
 
     @contextmanager
     def _staged(self, folder: str) -> Iterator[_Staged]:
         """A file under a temporary name, which gets its own when all of it is written."""
-        files = self.filesystem
         if self.is_local:
             place = Path(folder)
             make_folder(place)
             try:
                 with temporary_path(place) as partial:
                     with partial.open("xb") as stream:
-                        staged = _Staged(stream)
+                        staged = _Staged(_Hashed(stream))
                         yield staged
                     move_whole(partial, place / staged.name)
             except OSError as error:
                 raise cannot_write(place, error) from error
             return
-        files.makedirs(folder, exist_ok=True)
+        files = self.filesystem
         name = f"{folder}/{PREFIX}{os.getpid()}-{uuid4().hex}"
-        with files.open(name, "wb") as stream:
-            staged = _Staged(stream)
-            yield staged
-        files.mv(name, f"{folder}/{staged.name}")
+        with self.reached():
+            files.makedirs(folder, exist_ok=True)
+            try:
+                with files.open(name, "wb") as stream:
+                    staged = _Staged(_Hashed(stream))
+                    yield staged
+                files.mv(name, f"{folder}/{staged.name}")
+            except BaseException:
+                with suppress(OSError):
+                    files.rm(name)
+                raise
+
+    def checked(self, path: str, *, copy: Path | None = None) -> Part:
+        """The part at a path, if its bytes are those that were written; `copy` is where they go on the way."""
+        pyarrow, digest = _pyarrow(), hashlib.sha256()
+        try:
+            with self.filesystem.open(path, "rb") as stream, (copy or Path(os.devnull)).open("wb") as beside:
+                while piece := stream.read(_PIECE_BYTES):
+                    digest.update(piece)
+                    beside.write(piece)
+            if not digest.hexdigest().startswith(part_digest(path) or "-"):
+                raise _damaged(path, "its content does not have the digest in its name")
+            with self.filesystem.open(path, "rb") if copy is None else copy.open("rb") as stream:
+                held = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
+                schema, rows = held.schema_arrow, held.metadata.num_rows
+        except (OSError, pyarrow.ArrowException) as error:
+            raise _damaged(path, " ".join(str(error).split())[:200]) from error
+        _require_columns(path, schema)
+        *_, study, model, name = path.split("/")
+        written = f"{study.removeprefix('study=')}/{model.removeprefix('model=')}/{part_stem(name)}"
+        if (schema.metadata or {}).get(_IDENTITY) != written.encode():
+            raise _damaged(path, "it was written as another part")
+        columns = columns_digest((field.name, str(field.type)) for field in schema)
+        return Part(file=f"{model}/{name}", sha256=digest.hexdigest(), rows=rows, columns=columns)
+
+    def is_current(self, part: Part, rows: int) -> bool:
+        """Whether it has all rows of a task, in the columns of this release."""
+        own = columns_digest((field.name, str(field.type)) for field in arrow_schema())
+        return part.rows == rows and part.columns == own
 
     def read(self, paths: Sequence[str]) -> list[dict[str, Any]]:
         """The rows of some files, one by one: those of an earlier run that may be kept."""
@@ -182,50 +310,77 @@ class StudyStore:
         rows: list[dict[str, Any]] = []
         for path in paths:
             with self.filesystem.open(path, "rb") as stream:
-                rows += pyarrow.parquet.ParquetFile(stream).read().to_pylist()
+                rows += pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True).read().to_pylist()
         return rows
 
-    def write_manifest(self, study: str, content: Mapping[str, Any]) -> None:
+    def write_manifest(self, manifest: StudyManifest) -> None:
         """What the study is made of now."""
-        with self._staged(self.folder(study)) as staged:
-            staged.stream.write(json.dumps(content, indent=1, sort_keys=True).encode())
+        with self._staged(self.folder(manifest.study)) as staged:
+            staged.stream.write(manifest.text())
             staged.name = MANIFEST
 
-    def listed_files(self, study: str) -> list[str]:
-        """The finished files of the study as it was declared last."""
-        manifest = f"{self.folder(study)}/{MANIFEST}"
-        found = self.files(study)
-        if not self.filesystem.exists(manifest):
-            return list(found.values())
-        with self.filesystem.open(manifest, "rb") as stream:
-            listed = json.loads(stream.read(1 << 28))["files"]
-        return [found[stem] for stem in listed if stem in found]
+    def manifest(self, study: str) -> StudyManifest | None:
+        """As it was written last; None: there is none."""
+        place = f"{self.folder(study)}/{MANIFEST}"
+        with self.reached():
+            self.filesystem.invalidate_cache()
+            try:
+                with self.filesystem.open(place, "rb") as stream:
+                    raw = stream.read(MANIFEST_FILE.max_bytes + 1)
+            except FileNotFoundError:
+                return None
+        with naming_file(place):
+            return read_manifest(raw)
 
-    def remove_others(self, study: str, stems: Iterable[str]) -> int:
-        """Remove files of an earlier declaration, and what dead processes left; how many of the first."""
-        wanted, files = set(stems), self.filesystem
-        others = [path for stem, path in self.files(study).items() if stem not in wanted]
-        for path in others:
-            files.rm(path)
+    def finished(self, study: str) -> dict[str, Part | None]:
+        """Path of each part of the study as it is declared now -> what the manifest says of it.
+
+        None: a run that has not ended wrote it, and its name alone says what its bytes must be.
+        """
+        listed = self.manifest(study)
+        found = self.parts(study)
+        if listed is None:
+            if found:
+                raise PerfOptError(
+                    f"The study {study!r} at {self.root} has no {MANIFEST}.",
+                    why="without it nobody knows which files belong to its present declaration",
+                    fix=RUN_AGAIN,
+                )
+            return {}
+        folder, paths = self.folder(study), dict[str, Part | None]()
+        for stem in listed.stems:
+            if (part := listed.parts.get(stem)) is not None:
+                paths[f"{folder}/{part.file}"] = part
+            elif stem in found:
+                paths[found[stem][0]] = None
+        return paths
+
+    def clear_left_behind(self, study: str) -> None:
+        """Remove what dead processes left half written."""
         if self.is_local:
-            for folder in files.glob(f"{self.folder(study)}/model=*"):
-                remove_left_behind(Path(folder))
-        return len(others)
+            for name in self.names(folder := self.folder(study)):
+                if name.startswith("model="):
+                    remove_left_behind(Path(folder) / name)
 
 
-def stem_of(path: str) -> str:
-    """The stem of a finished file, without the mark of failures."""
-    return path.rpartition("/")[2].removesuffix(SUFFIX).removesuffix(FAILURES)
+def _damaged(path: str, why: str) -> PerfOptError:
+    return PerfOptError(f"{path} is no finished part of its study.", why=why, fix=RUN_AGAIN)
 
 
-def has_failures(path: str) -> bool:
-    """Whether some of the points of a file failed."""
-    return path.endswith(f"{FAILURES}{SUFFIX}")
+def _require_columns(path: str, schema: Any) -> None:
+    """Columns of the published list, each with its type; an earlier release has fewer."""
+    own = {field.name: field.type for field in arrow_schema()}
+    for field in schema:
+        if field.name not in BY_NAME or field.type != own[field.name]:
+            raise _damaged(path, f"its column {field.name[:80]!r} is {field.type}, which no study writes")
+    if "status" not in schema.names:
+        raise _damaged(path, "it has no column 'status'")
 
 
-def _writer(pyarrow: Any, stream: Any) -> Any:
+def _writer(pyarrow: Any, stream: Any, identity: str) -> Any:
     """Whole numbers as differences, reals byte by byte of the same weight, texts as dictionaries: all of it small."""
     schema = arrow_schema()
+    schema = schema.with_metadata({**schema.metadata, _IDENTITY: identity.encode()})
     texts = [field.name for field in schema if field.type == pyarrow.string()]
     encodings = {
         field.name: "DELTA_BINARY_PACKED" if field.type == pyarrow.int64() else "BYTE_STREAM_SPLIT"
@@ -233,5 +388,10 @@ def _writer(pyarrow: Any, stream: Any) -> Any:
         if field.type in (pyarrow.int64(), pyarrow.float64())
     }
     return pyarrow.parquet.ParquetWriter(
-        stream, schema, compression="zstd", use_dictionary=texts, column_encoding=encodings
+        stream,
+        schema,
+        compression="zstd",
+        use_dictionary=texts,
+        column_encoding=encodings,
+        write_page_checksum=True,
     )

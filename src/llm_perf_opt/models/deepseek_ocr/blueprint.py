@@ -67,8 +67,11 @@ class DeepseekOCRModel(nn.Module):
         images: Sequence[ImageViews] = (),
         images_seq_mask: Tensor | None = None,
         images_spatial_crop: Tensor | None = None,
+        use_cache: bool = True,
+        return_dict: bool = True,
     ) -> ModelOutput:
         """One forward of prefill or decode; see `DeepseekOCRForCausalLM.forward` for the arguments."""
+        del return_dict
         hidden_states: Tensor = self.embed_tokens(input_ids)
         if images and input_ids.shape[1] != 1 and torch.sum(images[0][1]).item() != 0:
             assert images_seq_mask is not None and images_spatial_crop is not None
@@ -82,7 +85,7 @@ class DeepseekOCRModel(nn.Module):
         mask = self._mask(hidden_states, cache.num_tokens, attention_mask)
         for layer in self.layers:
             hidden_states, cache = layer(hidden_states, mask, position_ids, cache)
-        return ModelOutput(self.norm(hidden_states), cache.past_key_values())
+        return ModelOutput(self.norm(hidden_states), cache.past_key_values() if use_cache else ())
 
     def _mask(self, embeds: Tensor, held_tokens: int, padding_mask: Tensor | None) -> Tensor | None:
         if self.attention != "flash":
@@ -136,12 +139,15 @@ class DeepseekOCRForCausalLM(nn.Module):
         images: Sequence[ImageViews] = (),
         images_seq_mask: Tensor | None = None,
         images_spatial_crop: Tensor | None = None,
+        use_cache: bool = True,
+        return_dict: bool = True,
     ) -> CausalLmOutput:
         """One forward of prefill or decode.
 
         `images` holds one entry per row of `input_ids`, `images_seq_mask` marks the positions their embeddings fill,
         `images_spatial_crop` is `[columns, rows]` of tiles per page. With a single new token images are not looked at.
-        `attention_mask` is `[batch, all tokens]`, 0 for padding.
+        `attention_mask` is `[batch, all tokens]`, 0 for padding. Without `use_cache` the returned cache is empty, and
+        `return_dict` changes nothing: the result has names, and unpacks as a tuple.
         """
         output: ModelOutput = self.model(
             input_ids=input_ids,
@@ -151,6 +157,8 @@ class DeepseekOCRForCausalLM(nn.Module):
             images=images,
             images_seq_mask=images_seq_mask,
             images_spatial_crop=images_spatial_crop,
+            use_cache=use_cache,
+            return_dict=return_dict,
         )
         logits: Tensor = self.lm_head(output.last_hidden_state)
         return CausalLmOutput(logits.float(), output.past_key_values)

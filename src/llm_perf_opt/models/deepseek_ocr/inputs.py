@@ -122,9 +122,9 @@ def make_inputs(
     page = pixels([views.global_view]).to(dtype)
     tiles = pixels(views.tiles).to(dtype) if views.tiles else torch.zeros_like(page)
     return OcrInputs(
-        input_ids=torch.tensor([ids] * batch),
+        input_ids=torch.tensor([ids]).repeat(batch, 1),
         images=tuple((_own(tiles), _own(page)) for _ in range(batch)),
-        images_seq_mask=torch.tensor([mask] * batch),
+        images_seq_mask=torch.tensor([mask]).repeat(batch, 1),
         images_spatial_crop=torch.tensor([views.grid] * batch),
     )
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.reading import MODEL_FILE, as_record, naming_file, read_foreign_json
+from llm_perf_opt.core.reading import MODEL_FILE, as_record, naming_file, read_foreign_json, require_own_files
 from llm_perf_opt.models.deepseek_ocr.configuration import ClipConfig, DecoderConfig, DeepSeekOcrConfig, SamConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # of all that a tokenizer may read
 # What reading a tokenizer may raise, beside `Exception` itself, which is all that the library below it knows.
 _TOKENIZER_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RecursionError)
 
@@ -25,6 +26,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> tuple[Any | None, s
         transformers = importlib.import_module("transformers")
     except ImportError:
         return None, "transformers is not installed, so the folder's tokenizer is not read"
+    require_own_files(folder, (file for file in folder.iterdir() if file.suffix in TOKENIZER_SUFFIXES))
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True

@@ -53,7 +53,7 @@ from llm_perf_opt.models.huggingface.inputs.media import image_advice
 from llm_perf_opt.models.huggingface.inputs.plan import Whole
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
-from llm_perf_opt.models.huggingface.parallel import plan_axes, spread_model, uneven_heads
+from llm_perf_opt.models.huggingface.parallel import plan_axes, spread_model, uneven_refusal, with_copied_key_heads
 from llm_perf_opt.models.huggingface.parts import guess_parts, guess_stages
 from llm_perf_opt.models.huggingface.phases import DecodeState, decode, follow_prefill, prefill, prepare_decode
 from llm_perf_opt.models.huggingface.probe import Probe
@@ -76,14 +76,8 @@ ENCODER_STAGES = ("vision", "audio")  # whose work the cache of a prefill holds
 TRANSFORMERS_NAMES = {"flash": "flash_attention_2"}
 # What a constructor raises when sizes do not fit, a field is missing, or an optional package is not there.
 BUILD_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, ImportError),
+    *(LookupError, RuntimeError, TypeError, ValueError),
 )
 
 
@@ -94,6 +88,7 @@ class HuggingFaceAdapter:
 
     def __init__(self, folder: Path, trust_remote_code: bool, *, name: str | None = None, source: str = "") -> None:
         self._world: FakeWorld | None = None
+        self._copies_key_heads, self._copied = False, ""  # the latter: what is said of those that are
         self._folder, self._source = read_folder(folder, name), source
         refuse_depth(layers(self._folder.fields))
         self._config = load_config(self._folder, trust_remote_code)
@@ -136,6 +131,14 @@ class HuggingFaceAdapter:
         """The same model as one rank of a plan holds and runs it."""
         adapter = copy.copy(self)
         adapter._world = FakeWorld(plan) if plan.is_spread else None
+        if self._copies_key_heads:
+            adapter._config, adapter._copied = with_copied_key_heads(self._config, plan.tp)
+        return adapter
+
+    def copying_key_heads(self) -> HuggingFaceAdapter:
+        """The same model, spread as engines do where ranks outnumber key heads."""
+        adapter = copy.copy(self)
+        adapter._copies_key_heads = True
         return adapter
 
     def kinds_of_rank(self, plan: ParallelPlan, workload: Workload) -> tuple[int, ...]:
@@ -201,6 +204,7 @@ class HuggingFaceAdapter:
         state = probe.decode_state(found.plan, found.entry, new) if workload.decode_steps else None
         steps = _steps_that_run(subject, probe, found, state, workload)
         notes = (
+            *filter(None, [self._copied]),
             *modality_notes(workload, subject, found, fed),
             *trained_length_note(subject, _positions(fed, steps * new)),
             *_decode_notes(subject, probe, workload.decode_steps, steps),
@@ -231,14 +235,10 @@ class HuggingFaceAdapter:
         try:
             return _accepted_inputs(subject, probe, workload)
         except NoInputs as error:
-            uneven = None if self._world is None else uneven_heads(self._config, self._world.plan)
-            if uneven is None or self._world is None:
+            refusal = uneven_refusal(subject.class_name, self._config, self._world)
+            if refusal is None:
                 raise
-            raise UsageError(
-                f"{subject.class_name} cannot run as {self._world.plan.describe()}.",
-                why=uneven,
-                fix="choose another tp",
-            ) from error
+            raise refusal from error
 
     def _build(self, attention: str | None, dtype: str) -> Any:
         build = partial(build_model, self._model_class, self._config, attention, dtype)

@@ -12,7 +12,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.missing_packages import import_failure
 from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
-from llm_perf_opt.models.huggingface.identity import code_names, require_identity
+from llm_perf_opt.models.huggingface.identity import DEPTHS, code_names, require_identity
 
 # Heads in the order of preference: what the model is published for, before what can be put on top of it.
 HEADS = (
@@ -250,12 +250,7 @@ def windows(fields: Mapping[str, Any]) -> Iterator[int]:
             yield value
 
 
-_DEPTHS = frozenset(
-    ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers", "decoder_layers")
-)
-
-
 def layers(fields: Mapping[str, Any]) -> int:
     """Of all stacks that the configuration names, in it and in the configurations of its parts."""
-    own = sum(value for name, value in fields.items() if name in _DEPTHS and type(value) is int)
+    own = sum(value for name, value in fields.items() if name in DEPTHS and type(value) is int)
     return own + sum(layers(part) for part in fields.values() if isinstance(part, dict))

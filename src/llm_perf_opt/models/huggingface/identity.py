@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,16 @@ from llm_perf_opt.core.reading import MODEL_FILE, naming_file
 # `module.Class` of the folder, or `org/name--module.Class` of another one; never a path
 _CODE = re.compile(r"(?:[\w.-]+/[\w.-]+--)?\w+(?:\.\w+)+", re.ASCII)
 _LONGEST_NAME = 200
+_DTYPES = ("torch_dtype", "dtype")
+DEPTHS = frozenset(
+    ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers", "decoder_layers")
+)
 
 
 def require_identity(file: Path, fields: Mapping[str, Any]) -> None:
-    """Refuse a configuration whose `model_type`, `architectures` or `auto_map` is not what belongs there."""
+    """Refuse a configuration that does not say plainly what it is: names, code, type of numbers, depth."""
     with naming_file(file):
+        _require_sizes(fields)
         _require_model_type(fields.get("model_type"))
         _require_architectures(fields.get("architectures"))
         for entry, name in code_names(fields.get("auto_map")):
@@ -42,6 +47,23 @@ def code_names(auto_map: object) -> Iterator[tuple[str, str]]:
             if not isinstance(name, str):
                 raise MODEL_FILE.malformed(f"auto_map[{entry[:80]!r}]", "the name of a class, or a list of names", name)
             yield entry, name
+
+
+def _require_sizes(fields: Mapping[str, Any], where: str = "") -> None:
+    """Types of numbers are named, and no stack has fewer layers than none: torch would build an empty one."""
+    for name, value in fields.items():
+        if name in _DTYPES and not _is_dtype(value):
+            raise MODEL_FILE.malformed(f"{where}{name}", "the name of a type, such as bfloat16", value)
+        if name in DEPTHS and type(value) is int and value < 0:
+            raise MODEL_FILE.malformed(f"{where}{name}", "a number of layers, 0 or more", value)
+        if isinstance(value, dict):
+            _require_sizes(value, f"{where}{name[:80]}.")
+
+
+def _is_dtype(value: object) -> bool:
+    """A name, none, or a name for each part of the model."""
+    names: Iterable[object] = value.values() if isinstance(value, dict) else (value,)
+    return all(name is None or _is_name(name) for name in names)
 
 
 def _require_model_type(found: object) -> None:

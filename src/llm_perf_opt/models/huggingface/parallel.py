@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 from collections import Counter
@@ -120,6 +121,35 @@ def uneven_heads(config: Any, plan: ParallelPlan) -> str | None:
         if isinstance(count, int) and count % plan.tp:
             return f"{count} {name} cannot be split by {plan.tp}"
     return None
+
+
+def uneven_refusal(class_name: str, config: Any, world: FakeWorld | None) -> UsageError | None:
+    """Refuses a plan that the heads do not divide into; of heads that engines would copy it says whose rule that is."""
+    if world is None or (uneven := uneven_heads(config, plan := world.plan)) is None:
+        return None
+    is_copied = bool(with_copied_key_heads(config, plan.tp)[1])
+    return UsageError(
+        f"{class_name} cannot run as {plan.describe()}.",
+        why=f"{uneven}: transformers, whose code this is, copies none; engines do" if is_copied else uneven,
+        fix="choose another tp"
+        + (", or ask for what an engine does: predict --execution fused, trace --code vllm" if is_copied else ""),
+    )
+
+
+def with_copied_key_heads(config: Any, tp: int) -> tuple[Any, str]:
+    """The configuration with a copy of a key head for each rank, where ranks outnumber them, and what to say of it.
+
+    So engines do it (vLLM: `max(1, key heads / tp)` on each rank): a rank then has the weights, the cache and the work
+    of a rank of theirs. As it is, with nothing to say, where no whole number of ranks shares a head.
+    """
+    text = config.get_text_config(decoder=True)
+    heads, queries = (getattr(text, name, None) for name in ("num_key_value_heads", "num_attention_heads"))
+    if not isinstance(heads, int) or not isinstance(queries, int) or heads >= tp or tp % heads or queries % tp:
+        return config, ""
+    changed = copy.deepcopy(config)
+    changed.get_text_config(decoder=True).num_key_value_heads = tp
+    said = f"{heads} key heads on {tp} ranks: each is held by {tp // heads} of them, as engines do (vLLM)."
+    return changed, said
 
 
 def plan_axes(config: Any, model_class: Any) -> frozenset[str]:

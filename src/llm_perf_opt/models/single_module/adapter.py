@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.protocols import RealRun
-from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.target import Json, Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.twins import ghost_twin, tensors_in
 
@@ -33,11 +34,23 @@ class SingleModuleAdapter:
             Target(
                 model=self.title,
                 phase="forward",
-                workload={"inputs": [_described(tensor) for tensor in tensors_in((self._args, self._kwargs))]},
+                workload={
+                    "inputs": [_described(tensor) for tensor in tensors_in((self._args, self._kwargs))],
+                    **self._facts(),
+                },
                 build=cache(lambda: ghost_twin(self._module)),
                 invoke=self._call,
             ),
         )
+
+    def _facts(self) -> dict[str, Json]:
+        """Batch and type, as the call itself shows them: what all inputs begin with, and what most weights are in."""
+        firsts = {tensor.shape[0] for tensor in tensors_in((self._args, self._kwargs)) if tensor.ndim > 1}
+        types = Counter[str]()
+        for weight in self._module.parameters():
+            types[_name(weight.dtype)] += weight.numel()
+        batch: dict[str, Json] = {"batch": firsts.pop()} if len(firsts) == 1 else {}
+        return {**batch, **({"dtype": types.most_common(1)[0][0]} if types else {})}
 
     def real_run(self, workload: Workload, prompt: str | None) -> RealRun:
         """The module itself, with its own weights, called with its arguments moved to where the weights are."""
@@ -64,7 +77,11 @@ class SingleModuleAdapter:
 
 
 def _described(tensor: torch.Tensor) -> str:
-    return f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{'x'.join(map(str, tensor.shape))} {_name(tensor.dtype)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _refuse_options(workload: Workload) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.weightless.dispatcher import Dispatcher
-from llm_perf_opt.weightless.ghost import Ghost, new_ghost
+from llm_perf_opt.weightless.ghost import Ghost, known_counts, new_ghost
 from llm_perf_opt.weightless.recipes import Fresh, SameAs
 from llm_perf_opt.weightless.rules.registry import argument, shape_rule, value_rule
 from llm_perf_opt.weightless.spec import FLOAT_DTYPES, contiguous_spec, preserved_layout, spec_of_tensor
@@ -53,11 +53,29 @@ _WRITES = (
 @value_rule(*_WRITES)
 def write_integers(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A real integer or boolean target gets the oracle's values for every ghost among the sources."""
-    if type(args[0]) is Ghost or args[0].dtype in FLOAT_DTYPES:
+    if type(args[0]) is Ghost:
+        return _one_hot_table(engine, func, args, kwargs)
+    if args[0].dtype in FLOAT_DTYPES:
         return NotImplemented
     real = [_real(engine, value) for value in args]
     func(*real, **{name: _real(engine, value) for name, value in kwargs.items()})
     return args[0]
+
+
+def _one_hot_table(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`zeros(tokens, experts).scatter_(1, chosen, 1)` where the table is too large to hold: its columns are counted."""
+    if func is not torch.ops.aten.scatter_.value or args[0].memory.uniform != 0 or args[0].ndim != 2:
+        return NotImplemented
+    table, dim, chosen, value = args
+    if dim not in (1, -1) or value != 1:
+        return NotImplemented
+    counts = known_counts(chosen)
+    if type(chosen) is not Ghost:
+        counts = torch.bincount(chosen.flatten(), minlength=table.shape[1])
+    output = engine.propagate_unrecorded(func, args, kwargs)
+    if counts is not None:
+        table.memory.counts = table.spec, counts
+    return output
 
 
 def _real(engine: Dispatcher, value: Any) -> Any:

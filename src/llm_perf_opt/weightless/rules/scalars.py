@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from llm_perf_opt.weightless.dispatcher import Dispatcher
-from llm_perf_opt.weightless.ghost import Ghost
-from llm_perf_opt.weightless.rules.registry import value_rule
+from llm_perf_opt.weightless.ghost import Ghost, known_counts
+from llm_perf_opt.weightless.rules.registry import argument, value_rule
 from llm_perf_opt.weightless.spec import FLOAT_DTYPES
 
 
@@ -57,6 +57,16 @@ def reduce_all(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mappi
         return torch.tensor(count if uniform else 0)
     dtype = kwargs.get("dtype") or (ghost.dtype if ghost.dtype in FLOAT_DTYPES or name != "sum" else torch.long)
     return torch.tensor(uniform * count if name == "sum" else uniform, dtype=dtype)
+
+
+@value_rule("sum.dim_IntList")
+def column_sums(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Rows of each expert, of a whole one-hot table that is too large to hold."""
+    table, dims = args[0], list(argument(args, kwargs, 1, "dim", None) or ())
+    counts = known_counts(table)
+    if counts is None or table.ndim != 2 or dims not in ([0], [-2]) or argument(args, kwargs, 2, "keepdim", False):
+        return NotImplemented
+    return counts.to(kwargs.get("dtype") or torch.long)
 
 
 @value_rule("bitwise_not.default", "logical_not.default")

@@ -92,8 +92,11 @@ def topk(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) ->
             raise RuntimeError("selected index k out of range")
         shape[dim] = k
     values = new_ghost(contiguous_spec(shape, spec.dtype))
-    is_large = math.prod(shape) > engine.limits.routing
-    indices = _index_ghost(shape) if is_large else engine.oracle.topk(spec.shape, dim, k)
+    if math.prod(shape) <= engine.limits.routing:
+        return torch.return_types.topk((values, engine.oracle.topk(spec.shape, dim, k)))
+    indices = _index_ghost(shape)
+    if spec.shape[dim] <= engine.limits.routed_counts:
+        indices.memory.counts = indices.spec, engine.oracle.topk_counts(spec.shape, dim, k)
     return torch.return_types.topk((values, indices))
 
 

@@ -233,13 +233,14 @@ def live_curves(lives: Iterable[tuple[Form, int, int]], op_count: int) -> list[M
             steps[born][one] = steps[born].get(one, 0) + coefficient
             steps[freed][one] = steps[freed].get(one, 0) - coefficient
     live: dict[Monomial, int] = {}
-    curves: dict[frozenset[tuple[Monomial, int]], None] = {}
+    curves: dict[frozenset[tuple[Monomial, int]], Mapping[Monomial, int]] = {}
     for step in steps[:-1]:
         if step:
             for one, coefficient in step.items():
                 live[one] = live.get(one, 0) + coefficient
-            curves[frozenset((one, value) for one, value in live.items() if value)] = None
-    return [dict(curve) for curve in curves]
+            curve = {one: value for one, value in live.items() if value}
+            curves.setdefault(frozenset(curve.items()), curve)  # a set finds it again, its own order would be a hash's
+    return list(curves.values())
 
 
 def undominated(curves: Sequence[Mapping[Monomial, int]]) -> tuple[Form, ...]:

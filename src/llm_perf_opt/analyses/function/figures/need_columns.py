@@ -52,5 +52,6 @@ def sum_of(columns: Sequence[Column]) -> Column:
 
 def _distinct(block: RoutedExperts, policy: str, at: Evaluation) -> Floats:
     tokens, places = np.unique(at.of(block.tokens), return_inverse=True)
-    known = [distinct_experts(policy, block.experts, block.chosen, int(count), 0) for count in tokens]
+    spread = {"ranks": block.ranks, "ranks_alike": block.ranks_alike}
+    known = [distinct_experts(policy, block.experts, block.chosen, int(count), 0, **spread) for count in tokens]
     return np.asarray(known, dtype=np.float64)[places]

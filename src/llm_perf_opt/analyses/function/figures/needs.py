@@ -28,11 +28,13 @@ _Key = tuple[str, str, str]  # figure, stage, dtype; "" where it has none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
-    """The experts of one layer: `tokens` rows choose `chosen` of `experts`, each of so many bytes."""
+    """The experts of one layer on a rank, as in `ExpertBlock`: `tokens` choose `chosen`, each of so many bytes."""
 
     experts: int
     chosen: int
     bytes_each: int
+    ranks: int
+    ranks_alike: int
     tokens: Form
 
 
@@ -137,13 +139,13 @@ def _experts(rebuilt: Rebuilt) -> dict[str, tuple[RoutedExperts, ...]] | None:
         tokens = facts["tokens"]
         if tokens is None or None in numbers:
             return None
-        experts, chosen, size = (int(one or 0) for one in numbers)
-        block = RoutedExperts(experts=experts, chosen=chosen, bytes_each=size, tokens=tokens)
+        facts_of_block = {what: int(one or 0) for what, one in zip(_BLOCK, numbers, strict=True)}
+        block = RoutedExperts(tokens=tokens, **facts_of_block)
         by_stage.setdefault(stage, []).append(block)
     return {stage: tuple(blocks) for stage, blocks in by_stage.items()}
 
 
-_BLOCK = ("experts", "chosen", "bytes_each")
+_BLOCK = ("experts", "chosen", "bytes_each", "ranks", "ranks_alike")
 
 
 def _expert_needs(graph: CallGraph) -> dict[tuple[int, str, str], int | None]:

@@ -160,6 +160,9 @@ def _stage(
     launch, launches = rates.launch_time(), sum(counts.values())
     host_low, host_high = launch.low * launches, launch.high * launches
     is_host = np.sqrt(host_low * host_high) > np.sqrt(low * high)
+    if rates.is_engine:  # what `predict` calls so
+        shares[_BOUNDS.index(BoundBy.KERNEL_STARTS)] = shares[_BOUNDS.index(BoundBy.LAUNCHES)]
+        shares[_BOUNDS.index(BoundBy.LAUNCHES)] = 0.0
     return _StageColumns(
         lower_bound_s=None
         if bound is None

@@ -134,7 +134,11 @@ class BoxSearch:
             yield {name: rng.randint(*ends) for name, ends in box.items()}
 
     def _is_right(self, program: Program, point: Point, checked: list[Point]) -> bool:
-        parting = same_run(program.graph_at(point, with_observations=False), self.traces.at(point))
+        rebuilt = program.graph_at(point, with_observations=False)
+        try:
+            parting = same_run(rebuilt, self.traces.at(point))
+        except NoRule as refusal:  # the trace failed
+            parting = refusal.parting
         if parting is None:
             checked.append(point)
             return True

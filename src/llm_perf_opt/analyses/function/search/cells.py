@@ -32,7 +32,7 @@ from llm_perf_opt.analyses.function.search.sampling import (
     samples_of,
     size_of,
 )
-from llm_perf_opt.analyses.function.search.traces import NoTracesLeft, Traces
+from llm_perf_opt.analyses.function.search.traces import FAILED, NoTracesLeft, Traces
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 
@@ -142,6 +142,8 @@ class CellSearch:
             try:
                 fit = self._fitted_on(region, lengths)
             except NoRule as refusal:
+                if refusal.parting.what == FAILED:
+                    return [OpenRegion(region=region, why=refusal.parting)], []
                 reason = reason or refusal.parting
                 continue
             self._fits.append(fit)
@@ -385,10 +387,9 @@ class CellSearch:
 
     def _parting(self, program: Program, point: Point) -> Parting | None:
         try:
-            rebuilt = program.graph_at(point, with_observations=False)
-        except NoRule as refusal:  # a loop cannot run as often as it would have to
+            return same_run(program.graph_at(point, with_observations=False), self.traces.at(point))
+        except NoRule as refusal:  # a loop cannot run as often as it would have to, or the trace failed
             return refusal.parting
-        return same_run(rebuilt, self.traces.at(point))
 
 
 def _width(limits: tuple[int, int]) -> int:

@@ -18,6 +18,7 @@ from llm_perf_opt.analyses.time.lower_bound import BoundBy
 from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError
 
 Pair = tuple[int, int]  # batch and context
 BATCH, CONTEXT = "batch", "context"
@@ -30,6 +31,7 @@ class PointOrigin(StrEnum):
     FUNCTION = "function"
     TRACE = "trace"
     OPEN = "open"  # no cell proves it, and it was not traced: nothing is known
+    FAILED = "failed"  # no cell proves it, and its trace failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class SweepPoint:
     low_s: float | None = None
     high_s: float | None = None
     bound_by: str | None = None
+    failure: str | None = None  # why the trace of this point failed
 
     @property
     def tokens_per_s_low(self) -> float | None:
@@ -71,7 +74,7 @@ class SweepPoint:
 
 
 _TIMES = ("lower_bound_s", "low_s", "high_s", "bound_by")
-_OF_THE_POINT = ("phase", BATCH, CONTEXT, "origin", "tokens")
+_OF_THE_POINT = ("phase", BATCH, CONTEXT, "origin", "tokens", "failure")
 _WHOLE = tuple(one.name for one in fields(SweepPoint) if one.name not in (*_OF_THE_POINT, *_TIMES))
 
 
@@ -117,7 +120,10 @@ class PhaseSweep:
     def _outside(self, pair: Pair, traced: bool) -> SweepPoint:
         if not traced:
             return self._point(pair, PointOrigin.OPEN, {})
-        graph = self.trace(dict(zip((BATCH, CONTEXT), pair, strict=True)))
+        try:
+            graph = self.trace(dict(zip((BATCH, CONTEXT), pair, strict=True)))
+        except PerfOptError as error:
+            return self._point(pair, PointOrigin.FAILED, {"failure": f"{error.what} {error.why}"})
         found = figures_of(graph)
         times = {} if self.rates is None else _time_columns(times_by_point([predict(graph, self.rates)]))
         figures = {**{name: found[name] for name in _WHOLE}, **{name: column[0] for name, column in times.items()}}

@@ -243,6 +243,13 @@ def proof_notes(points: Sequence[SweepPoint], traces: int) -> Iterator[Note]:
     traced = sum(point.origin is PointOrigin.TRACE for point in points)
     if traced:
         yield Note(f"{traced:,} rows lie outside all proven cells; each is from a trace of that point.")
+    failures: dict[str, list[SweepPoint]] = {}
+    for point in points:
+        if point.failure is not None:
+            failures.setdefault(point.failure, []).append(point)
+    for failure, failed in failures.items():
+        places = "; ".join(f"{one.phase} at batch {one.batch:,} and context {one.context:,}" for one in failed)
+        yield Note(f"Failed, and not known: {places}. Reason: {failure}", Level.WARNING)
     unknown = sum(point.origin is PointOrigin.OPEN for point in points)
     if unknown:
         yield Note(

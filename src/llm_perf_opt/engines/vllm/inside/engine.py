@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import vllm.config.vllm
@@ -12,12 +11,10 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core import EngineCore
 
-from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 from llm_perf_opt.core.serving.engine_settings import EngineSettings
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.engines.vllm.inside.executor import VirtualExecutor
 from llm_perf_opt.engines.vllm.inside.image_budget import has_tokenizer, state_largest_image
-from llm_perf_opt.engines.vllm.inside.model_inspection import keep_inspections
 from llm_perf_opt.engines.vllm.inside.stand_ins import stand_in
 
 _UNUSED_CACHE_BYTES = 2**50  # with the number of blocks stated, the bytes do not matter
@@ -31,23 +28,13 @@ def build(settings: EngineSettings, *, largest_image: int = 0, has_gpu_runner: b
     """
     vllm.config.vllm.HAS_TRITON = has_gpu_runner
     state_largest_image(None if has_tokenizer(settings.model) else largest_image)
-    keep_inspections()
-    if _has_encoder(Path(settings.model)):
-        stand_in()  # the budget of an encoder is asked from the model's class, which imports GPU kernels
+    stand_in()  # vLLM imports GPU kernels to configure: with the model's class, and with every quantization method
     config = EngineArgs(**_arguments(settings)).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     cache_bytes = settings.cache_bytes if settings.cache_bytes is not None else _UNUSED_CACHE_BYTES
     core = EngineCore(config, partial(VirtualExecutor, cache_bytes=cache_bytes), log_stats=False)
     core.model_executor.scheduler = core.scheduler
     core.mm_receiver_cache = None  # it keeps pixels between processes; a replay sends none
     return core
-
-
-def _has_encoder(folder: Path) -> bool:
-    """Whether the model takes more than text, by its configuration."""
-    return any(
-        str(name).endswith(("vision_config", "audio_config"))
-        for name in read_foreign_json(folder / "config.json", MODEL_FILE)
-    )
 
 
 def _arguments(settings: EngineSettings) -> dict[str, Any]:

@@ -111,9 +111,9 @@ def stand_in() -> None:
     for name in dir(ops):
         if "supports" in name or "supported" in name:
             setattr(ops, name, _yes)
-    # It would make a CUDA stream; without one, shared experts run before the routed ones.
-    _replace("vllm.model_executor.layers.fused_moe.runner.shared_experts", "aux_stream", _nothing)
+    torch.cuda.Stream = torch.cuda.Event = NoStream  # type: ignore[misc,assignment]
     _leave_out_fused_norms()
+    _stand_in_for_sparse_indexer()
     _stand_in_for_triton()
     # Layers that ask for the device to put a buffer on would get the number of a GPU.
     type(importlib.import_module("vllm.platforms").current_platform).current_device = classmethod(lambda cls: "cpu")
@@ -125,6 +125,26 @@ def _leave_out_fused_norms() -> None:
     """A norm that exchanges squares between ranks would reserve memory of its peers; without its kernel it does not."""
     if importlib.util.find_spec("vllm.model_executor.layers.minimax_rms_norm") is not None:
         _replace("vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp", "_MINIMAX_FUSED_AR_RMS_QK", None)
+
+
+class NoStream:
+    """A stream or event of a device that is not there: none. Then shared experts run before the routed ones."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoStream | None:  # type: ignore[misc]
+        """Nothing, whatever is asked for."""
+        return None
+
+
+def _stand_in_for_sparse_indexer() -> None:
+    """Which keys sparse attention reads is chosen by kernels of DeepGEMM, beside the other work on its own stream."""
+    indexer, group = "vllm.model_executor.layers.sparse_attn_indexer", "vllm.v1.attention.backends.mla.index_group"
+    for module, name, answer in (
+        (indexer, "has_deep_gemm", _yes),
+        (group, "_create_side_stream", _nothing),
+        (group, "_create_event", _nothing),
+    ):
+        if importlib.util.find_spec(module) is not None:
+            _replace(module, name, answer)
 
 
 def _replace(module: str, name: str, stand_in: Any) -> None:

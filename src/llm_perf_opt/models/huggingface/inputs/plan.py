@@ -7,10 +7,13 @@ to a report, and is a real tensor or a ghost depending on where `make_inputs` is
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import math
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 VISION_SECTIONS = ("vision_config", "vision_encoder_config", "image_config", "vit_config", "backbone_config")
@@ -157,9 +160,12 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Given integers, flat, and the shape they are laid out in."""
+    """Given integers, flat, and the shape they are laid out in; fewer than that are repeated along the batch.
 
-    values: tuple[int, ...]
+    An array holds them in 8 bytes each: a tuple would take ten times as much, for every row of the batch.
+    """
+
+    values: Sequence[int]
     shape: tuple[int, ...]
     dtype: str = "int64"
 
@@ -174,9 +180,9 @@ class Run:
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
-    def ids(self) -> list[int]:
+    def ids(self) -> array[int]:
         """The token ids of the stretch with its frame."""
-        return [*self.before, *[self.token] * self.count, *self.after]
+        return array("q", self.before) + array("q", [self.token]) * self.count + array("q", self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +216,8 @@ def _make(leaf: Leaf, dtype: torch.dtype) -> object:
         case Filled(shape=shape, value=value, dtype=name):
             return torch.full(shape, value, dtype=getattr(torch, name))
         case Whole(values=values, shape=shape, dtype=name):
-            return torch.tensor(values, dtype=getattr(torch, name)).reshape(shape)
+            row = torch.tensor(np.asarray(values, dtype=np.int64), dtype=getattr(torch, name))
+            return row.reshape(shape) if len(values) == math.prod(shape) else row.repeat(shape[0], 1).reshape(shape)
         case Built(factory=factory, arguments=arguments):
             return factory(**make_inputs(arguments, dtype))
         case list() | tuple():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle, islice
 from typing import Any
 
 from llm_perf_opt.models.huggingface.inputs.plan import Leaf, Run, Subject, Whole, nested_configs, number, ones
@@ -23,16 +23,20 @@ TOKEN_TYPE_OF = {"text": 0, "image": 1, "video": 2, "audio": 3}
 
 def token_ids(subject: Subject, length: int, runs: Sequence[Run] = ()) -> Whole:
     """`length` ordinary tokens after the placeholder runs, the same in every row of the batch."""
-    row = [token for run in runs for token in run.ids()] + ordinary_tokens(subject.config, length)
-    return Whole(tuple(row) * subject.sizes.batch, (subject.sizes.batch, len(row)))
+    row = array("q")
+    for run in runs:
+        row += run.ids()
+    row += ordinary_tokens(subject.config, length)
+    return Whole(row, (subject.sizes.batch, len(row)))
 
 
-def ordinary_tokens(config: Any, length: int) -> list[int]:
+def ordinary_tokens(config: Any, length: int) -> array[int]:
     """Ids that no configuration field claims as special, so that no branch on a special token is taken."""
     special = special_tokens(config)
     vocabulary = number(text_section(config), "vocab_size") or number(config, "vocab_size") or 100
     plain = [token for token in range(min(5, vocabulary - 1), min(vocabulary, 1000)) if token not in special] or [1]
-    return list(islice(cycle(plain), length))
+    whole, rest = divmod(length, len(plain))
+    return array("q", plain) * whole + array("q", plain[:rest])
 
 
 def special_tokens(config: Any) -> frozenset[int]:
@@ -82,9 +86,11 @@ def text_inputs(subject: Subject, runs: Sequence[Run] = ()) -> dict[str, Leaf]:
 
 def modality_of_each_token(subject: Subject, runs: Sequence[Run]) -> Whole:
     """0 for text, 1 for image, 2 for video, 3 for audio: what a processor hands to models with several modalities."""
-    row = [TOKEN_TYPE_OF[run.kind] if token == run.token else 0 for run in runs for token in run.ids()]
-    row += [0] * prompt_length(subject)
-    return Whole(tuple(row) * subject.sizes.batch, (subject.sizes.batch, len(row)))
+    zero, row = array("q", [0]), array("q")
+    for run in runs:
+        row += zero * len(run.before) + array("q", [TOKEN_TYPE_OF[run.kind]]) * run.count + zero * len(run.after)
+    row += zero * prompt_length(subject)
+    return Whole(row, (subject.sizes.batch, len(row)))
 
 
 def decoder_inputs(subject: Subject, *, with_prompt: bool) -> dict[str, Leaf]:

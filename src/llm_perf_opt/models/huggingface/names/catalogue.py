@@ -10,7 +10,7 @@ import atexit
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ INDEX = CATALOGUE / "index.json"
 WHEEL = "aiconfigurator_core"
 WHEEL_SUFFIX, WHEEL_FORMATS = "_config.json", "_hf_quant_config.json"
 _INDEX_FILE = FileKind(name="index of the catalogue", fix="install the package again")
+_INSTALLED_FILE = replace(MODEL_FILE, stays_in_folder=False)  # installers may link the files of a package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class CatalogueModel:
         """Whether the configuration names code of its own, which no catalogue holds."""
         if self.wheel_file is None:
             return False
-        fields = read_foreign_json(self.wheel_file, MODEL_FILE)
+        fields = read_foreign_json(self.wheel_file, _INSTALLED_FILE)
         return isinstance(fields, Mapping) and bool(fields.get("auto_map"))
 
 
@@ -97,5 +98,5 @@ def wheel_folder(file: Path) -> Path:
     formats = file.with_name(file.name.removesuffix(WHEEL_SUFFIX) + WHEEL_FORMATS)
     for source, name in ((file, "config.json"), (formats, "hf_quant_config.json")):
         if source.is_file():
-            write_whole(folder / name, [read_bytes(source, MODEL_FILE)])
+            write_whole(folder / name, [read_bytes(source, _INSTALLED_FILE)])
     return folder

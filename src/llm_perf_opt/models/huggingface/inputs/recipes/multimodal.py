@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
 
 from llm_perf_opt.models.huggingface.inputs.media import (
@@ -54,8 +55,12 @@ def packed_strip(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]
 def codes_beside_text(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Each position holds one text token and one code per codebook."""
     config, batch, length = subject.config, subject.sizes.batch, prompt_length(subject)
-    rows = [[token] + [1] * config.num_codebooks for token in ordinary_tokens(config, length)]
-    return {"input_ids": whole([rows] * batch), "attention_mask": ones(batch, length)}
+    row, codes = array("q"), array("q", [1]) * config.num_codebooks
+    for token in ordinary_tokens(config, length):
+        row.append(token)
+        row += codes
+    ids = Whole(row, (batch, length, 1 + config.num_codebooks))
+    return {"input_ids": ids, "attention_mask": ones(batch, length)}
 
 
 def omni(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:

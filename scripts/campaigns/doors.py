@@ -1,0 +1,163 @@
+"""Every place of the package that reads or writes, with the campaign that attacks it; one without it fails the gate.
+
+`tests/house/test_doors.py` finds these places in the source and compares. A kind of file that passes `core.reading` is
+a `FileKind`, by its name; whatever reads past it is a place, `file::function`. A door leads to kinds of
+`hostile_files` or to verbs of `kills`, `write_faults` and `two_writers`; a text in their place is the reason why none
+is needed.
+"""
+
+from __future__ import annotations
+
+Doors = dict[str, tuple[str, ...] | str]
+
+_PACKAGE = "a file of the package, trusted as its code is"
+_MACHINE = "what the kernel says of this machine"
+_ENVIRONMENT = "a variable of the user's own, trusted as the command line is"
+_OURS = "what this process or one that it started wrote a moment before, below a temporary name"
+_DEVICE = "no content: a device, a lock or a folder is opened"
+
+FILES: Doors = {
+    "call-graph file": ("call graph",),
+    "older call-graph file": ("older call graph",),
+    "runtime log": ("runtime log of an older call graph",),
+    "list of expected calls": ("call graph",),
+    "file of results": ("any result",),
+    "file of static costs": ("static costs",),
+    "file of a grouped view": ("grouped view",),
+    "function file": ("function",),
+    "calibration file": ("calibration",),
+    "metrics file": ("metrics",),
+    "request of a run": ("request of a run",),
+    "environment of a run": ("environment of a run",),
+    "measurement of a page": ("page of a run",),
+    "file of a run": ("operators of a run",),
+    "reason why a run failed": _OURS,
+    "list of pages": ("list of pages",),
+    "device file": ("device table",),
+    "plan file": ("plan rules",),
+    "file of expert counts": ("expert counts",),
+    "file of the model": ("config.json of a folder", "config.json of DeepSeek-OCR", "hf_quant_config.json"),
+    "index of weights": ("index of weights", "weights of a part"),
+    "GPU recording": ("Chrome trace", "Nsight database", "Nsight table"),
+    "measurement": ("measurement",),
+    "file of requests": ("traffic",),
+    "list of lengths": ("list of lengths",),
+    "list of page sizes": ("list of page sizes",),
+    "study file": ("study file",),
+    "manifest of a study": ("study file",),
+    "message of a vLLM process": ("message of a vLLM process",),
+    "list of versions of vLLM": _PACKAGE,
+    "index of the catalogue": _PACKAGE,
+    "table of remaining errors": _PACKAGE,
+    "fit to served requests": _PACKAGE,
+    "eager rates file": _PACKAGE,
+    "priors file": _PACKAGE,
+    "link priors file": _PACKAGE,
+}
+
+LINES: Doors = {  # texts of the command line that are taken apart
+    "core/serving/traffic_text.py::read_declared": ("line of traffic",),
+    "core/number_ranges.py::read_range": ("range of numbers",),
+    "core/page_sizes.py::read_page_size": ("size of a page",),
+    "analyses/measured/written_figures.py::read_line": ("line of figures",),
+}
+
+READS: Doors = {  # past core.reading
+    "analyses/kernels/spread.py::load_spreads": _PACKAGE,
+    "analyses/kernels/tables.py::_connection": "tables of an installed package, trusted as its code is",
+    "analyses/measured/remaining_error.py::rests": _PACKAGE,
+    "analyses/serving/request_time.py::serving_fit": _PACKAGE,
+    "analyses/studies/tasks.py::*": ("study file",),
+    "api/page_folder.py::folder_mix": ("image",),
+    "cli/profile_config.py::sweep_configured": _OURS,
+    "cli/profile_config.py::_raised_as_they_are": _ENVIRONMENT,
+    "core/callgraph/older_files.py::_keys_with_nan": ("older call graph",),
+    "core/hardware/eager_rates.py::_by_vendor": _PACKAGE,
+    "core/hardware/link_file.py::_package_links": _PACKAGE,
+    "core/hardware/link_priors.py::link_priors": _PACKAGE,
+    "core/hardware/priors.py::efficiency_priors": _PACKAGE,
+    "core/hardware/table.py::_package_devices": _PACKAGE,
+    "core/output_files.py::move_whole": _OURS,
+    "core/output_files.py::plain_values": "a text that was made in the same expression",
+    "core/reading.py::*": "the reader itself: every kind of file passes it",
+    "core/recordings/nsight_export.py::read_table_recording": ("Nsight table",),
+    "core/recordings/nsight_export.py::_opened": ("Nsight database",),
+    "core/scratch.py::_machine": _ENVIRONMENT,
+    "core/scratch.py::_start": _MACHINE,
+    "core/study_file.py::*": ("study file",),
+    "core/work_limits.py::process_memory_bytes": _MACHINE,
+    "core/work_limits.py::machine_memory_bytes": _MACHINE,
+    "engines/vllm/environment.py::default_folder": _ENVIRONMENT,
+    "engines/vllm/environment.py::find": ("name of vLLM's Python",),
+    "engines/vllm/inside/__main__.py::main": "jobs of the process that started this one, on a pipe",
+    "engines/vllm/make_environment.py::_variables": _ENVIRONMENT,
+    "engines/vllm/process.py::VllmProcess._died": _OURS,
+    "engines/vllm/process.py::environment_variables": _ENVIRONMENT,
+    "formats/html_format.py::page_file": _PACKAGE,
+    "harness/chrome_export.py::_is_whole": _OURS,
+    "harness/environment.py::environment": _ENVIRONMENT,
+    "harness/environment.py::processor_name": _MACHINE,
+    "harness/environment.py::free_memory_bytes": _MACHINE,
+    "harness/environment.py::_left_in_control_group": _MACHINE,
+    "harness/environment.py::_idle_file_cache": _MACHINE,
+    "harness/quiet.py::_quieten_profiler": _ENVIRONMENT,
+    "harness/quiet.py::_unset": _ENVIRONMENT,
+    "harness/timing/nsight.py::run_ncu": _OURS,
+    "harness/timing/operator_pass.py::_status_bytes": _MACHINE,
+    "harness/timing/operator_pass.py::_export": _OURS,
+    "harness/tracers/profiler_tracer.py::ProfilerTracer._export": _OURS,
+    "harness/tracers/torchlens_tracer.py::_rendered": _OURS,
+    "harness/weights.py::_opened": ("weights", "weights of a part"),
+    "labs/calibrate/calibrate.py::device_name": _MACHINE,
+    "labs/export/onnx_trial.py::write_onnx": _OURS,
+    "labs/export/weighted_files.py::_checked": _OURS,
+    "labs/study/bounded_sql.py::*": _OURS,
+    "labs/study/parquet_store.py::*": ("study file",),
+    "labs/study/sql.py::*": ("study file",),
+    "models/deepseek_ocr/pages.py::_opened": ("image",),
+    "models/deepseek_ocr/released_folder.py::load_tokenizer": ("tokenizer.json",),
+    "models/huggingface/folder.py::load_config": ("config.json of a folder", "config.json, traced"),
+    "models/huggingface/names/hub.py::*": "an address that huggingface_hub asks; what comes is a file of the model",
+    "models/huggingface/names/hub_cache.py::snapshot": "64 bytes of a revision that huggingface_hub wrote",
+    "ops/table.py::_class_ops": _PACKAGE,
+}
+
+_BY_ITSELF = "one call of write_whole, which the verbs beside it attack; it needs an engine or an older script"
+
+WRITES: Doors = {
+    "analyses/function/files/function_file.py::write_function": ("sweep",),
+    "api/answer.py::Answer.save": ("pages", "plan", "sweep"),
+    "api/calibration.py::calibrate": ("calibrate",),
+    "api/capacity.py::CapacityAnswer.save_chrome_trace": _BY_ITSELF,
+    "api/cost_answer.py::CostAnswer.save_files": ("cost",),
+    "api/export.py::_write_matrix": ("export",),
+    "api/graph.py::GraphAnswer.save": ("graph",),
+    "api/profile/run_folder.py::RunFolder.write_text": ("profile",),
+    "api/profile/sweeping.py::failure_kept": ("profile",),
+    "api/static_analysis/analyzer.py::_written": ("cost",),
+    "api/study_page.py::study_page": _BY_ITSELF,
+    "api/sweep_answer.py::SweepAnswer.save_points": ("sweep",),
+    "cli/graph_command.py::graph": ("graph",),
+    "cli/join_command.py::join": ("join",),
+    "cli/profile_config.py::sweep_configured.run": "a note of one number in a temporary folder",
+    "cli/report_command.py::report": ("report",),
+    "core/callgraph/json_writer.py::write_callgraph": ("trace",),
+    "core/callgraph/runtime_log.py::write_runtime_log": _BY_ITSELF,
+    "core/hardware/calibration.py::write_calibration": ("calibrate",),
+    "core/folder_lock.py::locked_folder": "the lock itself, which holds no results",
+    "core/output_files.py::*": "the writer itself: every file passes it",
+    "engines/vllm/jobs.py::write_message": "for one process, below a temporary name",
+    "engines/vllm/make_environment.py::_write_stand_in": _BY_ITSELF,
+    "engines/vllm/process.py::VllmProcess.__enter__": "a log for one process, below a temporary name",
+    "harness/timing/operator_pass.py::PeakMemory.__init__": _MACHINE,
+    "harness/timing/operator_pass.py::_export": ("profile",),
+    "harness/tracers/profiler_tracer.py::ProfilerTracer._export": ("trace under the profiler",),
+    "harness/tracers/torchlens_tracer.py::TorchLensTracer.draw": ("trace with a picture",),
+    "labs/export/exported_graph.py::PartFiles._write": ("export",),
+    "labs/export/weighted_files.py::*": ("export with weights",),
+    "labs/study/bounded_sql.py::*": "for one process, below a temporary name",
+    "labs/study/parquet_store.py::*": ("study",),
+    "models/deepseek_ocr/engine_folder.py::write_engine_folder": _BY_ITSELF,
+    "models/huggingface/adapter.py::HuggingFaceAdapter.write_engine_folder": _BY_ITSELF,
+    "models/huggingface/names/catalogue.py::wheel_folder": "for this process, below a temporary name",
+}
