@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from functools import reduce
 from typing import Any
@@ -20,23 +19,6 @@ BY_OTHERS = {
     "torch.Tensor.__slotnames__",  # copyreg keeps it there from the first time that a tensor is pickled
     "torch.nn.Module.smart_apply",  # transformers adds it for good when it first initialises a model
 }
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two halves that each begin with files of slow tests: two workers that begin with them end together.
-
-    Each file stays whole, since its tests share what they set up.
-    """
-    slow = list(dict.fromkeys(item.path for item in items if item.get_closest_marker("slow")))
-    files = dict.fromkeys(item.path for item in items)
-    first, second = slow[::2], slow[1::2]
-    sizes = Counter(item.path for item in items)
-    for path in (path for path in files if path not in set(slow)):
-        is_first = sum(sizes[one] for one in first) < len(items) // 2
-        (first if is_first else second).append(path)
-    places = {path: place for place, path in enumerate((*first, *second))}
-    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:

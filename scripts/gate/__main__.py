@@ -3,7 +3,7 @@
     python -m scripts.gate run | quick | long
     python -m scripts.gate next                  raise the number in .ci/landing: another slice is due
     python -m scripts.gate lock                  the newest versions for the gate, with hashes; .ci/held.txt holds some
-    python -m scripts.gate durations [RECORD]    what is expensive; with RECORD, keep what the long gate recorded
+    python -m scripts.gate durations [RECORD]    what is expensive; with RECORD, take over what a gate recorded
 
 Parts run two at a time, the longest first; then pytest takes this process over, so that the last line is its own.
 """
@@ -250,11 +250,12 @@ def show_or_keep(record: str | None, logs: Path) -> None:
     if record is not None:
         tests = json.loads(Path(record).read_text("utf-8"))
         commands_file = Path(record).with_name("commands.json")
-        before = kept.read(ROOT).commands
+        before = kept.read(ROOT)
         commands = json.loads(commands_file.read_text("utf-8")) if commands_file.exists() else {}
         known = commands if isinstance(commands, dict) else {}
         commit = git(ROOT, "rev-parse", "HEAD") or ""
-        kept.write(ROOT, kept.from_record(tests, {**before, **known}, commit))
+        others = {node: seconds for node, seconds in before.tests.items() if (ROOT / node.partition("::")[0]).exists()}
+        kept.write(ROOT, kept.from_record({**others, **tests}, {**before.commands, **known}, commit))
     print("\n".join(kept.most_expensive(kept.read(ROOT))))
 
 

@@ -29,9 +29,12 @@ class Durations:
     small: Mapping[str, float] = field(default_factory=dict)  # file -> seconds of all its other tests
     commands: Mapping[str, float] = field(default_factory=dict)  # command line of a page -> seconds
 
-    def of_test(self, node: str) -> float:
-        """Seconds of one test; one that is not known is new or small."""
-        return self.tests.get(node, 0.0)
+    def by_file(self) -> Counter[str]:
+        """File -> seconds of all its tests."""
+        files: Counter[str] = Counter(self.small)
+        for node, seconds in self.tests.items():
+            files[node.partition("::")[0]] += seconds  # type: ignore[assignment]
+        return files
 
 
 def read(root: Path) -> Durations:
@@ -73,9 +76,7 @@ def from_record(tests: Mapping[str, float], commands: Mapping[str, float], commi
 
 def most_expensive(durations: Durations) -> list[str]:
     """Tables of rooms, files, tests and commands, the slowest first."""
-    files: Counter[str] = Counter(durations.small)
-    for node, seconds in durations.tests.items():
-        files[node.partition("::")[0]] += seconds
+    files = durations.by_file()
     rooms: Counter[str] = Counter()
     for path, seconds in files.items():
         rooms["/".join(Path(path).parts[:2])] += seconds

@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from scripts.gate import durations
 from scripts.gate.parts import table_of
 from scripts.gate.selection import Plan, read_plan
 from scripts.gate.skips import is_allowed, reasons
 
 _CPU = "cpu_seconds"
+_SLOW_S = 3.0  # of a file, from which on it has its place by its seconds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +50,8 @@ class Gate:
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if self.plan.wants(item.nodeid)]
+        places = places_of_files(items, durations.read(config.rootpath).by_file())
+        items.sort(key=lambda item: places[item.path.relative_to(config.rootpath).as_posix()])
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -91,6 +96,21 @@ class Gate:
 
 
 _BEGAN = pytest.StashKey[float]()
+
+
+def places_of_files(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> dict[str, int]:
+    """File -> its place in an order of two halves that each begin with what takes longest.
+
+    pytest-xdist gives one half to each of two workers. Files stay whole, since their tests share what they set up.
+    """
+    sizes = Counter(item.nodeid.partition("::")[0] for item in items)
+    longest = sorted(sizes, key=lambda file: (-seconds.get(file, 0.0), file))
+    slow = [file for file in longest if seconds.get(file, 0.0) > _SLOW_S]
+    first, second = slow[::2], slow[1::2]
+    for file in longest[len(slow) :]:
+        is_first = sum(sizes[one] for one in first) < len(items) // 2
+        (first if is_first else second).append(file)
+    return {file: place for place, file in enumerate((*first, *second))}
 
 
 def _cpu_seconds() -> float:

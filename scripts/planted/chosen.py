@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from scripts.gate.__main__ import Gate, quick_tests
 from scripts.gate.parts import Part
-from scripts.gate.selection import expensive
 from scripts.gate.warm_python import PRELOADED, warm_python
 
 __all__ = ["PRELOADED", "warm_python"]
@@ -26,21 +25,20 @@ CAMPAIGN = (sys.executable, "scripts/fault_campaign.py", "--quick", "--jobs", "1
 def chosen(gate: Gate, word: str, changed: str) -> dict[str, Any]:
     gate.changed, gate.reached = [changed], gate.graph.distances([changed])
     files = [file for file in gate.graph.files if file.startswith("tests/") and Path(file).name.startswith("test_")]
-    left_out: Sequence[str] = ()
+    left_out: Collection[str] = ()
     lint = gate.lint()
     if word == "quick":
-        files, _ = quick_tests(gate)
-        left_out = list(expensive(gate.durations.tests))
+        files, left_out, _ = quick_tests(gate)
         parts = [part for part in lint if part.name in ("ruff", "format", "types")]
     else:
-        left_out = sorted(gate.tests()[0]) if word == "run" else ()
+        left_out = gate.tests()[0] if word == "run" else ()
         commands, _ = gate.page_commands()
         if word == "all":
             commands = Part(name=commands.name, command=commands.command[:4], seconds=commands.seconds)
         parts = [*lint, commands, Part(name="faults", command=CAMPAIGN, seconds=90)]
     return {
         "files": {file: gate.reached.get(file) for file in files},
-        "left_out": list(left_out),
+        "left_out": sorted(left_out),
         "parts": {part.name: list(part.command) for part in parts},
     }
 

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from scripts.gate import durations, skips
+from scripts.gate import durations, pytest_plugin, skips
 from scripts.gate.import_graph import ImportGraph, module_of
 from scripts.gate.parts import Part, run_parts, table_of
 from scripts.gate.selection import SLICES, Plan, choose, distances_of_commands, read_plan, slice_of, write_plan
@@ -114,8 +116,17 @@ def test_durations_are_kept_by_test_from_a_tenth_of_a_second_on(tmp_path: Path) 
     kept = durations.read(tmp_path)
     assert kept.tests == {"tests/a.py::x[1]": 2.0, "tests/b/c.py::x": 1.0}
     assert kept.small == {"tests/a.py": 0.09}
-    assert (kept.commit, kept.of_test("tests/a.py::y")) == ("abc", 0.0)
+    assert (kept.commit, "tests/a.py::y" in kept.tests) == ("abc", False)
     assert durations.most_expensive(kept)[0] == "all tests: 3 s of CPU; all commands: 3 s"
+
+
+def test_two_workers_begin_with_what_takes_longest_and_files_stay_whole() -> None:
+    names = ["long", "longer", "longest", "short", "small"]
+    items = [SimpleNamespace(nodeid=f"tests/{name}.py::{number}") for name in names for number in range(2)]
+    seconds = {"tests/longest.py": 90.0, "tests/longer.py": 60.0, "tests/long.py": 30.0, "tests/short.py": 1.0}
+    places = pytest_plugin.places_of_files(cast("list[pytest.Item]", items), seconds)
+    order = [Path(file).stem for file in sorted(places, key=places.__getitem__)]
+    assert order == ["longest", "long", "short", "longer", "small"]
 
 
 def test_only_named_reasons_to_skip_count_in_a_gate() -> None:
