@@ -72,7 +72,11 @@ def test_a_registered_name_comes_first() -> None:
 def test_a_snapshot_without_a_configuration_or_with_a_strange_revision_is_not_there(cache: Path) -> None:
     (keep(cache, "house/half") / "config.json").unlink()
     (cache / "models--house--strange" / "refs").mkdir(parents=True)
-    (cache / "models--house--strange" / "refs" / "main").write_text("../../../../etc")
+    (cache / "models--house--strange" / "snapshots").mkdir()
+    (cache / "models--house--strange" / "refs" / "main").write_text("../../elsewhere")
+    (cache / "elsewhere").mkdir()
+    (cache / "elsewhere" / "config.json").write_text("{}")
+    assert (cache / "models--house--strange" / "snapshots" / "../../elsewhere" / "config.json").is_file()
     assert hub_cache.snapshot("house/half") is None
     assert hub_cache.snapshot("house/strange") is None
     assert hub_cache.cached_names() == ()
