@@ -110,7 +110,7 @@ class HuggingFaceAdapter:
         if not self._source:
             return found
         told = f"Configuration of {self._folder.shown}: {self._source}."
-        return (replace(found[0], notes=(told, *found[0].notes)), *found[1:])
+        return tuple(replace(target, notes=(told, *target.notes)) for target in found)  # of the run, not of a phase
 
     def _found_targets(self, name: str, workload: Workload) -> tuple[Target, ...]:
         if self._folder.model_type in FOLDER_INPUTS.names():
