@@ -164,7 +164,7 @@ def plans(
         search.add(plan)
     found = ranked(search.found)
     return PlansAnswer(
-        model=search.graphs[0].model if search.graphs else origin.name,
+        model=search.graphs[0].model if search.graphs else origin.model,
         cluster=cluster,
         execution=execution,
         global_batch=global_batch,

@@ -190,6 +190,9 @@ def test_a_stack_goes_by_the_names_of_its_experts_too(pattern: str, is_meant: bo
 
 def test_exclusions_that_fit_nothing_are_counted_and_named() -> None:
     patterns = ["lm_head", "e_score_correction_bias", "decoder.layers.0", "re:.*mtp.*", "mlp.experts.0.w2"]
-    (warning,) = read({"quant_method": "fp8", "modules_to_not_convert": patterns}).warnings
+    block = {"quant_method": "fp8", "modules_to_not_convert": patterns}
+    (warning,) = read(block).warnings
     assert "3 of 5 exclusions" in warning
     assert "(e_score_correction_bias, decoder.layers.0, re:.*mtp.*)" in warning
+    stage = stored_formats(Path("nowhere"), {"quantization_config": block}, model(), has_all_layers=False)
+    assert stage.warnings == ()

@@ -62,7 +62,7 @@ def _totals(static: StaticCompute) -> Table:
         Column("FLOPs", Kind.FLOPS): flops,
         **({_AT_LEAST: static.flops_at_least} if flops is None else {}),
         Column("MACs", Kind.MACS): None if flops is None else flops // 2,
-        Column("KV cache", Kind.BYTES): static.last("kv_cache_bytes"),
+        Column("KV cache at the end", Kind.BYTES): static.last("kv_cache_bytes"),
         Column("KV per token", Kind.BYTES): static.last("kv_bytes_per_token"),
     }
     if all(stage.phase != "decode" for stage in static.stages):

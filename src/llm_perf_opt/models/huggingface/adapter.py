@@ -164,7 +164,8 @@ class HuggingFaceAdapter:
 
     def stored_formats(self, graph: CallGraph) -> StoredFormats:
         """What the folder's `quantization_config` says of the weights in the trace."""
-        return stored_formats(self._folder.path, self._folder.fields, graph)
+        has_all_layers = self._world is None or self._world.plan.pp == 1
+        return stored_formats(self._folder.path, self._folder.fields, graph, has_all_layers=has_all_layers)
 
     def closed_forms(self, workload: Workload) -> tuple[SourceFigures, ...]:
         """Those of the model type's own folder here, for the configuration of this one; otherwise none.

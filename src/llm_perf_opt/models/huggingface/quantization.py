@@ -97,11 +97,11 @@ class Rule:
 _LISTED = (Role.LINEAR, Role.EXPERTS, Role.HEAD)  # of methods that list every module they leave out
 
 
-def stored_formats(folder: Path, fields: Block, graph: CallGraph) -> StoredFormats:
+def stored_formats(folder: Path, fields: Block, graph: CallGraph, *, has_all_layers: bool = True) -> StoredFormats:
     """What the folder says of its weights; nothing where it has no such block.
 
     A method that is not known here, and one that fits no weight of the model, is a warning: the weights then count in
-    the type of the trace. So are exclusions that fit nothing.
+    the type of the trace. So are exclusions that fit nothing, unless they may be of layers that another stage holds.
     """
     block = _block(folder, fields)
     if block is None:
@@ -119,7 +119,8 @@ def stored_formats(folder: Path, fields: Block, graph: CallGraph) -> StoredForma
         return _unread(method, f"{type(error).__name__}: {str(error)[:200]}")
     if not weights:
         return _unread(method, "none of its rules fits a weight of this model")
-    return StoredFormats(origin=method, weights=weights, cache=cache, warnings=tuple(_unmatched(rules, graph)))
+    warnings = tuple(_unmatched(rules, graph)) if has_all_layers else ()
+    return StoredFormats(origin=method, weights=weights, cache=cache, warnings=warnings)
 
 
 def _unmatched(rules: Sequence[Rule], graph: CallGraph) -> Iterator[str]:
