@@ -17,8 +17,8 @@ from llm_perf_opt.core.errors import BrokenBudgetError
 
 BF16 = 2
 _PREFIXES = {"": 0, "k": 1, "M": 2, "G": 3, "B": 3, "T": 4, "P": 5}
-_UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0, "%": 0.01}
-FIGURE = r"([\d.,]*\d(?:e[+-]?\d+)?(?: ?(?:[kMGTP]?FLOP|[KMGT]iB|[kMGTP]?MAC|B\b|ms|us|s\b|%|[kMBT]\b))?)"
+_UNITS = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9, "s": 1.0, "%": 0.01}
+FIGURE = r"([\d.,]*\d(?:e[+-]?\d+)?(?: ?(?:[kMGTP]?FLOP|[KMGT]iB|[kMGTP]?MAC|B\b|ms|us|ns|s\b|%|[kMBT]\b))?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +121,10 @@ class Decoder:
 @cache
 def printed(*words: str) -> str:
     """What a command prints on stdout, in one line; also where a budget is broken."""
-    package = logging.getLogger("llm_perf_opt")
-    before = package.handlers[:]
+    log = logging.getLogger("llm_perf_opt")
+    before = log.handlers, log.propagate, log.level
     ran = CliRunner().invoke(app, list(words))
-    package.handlers[:] = before  # those of the command write to a stream that is closed by now
+    log.handlers, log.propagate, log.level = before  # those of the command write to a stream that is closed by now
     if ran.exception is not None and not isinstance(ran.exception, BrokenBudgetError):
         raise AssertionError(ran.output) from ran.exception
     return " ".join(ran.stdout.split())

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import llm_perf_opt as lpo
+from llm_perf_opt.models.huggingface.names.catalogue import INDEX
 from tests.end_to_end.sentence_forms import BF16, Decoder, printed, read, shows, told
 
 pytest.importorskip("transformers", reason="the models here are transformers', an optional extra")
@@ -23,6 +24,7 @@ SMOL = Decoder(
 )  # HuggingFaceTB/SmolLM2-1.7B
 OLMO_PARAMETERS = 13_716_198_400  # of OLMo-2 13B, as published
 BATCH, TOKENS = 3, 40
+ROWS = json.loads(INDEX.read_text("utf-8"))
 L40S_BYTES, L40S_BANDWIDTH, L40S_L2 = 46_068 * 2**20, 864e9, 96 * 2**20  # driver, data sheet
 L4_BYTES = 23_034 * 2**20
 
@@ -89,14 +91,14 @@ def test_pairs_that_the_mask_hides(clara: str) -> None:
 
 
 def test_what_a_decode_step_must_read(clara: str) -> None:
-    weights, cache = told(traced(clara), r"decode ~ ~ ~ ~ # #")
+    weights, cache = told(traced(clara), r"of it cache .*? decode ~ ~ ~ ~ # #")
     rows = BATCH * CLARA.hidden  # of the embedding
     assert shows(weights, BF16 * (CLARA.active() + CLARA.norms + rows))
     assert shows(cache, BATCH * TOKENS * CLARA.cache_per_token)
 
 
 def test_each_of_several_steps_reads_a_longer_cache(clara: str) -> None:
-    (cache,) = told(traced(clara, "--decode-steps", "3"), r"decode ~ ~ ~ ~ ~ #")
+    (cache,) = told(traced(clara, "--decode-steps", "3"), r"of it cache .*? decode ~ ~ ~ ~ ~ #")
     assert shows(cache, BATCH * (3 * TOKENS + 1 + 2) * CLARA.cache_per_token)
 
 
@@ -125,6 +127,17 @@ def test_how_many_experts_the_ranks_read_together(moira: str) -> None:
     assert (own, ranks, all_) == ("6", "2", "12")
     assert float(each) == pytest.approx(expected / 2, abs=5e-4)
     assert float(together) == pytest.approx(expected, abs=5e-4)
+
+
+def test_what_a_quantised_checkpoint_stores(tmp_path: Path) -> None:
+    """In fp8 with a float32 for each 32 x 32 block, but for the feed-forward networks of two layers."""
+    left_out = ["lm_head", "backbone.layers.0.mlp", "model.layers.4.mlp"]
+    block = {"quant_method": "fp8", "weight_block_size": [32, 32], "modules_to_not_convert": left_out}
+    text = traced(str(CLARA.write(tmp_path / "carla", quantization_config=block)))
+    matrices, stored = told(text, r"Weights: fp8-block32 in # matrices, bfloat16 elsewhere: # stored")
+    assert int(matrices) == CLARA.layers * 7 - 2 * 3
+    small = CLARA.layers * CLARA.layer() - 2 * CLARA.expert
+    assert shows(stored, BF16 * (CLARA.parameters - small) + small + 4 * small / 32**2)
 
 
 # ---- cost
@@ -209,6 +222,36 @@ def test_how_many_devices_hold_what_does_not_fit_on_one() -> None:
     assert read(short)[0] == pytest.approx(read(f"{needed} GiB")[0] - L4_BYTES, rel=0.02)
 
 
+def test_a_run_of_several_steps(clara: str) -> None:
+    text = printed("predict", clara, "--prompt-tokens", "40", "--decode-steps", "10", "--device", "l40s", "--verbose",
+                   "--rates", "data-sheet")  # fmt: skip
+    first, last = told(text, r"decode step 1, after # tokens ~ .*?decode step 10, after # tokens")
+    assert (int(first), int(last)) == (40, 40 + 9)
+    low, high, least, most = told(text, r"prefill and all steps ~ # # # #")
+    assert read(least)[0] == pytest.approx(10 / read(high)[0], rel=0.01)
+    assert read(most)[0] == pytest.approx(10 / read(low)[0], rel=0.01)
+
+
+def test_the_largest_batch_that_a_server_holds() -> None:
+    """The room for the cache, over 33 blocks of 16 tokens for each sequence of 513."""
+    text = smol("--device", "l40s")
+    batch, room, asked = told(text, r"NVIDIA L40S yes # ~ ~ ~ ~ ~ ~ # devices .*? NVIDIA L40S #")
+    size = 33 * 16 * SMOL.cache_per_token
+    shown, half = read(room)
+    assert (shown - half) // size <= int(batch) <= (shown + half) // size
+    assert shows(asked, 4 * size)
+    assert "The largest context is the trained length" in text
+    assert "by memory alone" not in text
+
+
+def test_pages_per_second_of_a_model_that_attends_to_an_image() -> None:
+    words = ("--image", "560x560", "--prompt-tokens", "16", "--device", "h100-sxm", "--rates", "data-sheet")
+    text = printed("predict", "meta-llama/Llama-3.2-11B-Vision-Instruct", *words)
+    fast, slow, unit, least, most = told(text, r"TTFT #-# (ms|us), .*? #-# pages/s to TTFT")
+    assert read(least)[0] == pytest.approx(1 / read(f"{slow} {unit}")[0], rel=0.01)
+    assert read(most)[0] == pytest.approx(1 / read(f"{fast} {unit}")[0], rel=0.01)
+
+
 # ---- plan
 
 
@@ -223,7 +266,9 @@ def test_tokens_per_second_of_the_best_plan(clara: str) -> None:
 
 
 def test_every_way_to_use_two_devices_is_counted(clara: str) -> None:
-    fit, not_, refused = told(plan(clara, "2x l40s", "--global-batch", "4"), r"# plans? fits?, # do(?:es)? not, # refused")
+    fit, not_, refused = told(
+        plan(clara, "2x l40s", "--global-batch", "4"), r"# plans? fits?, # do(?:es)? not, # refused"
+    )
     assert int(fit) + int(not_) + int(refused) == 4  # tp, pp, fsdp, dp
 
 
@@ -242,9 +287,9 @@ def sweep(folder: str) -> str:
 
 
 def test_what_one_more_sequence_and_one_more_token_add(clara: str) -> None:
-    batch, context, sequence, token = told(
-        sweep(clara), r"add to decode\? .*?batch # and context #"
-    ) + told(sweep(clara), r"clara, decode, \+1 sequence: #,.*?\+1 token of context: #")
+    batch, context, sequence, token = told(sweep(clara), r"add to decode\? .*?batch # and context #") + told(
+        sweep(clara), r"clara, decode, \+1 sequence: #,.*?\+1 token of context: #"
+    )
     assert shows(sequence, CLARA.step_flops(1, int(context)) - CLARA.width)
     assert shows(token, int(batch) * CLARA.layers * CLARA.attention_flops(1))
 
@@ -257,7 +302,9 @@ def test_how_many_points_a_sweep_has(clara: str) -> None:
 
 
 def test_memory_at_the_peak_and_its_share_of_the_device(clara: str) -> None:
-    text = printed("report", clara, "--prompt-tokens", str(TOKENS), "--batch", str(BATCH), "--device", "l4", "--verbose")
+    text = printed(
+        "report", clara, "--prompt-tokens", str(TOKENS), "--batch", str(BATCH), "--device", "l4", "--verbose"
+    )
     peak, weights, share = told(text, r"yes: # at the peak, of which # are weights; # of NVIDIA L4")
     assert shows(weights, BF16 * CLARA.parameters)
     assert read(share)[0] == pytest.approx(read(peak)[0] / L4_BYTES, rel=0.01)
@@ -318,3 +365,47 @@ def test_a_device_by_its_data_sheet() -> None:
     peak, bandwidth, memory = told(printed("devices", "show", "l40s"), r"bf16 # TFLOP/s, .*?# GB/s, #\.")
     assert (peak, bandwidth) == ("362", "864")
     assert shows(memory, L40S_BYTES)
+
+
+def test_a_search_counts_the_names_that_hold_the_words() -> None:
+    names = [row["name"] for row in ROWS] + [name for row in ROWS for name in row["shared_by"]]
+    (count,) = told(printed("models", "--search", "smollm"), r"^# names\.")
+    assert int(count) == sum("smollm" in name.lower() for name in names)
+
+
+# ---- pages, profile, study
+
+
+def test_what_one_more_crop_adds() -> None:
+    """Two crops side by side are rows of 3 tokens for each crop and one that ends the row: 3 x (2 x 3 + 1)."""
+    flops, tokens = told(
+        printed("pages", "deepseek-ocr-tiny", "--grids", "2x1,2x2"), r"One more crop adds # of vision and # tokens\."
+    )
+    assert float(tokens) == 3 * (2 * 3 + 1) / 2
+    stages = [lpo.trace("deepseek-ocr-tiny", crops=grid, decode_steps=0).stages().stages for grid in ((2, 1), (2, 2))]
+    small, large = (sum(one.cost.flops or 0 for one in found if one.name != "prefill") for found in stages)
+    assert shows(flops, (large - small) / 2)
+
+
+def test_pages_per_day_of_a_profile(tmp_path: Path) -> None:
+    text = printed("profile", "deepseek-ocr-tiny", f"run.folder={tmp_path}", "run.repeats=1")
+    page, rate, day = told(text, r"a page #, TTFT .*? # pages/s, # pages/day")
+    assert read(rate)[0] == pytest.approx(1 / read(page)[0], rel=0.01)
+    assert read(day)[0] == pytest.approx(86_400 / read(page)[0], rel=0.01)
+
+
+def test_points_of_a_study_and_the_cheapest_of_them(clara: str, tmp_path: Path) -> None:
+    prices = {"l4": 0.8, "l40s": 1.9}
+    study = {"name": "sums", "models": [clara], "workload": {"batch": [2, 4], "context": 16}, "prices": prices}
+    (tmp_path / "study.yaml").write_text(json.dumps({**study, "devices": [*prices]}))
+    out = str(tmp_path / "out")
+    points, computed = told(
+        printed("study", str(tmp_path / "study.yaml"), "--out", out, "--workers", "1"), r"# points, # computed, 0 kept"
+    )
+    assert (points, computed) == ("4", "4")  # two batches on two devices
+    text = printed("ask", out, "cheapest plan under 50 ms TPOT", "--verbose")
+    device, batch, low, high, least, most = told(
+        text, r"clara one device checkpoint checkpoint (\S+) 1 # 16 # # ~ .*? clara # # USD"
+    )
+    for step, cost_ in ((low, least), (high, most)):
+        assert read(cost_)[0] == pytest.approx(prices[device] / 3600 * read(step)[0] / int(batch) * 1e6, rel=0.01)
