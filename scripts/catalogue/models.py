@@ -62,7 +62,8 @@ _LLAMA = (
     written(DENSE, "meta-llama/Llama-3.2-3B", by.llama32_3b(), "meta-llama/Llama-3.2-3B-Instruct"),
     default(DENSE, "meta-llama/Llama-2-7b-hf", "LlamaConfig", "meta-llama/Llama-2-7b-chat-hf"),
     facts(VLM, "meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4-scout", "meta-llama/Llama-4-Scout-17B-16E"),
-    default(VLM, "meta-llama/Llama-3.2-11B-Vision", "MllamaConfig", "meta-llama/Llama-3.2-11B-Vision-Instruct"),
+    default(VLM, "meta-llama/Llama-3.2-11B-Vision", "MllamaConfig"),
+    written(VLM, "meta-llama/Llama-3.2-11B-Vision-Instruct", by.llama32_vision_instruct()),
     written(
         DENSE, "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
         by.llama(2048, 22, 32, 4, 5632, 32000, max_position_embeddings=2048, rope_theta=10000.0),

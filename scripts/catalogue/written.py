@@ -43,6 +43,16 @@ def llama32_3b() -> Fields:
     return llama(3072, 28, 24, 8, 8192, 128256, tie_word_embeddings=True, **own)
 
 
+def llama32_vision_instruct() -> Fields:
+    """Tiles of 560 pixels, where the default of the class and the base model have 448."""
+    return {
+        "architectures": ["MllamaForConditionalGeneration"],
+        "model_type": "mllama",
+        "text_config": {"model_type": "mllama_text_model"},
+        "vision_config": {"model_type": "mllama_vision_model", "image_size": 560},
+    }
+
+
 def glm41v_text() -> Fields:
     """The positions that the default of its configuration class leaves out: half of each head turns, in three parts."""
     rope = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"}

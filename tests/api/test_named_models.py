@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt as lpo
+from llm_perf_opt.analyses.run_description import run_notes
 from llm_perf_opt.api.engine_code import _as_named, _folder_of
 from llm_perf_opt.api.served_model import engine_folder
 from llm_perf_opt.api.tracing import find_origin
@@ -35,6 +36,13 @@ def test_a_trace_by_name_has_the_name_the_parameters_and_the_witness(traced: lpo
     assert lpo.load(tmp_path / "run").graphs[0].notes[0] == graph.notes[0]
 
 
+def test_the_witness_is_told_once_for_all_phases() -> None:
+    told = [note.text for note in run_notes(lpo.trace("HuggingFaceTB/SmolLM2-135M", prompt_tokens=8).graphs)]
+    assert [text.split(":")[0] for text in told if "Configuration of" in text] == [
+        "Configuration of HuggingFaceTB/SmolLM2-135M"
+    ]
+
+
 def test_a_folder_needs_no_witness(tmp_path: Path) -> None:
     folder = find_model(NAME).folder
     assert folder is not None
@@ -57,7 +65,7 @@ def test_the_code_of_an_engine_runs_the_folder_and_keeps_the_name(traced: lpo.Tr
     assert (_folder_of(named) / "config.json").is_file()
     graphs = _as_named(named, (replace(traced.graphs[0], model="Qwen--Qwen3-0.6B", notes=("own",)),) * 2)
     assert [graph.model for graph in graphs] == ["Qwen/Qwen3-0.6B"] * 2
-    assert [len(graph.notes) for graph in graphs] == [2, 1]
+    assert [graph.notes[0].split(":")[0] for graph in graphs] == ["Configuration of Qwen/Qwen3-0.6B"] * 2
     with pytest.raises(UsageError, match=r"a folder with a config\.json"):
         _folder_of(NamedModel(name="deepseek-ocr", registered="deepseek-ocr"))
 

@@ -145,6 +145,18 @@ def test_plans_are_ranked_and_refused_with_a_reason(answer: lpo.PlansAnswer) -> 
     assert middles == sorted(middles)
 
 
+def test_an_answer_without_any_plan_says_that_all_are_refused_and_why(llama: Path) -> None:
+    """Three devices: 8 heads, 2 layers and one sequence cannot be shared by them."""
+    refused = lpo.plans(llama, "3x h100-sxm", prompt_tokens=TOKENS)
+    assert refused.answer == (
+        "tiny-plans: every plan for 3x h100-sxm is refused (4).",
+        "dp3, fsdp3: one sequence cannot be shared by 3 replicas; choose a batch that can.",
+    )
+    notes = " ".join(note.text for note in refused.report().notes)
+    assert "No plan runs on 3x h100-sxm" in notes
+    assert "Ranked" not in notes
+
+
 def test_a_plan_has_the_figures_of_its_rank(answer: lpo.PlansAnswer) -> None:
     plan = next(one for one in answer.plans if one.name == "tp4 dp2")
     assert plan.batch == 2

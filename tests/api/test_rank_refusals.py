@@ -48,6 +48,12 @@ def test_the_rules_of_a_file_stand_in_the_place_of_the_models_own(folder: Path) 
     assert any("the rules of" in note.text for note in traced.stages().report().notes)
 
 
+def test_stages_whose_matrices_are_split_are_refused_with_what_helps(folder: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be spread as tp2 pp2") as refused:
+        lpo.trace(folder, prompt_tokens=TOKENS, tp=2, pp=2)
+    assert refused.value.fix.startswith("choose tp or pp alone")
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [

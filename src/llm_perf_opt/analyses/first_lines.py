@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from llm_perf_opt.core.units import format_count, format_ratio
 
@@ -16,7 +18,29 @@ def largest_text(figures: Mapping[str, int | float | None], most: int = _NAMED) 
     if not whole or len(known) < len(figures):
         return ""
     first = sorted(known, key=lambda name: -known[name])[:most]
-    return ", ".join(f"{name} {known[name] / whole * 100:.0f} %" for name in first if known[name])
+    return ", ".join(f"{name} {share_text(known[name] / whole)}" for name in first if known[name])
+
+
+class _Stage(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def phase(self) -> str: ...
+
+
+def stage_names(stages: Sequence[_Stage]) -> list[str]:
+    """Their names; of a stage that several phases run, with the phase: `vision (decode)`."""
+    times = Counter(stage.name for stage in stages)
+    return [f"{stage.name} ({stage.phase})" if times[stage.name] > 1 else stage.name for stage in stages]
+
+
+def share_text(share: float) -> str:
+    """`66 %`; what is nearly all or nearly nothing is `over 99 %` and `under 1 %`, so that 100 % is all of it."""
+    percent = round(share * 100)
+    if percent == 100 and share < 1:
+        return "over 99 %"
+    return "under 1 %" if percent == 0 and share > 0 else f"{percent} %"
 
 
 def change_text(before: int | None, after: int | None, shown: Callable[[float], str]) -> str:

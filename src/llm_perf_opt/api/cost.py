@@ -149,7 +149,7 @@ def ask_sources(
     others = [name for name in names if name != COUNTED]
     figures += _ask_model(origin, others) if origin is not None else _ask_of_trace(graphs, others)
     workload = _described(origin) if origin is not None else graphs[0].workload
-    model = graphs[0].model if origin is None else origin.name
+    model = graphs[0].model if origin is None or graphs else origin.model
     return _answer(model, workload, finished, figures, other_attention)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from llm_perf_opt.analyses.cost.source_tables import incomplete_sources, sources
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.cost.static_json import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
-from llm_perf_opt.analyses.first_lines import counted, largest_text, listed
+from llm_perf_opt.analyses.first_lines import counted, largest_text, listed, stage_names
 from llm_perf_opt.analyses.memory.kv_cache import STEPS
 from llm_perf_opt.analyses.necessary.stage_needs import necessary_by_stage
 from llm_perf_opt.analyses.reconcile import FigureDifference, FlopsDifference, Ledger
@@ -155,7 +155,8 @@ class CostAnswer(Answer):
         least = "" if needed is None else f", {format_flops(needed)} necessary"
         held = "" if self.parameters is None else f"; {format_parameters(self.parameters)} parameters"
         held += "".join(f", {part}" for part in self.active_texts)
-        most = largest_text({_stage_name(stage, self.stages): stage.flops for stage in self.stages})
+        flops_of = (stage.flops for stage in self.stages)
+        most = largest_text(dict(zip(stage_names(self.stages), flops_of, strict=True)))
         differing, unknown = len(self.differences), len(self.unexplained)
         said = sources_with_figures(self._static)
         agree = f"{listed(said, 6)} agree" if len(said) > 1 else f"One source: {listed(said)}"
@@ -231,11 +232,6 @@ class CostAnswer(Answer):
             texts[FVCORE_FILE] = table
         write_together({folder / name: [text.encode()] for name, text in texts.items()})
         return tuple(folder / name for name in texts)
-
-
-def _stage_name(stage: StageCompute, stages: Sequence[StageCompute]) -> str:
-    is_shared = sum(one.name == stage.name for one in stages) > 1
-    return f"{stage.name} ({stage.phase})" if is_shared else stage.name
 
 
 STEM = "static_compute"

@@ -120,9 +120,8 @@ def _as_named(model: object, graphs: tuple[CallGraph, ...]) -> tuple[CallGraph, 
     """Of a model that was found by its name: that name in place of its folder's, and where the folder came from."""
     if not isinstance(model, NamedModel) or not model.source:
         return graphs
-    first, *others = (replace(graph, model=model.name) for graph in graphs)
     told = f"Configuration of {model.name}: {model.source}."
-    return (replace(first, notes=(told, *first.notes)), *others)
+    return tuple(replace(graph, model=model.name, notes=(told, *graph.notes)) for graph in graphs)
 
 
 def _folder_of(model: object) -> Path:

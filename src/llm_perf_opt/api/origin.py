@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -25,6 +26,11 @@ class Origin:
     torch_device: str | None = None
     plan: ParallelPlan = field(default_factory=ParallelPlan)  # of which the adapter runs one rank
     is_module: bool = False  # one that was built elsewhere, with weights of its own
+
+    @property
+    def model(self) -> str:
+        """As a trace of it is named: a folder by the last part of its path."""
+        return Path(self.name).resolve().name if Path(self.name).is_dir() else self.name
 
     def targets(self, **changed: Any) -> tuple[Target, ...]:
         """The phases of the workload, or of one that differs in some fields.

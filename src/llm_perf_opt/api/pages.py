@@ -95,7 +95,7 @@ def pages(
         for name, size, given in shown
     )
     return PagesAnswer(
-        model=origin.name,
+        model=runs.first[0].model,
         device=hardware,
         execution=execution,
         pages=costs,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.first_lines import counted, three_digits
+from llm_perf_opt.analyses.first_lines import counted, listed, three_digits
 from llm_perf_opt.analyses.ranks.plan_figures import PlanFigures, plan_figures, plans_of, ranked
 from llm_perf_opt.analyses.ranks.plan_report import (
     RefusedPlans,
@@ -66,6 +66,10 @@ class PlansAnswer(Answer):
         refused = sum(len(one.plans) for one in self.refused)
         others = f"{counted(fitting, 'plan fits', 'plans fit')}, "
         others += f"{counted(len(self.plans) - fitting, 'does not', 'do not')}, {format_count(refused)} refused."
+        if not self.plans:
+            first = max(self.refused, key=lambda one: len(one.plans))
+            every = f"every plan for {self.cluster} is refused ({format_count(refused)})"
+            return f"{self.model}: {every}.", f"{listed(first.plans)}: {first.reason}."
         if best is None:
             return f"{self.model}: no plan fits on {self.cluster}.", others
         time = best.decode or best.prefill
@@ -74,7 +78,8 @@ class PlansAnswer(Answer):
         rate = best.tokens_per_s_per_device
         tokens = "" if rate is None else f", {three_digits(rate)} tokens/s per device"
         share = None if time is None else time.communication_share
-        shared = "" if share is None else f"At most {format_ratio(share)} of it is communication; "
+        most = "None" if share == 0 else f"At most {format_ratio(share or 0)}"
+        shared = "" if share is None else f"{most} of it is communication; "
         left = best.memory_left_bytes
         room = "memory left not known" if left is None else f"{format_bytes(left)} of memory left on a rank"
         return f"{self.model} on {self.cluster}, best plan {best.name}{band}{tokens}.", f"{shared}{room}.", others
@@ -96,11 +101,13 @@ class PlansAnswer(Answer):
 
     def _notes(self) -> Iterator[Note]:
         if self.best is None:
-            yield Note(f"No plan fits on {self.cluster}: the table of refusals says why.", Level.WARNING)
+            none = "No plan fits" if self.plans else "No plan runs"
+            yield Note(f"{none} on {self.cluster}: the table of refusals says why.", Level.WARNING)
         if self._graphs:
             yield workload_note(self._graphs[:1])
             yield from deployment_notes(self._graphs)
-        yield from DataSheetRates(self.cluster.device, Execution(self.execution), cluster=self.cluster).notes()
+        if self.plans:
+            yield from DataSheetRates(self.cluster.device, Execution(self.execution), cluster=self.cluster).notes()
         yield from plan_notes(self.plans, self.global_batch, left_out=self.left_out)
         best = self.best
         if best is not None and best.kinds[0].replicated and self._graphs:
@@ -157,7 +164,7 @@ def plans(
         search.add(plan)
     found = ranked(search.found)
     return PlansAnswer(
-        model=search.graphs[0].model if search.graphs else origin.name,
+        model=search.graphs[0].model if search.graphs else origin.model,
         cluster=cluster,
         execution=execution,
         global_batch=global_batch,

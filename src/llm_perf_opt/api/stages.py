@@ -10,7 +10,7 @@ from llm_perf_opt.analyses.call_checks import CallCheck, call_checks, with_call_
 from llm_perf_opt.analyses.collectives import with_collectives
 from llm_perf_opt.analyses.cost.coverage import UnpricedOp, known_sum, price_coverage
 from llm_perf_opt.analyses.cost.stage_costs import StageCost, StageCosts, run_costs, stage_costs, stage_report
-from llm_perf_opt.analyses.first_lines import counted, largest_text
+from llm_perf_opt.analyses.first_lines import counted, largest_text, stage_names
 from llm_perf_opt.analyses.measured_time import time_report
 from llm_perf_opt.analyses.necessary.necessary_table import StageNeeds, with_necessary
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, necessary_by_stage
@@ -94,7 +94,7 @@ class StagesAnswer(Answer):
         moved = "" if total.bytes_moved is None else f" and {format_bytes(total.bytes_moved)} moved"
         flops = "FLOPs not known" if total.flops is None else format_flops(total.flops)
         first = f"{self.model}: {flops}{moved} in {format_count(total.calls)} module calls"
-        by_stage = {f"{stage.name}": stage.cost for stage in self.stages}
+        by_stage = dict(zip(stage_names(self.stages), (stage.cost for stage in self.stages), strict=True))
         most = [
             ("FLOPs", largest_text({name: cost.flops for name, cost in by_stage.items()})),
             ("bytes", largest_text({name: cost.bytes_moved for name, cost in by_stage.items()})),

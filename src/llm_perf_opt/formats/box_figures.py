@@ -45,10 +45,12 @@ def at_least(value: int | None, metric: Metric, figures: Figures) -> str:
 
 
 def share_text(fraction: float | None) -> str:
-    """`27 %`, `0.4 %`, `<0.1 %`; `?` where it is not known."""
+    """`27 %`, `0.4 %`, `<0.1 %`, `>99 %`; `?` where it is not known."""
     if fraction is None:
         return f"{UNKNOWN} %"
     percent = fraction * 100
+    if 99.5 <= percent < 100:
+        return ">99 %"
     if percent == 0 or percent >= 9.95:
         return f"{percent:.0f} %"
     return "<0.1 %" if percent < 0.05 else f"{percent:.1f} %"

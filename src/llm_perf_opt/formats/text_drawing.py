@@ -61,8 +61,9 @@ class TextDrawing:
         figures = [metric_text(total(view, one), one) for one in (Metric.FLOPS, Metric.BYTES, Metric.PARAMETERS)]
         lines = [f"{_ascii(view.title, 60)}: {figures[0]}, {figures[1]} moved, {figures[2]}."]
         parts = sorted(_first_parts(view), key=lambda box: -(inclusive(box, self._metric) or 0))[:_SHOWN_PARTS]
-        shares = [(box, share(inclusive(box, self._metric), whole) or 0.0) for box in parts]
-        named = [f"{_ascii(_short_label(box), 30)} {share_text(part)}" for box, part in shares if part >= _NAMED_SHARE]
+        shares = [share(inclusive(box, self._metric), whole) or 0.0 for box in parts]
+        shown = zip(_names(parts), shares, strict=True)
+        named = [f"{name} {share_text(part)}" for name, part in shown if part >= _NAMED_SHARE]
         if named:
             lines += broken(f"Most {self._metric.words}: {', '.join(named)}.", PAGE_WIDTH)[:2]
         return lines
@@ -141,8 +142,13 @@ def _label(box: Box, outer: Sequence[str]) -> str:
     return f"{box.class_name} @ {box.path.removeprefix(around)}"
 
 
-def _short_label(box: Box) -> str:
-    return box.label if box.is_left_out else box.class_name
+def _names(boxes: Sequence[Box]) -> list[str]:
+    """Their classes; of those that share one the last part of the path too: `Linear (up_proj)`."""
+    names = [box.label if box.is_left_out else box.class_name for box in boxes]
+    return [
+        _ascii(name, 30) + (f" ({_ascii(box.path.rpartition('.')[2], 30)})" if names.count(name) > 1 else "")
+        for name, box in zip(names, boxes, strict=True)
+    ]
 
 
 def _first_parts(view: GraphView) -> Sequence[Box]:

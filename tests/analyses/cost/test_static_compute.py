@@ -218,14 +218,14 @@ def test_a_run_that_stopped_half_way_is_no_figure() -> None:
 
 def test_active_parameters_are_those_of_a_decode_step() -> None:
     (prefill_only,) = (table for table in static_report(put_together()).tables if table.title == "Totals")
-    assert "active parameters" not in [column.name for column in prefill_only.columns]
+    assert "active per decode step" not in [column.name for column in prefill_only.columns]
     assert put_together().active_parameters is None
     graphs = [small_run(), small_run(phase="decode")]
     static = static_compute(
         model="small", workload={}, graphs=graphs, source_figures=[said for graph in graphs for said in counted(graph)]
     )
     (totals,) = (table for table in static_report(static).tables if table.title == "Totals")
-    place = [column.name for column in totals.columns].index("active parameters")
+    place = [column.name for column in totals.columns].index("active per decode step")
     assert totals.rows[0][place] == static.active_parameters == 2 * 64  # of the encoder and of the decoder
 
 

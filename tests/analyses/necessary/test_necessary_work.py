@@ -109,6 +109,11 @@ def test_a_decode_step_by_hand(tmp_path: Path) -> None:
     assert work.expert_bytes == 0
 
 
+def test_each_of_several_decode_steps_reads_what_the_steps_before_left(tmp_path: Path) -> None:
+    work = total(traced(tmp_path, LLAMA, prompt_tokens=20, batch=3, decode_steps=3)["decode"])
+    assert work.cache_bytes == 2 * LAYERS * 2 * WIDTH * (20 + 21 + 22) * 3
+
+
 def test_a_prefill_needs_logits_and_last_layer_of_the_last_position_and_visible_pairs(tmp_path: Path) -> None:
     """Keys and values of the last layer are needed everywhere, the rest of it and the head for one position."""
     work = total(traced(tmp_path, LLAMA, prompt_tokens=20, batch=3)["prefill"])

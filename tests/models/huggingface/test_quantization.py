@@ -21,6 +21,8 @@ MODULES = {
     "model.layers.0.self_attn.q_proj": "Linear",
     "model.layers.0.input_layernorm": "RMSNorm",
     "model.layers.0.mlp.gate": "TopKRouter",
+    "model.layers.0.mlp.router": "TopKRouter",
+    "model.layers.0.mlp.up_proj": "Linear",
     "model.layers.0.mlp.experts": "Experts",
     "lm_head": "Linear",
 }
@@ -163,6 +165,8 @@ def test_gptq_converts_only_the_modules_it_names() -> None:
         ("language_model.model.layers.3.mlp", "model.language_model.layers.3.mlp.up_proj", True),
         ("model.layers.3.mlp", "model.language_model.layers.3.mlp.up_proj", True),
         ("visual.merger", "model.visual.merger.mlp.0", True),
+        ("backbone.layers.4.mixer", "model.layers.4.mixer.in_proj", True),
+        ("backbone.layers.4.mixer", "model.layers.40.mixer.in_proj", False),
     ],
 )
 def test_a_pattern_means_a_module_and_what_is_inside(pattern: str, path: str, is_meant: bool) -> None:
@@ -182,3 +186,13 @@ def test_a_pattern_means_a_module_and_what_is_inside(pattern: str, path: str, is
 def test_a_stack_goes_by_the_names_of_its_experts_too(pattern: str, is_meant: bool) -> None:
     names = spellings("model.layers.3.mlp.experts.gate_up_proj", is_stack=True)
     assert names_module(pattern, names) is is_meant
+
+
+def test_exclusions_that_fit_nothing_are_counted_and_named() -> None:
+    patterns = ["lm_head", "e_score_correction_bias", "decoder.layers.0", "re:.*mtp.*", "mlp.experts.0.w2"]
+    block = {"quant_method": "fp8", "modules_to_not_convert": patterns}
+    (warning,) = read(block).warnings
+    assert "3 of 5 exclusions" in warning
+    assert "(e_score_correction_bias, decoder.layers.0, re:.*mtp.*)" in warning
+    stage = stored_formats(Path("nowhere"), {"quantization_config": block}, model(), has_all_layers=False)
+    assert stage.warnings == ()

@@ -23,6 +23,7 @@ from llm_perf_opt.core.units import format_count, format_flops
 
 TOP_OPERATORS = 8
 _AT_LEAST = Column("FLOPs, at least", Kind.FLOPS)
+_ACTIVE = Column("active per decode step", Kind.COUNT)  # grows with the batch, whose tokens choose other experts
 
 
 def static_report(static: StaticCompute) -> Report:
@@ -57,15 +58,15 @@ def _totals(static: StaticCompute) -> Table:
     flops = static.flops
     cells: dict[Column, Cell] = {
         Column("parameters", Kind.COUNT): static.parameters,
-        Column("active parameters", Kind.COUNT): static.active_parameters,
+        _ACTIVE: static.active_parameters,
         Column("FLOPs", Kind.FLOPS): flops,
         **({_AT_LEAST: static.flops_at_least} if flops is None else {}),
         Column("MACs", Kind.MACS): None if flops is None else flops // 2,
-        Column("KV cache", Kind.BYTES): static.last("kv_cache_bytes"),
+        Column("KV cache at the end", Kind.BYTES): static.last("kv_cache_bytes"),
         Column("KV per token", Kind.BYTES): static.last("kv_bytes_per_token"),
     }
     if all(stage.phase != "decode" for stage in static.stages):
-        del cells[Column("active parameters", Kind.COUNT)]
+        del cells[_ACTIVE]
     return Table(title="Totals", columns=tuple(cells), rows=(tuple(cells.values()),))
 
 

@@ -137,7 +137,7 @@ Finding = str | None  # what is wrong, or None for a fact that the structure con
 
 def _facts(graph: CallGraph) -> Iterator[str]:
     runtime = graph.runtime
-    if _is_count(images := runtime.get("images")):
+    if _is_count(images := runtime.get("images")) and images:
         yield format_number_of(images, "image")
     if _is_counts(crops := runtime.get("crops_per_image")) and crops:
         yield f"{'+'.join(map(str, crops))} crops"

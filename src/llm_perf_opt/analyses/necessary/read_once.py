@@ -39,8 +39,8 @@ def reads_by_stage(graph: CallGraph, anatomy: Anatomy, contexts: Mapping[int, in
     if graph.storages is None:
         return None
     experts = {storage for block in anatomy.experts for storage in block.storages}
-    most, calls_of_cache = _largest_reads(graph, anatomy, experts)
     kinds = _kinds_of_storages(graph)
+    most, calls_of_cache = _largest_reads(graph, anatomy, experts, kinds)
     _limit_to_visible(graph, anatomy, contexts, most, calls_of_cache, kinds)
     found: dict[int, StageReads] = defaultdict(StageReads)
     for (stage, _, storage), size in most.items():
@@ -50,11 +50,15 @@ def reads_by_stage(graph: CallGraph, anatomy: Anatomy, contexts: Mapping[int, in
 
 
 def _largest_reads(
-    graph: CallGraph, anatomy: Anatomy, experts: set[int]
+    graph: CallGraph, anatomy: Anatomy, experts: set[int], kinds: Mapping[int, str]
 ) -> tuple[dict[Key, int], dict[tuple[int, int], set[Key]]]:
-    """What is read of each storage, and by which module call it was read first."""
+    """What is read of each storage, and by which module call it was read first.
+
+    A code that appends to its cache by making a new one leaves each step the one that the step before made.
+    """
     assert graph.storages is not None
     ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+    forwards, born = anatomy.forward_of_ops, graph.storages.born_op
     held, gathered = held_before(graph), gathered_weights(graph)
     reads = [() if serves_gather(kind) else bytes_read(kind) for kind in graph.op_kinds]
     most: dict[Key, int] = {}
@@ -66,17 +70,20 @@ def _largest_reads(
             storage = ops.input_storages[starts[row] + place]
             weight = gathered.get(storage)
             source = storage if weight is None else weight.storage
-            if read and (storage in held or weight is not None) and source not in experts:
-                key = (stage, anatomy.forward_of_ops[row], source)
+            if not read or source in experts:
+                continue
+            is_left = kinds.get(storage) == _CACHE and storage not in held and forwards[born[storage]] < forwards[row]
+            if storage in held or weight is not None or is_left:
+                key = (stage, forwards[row], source)
                 most[key] = max(most.get(key, 0), min(read, graph.storages.bytes[storage]))
-                readers[anatomy.forward_of_ops[row], ops.call[row]].add(key)
+                readers[forwards[row], ops.call[row]].add(key)
     return most, readers
 
 
 def cache_bytes_by_call(graph: CallGraph, anatomy: Anatomy) -> dict[tuple[int, int], int]:
     """(forward, module call) -> bytes of the cache that its own ops read, as the code keeps it."""
-    most, readers = _largest_reads(graph, anatomy, set())
     kinds = _kinds_of_storages(graph)
+    most, readers = _largest_reads(graph, anatomy, set(), kinds)
     return {place: sum(most[key] for key in keys if kinds.get(key[2]) == _CACHE) for place, keys in readers.items()}
 
 

@@ -110,16 +110,19 @@ def plans_chart(plans: Sequence[PlanFigures], most: int = 24) -> tuple[Chart, ..
 
 
 def plan_notes(plans: Sequence[PlanFigures], batch: int, *, left_out: int) -> Iterator[Note]:
-    """How plans are ranked, and what the columns mean."""
-    yield Note(
-        "Ranked: plans that fit first, by the middle of the decode step's band, then by memory left. Bytes are of the "
-        "fullest rank; memory left is what a serving engine has free beside weights, working memory and cache."
-    )
+    """How plans are ranked, and what the columns mean; of the latter nothing where no plan runs."""
     sequences = "one sequence" if batch == 1 else f"{batch:,} sequences"
-    yield Note(
-        f"The batch is {sequences} in all, shared by the replicas of dp and the ranks of fsdp. Communication is the "
-        "share of the high edge that nothing hides if none of it overlaps; the low edge overlaps all of it."
-    )
+    shared = f"The batch is {sequences} in all, shared by the replicas of dp and the ranks of fsdp."
+    if plans:
+        yield Note(
+            "Ranked: plans that fit first, by the middle of the decode step's band, then by memory left. Bytes are of "
+            "the fullest rank; memory left is what a serving engine has free beside weights, working memory and cache."
+        )
+        shared += (
+            " Communication is the share of the high edge that nothing hides if none of it overlaps; the low edge "
+            "overlaps all of it."
+        )
+    yield Note(shared)
     if any(plan.plan.pp > 1 for plan in plans):
         yield Note(
             "With pp one batch is in flight: a decode step passes every stage in turn while the others wait. Several "

@@ -323,10 +323,11 @@ def serving_parts_table(needs: ServingNeeds) -> Table:
 
 def serving_notes(needs: ServingNeeds, fit: ServingFit) -> Iterator[Note]:
     """What the answer rests on, and what limits it."""
+    by_memory = ", both by memory alone" if fit.context_limit == BY_MEMORY else ""
     yield Note(
         f"{needs.engine.name} uses {format_ratio(fit.utilisation)} of the {format_bytes(fit.memory_bytes)} it sees; "
         f"prefill in chunks of {needs.limits.chunk_tokens:,} tokens, at most {needs.limits.sequences:,} sequences at a "
-        "time. Largest batch at this context, largest context for this batch, both by memory alone."
+        f"time. Largest batch at this context, largest context for this batch{by_memory}."
     )
     if fit.cache_tokens is not None and needs.cache is not None:
         yield Note(

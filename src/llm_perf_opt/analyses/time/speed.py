@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analyses.first_lines import share_text
 from llm_perf_opt.analyses.memory.kv_cache import DECODE
 from llm_perf_opt.analyses.time.lower_bound import BoundBy
 from llm_perf_opt.analyses.time.predict import StageTime, total_wall
 from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.parallel_plan import plan_in
+from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_count, format_seconds
 
 DAY_S = 86_400
@@ -104,7 +106,7 @@ def speed_of(
     return Speed(
         sequences=sequences,
         context=workload.get("context_tokens", workload.get("prompt_tokens")),
-        pages=sequences if workload.get("image_tokens") else 0,
+        pages=sequences if _reads_pages(workload) else 0,
         devices=devices,
         prefill=total_wall(before) if before else None,
         step=_step(*steps[0]) if steps else None,
@@ -112,6 +114,11 @@ def speed_of(
         output_tokens=output_tokens,
         is_whole=plan is None or plan.pp == plan.fsdp == 1,
     )
+
+
+def _reads_pages(workload: Mapping[str, Json]) -> bool:
+    """Whether text is generated from an image, be it tokens of the context or what layers of the decoder attend to."""
+    return bool(workload.get("image_tokens") or (workload.get("image") and workload.get("logits")))
 
 
 def _number(value: object, default: int) -> int:
@@ -191,7 +198,7 @@ def _phase_texts(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime
             continue
         longest = max(stages, key=_seconds)
         share = _seconds(longest) / (sum(map(_seconds, stages)) or 1.0)
-        named = f" ({longest.name} {share * 100:.0f} %)" if len(stages) > 1 and share >= _DOMINANT else ""
+        named = f" ({longest.name} {share_text(share)})" if len(stages) > 1 and share >= _DOMINANT else ""
         yield f"{graph.phase} by {limits[graph.phase]}{named}"
 
 

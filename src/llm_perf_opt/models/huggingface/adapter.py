@@ -110,7 +110,7 @@ class HuggingFaceAdapter:
         if not self._source:
             return found
         told = f"Configuration of {self._folder.shown}: {self._source}."
-        return (replace(found[0], notes=(told, *found[0].notes)), *found[1:])
+        return tuple(replace(target, notes=(told, *target.notes)) for target in found)  # of the run, not of a phase
 
     def _found_targets(self, name: str, workload: Workload) -> tuple[Target, ...]:
         if self._folder.model_type in FOLDER_INPUTS.names():
@@ -164,7 +164,8 @@ class HuggingFaceAdapter:
 
     def stored_formats(self, graph: CallGraph) -> StoredFormats:
         """What the folder's `quantization_config` says of the weights in the trace."""
-        return stored_formats(self._folder.path, self._folder.fields, graph)
+        has_all_layers = self._world is None or self._world.plan.pp == 1
+        return stored_formats(self._folder.path, self._folder.fields, graph, has_all_layers=has_all_layers)
 
     def closed_forms(self, workload: Workload) -> tuple[SourceFigures, ...]:
         """Those of the model type's own folder here, for the configuration of this one; otherwise none.

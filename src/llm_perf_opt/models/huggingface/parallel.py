@@ -20,6 +20,7 @@ from llm_perf_opt.models.huggingface.folder import import_transformers
 
 FIRST_VERSION = (5, 20)  # of transformers that spreads a model over a mesh of tensor, fully sharded, pipeline, experts
 
+_OTHER_STAGE = "PipelineIdentityLayer"  # what transformers puts in place of layers that another stage holds
 _DISPATCHED = "ep_dispatch_experts"  # the style of experts whose tokens travel to them
 
 # What transformers and torch raise when sizes do not divide, a plan is missing, or a module is not of the usual form.
@@ -90,6 +91,8 @@ def _replicated(model: Any, whole: Mapping[str, int]) -> tuple[str, ...]:
 def refusal(model: Any, plan: ParallelPlan, error: Exception) -> PerfOptError:
     """What transformers said to the plan."""
     sizes = "choose sizes that divide its heads, experts and layers: llm-perf-opt plan MODEL --devices ... tries all"
+    if plan.tp > 1 and plan.pp > 1 and _OTHER_STAGE in str(error):
+        sizes = "choose tp or pp alone: transformers does not combine them in this model"
     return UsageError(
         f"{type(model).__name__} cannot be spread as {plan.describe()}.",
         why=f"{type(error).__name__}: {error_text(error)[:400]}",

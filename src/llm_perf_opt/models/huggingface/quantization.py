@@ -53,6 +53,7 @@ def _prefixed(path: str) -> Iterator[str]:
     bare = ".".join(names)
     yield bare
     yield f"model.{bare}"
+    yield f"backbone.{bare}"  # of hybrid and state space models, whose checkpoints are older than their code here
     if path.startswith("model.language_model."):
         yield f"language_model.model.{bare}"
 
@@ -74,6 +75,7 @@ ANY_LINEAR = "Linear"
 MODELOPT_FILE = "hf_quant_config.json"
 _PRODUCER = "modelopt"
 _MX_GROUP = 32  # values that share a scale in the microscaling formats
+_SHOWN = 3  # patterns in a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +97,11 @@ class Rule:
 _LISTED = (Role.LINEAR, Role.EXPERTS, Role.HEAD)  # of methods that list every module they leave out
 
 
-def stored_formats(folder: Path, fields: Block, graph: CallGraph) -> StoredFormats:
+def stored_formats(folder: Path, fields: Block, graph: CallGraph, *, has_all_layers: bool = True) -> StoredFormats:
     """What the folder says of its weights; nothing where it has no such block.
 
     A method that is not known here, and one that fits no weight of the model, is a warning: the weights then count in
-    the type of the trace.
+    the type of the trace. So are exclusions that fit nothing, unless they may be of layers that another stage holds.
     """
     block = _block(folder, fields)
     if block is None:
@@ -117,7 +119,24 @@ def stored_formats(folder: Path, fields: Block, graph: CallGraph) -> StoredForma
         return _unread(method, f"{type(error).__name__}: {str(error)[:200]}")
     if not weights:
         return _unread(method, "none of its rules fits a weight of this model")
-    return StoredFormats(origin=method, weights=weights, cache=cache)
+    warnings = tuple(_unmatched(rules, graph)) if has_all_layers else ()
+    return StoredFormats(origin=method, weights=weights, cache=cache, warnings=warnings)
+
+
+def _unmatched(rules: Sequence[Rule], graph: CallGraph) -> Iterator[str]:
+    """Exclusions that fit no module and no parameter, as of modules that the code names otherwise or does not build."""
+    excluded = tuple(dict.fromkeys(pattern for rule in rules for pattern in rule.excluded))
+    stacks = [name for name, role in weight_matrices(graph).items() if role is Role.EXPERTS]
+    paths = (*graph.module_types, *(parameter.name for parameter in graph.parameters))
+    names = [name for path in paths for name in spellings(path, is_stack=False)] if excluded else []
+    names += [name for path in stacks for name in spellings(path, is_stack=True)]
+    unknown = [pattern for pattern in excluded if not names_module(pattern, names)]
+    if unknown:
+        more = f" and {len(unknown) - _SHOWN:,} more" if len(unknown) > _SHOWN else ""
+        yield (
+            f"{len(unknown):,} of {len(excluded):,} exclusions of the quantization_config fit nothing in this model "
+            f"({', '.join(unknown[:_SHOWN])}{more}). A module that has another name here counts as quantised."
+        )
 
 
 def _method(block: Block) -> str:
