@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core.collectives import collective_of
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.plan_file import read_plan_rules
+from llm_perf_opt.core.report import Level
 from tests.api.tiny_folders import LAYERS, TOKENS, llama_folder
 
+HEAD_ALONE = '[tp]\n"lm_head" = "colwise_gather_output"\n'
 MLP_ALONE = """
 [tp]
 "model.layers.*.mlp.gate_proj" = "colwise"
@@ -46,6 +49,19 @@ def test_the_rules_of_a_file_stand_in_the_place_of_the_models_own(folder: Path) 
     assert shapes["model.layers.0.self_attn.q_proj.weight"] == (64, 64)
     assert shapes["model.layers.0.mlp.down_proj.weight"] == (64, 64)
     assert any("the rules of" in note.text for note in traced.stages().report().notes)
+
+
+@pytest.mark.parametrize(("text", "is_little"), [(HEAD_ALONE, True), (None, False)])
+def test_a_plan_that_spreads_little_is_warned_of(folder: Path, text: str | None, is_little: bool) -> None:
+    given = {} if text is None else {"plan": rules(folder, text)}
+    traced = lpo.trace(folder, prompt_tokens=TOKENS, tp=2, **given)
+    held, whole = (
+        {parameter.name: prod(parameter.meta.shape) for parameter in one.graphs[0].parameters}
+        for one in (traced, lpo.trace(folder, prompt_tokens=TOKENS))
+    )
+    assert (2 * sum(size for name, size in held.items() if size == whole[name]) > sum(held.values())) is is_little
+    warned = [note.text for note in traced.stages().report().notes if note.level is Level.WARNING]
+    assert any("more ranks hardly help" in text for text in warned) is is_little
 
 
 def test_stages_whose_matrices_are_split_are_refused_with_what_helps(folder: Path) -> None:

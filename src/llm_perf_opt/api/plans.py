@@ -19,7 +19,7 @@ from llm_perf_opt.analyses.ranks.plan_report import (
     refused_table,
     too_large,
 )
-from llm_perf_opt.analyses.ranks.replicated import replicated_notes
+from llm_perf_opt.analyses.ranks.replicated import replicated_notes, spreads_little
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.api.answer import Answer
@@ -82,6 +82,8 @@ class PlansAnswer(Answer):
         shared = "" if share is None else f"{most} of it is communication; "
         left = best.memory_left_bytes
         room = "memory left not known" if left is None else f"{format_bytes(left)} of memory left on a rank"
+        if best.plan.is_spread and spreads_little(best.replicated_bytes, best.weight_bytes):
+            room += f"; {format_bytes(best.replicated_bytes or 0)} of weights are whole on every rank"
         return f"{self.model} on {self.cluster}, best plan {best.name}{band}{tokens}.", f"{shared}{room}.", others
 
     def report(self) -> Report:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.memory.need import stored_weights
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.parallel_plan import layer_pattern, plan_in, replicated_in
-from llm_perf_opt.core.report import Column, Kind, Note, Table, table_of
+from llm_perf_opt.core.report import Column, Kind, Level, Note, Table, table_of
 from llm_perf_opt.core.units import format_bytes
 
 _SHOWN = 8
@@ -68,15 +68,22 @@ def replicated_table(found: Sequence[ReplicatedWeights], weight_bytes: int) -> T
     )
 
 
+def spreads_little(replicated_bytes: int | None, weight_bytes: int) -> bool:
+    """Whether most weights of a rank are whole on every rank, so that more ranks hardly help."""
+    return replicated_bytes is not None and 2 * replicated_bytes > weight_bytes
+
+
 def replicated_notes(graph: CallGraph, found: Sequence[ReplicatedWeights], weight_bytes: int) -> Iterator[Note]:
     """How much of a rank is not spread, and what serving engines do with it."""
     plan, whole = plan_in(graph.deployment), sum(one.bytes for one in found)
     if plan is None or not whole:
         return
-    yield Note(
-        f"{format_bytes(whole)} of the {format_bytes(weight_bytes)} of weights on this rank are whole on every rank: "
-        "the plan does not spread them."
-    )
+    said = f"{format_bytes(whole)} of the {format_bytes(weight_bytes)} of weights on this rank are whole on all ranks: "
+    if spreads_little(whole, weight_bytes):
+        fix = "give more rules with --plan FILE, or run an engine's code: --code vllm"
+        yield Note(f"{said}the plan spreads only the rest, so more ranks hardly help; {fix}.", Level.WARNING)
+    else:
+        yield Note(f"{said}the plan does not spread them.")
     if plan.tp > 1 and any(part in one.name for one in found for part in _LATENT):
         yield Note(
             "Latent attention is among them. vLLM and SGLang split its heads over tp (q_b_proj, kv_b_proj, o_proj), or "
