@@ -111,7 +111,7 @@ class Gate:
     def tests(self) -> tuple[frozenset[str], str]:
         """Tests left to other landings, and what is said of them."""
         costly = expensive(self.durations.tests)
-        distance = distances_of_tests(costly, self.reached)
+        distance = distances_of_tests(costly, self.reached, self.changed)
         choice = choose(costly, distance, number=self.number, budget_s=REACHED_S)
         saved = sum(costly[node] for node in choice.left)
         said = (
@@ -165,7 +165,7 @@ def run_quick(logs: Path) -> None:
 def quick_tests(gate: Gate) -> tuple[list[str], frozenset[str], str]:
     """Test files that the change reaches, the expensive tests of other files, and what is said of them."""
     costly = expensive(gate.durations.tests)
-    distance = distances_of_tests(costly, gate.reached)
+    distance = distances_of_tests(costly, gate.reached, gate.changed)
     chosen = nearest(costly, distance, QUICK_S / 2)
     cost = {file: gate.durations.small.get(file, 0.0) for file in gate.graph.files if _is_test(file)}
     for node in gate.durations.tests.keys() - costly.keys():

@@ -1,7 +1,8 @@
 """Who imports whom, read from the sources: which files a change can reach, and over how many imports.
 
 A name in quotes that is the path of a module counts as an import too, since plug-ins are found by such names. A data
-file counts as imported by the modules of its own folder; a page of the documentation reaches only what names it.
+file counts as imported by the modules of the nearest folder above it that has some; a page of the documentation
+reaches only what names it.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class ImportGraph:
             if name in known:
                 starts.add(name)
             elif name.startswith(ROOTS):  # a data file, or a module that is gone
-                folder = str(Path(name).parent)
-                starts.update(file for file in self.files if str(Path(file).parent) == folder)
+                above = ([file for file in self.files if Path(file).parent == place] for place in Path(name).parents)
+                starts.update(next(filter(None, above), []))
         return starts
 
 

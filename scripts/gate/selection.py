@@ -87,10 +87,20 @@ def expensive(tests: Mapping[str, float]) -> dict[str, float]:
     return {node: seconds for node, seconds in tests.items() if seconds > CHEAP_S}
 
 
-def distances_of_tests(nodes: Iterable[str], reached: Mapping[str, int]) -> dict[str, int]:
-    """The distance of a test is that of its file."""
-    files = {node: node.partition("::")[0] for node in nodes}
-    return {node: reached[file] for node, file in files.items() if file in reached}
+def distances_of_tests(nodes: Iterable[str], reached: Mapping[str, int], changed: Iterable[str] = ()) -> dict[str, int]:
+    """The distance of a test is that of its file; one whose parameters name a data file that changed is nearest.
+
+    A folder `ORG--NAME` of the catalogue is named `ORG/NAME` by tests.
+    """
+    data = [Path(file) for file in changed if not file.endswith(".py")]
+    names = {name.replace("--", "/") for file in data for name in (file.stem, file.parent.name) if len(name) > 6}
+    found: dict[str, int] = {}
+    for node in nodes:
+        file, _, test = node.partition("::")
+        if file in reached:
+            parameters = test.partition("[")[2]
+            found[node] = 0 if any(name in parameters for name in names) else reached[file]
+    return found
 
 
 def distances_of_commands(lines: Iterable[str], reached: Mapping[str, int]) -> dict[str, int]:

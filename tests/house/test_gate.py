@@ -17,7 +17,16 @@ import pytest
 from scripts.gate import durations, pytest_plugin, skips
 from scripts.gate.import_graph import ImportGraph, module_of
 from scripts.gate.parts import Part, run_parts, table_of
-from scripts.gate.selection import SLICES, Plan, choose, distances_of_commands, read_plan, slice_of, write_plan
+from scripts.gate.selection import (
+    SLICES,
+    Plan,
+    choose,
+    distances_of_commands,
+    distances_of_tests,
+    read_plan,
+    slice_of,
+    write_plan,
+)
 from scripts.gate.warm_python import CPU_SECONDS, warm_python
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +93,16 @@ def test_a_change_reaches_its_importers_inside_functions_and_by_names_in_quotes(
 def test_a_data_file_reaches_what_its_folder_reaches(small_tree: ImportGraph) -> None:
     reached = small_tree.distances(["src/llm_perf_opt/core/peaks.toml"])
     assert reached["src/llm_perf_opt/core/units.py"] == reached["src/llm_perf_opt/core/plugins.py"] == 0
+    assert (
+        small_tree.distances(["src/llm_perf_opt/models/catalogue/A--Model-1/config.json"])["tests/models/test_made.py"]
+        == 1
+    )
+
+
+def test_a_test_whose_parameter_names_a_changed_data_file_is_nearest() -> None:
+    nodes = [f"tests/a.py::test_built[{name}]" for name in ("A/Model-1", "A/Model-2")]
+    changed = ["src/llm_perf_opt/models/catalogue/A--Model-1/config.json"]
+    assert distances_of_tests(nodes, {"tests/a.py": 3}, changed) == {nodes[0]: 0, nodes[1]: 3}
 
 
 def test_every_test_file_is_in_the_graph_by_its_module_name() -> None:
