@@ -183,3 +183,10 @@ def test_a_device_that_does_not_hold_the_run_has_no_cost(llama: lpo.Trace) -> No
         ("l4-small", True),
     ]
     assert found.answer[2].startswith("Cheapest that fits: l4,")
+
+
+@pytest.mark.parametrize(("weights", "is_proposed"), [(None, True), ("fp8", False)])
+def test_narrower_weights_are_proposed_where_they_are_not_narrow_yet(weights: str | None, is_proposed: bool) -> None:
+    answer = lpo.trace("Qwen/Qwen2.5-3B", prompt_tokens=16, weights=weights).predict("l4", execution="fused").answer
+    assert "Next: a larger --batch" in answer[-1]
+    assert ("--weights fp8" in answer[-1]) is is_proposed

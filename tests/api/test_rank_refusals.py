@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 import llm_perf_opt as lpo
 from llm_perf_opt.core.collectives import collective_of
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plan_file import read_plan_rules
 from llm_perf_opt.core.report import Level
+from llm_perf_opt.models.huggingface.parallel import uneven_heads, with_copied_key_heads
 from tests.api.tiny_folders import LAYERS, TOKENS, llama_folder
 
 HEAD_ALONE = '[tp]\n"lm_head" = "colwise_gather_output"\n'
@@ -167,3 +170,10 @@ def test_a_process_group_of_the_user_is_left_as_it_is(folder: Path, monkeypatch:
         assert lpo.trace(folder, prompt_tokens=TOKENS).plan is None
     finally:
         dist.destroy_process_group()
+
+
+def test_heads_that_differ_by_layer_are_each_asked() -> None:
+    config = LlamaConfig(num_attention_heads=8, num_key_value_heads=4, per_layer_config={1: {"num_key_value_heads": 2}})
+    assert uneven_heads(config, ParallelPlan(tp=4)) == "2 key heads cannot be split by 4"
+    assert uneven_heads(config, ParallelPlan(tp=2)) is None
+    assert with_copied_key_heads(config, 8) == (config, "")

@@ -92,7 +92,7 @@ def next_text(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]],
     if limit is BoundBy.COMMUNICATION:
         return "a smaller --tp, or faster links"
     if limit is BoundBy.BANDWIDTH and speed.step is not None:
-        return "a larger --batch, or --weights fp8"
+        return f"a larger --batch{', or --weights fp8' if graphs[0].deployment.get('weights') is None else ''}"
     if speed.pages and speed.output_tokens is None:
         return "--decode-steps N for whole pages"
     return "--device all for other devices"

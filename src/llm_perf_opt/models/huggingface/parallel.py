@@ -120,10 +120,19 @@ def uneven_heads(config: Any, plan: ParallelPlan) -> str | None:
     """`4 key heads cannot be split by 8`: why a forward fails whose weights could be cut; None: the heads divide."""
     text = config.get_text_config(decoder=True)
     for field, name in _HEADS.items():
-        count = getattr(text, field, None)
-        if isinstance(count, int) and count % plan.tp:
-            return f"{count} {name} cannot be split by {plan.tp}"
+        for count in _of_layers(text, field):
+            if isinstance(count, int) and count % plan.tp:
+                return f"{count} {name} cannot be split by {plan.tp}"
     return None
+
+
+def _of_layers(text: Any, field: str) -> tuple[object, ...]:
+    """What a configuration says of its layers: one value, or the fewest first where they differ by layer."""
+    try:
+        return (getattr(text, field, None),)
+    except RuntimeError:  # so transformers answers where layers differ: no value is that of all
+        found = {getattr(layer, field, None) for layer in text.per_layer_config}
+        return tuple(sorted(found, key=lambda count: count if isinstance(count, int) else 0))
 
 
 def uneven_refusal(class_name: str, config: Any, world: FakeWorld | None) -> UsageError | None:
@@ -143,10 +152,11 @@ def with_copied_key_heads(config: Any, tp: int) -> tuple[Any, str]:
     """The configuration with a copy of a key head for each rank, where ranks outnumber them, and what to say of it.
 
     So engines do it (vLLM: `max(1, key heads / tp)` on each rank): a rank then has the weights, the cache and the work
-    of a rank of theirs. As it is, with nothing to say, where no whole number of ranks shares a head.
+    of a rank of theirs. As it is, with nothing to say, where no whole number of ranks shares a head, or layers differ.
     """
     text = config.get_text_config(decoder=True)
-    heads, queries = (getattr(text, name, None) for name in ("num_key_value_heads", "num_attention_heads"))
+    found = [_of_layers(text, name) for name in ("num_key_value_heads", "num_attention_heads")]
+    heads, queries = (counts[0] if len(counts) == 1 else None for counts in found)
     if not isinstance(heads, int) or not isinstance(queries, int) or heads >= tp or tp % heads or queries % tp:
         return config, ""
     changed = copy.deepcopy(config)
