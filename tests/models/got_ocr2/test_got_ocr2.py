@@ -19,6 +19,7 @@ from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Adapter
 from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
+from llm_perf_opt.models.got_ocr2.targets import decode_inputs, prefill_inputs
 
 transformers = pytest.importorskip(
     "transformers", minversion="5.0", reason="the code of the model is in transformers 5"
@@ -166,3 +167,15 @@ def test_calls_follow_from_the_configuration_views_and_steps() -> None:
         ("decoder layers", 3 * text, 3 * text),
     ]
     assert checks[0].formula.endswith("blocks x 1 batch of 5 views")
+
+
+def test_the_mask_of_a_decode_step_covers_the_cache_and_the_new_token() -> None:
+    """As long as the keys: what the prefill left, and one."""
+    model = transformers.GotOcr2ForConditionalGeneration(tiny_config()).eval()
+    inputs = prefill_inputs(model.config, views=1, prompt_tokens=4, batch=2, dtype=torch.float32)
+    inputs["input_ids"][:, -4:] = 5  # the vocabulary of the tiny model is small
+    with torch.inference_mode():
+        cache = model(**inputs, use_cache=True).past_key_values
+        model(input_ids=torch.full((2, 1), 5), past_key_values=cache)
+    step = decode_inputs(inputs["input_ids"].shape[1], batch=2)
+    assert step["attention_mask"].shape == (2, cache.get_seq_length())
