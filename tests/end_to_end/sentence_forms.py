@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from typer.testing import CliRunner
 
 from llm_perf_opt.cli.app import app
@@ -116,6 +117,17 @@ class Decoder:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps({**fields, **changed}))
         return folder
+
+
+class Twin(torch.nn.Module):
+    """Two layers of one class, of which one has three times the work of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Linear(64, 300), torch.nn.Linear(64, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.wide(x).sum() + self.narrow(x).sum()
 
 
 @cache

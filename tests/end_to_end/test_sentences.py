@@ -13,7 +13,7 @@ import torch
 
 import llm_perf_opt as lpo
 from llm_perf_opt.models.huggingface.names.catalogue import INDEX
-from tests.end_to_end.sentence_forms import BF16, Decoder, printed, read, shows, told
+from tests.end_to_end.sentence_forms import BF16, Decoder, Twin, printed, read, shows, told
 
 pytest.importorskip("transformers", reason="the models here are transformers', an optional extra")
 
@@ -327,17 +327,6 @@ def test_how_much_longer_prompts_change(clara: str, tmp_path: Path) -> None:
 
 
 # ---- graph
-
-
-class Twin(torch.nn.Module):
-    """Two layers of one class, of which one has three times the work of the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.narrow = torch.nn.Linear(64, 300), torch.nn.Linear(64, 100)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.wide(x).sum() + self.narrow(x).sum()
 
 
 def test_parts_of_one_class_are_told_apart() -> None:
