@@ -251,3 +251,12 @@ def test_no_line_of_a_study_file_runs_code_or_chooses_what_trace_does(tmp_path: 
         study(file, out=tmp_path / "results", workers=1)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "results").exists()
+
+
+def test_the_middle_of_a_band_is_as_far_by_factors_from_both_edges(results: Path) -> None:
+    sql = "select tpot_s, decode_low_s, decode_high_s from points where decode_low_s is not null"
+    rows = lpo.ask(results, sql=sql).rows
+    assert rows
+    for middle, low, high in rows:
+        assert float(middle) / float(low) == pytest.approx(float(high) / float(middle))
+        assert float(low) < float(high)

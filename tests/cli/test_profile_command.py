@@ -16,6 +16,8 @@ from llm_perf_opt.api.profile.request import ProfileRequest, list_pages
 from llm_perf_opt.api.profile.sweeping import read_sweep
 from llm_perf_opt.cli.profile_config import show_config
 from llm_perf_opt.core.hardware import device_text
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.analyses.profile.made_runs import DEVICE
 from tests.cli.conftest import Run
 
@@ -41,6 +43,13 @@ def test_every_choice_makes_a_configuration(choice: str) -> None:
     said = said.get(group, said)  # a file that also chooses in another group
     shown = yaml.safe_load(show_config([choice]))[group]
     assert {key: shown[key] for key in said} == said
+
+
+@pytest.mark.parametrize(("choice", "crops"), [("page", [1, 1]), ("tiles", [2, 3])])
+def test_a_page_is_shown_whole_or_cut_into_two_by_three_tiles_besides(choice: str, crops: list[int]) -> None:
+    workload = yaml.safe_load(show_config([f"workload={choice}"]))["workload"]
+    asked = {name: workload[name] for name in ("image", "mode")}
+    assert DeepSeekOcrAdapter().targets(DeepSeekOcrWorkload(**asked))[0].workload["crops"] == crops
 
 
 def test_every_group_is_a_folder_of_choices() -> None:

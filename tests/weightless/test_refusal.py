@@ -70,8 +70,10 @@ def test_a_shape_error_keeps_its_type_and_gains_its_place() -> None:
 
 def test_a_real_index_out_of_range_is_an_error_as_it_would_be() -> None:
     engine = Engine()
-    with pytest.raises(IndexError, match="index 7 is out of bounds"):
-        engine.run(lambda: engine.ghost(4, 2)[torch.tensor([0, 7])])
+    for index in (4, 7):
+        with pytest.raises(IndexError, match=f"index {index} is out of bounds"):
+            engine.run(lambda index=index: engine.ghost(4, 2)[torch.tensor([0, index])])
+    assert engine.run(lambda: engine.ghost(4, 2)[torch.tensor([-4, 3])].shape) == (2, 2)
     with pytest.raises(IndexError, match="out of bounds"):
         engine.run(lambda: nn.functional.embedding(torch.tensor([9]), engine.ghost(4, 2)))
 

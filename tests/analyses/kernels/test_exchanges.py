@@ -48,3 +48,12 @@ def test_a_device_with_other_links_gets_none() -> None:
     times = kernel_tables("h100-pcie", "vllm").all_reduce(np.array([8]), np.array([2**20]))
     assert times.origins == [Origin.ROOFLINE]
     assert np.isnan(times.seconds).all()
+
+
+@needs_tables
+def test_a_large_gathering_runs_below_the_speed_of_the_links_and_not_far_below() -> None:
+    """Eight H100: a rank receives seven eighths of the whole at no more than the 450 GB/s of its links one way."""
+    size = np.array([2**29])
+    for exchange in (Exchange.ALL_GATHER, Exchange.REDUCE_SCATTER):
+        times = kernel_tables("h100-sxm", None).collective(exchange, np.array([8]), size)
+        assert 300e9 < 7 / 8 * size[0] / times.seconds[0] < 450e9, exchange

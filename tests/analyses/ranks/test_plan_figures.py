@@ -8,6 +8,7 @@ import pytest
 
 from llm_perf_opt.analyses.ranks.plan_figures import PlanFigures, PlanTime, plan_figures, plans_of, ranked
 from llm_perf_opt.analyses.ranks.rank_figures import RankFigures, RankPhase, RankTime, balances
+from llm_perf_opt.analyses.ranks.replicated import ReplicatedWeights, replicated_table
 from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.hardware.cluster import parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -115,3 +116,11 @@ def test_the_balance_weighs_each_kind_by_its_ranks() -> None:
     assert (weights.least, weights.mean, weights.most) == (100, 175.0, 200)
     assert weights.imbalance == pytest.approx(8 / 7)
     assert balances([kind(0, 4, 1.0, 1.0)]) == ()
+
+
+@pytest.mark.parametrize("names", [3, 9, 20])
+def test_every_replicated_weight_is_in_a_row(names: int) -> None:
+    found = [ReplicatedWeights(name=f"part {number}", parameters=2, bytes=100 - number) for number in range(names)]
+    table = replicated_table(found, 10_000)
+    assert sum(row[1] for row in table.rows) == 2 * names  # type: ignore[misc]
+    assert sum(row[2] for row in table.rows) == sum(one.bytes for one in found)  # type: ignore[misc]

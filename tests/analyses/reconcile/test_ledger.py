@@ -197,3 +197,9 @@ def test_without_a_cause_every_difference_but_a_half_is_unexplained(left: int, r
     ledger = reconcile([said("a", {"linear": left}), said("b", {"linear": right})])
     is_half = left == 2 * right or right == 2 * left
     assert bool(ledger.unexplained) == (left != right and not is_half)
+
+
+def test_operators_that_do_not_add_up_to_the_stage_are_compared_with_nobody() -> None:
+    """Of 1,000 FLOPs only 800 have an operator: the family of the others is not known."""
+    partial = said("other", {"aten.addmm": 800}, flops=1000)
+    assert not reconcile([COUNTED, partial]).differences

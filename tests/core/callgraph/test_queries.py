@@ -60,6 +60,12 @@ def test_a_shared_helper_counts_where_it_is_used() -> None:
     assert [names[stage] for stage in stage_of_ops(helper)] == ["prefill", "tower", "tower", "head", "stack"]
 
 
+def test_what_the_first_call_calls_counts_as_its_own() -> None:
+    """A phase may begin with a part of the model: its first call is then no root."""
+    graph = replace(TOY, stages=(("tower", ("vision",)),), paths=("vision", "shared", "helper", "other", "blocks.0"))
+    assert {stage_names(graph)[stage] for stage in stage_of_calls(graph)[:4]} == {"tower"}
+
+
 def test_a_name_that_merely_begins_alike_is_not_claimed() -> None:
     graph = replace(TOY, stages=(("tower", ("vis",)),))
     assert set(stage_of_ops(graph)) == {stage_names(graph).index("prefill")}

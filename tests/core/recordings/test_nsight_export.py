@@ -178,3 +178,11 @@ def test_a_query_that_takes_too_long_is_stopped(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(PerfOptError, match="are over") as stopped, limits(max_seconds=0):
         read_recording(file)
     assert "--max-seconds" in stopped.value.fix
+
+
+def test_the_device_that_is_read_is_the_busiest_not_that_with_most_kernels(tmp_path: Path) -> None:
+    file = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (6000, 9000, 1, 1, 1)")
+        connection.commit()
+    assert [work.duration_ns for work in read_recording(file).work] == [10, 3000]

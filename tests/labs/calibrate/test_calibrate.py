@@ -8,10 +8,11 @@ import torch
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.calibration import Calibration
+from llm_perf_opt.core.hardware.calibration import Calibration, Timing
 from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.labs.calibrate.calibrate import calibrate, combined
+from llm_perf_opt.labs.calibrate.memory import fresh_byte
 from llm_perf_opt.labs.calibrate.probe import Stopwatch
 from llm_perf_opt.labs.calibrate.products import ColdWeights, product_probes
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
@@ -88,3 +89,14 @@ def test_it_is_found_by_name() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(PerfOptError, match="cpu and cuda"):
         calibrate(device="meta")
+
+
+def test_fresh_memory_costs_what_writing_to_it_takes_longer_than_writing_to_old() -> None:
+    class Clock(Stopwatch):
+        def time(self, work: object, *, sweep: bool = True) -> Timing:
+            told.append(work)
+            return Timing(fastest_s=1.0, median_s=2.0, slowest_s=4.0) if len(told) == 1 else fresh
+
+    told: list[object] = []
+    fresh = Timing(fastest_s=5.0, median_s=7.0, slowest_s=12.0)
+    assert fresh_byte(Clock(), 100) == Timing(fastest_s=0.03, median_s=0.05, slowest_s=0.1)
