@@ -1,8 +1,8 @@
 """Who imports whom, read from the sources: which files a change can reach, and over how many imports.
 
 A name in quotes that is the path of a module counts as an import too, since plug-ins are found by such names. A data
-file counts as imported by the modules of the nearest folder above it that has some; a page of the documentation
-reaches only what names it.
+file counts as imported by the modules of the nearest folder above it that has some, a page by the scripts that run
+what stands on pages.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOTS = ("src/llm_perf_opt", "tests", "scripts", "benchmarks")
 _MODULE_NAME = re.compile(r"(?:llm_perf_opt|tests|scripts|benchmarks)(?:\.\w+)+")
+_PAGE_READERS = ("scripts/cli_pages.py", "scripts/jobs_page.py", "scripts/page_commands.py", "scripts/page_python.py")
 _FRONT_DOOR = "src/llm_perf_opt/__init__.py"  # names everything and loads it on demand: who imports it imports `api`
 
 
@@ -73,6 +74,8 @@ class ImportGraph:
         for name in changed:
             if name in known:
                 starts.add(name)
+            elif name.endswith(".md"):
+                starts.update(known.intersection(_PAGE_READERS))
             elif name.startswith(ROOTS):  # a data file, or a module that is gone
                 above = ([file for file in self.files if Path(file).parent == place] for place in Path(name).parents)
                 starts.update(next(filter(None, above), []))

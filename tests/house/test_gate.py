@@ -105,6 +105,12 @@ def test_a_test_whose_parameter_names_a_changed_data_file_is_nearest() -> None:
     assert distances_of_tests(nodes, {"tests/a.py": 3}, changed) == {nodes[0]: 0, nodes[1]: 3}
 
 
+def test_a_page_reaches_the_tests_of_what_stands_on_pages() -> None:
+    reached = ImportGraph(ROOT).distances(["docs/cli/devices.md"])
+    assert reached["tests/house/test_cli_pages.py"] == 1
+    assert "tests/ops/test_matrix_prices.py" not in reached
+
+
 def test_every_test_file_is_in_the_graph_by_its_module_name() -> None:
     assert module_of("tests/house/test_gate.py") == "tests.house.test_gate"
     assert module_of("src/llm_perf_opt/core/__init__.py") == "llm_perf_opt.core"
