@@ -240,10 +240,10 @@ def serving_fit_table(fits: Sequence[ServingFit]) -> Table:
         fits,
         {
             Column("devices"): lambda fit: f"{fit.devices} x {fit.device.name}" if fit.devices > 1 else fit.device.name,
-            Column("fits"): lambda fit: None if fit.fits is None else "yes" if fit.fits else "no",
+            Column("serves"): lambda fit: None if fit.fits is None else "yes" if fit.fits else "no",
             Column("largest batch", Kind.COUNT): lambda fit: fit.largest_batch,
             Column("largest context", Kind.COUNT): lambda fit: fit.largest_context,
-            Column("memory", Kind.BYTES): lambda fit: fit.memory_bytes,
+            Column("memory seen", Kind.BYTES): lambda fit: fit.memory_bytes,
             Column("share in use", Kind.BYTES): lambda fit: fit.budget_bytes,
             Column("weights", Kind.BYTES): lambda fit: fit.weights_bytes,
             Column("working memory", Kind.BYTES): lambda fit: fit.working_bytes,
