@@ -49,13 +49,11 @@ ENGINES = ("vllm", "sglang", "trtllm")
 class PredictedStage:
     """One stage of one phase. No implementation is faster than `lower_bound_s`; a run is expected in low to high.
 
-    `expected_s` is the time of a calibration or of measured kernels; a data sheet has none. `bound_by` names what
-    limits it: compute, bandwidth, launches, kernel starts or communication. None is unknown. `launches` are of the code
-    as written, `engine_kernels` what an engine launches in their place; None: no engine runs. `origins` is the share of
-    the expected kernel time by where it came from: measured rows, interpolated, roofline; empty: one source alone.
-
-    Of a rank, `sent_bytes` go to other ranks, in `communication_low_s` to `communication_high_s` if nothing else runs;
-    `exposed_share` of the high edge is communication that nothing hides if none of it overlaps.
+    `expected_s` is the time of a calibration or of measured kernels; a data sheet has none. `bound_by`: compute,
+    bandwidth, launches, kernel starts or communication; None is unknown. `launches` are of the code as written,
+    `engine_kernels` what an engine launches instead; None: none does. `origins` is the share of the expected kernel
+    time by where it came from: measured rows, interpolated, roofline; empty: one source alone. Of a rank, `sent_bytes`
+    go to others, in `communication_low_s` to `communication_high_s`; `exposed_share` of the high edge nothing hides.
     """
 
     phase: str

@@ -1,7 +1,8 @@
 """The columns of a study: one row per point, every one with its type, its unit and what it means.
 
 The list is the published schema: `docs/data/study_columns.json` is written from it, and so is the schema of the Parquet
-files. None is unknown, never zero. Bytes, FLOPs and times of a plan are those of the rank that has the most.
+files. None is unknown, never zero. Bytes and FLOPs of a plan are those of the rank that has the most, times are over
+all its pipeline stages.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def serving_fit_table(fits: Sequence[ServingFit]) -> Table:
             Column("largest context", Kind.COUNT): lambda fit: fit.largest_context,
             Column("memory seen", Kind.BYTES): lambda fit: fit.memory_bytes,
             Column("share in use", Kind.BYTES): lambda fit: fit.budget_bytes,
-            Column("weights", Kind.BYTES): lambda fit: fit.weights_bytes,
+            Column("engine weights", Kind.BYTES): lambda fit: fit.weights_bytes,
             Column("working memory", Kind.BYTES): lambda fit: fit.working_bytes,
             Column("outside PyTorch", Kind.BYTES): lambda fit: fit.outside_torch_bytes,
             Column("room for cache", Kind.BYTES): lambda fit: fit.room_bytes,

@@ -153,7 +153,7 @@ _COST: Cells = {
     Column("KV cache", Kind.BYTES): lambda point: point.cache_bytes,
     Column("weights", Kind.BYTES): lambda point: point.weight_bytes,
     Column("peak", Kind.BYTES): lambda point: point.peak_bytes,
-    Column("memory needed", Kind.BYTES): lambda point: point.needed_bytes,
+    Column("needed in all", Kind.BYTES): lambda point: point.needed_bytes,
     Column("lower bound", Kind.SECONDS): lambda point: point.lower_bound_s,
     Column("data sheet low", Kind.SECONDS): lambda point: point.low_s,
     Column("data sheet high", Kind.SECONDS): lambda point: point.high_s,
