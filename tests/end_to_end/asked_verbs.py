@@ -310,7 +310,7 @@ def plan_verb(question: Question) -> Told | None:
 
 
 def _of_plan(question: Question, key: str) -> str:
-    """Figures of a plan with several kinds of rank are not those of the first rank, which `trace` and `predict` show."""
+    """Figures of a plan with several kinds of rank are not those of the first, which `trace` and `predict` show."""
     if len(_of(question).ranks) == 1:
         return key
     return f"{OVER_ALL}{key}" if key.endswith("_seconds") else f"{MOST}{key}"
