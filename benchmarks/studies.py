@@ -92,7 +92,7 @@ def overhead(models: int, rounds: int) -> None:
             folder,
             name="overhead",
             models=["models/*"],
-            workload={"batch": 4, "context": 1024},
+            workload={"global_batch": 4, "context": 1024},
             deployments={"plan": ["one device", "tp2", "tp4", "pp2"], "weights": ["checkpoint", "fp8"]},
             devices=list(DEVICES[:4]),
         )
@@ -134,7 +134,7 @@ def scale(points: int, function: Path | None) -> None:
             folder,
             name="scale",
             models=[str(source.resolve())],
-            workload={"batch": "range(1,251)", "context": f"range(1024,{1024 + contexts * step},{step})"},
+            workload={"global_batch": "range(1,251)", "context": f"range(1024,{1024 + contexts * step},{step})"},
             devices=list(DEVICES),
             prices=dict.fromkeys(DEVICES, 2.0),
         )

@@ -59,7 +59,7 @@ CASES = (
         devices="2x rtx-pro-6000-bw-server",
         kinds=("dense",),
         family="qwen3-30b-a3b",
-        asked={"tp": 1, "dp": 2},
+        asked={"tp": 1, "attention_dp": 2},
     ),
     Case(  # four key heads on eight ranks
         model="Qwen/Qwen3-235B-A22B",

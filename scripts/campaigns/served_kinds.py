@@ -77,7 +77,7 @@ AZURE = b"""TIMESTAMP,ContextTokens,GeneratedTokens
 DISTRIBUTION = b'rate = "20/s"\ncv = 2.5\nprompt = "uniform(100, 900)"\noutput = 50\nrequests = 30\n'
 STUDY = b"""name: tiny
 models: [org/name]
-workload: {batch: 2, context: 1k..8k, generated_tokens: 16}
+workload: {global_batch: 2, context: 1k..8k, generated_tokens: 16}
 deployments: {plan: [one device, tp2], weights: [checkpoint, fp8]}
 devices: [h100-sxm]
 prices: {h100-sxm: 2.5}

@@ -63,7 +63,7 @@ RESUMED = ("study",)  # keeps its finished files, so that it is tried on none of
 STUDY = {
     "name": "tiny",
     "models": ["tiny"],
-    "workload": {"batch": 2, "context": 4},
+    "workload": {"global_batch": 2, "context": 4},
     "deployments": {"weights": ["checkpoint", "fp8"]},
     "devices": ["h100-sxm"],
 }

@@ -100,6 +100,23 @@ def test_stages_add_up_to_the_phase() -> None:
     assert whole.flops == sum(one.cost.flops or 0 for one in traced.stages().stages if one.phase == "prefill")
 
 
+def test_what_was_traced_takes_as_long_as_its_prediction_by_the_same_rates() -> None:
+    """An RTX 5090 has recordings of eager kernels, which time no other kind: those are a prediction's own band."""
+    trace = lpo.trace("deepseek-ocr-tiny", attention="eager")
+    told, predicted = (
+        trace.what_if("attention", "rtx-5090"),
+        trace.predict("rtx-5090", rates="data-sheet"),
+    )
+    for phase in ("prefill", "decode"):
+        case = cases(told, phase, ALL if phase == "prefill" else None)[EAGER]
+        stages = [stage for stage in predicted.stages if stage.phase == phase]
+        assert case.low_s == pytest.approx(sum(stage.low_s for stage in stages), rel=1e-12)
+        assert case.high_s == pytest.approx(sum(stage.high_s for stage in stages), rel=1e-12)
+    names = {"data sheet low", "data sheet high"}
+    assert names <= {column.name for column in told.report().tables[0].columns}
+    assert names <= {column.name for column in predicted.report().tables[0].columns}
+
+
 def test_attention_with_a_bias_keeps_its_op() -> None:
     """SAM adds relative positions to the scores, which a flash kernel does not take."""
     found = cases(lpo.trace("deepseek-ocr-tiny", decode_steps=0).what_if(), "prefill", "sam")

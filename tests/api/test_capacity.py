@@ -16,9 +16,12 @@ from llm_perf_opt.api import capacity_replays
 from llm_perf_opt.api.capacity_replays import dealt
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.cli import main as command
+from llm_perf_opt.cli.traffic_options import TrafficOptions
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.read_traffic import as_traffic
+from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from llm_perf_opt.engines.vllm.environment import find
 from tests.api.one_by_one import OneByOne
 
@@ -169,6 +172,24 @@ def test_the_command_writes_a_page_and_a_trace_for_perfetto(
     assert len(json.loads(trace.read_text())["traceEvents"]) > 12
     assert main(monkeypatch, *words) == 0
     assert "What limits?" in capsys.readouterr().out
+
+
+@needs_tables
+def test_a_promise_that_nothing_keeps_is_an_answer_and_no_broken_budget(
+    one_by_one: type[OneByOne], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/reliability.md says of exit codes; a step takes longer than a nanosecond."""
+    words = ("plan", TINY, "--devices", "h100-sxm", "--traffic", OCR, "--slo", "tpot=0.000001ms", "--json")
+    assert main(monkeypatch, *words) == 0
+    (fleets,) = (table for table in json.loads(capsys.readouterr().out)["tables"] if table["title"] == "Fleets")
+    assert {row["keeps_the_promise"] for row in fleets["rows"]} == {"no"}
+
+
+def test_groups_that_share_experts_are_not_called_as_whole_replicas_are() -> None:
+    assert ParallelPlan(tp=2, dp=4).describe() == "tp2 dp4"
+    assert ServingPlan(tp=2, attention_dp=4, has_expert_parallel=True).describe() == "tp2 ep8 attention-dp4"
+    with pytest.raises(UsageError, match="takes no dp"):
+        TrafficOptions.make(traffic=OCR, dp=2)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from llm_perf_opt.core.report import Kind
 from tests.api.tiny_folders import llama_folder
 from tests.labs.study.made_studies import tiny_study, written
 
-KEYS = "select inputs_hash, batch, asked_context, count(*) as rows from points group by all having rows > 1"
-ALL = "select * from points order by inputs_hash, batch, asked_context"
+KEYS = "select inputs_hash, global_batch, asked_context, count(*) as rows from points group by all having rows > 1"
+ALL = "select * from points order by inputs_hash, global_batch, asked_context"
 SMALL: dict[str, Any] = {"deployments": {"plan": ["one device", "dp2"], "weights": ["checkpoint", "fp8"]}}
 
 
@@ -103,7 +103,7 @@ def test_a_task_that_runs_twice_leaves_the_same_rows(
 
 def test_a_failure_is_a_row_with_its_reason(tmp_path: Path) -> None:
     models, plans = ["deepseek-ocr-tiny", "no-such-model"], {"plan": ["one device", "dp2"]}
-    file = written(tmp_path, models=models, workload={"batch": 3}, deployments=plans)
+    file = written(tmp_path, models=models, workload={"global_batch": 3}, deployments=plans)
     found = study(file, out=tmp_path / "results", workers=1)
     assert found.failed == 2 + 4  # three sequences on two replicas; every point of a model that is not there
     rows = lpo.ask(tmp_path / "results", "failures").rows
@@ -116,12 +116,13 @@ def test_a_failure_is_a_row_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_many_pairs_are_evaluated_from_one_function_and_equal_the_traces(tmp_path: Path) -> None:
-    grid = {"workload": {"batch": [2, 4], "context": "range(16,24)", "generated_tokens": 3}, "devices": ["h100-sxm"]}
+    workload = {"global_batch": [2, 4], "context": "range(16,24)", "generated_tokens": 3}
+    grid = {"workload": workload, "devices": ["h100-sxm"]}
     grid["deployments"] = {"weights": ["checkpoint"]}
     study(tiny_study(tmp_path, 1, **grid), out=tmp_path / "function", workers=1)
-    few = {**grid, "workload": {"batch": [2, 4], "context": [16, 23], "generated_tokens": 3}}
+    few = {**grid, "workload": {"global_batch": [2, 4], "context": [16, 23], "generated_tokens": 3}}
     study(tiny_study(tmp_path, 1, **few), out=tmp_path / "traced", workers=1)
-    sql = "select * exclude (origin, inputs_hash) from points where context in (16, 23) order by batch, context"
+    sql = "select * exclude (origin, inputs_hash) from points where context in (16, 23) order by global_batch, context"
     by_form, traced = (lpo.ask(tmp_path / name, sql=sql).to_pandas() for name in ("function", "traced"))
     assert len(by_form) == len(traced) == 4
     for name in by_form.columns:
@@ -136,7 +137,7 @@ def test_a_saved_function_is_a_model_that_needs_no_torch(tmp_path: Path) -> None
     tiny_study(tmp_path, 1)
     traced = lpo.trace(str(tmp_path / "models/m00"), batch=2, prompt_tokens=16)
     traced.over(batch=(2, 4), context=(16, 32)).save(tmp_path / "m.function.json")
-    grid = {"batch": [2, 4], "context": [16, 40]}
+    grid = {"global_batch": [2, 4], "context": [16, 40]}
     file = written(tmp_path, models=["m.function.json"], workload=grid, deployments={})
     found = study(file, out=tmp_path / "results", workers=1)
     assert (found.points, found.failed) == (8, 4)
@@ -239,7 +240,7 @@ def folder_with_code(folder: Path, mark: Path) -> Path:
     "asked",
     [
         {"trust_remote_code": True},
-        {"workload": {"batch": 1, "trust_remote_code": True}},
+        {"workload": {"global_batch": 1, "trust_remote_code": True}},
         {"models": [{"model": "own", "trust_remote_code": True}]},
         {"models": [{"model": "own", "out": "written"}]},
     ],

@@ -89,7 +89,7 @@ def test_a_row_is_what_a_plan_under_that_traffic_says(
         2 * 2.0 / 3600 / banded.high.output_tokens_per_s * 1e6, rel=1e-12
     )
     assert row.origin == "replay"
-    assert row.batch != row.batch, "unknown: the traffic decides"
+    assert row.global_batch != row.global_batch, "unknown: the traffic decides"
     assert row.engine_version == "0.32.0"
     kept = run_task(task, store.root, list(store.finished("served")), run="89abcdef")
     assert kept.kept == 6
@@ -115,5 +115,5 @@ def test_plans_that_vllm_does_not_serve_are_refused() -> None:
 
 
 def test_grids_and_traffic_exclude_each_other(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(PerfOptError, match="takes no batch"):
-        study(file, ["workload.batch=8"], out=tmp_path / "none")
+    with pytest.raises(PerfOptError, match="takes no global_batch"):
+        study(file, ["workload.global_batch=8"], out=tmp_path / "none")

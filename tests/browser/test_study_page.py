@@ -35,7 +35,7 @@ def study_view() -> StudyView:
                 for edge in ("low", "high")
             }
             texts = {"model": "one", "device": device, "plan": "one device", "weights": "bfloat16", "workload": "chat"}
-            rows.append({**texts, "device_count": 1, "batch": batch, "context": 1024, "watts": 300, **bands})
+            rows.append({**texts, "device_count": 1, "global_batch": batch, "context": 1024, "watts": 300, **bands})
     table = Table(title="Best", columns=(Column("device"), Column("tokens", Kind.COUNT)), rows=(("l4", 3),))
     return StudyView(
         title="A study",
@@ -184,7 +184,7 @@ def test_filters_and_axes_change_points_and_table(page: StudyPage) -> None:
 
 def test_a_point_of_the_frontier_answers_to_the_keyboard(page: StudyPage) -> None:
     page.ask("document.querySelector('#chart .point.front').focus()")
-    assert "batch 1" in page.ask("document.activeElement.getAttribute('aria-label')")
+    assert "global batch 1" in page.ask("document.activeElement.getAttribute('aria-label')")
     assert DEVICES[2] in (page.tip() or "")
     page.ask("document.activeElement.blur()")
     assert page.tip() is None

@@ -14,7 +14,7 @@ from llm_perf_opt.core.study_file import read_study
 TEXT = """
 name: small
 models: [deepseek-ocr-tiny, {model: got-ocr2, crops: 2x1}]
-workload: {batch: 1..4, context: "1k,2k", dtype: "bfloat16,float16", generated_tokens: 100}
+workload: {global_batch: 1..4, context: "1k,2k", dtype: "bfloat16,float16", generated_tokens: 100}
 deployments: {plan: [one device, tp2 dp2], weights: [checkpoint, fp8]}
 devices: [h100-sxm, l40s]
 prices: {h100-sxm: 2.5}
@@ -37,7 +37,8 @@ def test_the_grid_is_the_product_of_its_axes(tmp_path: Path) -> None:
 
 
 def test_an_override_replaces_what_the_file_says(tmp_path: Path) -> None:
-    study = read_study(study_file(tmp_path), ["workload.batch=range(8,33,8)", "devices=l4", "deployments.cache=fp8"])
+    overrides = ["workload.global_batch=range(8,33,8)", "devices=l4", "deployments.cache=fp8"]
+    study = read_study(study_file(tmp_path), overrides)
     assert study.batches == (8, 16, 24, 32)
     assert study.devices == ("l4",)
     assert study.caches == ("fp8",)
@@ -85,7 +86,8 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         ("anchors: &a [1]\nmore: *a", "alias"),
         ("prices: {l40s: -1}", "above 0"),
         ("workload: {prompt_tokens: 5}", "takes no prompt_tokens"),
-        ("workload: {batch: 'range(1,100000000)'}", "is no axis"),
+        ("workload: {batch: 5}", "takes no batch"),
+        ("workload: {global_batch: 'range(1,100000000)'}", "is no axis"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, change: str, word: str) -> None:

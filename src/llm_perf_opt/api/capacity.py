@@ -160,8 +160,8 @@ def capacity(
     - `devices`: `8x h100-sxm`, or several with commas: each is tried, the best first.
     - `traffic`: `20/s prompt=lognormal(800,0.8) output=200 for 600s`, a file of them, or a recorded run.
     - `slo`: `ttft=500ms,tpot=40ms`, of 99 in 100 requests; `p95,ttft=1s` for another share.
-    - `tp`, `ep`, `pp`, `dp`, `replicas`: default: every `tp` is considered, for models with experts every `dp` of
-      groups that share them, and as many replicas as there is room for.
+    - `tp`, `ep`, `pp`, `attention_dp`, `replicas`: default: every `tp` is considered, for models with experts every
+      number of groups that share them, and as many replicas as there is room for.
     - `max_sequences`, `max_batched_tokens`: of a step, several with commas. Default: vLLM's own for the device.
     - `prices`: device id -> price of a GPU hour. `pages`, `within`: a deadline, `200000` and `24h`.
     - `measured`: results of a server with this plan, shown beside; vLLM's log of iterations corrects the step times.

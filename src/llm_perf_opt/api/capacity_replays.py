@@ -76,7 +76,7 @@ class Replays:
 
     def _replicas(self, candidate: Candidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
         """Every engine: a few replicas behind vLLM's own routing, many one after another, each takes seconds."""
-        groups = candidate.replica.considered.plan.dp
+        groups = candidate.replica.considered.plan.attention_dp
         if groups == 1 and 1 < candidate.replicas <= MOST_ROUTED:
             job = self._job(candidate, traffic, factor)
             return tuple(self._process.replay_replicas(replace(job, replicas=candidate.replicas)))
@@ -85,7 +85,7 @@ class Replays:
 
     def _replay(self, candidate: Candidate, traffic: Traffic, factor: float = 1.0) -> list[Replayed]:
         """One replica: an engine, or one for each group of ranks that shares its experts with the others."""
-        groups = candidate.replica.considered.plan.dp
+        groups = candidate.replica.considered.plan.attention_dp
         job = replace(self._job(candidate, traffic, factor), replicas=groups, shares_experts=groups > 1)
         return self._process.replay_replicas(job)
 

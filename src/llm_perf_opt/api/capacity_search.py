@@ -27,7 +27,7 @@ class Asked:
     tp: int | None
     ep: int | None
     pp: int
-    dp: int | None
+    attention_dp: int | None
     replicas: int | None
     max_sequences: tuple[int | None, ...]
     max_batched_tokens: tuple[int | None, ...]
@@ -39,13 +39,13 @@ def taken_plan(workload: dict[str, Any], promise: Promise | None, *, is_alone: b
 
     With `is_alone` one replica is enough, since the rate of others is the same.
     """
-    names = ("tp", "ep", "pp", "dp", "replicas", "max_sequences", "max_batched_tokens")
+    names = ("tp", "ep", "pp", "attention_dp", "replicas", "max_sequences", "max_batched_tokens")
     given = {name: workload.pop(name, None) for name in names}
     return Asked(
         tp=given["tp"],
         ep=given["ep"],
         pp=given["pp"] or 1,
-        dp=given["dp"],
+        attention_dp=given["attention_dp"],
         replicas=1 if is_alone and given["replicas"] is None else given["replicas"],
         max_sequences=_numbers(given["max_sequences"], "max_sequences"),
         max_batched_tokens=_numbers(given["max_batched_tokens"], "max_batched_tokens"),
@@ -110,14 +110,16 @@ def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> list[ServingP
                     fix="choose a tp that divides the heads, and no larger than a node",
                 )
             continue
-        for dp in _groups(served, cluster, asked, tp):
-            choices = _expert_choices(served, asked, tp, dp)
-            found += [ServingPlan(tp=tp, pp=asked.pp, dp=dp, has_expert_parallel=is_whole) for is_whole in choices]
+        for groups in _groups(served, cluster, asked, tp):
+            found += [
+                ServingPlan(tp=tp, pp=asked.pp, attention_dp=groups, has_expert_parallel=is_whole)
+                for is_whole in _expert_choices(served, asked, tp, groups)
+            ]
     if not found:
         raise UsageError(
             f"vLLM does not spread experts over {asked.ep} ranks here.",
-            why="each lies whole on one rank of a replica, and there are tp x dp of them, or is divided among all",
-            fix="give --tp and --dp such that --ep is their product, or leave --ep out",
+            why="each lies whole on one rank of a replica, and tp x attention-dp are there, or is divided among all",
+            fix="give --tp and --attention-dp such that --ep is their product, or leave --ep out",
         )
     return found
 
@@ -126,26 +128,30 @@ def _groups(served: ServedModel, cluster: Cluster, asked: Asked, tp: int) -> lis
     """How many groups of `tp` ranks share the experts of a replica. Without experts they would be replicas."""
     most = cluster.count // tp
     can_share = served.has_experts and asked.pp == 1
-    if asked.dp is None:
+    if asked.attention_dp is None:
         return [2**power for power in range(10) if power == 0 or (can_share and 2**power <= most)]
-    if asked.dp > 1 and not can_share:
+    if asked.attention_dp > 1 and not can_share:
         raise UsageError(
-            f"dp{asked.dp} is nothing that vLLM does with this model.",
+            f"attention-dp{asked.attention_dp} is nothing that vLLM does with this model.",
             why="groups of ranks share the experts of one stage; where they cannot, they are replicas",
-            fix=f"write --replicas {asked.dp} in place of --dp {asked.dp}",
+            fix=f"write --replicas {asked.attention_dp} in place of --attention-dp",
         )
-    if asked.dp > most:
-        raise UsageError(f"dp{asked.dp} of tp{tp} has no room on {cluster}.", why=f"{most} groups have", fix="lower it")
-    return [asked.dp]
+    if asked.attention_dp > most:
+        raise UsageError(
+            f"attention-dp{asked.attention_dp} of tp{tp} has no room on {cluster}.",
+            why=f"{most} groups have",
+            fix="lower it",
+        )
+    return [asked.attention_dp]
 
 
-def _expert_choices(served: ServedModel, asked: Asked, tp: int, dp: int) -> tuple[bool, ...]:
+def _expert_choices(served: ServedModel, asked: Asked, tp: int, groups: int) -> tuple[bool, ...]:
     """Whether each expert lies whole on one rank: as asked; else with groups always, and both ways without them."""
     if asked.ep is not None:
-        return (asked.ep > 1,) if asked.ep in (1, tp * dp) else ()
-    if not served.has_experts or tp * dp == 1:
+        return (asked.ep > 1,) if asked.ep in (1, tp * groups) else ()
+    if not served.has_experts or tp * groups == 1:
         return (False,)
-    return (True,) if dp > 1 else (False, True)
+    return (True,) if groups > 1 else (False, True)
 
 
 def worth_replaying(found: Sequence[Candidate], promise: Promise | None) -> list[Candidate]:

@@ -49,12 +49,11 @@ ENGINES = ("vllm", "sglang", "trtllm")
 class PredictedStage:
     """One stage of one phase. No implementation is faster than `lower_bound_s`; a run is expected in low to high.
 
-    `expected_s` is the time of a calibration or of measured kernels; a data sheet has none. `bound_by` names what
-    limits it: compute, bandwidth, launches, kernel starts or communication. None is unknown. `origins` is the share
-    of the expected kernel time by where it came from: measured rows, interpolated, roofline; empty: one source alone.
-
-    Of a rank, `sent_bytes` go to other ranks, in `communication_low_s` to `communication_high_s` if nothing else runs;
-    `exposed_share` of the high edge is communication that nothing hides if none of it overlaps.
+    `expected_s` is the time of a calibration or of measured kernels; a data sheet has none. `bound_by`: compute,
+    bandwidth, launches, kernel starts or communication; None is unknown. `launches` are of the code as written,
+    `engine_kernels` what an engine launches instead; None: none does. `origins` is the share of the expected kernel
+    time by where it came from: measured rows, interpolated, roofline; empty: one source alone. Of a rank, `sent_bytes`
+    go to others, in `communication_low_s` to `communication_high_s`; `exposed_share` of the high edge nothing hides.
     """
 
     phase: str
@@ -64,6 +63,7 @@ class PredictedStage:
     high_s: float
     expected_s: float | None
     launches: int | None
+    engine_kernels: int | None
     bound_by: str | None
     sent_bytes: int | None = None
     communication_low_s: float | None = None
@@ -336,6 +336,7 @@ def _stage(phase: str, stage: StageTime) -> PredictedStage:
         high_s=stage.wall.high,
         expected_s=stage.wall.expected,
         launches=stage.launches,
+        engine_kernels=stage.engine_kernels,
         bound_by=None if stage.bound_by is None else str(stage.bound_by),
         sent_bytes=None if exchanged is None else exchanged.sent_bytes,
         communication_low_s=None if links is None else links.low,

@@ -31,8 +31,9 @@ def machine_table(graphs: Sequence[CallGraph], predictions: Sequence[PredictionA
     """A row for each phase on each machine: its times, and whether the machine has the memory."""
     rows = [(one, one.phase_band(graph)) for one in predictions for graph in graphs]
     has_expected = any(band.expected_s is not None for _, band in rows)
-    times = ("lower bound", "low", "expected", "high") if has_expected else ("lower bound", "low", "high")
-    memory = (Column("memory needed", Kind.BYTES), Column("of its memory", Kind.RATIO), Column("fits"))
+    edges = ("low", "expected", "high") if has_expected else ("data sheet low", "data sheet high")
+    times = ("lower bound", *edges)
+    memory = (Column("needed by the run", Kind.BYTES), Column("of its memory", Kind.RATIO), Column("fits"))
     return Table(
         title="By device",
         columns=(Column("device"), Column("phase"), *(Column(name, Kind.SECONDS) for name in times), *memory),

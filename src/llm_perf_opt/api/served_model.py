@@ -129,7 +129,7 @@ class ServedModel:
             )
         room += weights - weights // plan.pp  # a stage holds its share of the layers, and of their cache
         experts = sum(block.stored_bytes for block in self.blocks.experts) // plan.tp
-        room += experts - experts // plan.dp  # which the groups of a replica share
+        room += experts - experts // plan.attention_dp  # which the groups of a replica share
         cache_tokens = needs.cache.tokens_in(room * plan.pp, length) or 0
         if cache_tokens < length:
             return None
@@ -139,7 +139,7 @@ class ServedModel:
             cache_tokens=cache_tokens,
         )
         table = self._table(device, plan)
-        states = tuple(steady_states(table, mean, taken.of_groups(plan.dp)))
+        states = tuple(steady_states(table, mean, taken.of_groups(plan.attention_dp)))
         considered = Considered(
             device=device.id,
             plan=plan,
@@ -242,7 +242,7 @@ class ServedModel:
 
 def _engine_plan(plan: ServingPlan) -> EnginePlan:
     """What one stage of it does."""
-    return EnginePlan(tensor=plan.tp, data=plan.dp, has_whole_experts=plan.has_expert_parallel)
+    return EnginePlan(tensor=plan.tp, data=plan.attention_dp, has_whole_experts=plan.has_expert_parallel)
 
 
 def page_tokens(origin: Origin, size: PageSize) -> PageTokens:

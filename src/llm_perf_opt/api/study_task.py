@@ -118,7 +118,7 @@ def _traced_row(
     task: StudyTask, deployment: PointDeployment, points: TracedPoints, batch: int, context: int | None
 ) -> dict[str, Any]:
     """One point from its trace; a refusal is a row with the reason."""
-    row = {**_identity(task, deployment), "batch": batch, "context": context, "asked_context": context}
+    row = {**_identity(task, deployment), "global_batch": batch, "context": context, "asked_context": context}
     try:
         point = points.at(deployment, batch, context)
     except PerfOptError as refusal:
@@ -198,7 +198,7 @@ def _deployed_tables(task: StudyTask, function: TraceFunction, deployment: Point
                 open_pairs += zip(block.batch.tolist(), block.context.tolist(), strict=True)
                 continue
             run = whole_run(block.figures, block.batch, served.at(block, deployment), _priced(task, deployment))
-            places = {"batch": block.batch, "context": block.context, "asked_context": block.context}
+            places = {"global_batch": block.batch, "context": block.context, "asked_context": block.context}
             yield table_of({**fixed, **places, **block.figures, **run}, len(block.batch))
     if open_pairs:
         yield _open_table(task, deployment, open_pairs)
@@ -245,7 +245,7 @@ def _failed_table(
 ) -> Any:
     fixed = {**_identity(task, deployment), "status": FAILED, "reason": reason}
     batches, contexts = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return table_of({**fixed, "batch": batches, "context": contexts, "asked_context": contexts}, len(pairs))
+    return table_of({**fixed, "global_batch": batches, "context": contexts, "asked_context": contexts}, len(pairs))
 
 
 def _identity(task: StudyTask, deployment: PointDeployment) -> dict[str, Any]:

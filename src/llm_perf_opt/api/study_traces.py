@@ -14,6 +14,7 @@ from llm_perf_opt.analyses.serving.fit import fit_of, traced_needs
 from llm_perf_opt.analyses.studies.figures import Figures, named, time_figures, together
 from llm_perf_opt.analyses.studies.phase_times import TimedPhase
 from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.deployed_traces import redeployed
 from llm_perf_opt.api.function import TraceFunction
@@ -172,7 +173,8 @@ class TracedPoints:
         plan = {axis: getattr(self.task.plan, axis) for axis in AXES if axis != "dp"}
         spread = {axis: size for axis, size in plan.items() if size > 1}
         trust = {"trust_remote_code": True} if self.task.trust_remote_code else {}
-        return {**self.task.workload, **spread, **trust, "batch": batch}
+        copies = {"copies_key_heads": True} if self.task.execution == Execution.FUSED else {}  # as `predict` and `plan`
+        return {**self.task.workload, **spread, **trust, **copies, "batch": batch}
 
 
 def _too_short(context: int, media: int) -> UsageError:

@@ -176,6 +176,7 @@ def sweep_answer(
         device=one,
         cluster=cluster,
         execution=execution,
+        rates=None if rates is None else rates.name,
         batches=batches,
         contexts=contexts,
         points=points,

@@ -60,6 +60,7 @@ class SweepAnswer(Answer):
     device: Device | None
     cluster: Cluster | None = None  # of these devices, where several were named
     execution: str
+    rates: str | None = None  # the source of the times; None: no device was named
     batches: NumberRange
     contexts: NumberRange
     points: tuple[SweepPoint, ...]

@@ -29,14 +29,19 @@ class TrafficOptions(OptionRecord):
         'requests=640", a TOML file of the same, or a recorded run. Needs vLLM.',
     )
     slo: str | None = option(
-        None, metavar="LIMITS", help="The promise: ttft=500ms,tpot=40ms of 99 in 100 requests; p95,e2e=30s."
+        None,
+        metavar="LIMITS",
+        help="The promise that GPUs are sought for: ttft=500ms,tpot=40ms of 99 in 100 requests; p95,e2e=30s. "
+        "Exit code 0 also where none keeps it.",
     )
     tp: int | None = option(None, at_least=1, help="Ranks that share each matrix. Default: all are tried.")
-    ep: int | None = option(None, at_least=1, help="Ranks that share the experts: 1, or tp x dp.")
+    ep: int | None = option(None, at_least=1, help="Ranks that share the experts: 1, or tp x attention-dp.")
     pp: int | None = option(None, at_least=1, help="Stages that share the layers. Default: 1.")
-    dp: int | None = option(None, at_least=1, help="Groups of --tp ranks that share experts and step together.")
+    attention_dp: int | None = option(
+        None, at_least=1, help="Groups of --tp ranks in an engine, each with its own requests, that share the experts."
+    )
     replicas: int | None = option(
-        None, at_least=1, help="Engines that share the requests. Default: as many as the devices hold."
+        None, at_least=1, help="Engines that share the requests, dp elsewhere. Default: as many as the devices hold."
     )
     max_sequences: str | None = option(
         None, metavar="N,...", help="vLLM's max_num_seqs, or several to try. Default: its own for the device."

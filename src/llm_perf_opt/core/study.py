@@ -21,7 +21,7 @@ ONE_DEVICE = "one device"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CALL = re.compile(r"\s*(choice|range)\((.*)\)\s*", re.DOTALL)
 _PLAN_WORD = re.compile(rf"({'|'.join(AXES)})(\d{{1,5}})")
-_GRID = ("batch", "context", "points", "generated_tokens")  # of a workload: read here, not by the model
+_GRID = ("global_batch", "context", "points", "generated_tokens")  # of a workload: read here, not by the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +188,12 @@ def split_workload(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[dict
     """What the grid itself reads, and every combination of the fields that models read."""
     own = {name: value for name, value in given.items() if name in _GRID}
     rest = {name: values_of(value) for name, value in given.items() if name not in _GRID}
+    if "batch" in rest:
+        raise UsageError(
+            "A study takes no batch.",
+            why="a batch is what one rank runs, and the plans of a study share the sequences among their replicas",
+            fix="give global_batch: the sequences of all devices together",
+        )
     for name in ("prompt_tokens", "decode_steps", "new_tokens"):
         if name in rest:
             raise UsageError(

@@ -1,7 +1,8 @@
 """The columns of a study: one row per point, every one with its type, its unit and what it means.
 
 The list is the published schema: `docs/data/study_columns.json` is written from it, and so is the schema of the Parquet
-files. None is unknown, never zero. Bytes, FLOPs and times of a plan are those of the rank that has the most.
+files. None is unknown, never zero. Bytes and FLOPs of a plan are those of the rank that has the most, times are over
+all its pipeline stages.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 1  # a column that means something else, or is gone, raises it
+SCHEMA_VERSION = 2  # a column that means something else, or is gone, raises it
 TEXT, WHOLE, REAL, TRUTH = "string", "int64", "double", "bool"
 OK, FAILED = "ok", "failed"
 PREFILL, DECODE = "prefill", "decode"
@@ -37,7 +38,7 @@ _IDENTITY = (
     StudyColumn("device_count", WHOLE, "", "devices that the plan runs on"),
     StudyColumn("execution", TEXT, "", "who launches kernels: eager, graphs or fused"),
     StudyColumn("traffic", TEXT, "", "requests that are replayed; empty: a batch that runs by itself"),
-    StudyColumn("batch", WHOLE, "sequences", "sequences run together, of all replicas; empty: as the traffic has it"),
+    StudyColumn("global_batch", WHOLE, "sequences", "run together on all devices; empty: as the traffic has it"),
     StudyColumn("context", WHOLE, "tokens", "prompt and image tokens of each sequence"),
     StudyColumn("asked_context", WHOLE, "tokens", "the context of the study file; empty: the model's own prompt"),
     StudyColumn("image_tokens", WHOLE, "tokens", "tokens of the context that are not text"),
@@ -82,8 +83,8 @@ _WHOLE_RUN = (
     StudyColumn("tokens_per_s_high", REAL, "1/s", "the same over its low edge"),
     StudyColumn("memory_bytes", WHOLE, "bytes", "memory of one device"),
     StudyColumn("fits_as_traced", TRUTH, "", "whether needed_bytes is at most memory_bytes in every phase"),
-    StudyColumn("served_batch", WHOLE, "sequences", "most that a serving engine holds at the end of the answer"),
-    StudyColumn("fits_served", TRUTH, "", "whether the batch is at most served_batch"),
+    StudyColumn("served_global_batch", WHOLE, "sequences", "most that engines hold at the end of the answer"),
+    StudyColumn("fits_served", TRUTH, "", "whether global_batch is at most served_global_batch"),
     StudyColumn("price_per_hour", REAL, "currency/h", "of all devices; assumed, from the study file"),
     StudyColumn("currency", TEXT, "", "of prices and costs"),
     StudyColumn(
@@ -141,7 +142,7 @@ def _phases() -> Iterator[StudyColumn]:
 
 COLUMNS: tuple[StudyColumn, ...] = (*_IDENTITY, *_phases(), *_WHOLE_RUN, *_SERVED, *_VERSIONS)
 BY_NAME = {column.name: column for column in COLUMNS}
-KEY = ("inputs_hash", "batch", "asked_context")  # of a point: no two rows of a study have the same
+KEY = ("inputs_hash", "global_batch", "asked_context")  # of a point: no two rows of a study have the same
 
 
 def published() -> dict[str, object]:

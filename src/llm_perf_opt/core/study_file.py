@@ -99,7 +99,7 @@ def study_of(document: StudyDocument, folder: Path = Path()) -> Study:
             name=require_name(document.name),
             models=_named([one for entry in document.models for one in _models(entry, folder)]),
             workloads=workloads,
-            batches=numbers_of(own.get("batch", 1), "batch", points),
+            batches=numbers_of(own.get("global_batch", 1), "global_batch", points),
             contexts=None if context is None else numbers_of(context, "context", points),
             generated_tokens=generated,
             plans=tuple(dict.fromkeys(read_plan(str(plan)) for plan in plans)),
@@ -186,11 +186,11 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _override(document: dict[str, Any], word: str) -> None:
-    """`workload.batch=1,8`: the value is read as in the file."""
+    """`workload.global_batch=1,8`: the value is read as in the file."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise UsageError(
-            f"{word[:80]!r} changes nothing.", why="an override is KEY=VALUE", fix="write workload.batch=8"
+            f"{word[:80]!r} changes nothing.", why="an override is KEY=VALUE", fix="write workload.global_batch=8"
         )
     place, *rest = key.split(".")
     target = document

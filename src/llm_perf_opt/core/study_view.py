@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llm_perf_opt.core.report import Report
 
 TEXTS = ("model", "device", "plan", "weights", "workload")  # what points are filtered and coloured by
-SIZES = ("device_count", "batch", "context", "watts")
+SIZES = ("device_count", "global_batch", "context", "watts")
 BANDS = ("ttft_s", "tpot_s", "run_s", "tokens_per_s", "requests_per_s", "token_cost", "request_cost")  # low and high
 FIELDS = (*TEXTS, *SIZES, *(f"{name}_{edge}" for name in BANDS for edge in ("low", "high")))
 

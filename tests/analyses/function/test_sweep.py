@@ -113,7 +113,7 @@ def test_points_become_a_data_frame_and_one_csv_table(answer: lpo.SweepAnswer, t
     assert list(frame["FLOPs"]) == [point.flops for point in answer.points]
     read = pandas.read_csv(answer.save_points(tmp_path / "points.csv"), comment="#")
     assert list(read["flops"]) == [point.flops for point in answer.points]
-    assert list(read["low_seconds"]) == [point.low_s for point in answer.points]
+    assert list(read["data_sheet_low_seconds"]) == [point.low_s for point in answer.points]
     with pytest.raises(Exception, match="overwrite"):
         answer.save_points(tmp_path / "points.csv")
 

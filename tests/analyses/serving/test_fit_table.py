@@ -12,9 +12,9 @@ def test_a_row_has_the_answer_first_and_the_parts_add_up() -> None:
     table = serving_fit_table([made_fit(batch=2, context=1000)])
     row = dict(zip([column.name for column in table.columns], table.rows[0], strict=True))
     assert table.title == "Does it serve 2 sequences of 1,000 tokens?"
-    assert (row["devices"], row["fits"], row["largest batch"], row["largest context"]) == ("Made", "yes", 5, 2500)
+    assert (row["devices"], row["serves"], row["largest batch"], row["largest context"]) == ("Made", "yes", 5, 2500)
     assert row["cache asked for"] == 2_000_000
-    taken = row["weights"], row["working memory"], row["outside PyTorch"], row["room for cache"]
+    taken = row["engine weights"], row["working memory"], row["outside PyTorch"], row["room for cache"]
     assert sum(part for part in taken if isinstance(part, int)) == row["share in use"] == 9_000_000
 
 

@@ -56,7 +56,7 @@ def test_equal_points_come_in_one_order_whichever_was_stored_first(question: obj
     with connection(store, store.studies()) as opened:
         ties = ", ".join(f"1.0 as {name}" for name in TIED)
         for seed in (1, 2):
-            order = f"hash(model || device || weights || batch::varchar || '{seed}')"
+            order = f"hash(model || device || weights || global_batch::varchar || '{seed}')"
             opened.execute(
                 f"create or replace temp table shuffled as select * replace ({ties}) from points order by {order}"
             )

@@ -140,7 +140,8 @@ def test_a_stage_of_a_calibrated_machine_that_its_launches_bind_has_a_band() -> 
     (device,) = read_devices(device_text(measured_device(machine)), "machine.toml").values()
     stages = prediction_report((made_decode(),), DataSheetRates(device)).tables[0]
     names = [column.name for column in stages.columns]
-    ((low, high, bound_by),) = ([row[names.index(name)] for name in ("low", "high", "bound by")] for row in stages.rows)
+    wanted = ("data sheet low", "data sheet high", "bound by")
+    ((low, high, bound_by),) = ([row[names.index(name)] for name in wanted] for row in stages.rows)
     assert (low, high) == (pytest.approx(LAUNCHES * 0.75e-3), pytest.approx(LAUNCHES * 1.25e-3))
     assert bound_by == "launches"
 
@@ -175,7 +176,7 @@ def test_the_report_shows_bound_band_and_limit_and_says_what_it_rests_on() -> No
     assert [row[0] for row in stages.rows] == ["vision", "prefill", "decode"]
     names = [column.name for column in stages.columns]
     for row in stages.rows:
-        bound, low, high = (row[names.index(name)] for name in ("lower bound", "low", "high"))
+        bound, low, high = (row[names.index(name)] for name in ("lower bound", "data sheet low", "data sheet high"))
         assert isinstance(bound, float) and isinstance(low, float) and isinstance(high, float)
         assert bound <= low <= high
     assert stages.footer[names.index("launches")] == 4 + 3 + 4 * LAUNCHES
@@ -212,3 +213,17 @@ def test_every_unverified_figure_that_is_used_is_a_warning_and_no_other() -> Non
 def test_a_rate_that_a_device_does_not_have_is_a_warning() -> None:
     report = prediction_report((small_run(),), DataSheetRates(replace(CARD, peak_flops_per_s={"bf16": 10**14})))
     assert any("no known rate for float32" in note.text for note in report.notes)
+
+
+def test_what_an_engine_launches_has_another_name_than_the_launches_of_the_code() -> None:
+    """`sweep`, `plan` and `study` count the launches as written, whoever runs them."""
+    graph = made_decode()
+    (eager,), (fused,) = (predict(graph, DataSheetRates(CARD, execution)) for execution in Execution)
+    assert (eager.launches, eager.engine_kernels) == (LAUNCHES, None)
+    assert fused.launches == LAUNCHES
+    assert fused.engine_kernels == sum(piece.count for piece in fused.pieces)
+    reports = [prediction_report((graph,), DataSheetRates(CARD, execution)) for execution in Execution]
+    counts = [{"launches", "engine kernels"} & {one.name for one in report.tables[0].columns} for report in reports]
+    assert counts == [{"launches"}, {"engine kernels"}]
+    told = [any("launches and the band" in note.text for note in report.notes) for report in reports]
+    assert told == [True, False]

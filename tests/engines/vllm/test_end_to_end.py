@@ -43,7 +43,7 @@ def test_models_and_devices_of_the_cases_are_known() -> None:
     for case in check.CASES:
         assert case.model in MODELS.names() or (CATALOGUE / case.model.replace("/", "--")).is_dir()
         cluster = parse_cluster(case.devices)
-        assert case.asked.get("tp", 1) * case.asked.get("dp", 1) == cluster.count
+        assert case.asked.get("tp", 1) * case.asked.get("attention_dp", 1) == cluster.count
 
 
 def test_what_did_not_run_is_named_with_its_reason_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:

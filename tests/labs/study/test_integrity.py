@@ -26,7 +26,7 @@ from tests.labs.study.made_studies import tiny_study, written
 pytest.importorskip("pyarrow", reason="the extra `study` is not installed")
 
 ROOT = Path(__file__).parents[3]
-ALL = "select * from points order by inputs_hash, batch, asked_context"
+ALL = "select * from points order by inputs_hash, global_batch, asked_context"
 SMALL: dict[str, Any] = {"deployments": {"plan": ["one device"]}, "devices": ["h100-sxm"]}
 
 

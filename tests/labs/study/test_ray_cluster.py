@@ -20,7 +20,7 @@ ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 MODELS, POINTS = 12, 12 * 4 * 3 * 2
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "memory": 4 * 2**30}
-ALL = "select * from points order by inputs_hash, batch, asked_context"
+ALL = "select * from points order by inputs_hash, global_batch, asked_context"
 LONGEST_S = 240.0
 
 
@@ -66,6 +66,6 @@ def test_a_study_survives_the_death_of_a_node_and_of_its_driver(tmp_path: Path) 
     study(file, out=serial, workers=1)
     on_ray, one_by_one = (ask(place, sql=ALL).to_arrow() for place in (out, serial))
     assert on_ray.num_rows == POINTS
-    assert ask(out, sql="select distinct inputs_hash, batch, asked_context from points").row_count == POINTS
+    assert ask(out, sql="select distinct inputs_hash, global_batch, asked_context from points").row_count == POINTS
     assert on_ray.equals(one_by_one)
     assert set(on_ray.column("status").to_pylist()) == {"ok"}

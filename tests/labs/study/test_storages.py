@@ -23,7 +23,7 @@ from tests.labs.study.made_studies import tiny_study
 fsspec = pytest.importorskip("fsspec", reason="the extra `study` is not installed")
 
 SMALL: dict[str, Any] = {"deployments": {"plan": ["one device"]}, "devices": ["h100-sxm"]}
-ALL = "select * from points order by inputs_hash, batch, asked_context"
+ALL = "select * from points order by inputs_hash, global_batch, asked_context"
 
 
 def s3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

@@ -29,7 +29,7 @@ def plans_table(plans: Sequence[PlanFigures]) -> Table:
         plans,
         {
             Column("plan"): lambda plan: plan.name,
-            Column("fits"): lambda plan: None if plan.fits is None else "yes" if plan.fits else "no",
+            Column("serves"): lambda plan: None if plan.fits is None else "yes" if plan.fits else "no",
             Column("memory left", Kind.BYTES): lambda plan: plan.memory_left_bytes,
             Column("weights", Kind.BYTES): lambda plan: plan.weight_bytes,
             Column("KV cache", Kind.BYTES): lambda plan: plan.cache_bytes,

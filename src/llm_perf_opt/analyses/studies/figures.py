@@ -108,7 +108,7 @@ def whole_run(point: Figures, batch: Value, served_batch: Value, priced: Priced)
         "price_per_hour": priced.price_per_hour,
         "memory_bytes": priced.memory_bytes,
         "fits_as_traced": fits_as_traced,
-        "served_batch": served_batch,
+        "served_global_batch": served_batch,
         "fits_served": fits_served,
     }
 

@@ -37,7 +37,7 @@ def drawn_points(drawable: int) -> tuple[str, ...]:
     if drawable <= MOST_DRAWN:
         return (f"select {columns} from points where {SERVED} order by all",)
     share = round(MOST_DRAWN / drawable * 1_000_000)
-    sampled = f"hash(inputs_hash, batch, context) % 1000000 < {share}"
+    sampled = f"hash(inputs_hash, global_batch, context) % 1000000 < {share}"
     return (
         *(
             f"select {columns} from points where {SERVED} and {good} is not null qualify {good} > "

@@ -17,8 +17,9 @@ _SLOT = re.compile(r"\{(\w+)\}")
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _FILTERS = {"for": "model", "on": "device", "with": "weights", "plan": "plan"}
 _CLAUSE = re.compile(r"\s+(for|on|with)\s+(\S+)\s*$", re.IGNORECASE)
-_CHOICE = "model, plan, weights, cache, device, device_count, batch, context"
-_TIES = "study, model, workload, device, plan, weights, cache, batch, context"  # so that equal points keep one order
+_CHOICE = "model, plan, weights, cache, device, device_count, global_batch, context"
+# So that equal points keep one order.
+_TIES = "study, model, workload, device, plan, weights, cache, global_batch, context"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,8 @@ QUESTIONS = (
     ),
     Question(
         phrase="cost per million pages",
-        sql=f"select model, device, plan, weights, cache, batch, {_PAGE_COST}, requests_per_s_low as pages_per_s_low, "
+        sql=f"select model, device, plan, weights, cache, global_batch, {_PAGE_COST}, "
+        "requests_per_s_low as pages_per_s_low, "
         f"requests_per_s_high as pages_per_s_high from points where {SERVED} and {{where}} "
         "and cost_per_million_requests is not null qualify row_number() over "
         f"(partition by study, model, workload, device order by cost_per_million_requests, {_TIES}) = 1 "
@@ -125,15 +127,17 @@ QUESTIONS = (
     ),
     Question(
         phrase="smallest device",
-        sql="select model, device, plan, weights, cache, device_count, memory_bytes, served_batch, batch, "
-        f"requests_per_s_low, requests_per_s_high from points where {SERVED} and fits_served and {{where}} "
+        sql="select model, device, plan, weights, cache, device_count, memory_bytes, served_global_batch, "
+        "global_batch, requests_per_s_low, requests_per_s_high from points "
+        f"where {SERVED} and fits_served and {{where}} "
         "qualify row_number() over (partition by study, model, workload, weights "
-        f"order by memory_bytes * device_count, device, batch desc, {_TIES}) = 1 order by model, weights, {_TIES}",
+        f"order by memory_bytes * device_count, device, global_batch desc, {_TIES}) = 1 "
+        f"order by model, weights, {_TIES}",
         assumes="The least memory of all devices together that serves the batch to the end of its answers.",
     ),
     Question(
         phrase="pages per second and watt",
-        sql="select model, device, plan, weights, batch, requests_per_s_low / watts as pages_per_s_w_low, "
+        sql="select model, device, plan, weights, global_batch, requests_per_s_low / watts as pages_per_s_w_low, "
         "requests_per_s_high / watts as pages_per_s_w_high, watts from points "
         f"where {SERVED} and watts is not null and requests_per_s is not null and {{where}} qualify row_number() "
         f"over (partition by study, model, workload, device order by requests_per_s / watts desc, {_TIES}) = 1 "
@@ -142,8 +146,9 @@ QUESTIONS = (
     ),
     Question(
         phrase="what limits decode",
-        sql="select model, device, decode_bound_by as limited_by, count(*) as points, min(batch) as smallest_batch, "
-        "max(batch) as largest_batch from points where status = 'ok' and decode_bound_by is not null and {where} "
+        sql="select model, device, decode_bound_by as limited_by, count(*) as points, "
+        "min(global_batch) as smallest_global_batch, max(global_batch) as largest_global_batch "
+        "from points where status = 'ok' and decode_bound_by is not null and {where} "
         "group by all order by all",
         assumes="What takes most of the high edge of one decode step.",
     ),

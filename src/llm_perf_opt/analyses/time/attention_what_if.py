@@ -213,8 +213,8 @@ def what_if_report(title: str, rows: Sequence[AttentionWhatIf], machine: str | N
         Column("peak live", Kind.BYTES): lambda row: row[0].peak_bytes,
     }
     if machine is not None:
-        cells[Column("time, low", Kind.SECONDS)] = lambda row: row[0].low_s
-        cells[Column("time, high", Kind.SECONDS)] = lambda row: row[0].high_s
+        cells[Column("data sheet low", Kind.SECONDS)] = lambda row: row[0].low_s
+        cells[Column("data sheet high", Kind.SECONDS)] = lambda row: row[0].high_s
     return Report(
         title=title,
         tables=(table_of(TABLE, merged, cells), _alone_table(merged, has_times=machine is not None)),

@@ -51,6 +51,7 @@ class StageTime:
     bound_by: BoundBy | None  # None: the source does not say
     untimed: Mapping[str, int]  # op name -> how often it ran
     busy_time: Band
+    is_engine: bool = False  # pieces are an engine's kernels, not those of the code as written
     communication: Communication | None = None  # None: the stage exchanges nothing with other ranks
     raised_from_s: float | None = None  # the sum of its kernels, where less than its bytes can take was expected
 
@@ -76,7 +77,16 @@ class StageTime:
 
     @property
     def launches(self) -> int | None:
-        """Kernels, after fusion where the execution fuses; None: the source times ops."""
+        """Kernels of the code as written, whoever runs it; None: the source times ops."""
+        return self.work.launches if self.is_engine else self._kernels
+
+    @property
+    def engine_kernels(self) -> int | None:
+        """Those that an engine launches in place of the kernels as written; None: no engine does."""
+        return self._kernels if self.is_engine else None
+
+    @property
+    def _kernels(self) -> int | None:
         counts = [piece.count for piece in self.pieces if isinstance(piece.what, Kernel)]
         return sum(counts) if counts else None
 
@@ -146,6 +156,7 @@ def stage_time(
         bound_by=_bound_by(timed, device, host, is_engine=rates.is_engine),
         untimed=untimed,
         busy_time=busy,
+        is_engine=rates.is_engine,
         communication=exchanged,
         raised_from_s=None if likely is kernels else kernels.expected,
     )

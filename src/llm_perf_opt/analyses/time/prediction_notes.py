@@ -92,8 +92,11 @@ def has_experts(stages: Sequence[StageTime]) -> bool:
 
 def _bound_notes(stages: Sequence[StageTime], device: Device) -> Iterator[Note]:
     """What the bound is, where the code does more than it must, and by which routing policy experts are counted."""
+    of_code = "FLOPs, bytes moved, launches and the band are of the code as written."
+    if any(stage.is_engine for stage in stages):
+        of_code = "FLOPs and bytes moved are of the code as written, the band is of an engine's kernels."
     yield Note(
-        "FLOPs, bytes moved, launches and the band are of the code as written. The lower bound is of necessary work: "
+        f"{of_code} The lower bound is of necessary work: "
         "what any implementation must compute and read once, at the dense peak and at full bandwidth. "
         f"{bound_claim(device, stages, with_experts=has_experts(stages))}. docs/how-fast-could-it-be.md explains both."
     )

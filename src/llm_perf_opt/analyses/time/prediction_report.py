@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
 from llm_perf_opt.analyses.time.kernel_origin_tables import fusion_table, origin_tables
@@ -85,11 +85,13 @@ _EXPECTED = _StageColumn(
     lambda stage: stage.wall.expected,
     lambda stages: total_wall(stages).expected,
 )
+_LAUNCHES = _summed(Column("launches", Kind.COUNT), lambda stage: stage.launches)
+_ENGINE_KERNELS = _summed(Column("engine kernels", Kind.COUNT), lambda stage: stage.engine_kernels)
 _BOUNDED_COLUMNS = (
     _STAGE,
     _counted(Column("FLOPs", Kind.FLOPS), lambda stage: stage.work.flops),
     _counted(Column("bytes moved", Kind.BYTES), lambda stage: stage.work.bytes_moved),
-    _summed(Column("launches", Kind.COUNT), lambda stage: stage.launches),
+    _LAUNCHES,
     _StageColumn(
         Column("lower bound", Kind.SECONDS),
         lambda stage: stage.lower_bound_s,
@@ -110,11 +112,19 @@ _MEASURED_COLUMNS = (
 
 
 def _bounded_columns(stages: Sequence[StageTime]) -> Iterator[_StageColumn]:
-    """With what is expected between low and high, where the source says that."""
+    """With what is expected between low and high, where the source says that; of an engine its own kernels.
+
+    A band of measured kernels and one of a data sheet are two figures, so each has its own name.
+    """
+    is_engine = any(stage.is_engine for stage in stages)
+    is_measured = any(stage.wall.expected is not None for stage in stages)
     for column in _BOUNDED_COLUMNS:
-        if column is _HIGH and any(stage.wall.expected is not None for stage in stages):
+        if column is _HIGH and is_measured:
             yield _EXPECTED
-        yield column
+        if column in (_LOW, _HIGH) and not is_measured:
+            yield replace(column, column=Column(f"data sheet {column.column.name}", Kind.SECONDS))
+        else:
+            yield _ENGINE_KERNELS if column is _LAUNCHES and is_engine else column
 
 
 def _stage_table(title: str, stages: Sequence[StageTime], columns: Iterable[_StageColumn]) -> Table:

@@ -203,7 +203,7 @@
   function sentence(row) {
     const parts = ["model", "device", "plan", "weights"].map((name) => words[name][columns[name][row]]);
     const shown = `${state.across.name} ${state.across.text(state.across.of(row))}, ${state.up.name} ${state.up.text(state.up.of(row))}`;
-    return `${parts.join(", ")}, batch ${columns.batch[row]}: ${shown}`;
+    return `${parts.join(", ")}, global batch ${columns.global_batch[row]}: ${shown}`;
   }
 
   function tell(found, front) {
@@ -222,7 +222,7 @@
     const table = add(place, "table");
     const named = [...ACROSS, ...UP].filter((axis) => shown.some((row) => axis.of(row) !== null));
     const head = add(add(table, "thead"), "tr");
-    for (const name of ["Model", "Device", "Plan", "Weights", "Batch", "Context"]) add(head, "th", { scope: "col" }, name);
+    for (const name of ["Model", "Device", "Plan", "Weights", "Global batch", "Context"]) add(head, "th", { scope: "col" }, name);
     for (const axis of named) add(head, "th", { scope: "col", class: "number" }, axis.name);
     const body = add(table, "tbody");
     for (const row of shown.slice(0, 200)) {
@@ -230,7 +230,7 @@
       add(line, "th", { scope: "row" }, words.model[columns.model[row]]);
       const machine = `${columns.device_count[row] > 1 ? `${columns.device_count[row]}x ` : ""}${words.device[columns.device[row]]}`;
       for (const text of [machine, words.plan[columns.plan[row]], words.weights[columns.weights[row]]]) add(line, "td", {}, text);
-      for (const name of ["batch", "context"]) add(line, "td", { class: "number" }, columns[name][row] === null ? "?" : columns[name][row].toLocaleString("en"));
+      for (const name of ["global_batch", "context"]) add(line, "td", { class: "number" }, columns[name][row] === null ? "?" : columns[name][row].toLocaleString("en"));
       for (const axis of named) {
         const value = axis.of(row);
         const [low, high] = axis.band(row);
@@ -256,7 +256,7 @@
     const many = columns.device_count[row] > 1 ? `${columns.device_count[row]}x ` : "";
     add(tip, "div", {}, `${many}${words.device[columns.device[row]]}, ${words.plan[columns.plan[row]]}, weights ${words.weights[columns.weights[row]]}`);
     const list = add(tip, "dl");
-    const facts = [["Batch", String(columns.batch[row])], ["Context", columns.context[row] === null ? "?" : columns.context[row].toLocaleString("en")]];
+    const facts = [["Global batch", String(columns.global_batch[row])], ["Context", columns.context[row] === null ? "?" : columns.context[row].toLocaleString("en")]];
     for (const axis of [...ACROSS, ...UP]) {
       if (axis.of(row) !== null) facts.push([axis.name, axis.band(row).map(axis.text).join(" – ")]);
     }

@@ -1,0 +1,41 @@
+"""One question asked of every verb: the same quantity has the same figure, to the last digit, or another name."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.end_to_end.asked_verbs import ONE, OVER_ALL, PHASES, Figure, Question, asked, questions
+
+QUESTIONS = questions()
+OF_A_PHASE = ("flops", "bytes_moved", "weights_bytes", "necessary_flops", "must_be_read_bytes")
+TIMES = ("lower_bound_seconds", "data_sheet_low_seconds", "data_sheet_high_seconds")
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+def test_every_verb_says_the_same_of_a_quantity_of_one_name(question: Question) -> None:
+    told = asked(question)
+    answered = {verb: figures for verb, figures in told.items() if figures is not None}
+    if len(answered) < len(told):
+        assert answered == {}, "what one verb refuses, all do"
+        return
+    by_name: dict[tuple[str, str], dict[str, Figure]] = {}
+    for verb, figures in answered.items():
+        for name, figure in figures.items():
+            by_name.setdefault(name, {})[verb] = figure
+    assert {name: found for name, found in by_name.items() if len(set(found.values())) > 1} == {}
+    shared = Counter({name: len(found) for name, found in by_name.items() if None not in found.values()})
+    is_alike = not any(key.startswith(OVER_ALL) for _, key in by_name)
+    launches = ("launches",) if question.plan == ONE else ()  # of a plan that an engine runs one verb alone tells them
+    wanted = (*OF_A_PHASE, *launches, *(TIMES if is_alike else (f"{OVER_ALL}{key}" for key in TIMES)))
+    assert [(phase, key) for phase in PHASES for key in wanted if shared[phase, key] < 2] == []
+
+
+def test_there_are_sixty_questions_of_every_kind() -> None:
+    assert len(set(QUESTIONS)) == len(QUESTIONS) == 60
+    assert {one.run.execution for one in QUESTIONS} == {"eager", "fused"}
+    assert len({one.plan for one in QUESTIONS}) == 5
+    assert sum(one.plan == ONE for one in QUESTIONS) == 48
+    assert len({one.device for one in QUESTIONS}) > 5
+    assert len({(one.run.weights, one.run.cache) for one in QUESTIONS}) > 3
