@@ -37,9 +37,9 @@ LIMIT_S = {True: 900, False: 3600}  # of one campaign, by `quick`; whatever take
 LONGEST = ("hostile_files", "hostile_names", "forward_faults", "own_faults", "kills", "write_faults", "interrupts")
 # Whole campaigns by turns, each about as long: three long gates run them all.
 TURNS = (
-    ("forward_faults", "memory", "bounded_work"),
+    ("forward_faults", "memory", "bounded_work", "study_on_ray"),
     ("hostile_files", "own_faults", "threads", "interrupts"),
-    ("hostile_names", "write_faults", "kills"),
+    ("hostile_names", "write_faults", "kills", "writers", "study_kills", "study_writers"),
 )
 SAMPLES = 5  # landings that share the samples of all campaigns
 sys.path.insert(0, str(ROOT))
