@@ -92,8 +92,9 @@ def _parts(results: Path) -> Iterator[Kind]:
             listed.write_bytes(written)
 
     assert part_stem(file.name) == stem, "it is named by its task"
-    yield Kind(name="part of a study", good=good, read=as_it_lies, is_sealed=True, is_json=False)
-    yield Kind(name="part of a study, with a new digest", good=good, read=made_to_fit, is_json=False)
+    made = partial(Kind, good=good, is_json=False, one_in=2)  # a database is opened for each
+    yield made(name="part of a study", read=as_it_lies, is_sealed=True)
+    yield made(name="part of a study, with a new digest", read=made_to_fit)
 
 
 def _manifests(results: Path) -> Iterator[Kind]:
@@ -113,8 +114,8 @@ def _manifests(results: Path) -> Iterator[Kind]:
         except ValueError:  # no object, on which there is no place for a seal
             return read(raw)
 
-    yield Kind(name="manifest of a study", good=good, read=read, is_sealed=True, is_json=False)
-    yield Kind(name="manifest of a study, sealed anew", good=split_seal(good)[0], read=sealed_anew)
+    yield Kind(name="manifest of a study", good=good, read=read, is_sealed=True, is_json=False, one_in=2)
+    yield Kind(name="manifest of a study, sealed anew", good=split_seal(good)[0], read=sealed_anew, one_in=2)
 
 
 def _asked(place: Path) -> Iterator[Kind]:
@@ -135,7 +136,7 @@ def _asked(place: Path) -> Iterator[Kind]:
         "question to a study": (QUESTION, named),
     }
     for name, (good, read) in asked.items():
-        yield Kind(name=name, good=good.encode(), read=partial(as_text, read), is_json=False)
+        yield Kind(name=name, good=good.encode(), read=partial(as_text, read), is_json=False, one_in=2)
 
 
 def _lease() -> Kind:

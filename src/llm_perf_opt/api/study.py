@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -310,7 +311,7 @@ def named_folders(declared: Study) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for source in sorted({model.source for model in declared.models}):
-        if not Path(source).exists():
+        if not os.path.exists(source):  # noqa: PTH110  Path.exists raises for a name that is too long
             with suppress(PerfOptError):
                 named = find_model(source, declared.trust_remote_code)
                 found |= {} if named.folder is None else {source: named.folder}
