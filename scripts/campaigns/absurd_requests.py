@@ -98,7 +98,9 @@ def run(*, quick: bool, seed: int) -> list[Row]:
             run_here("trace tiny --prompt-tokens 4", place)
         tried = {name: _tried(words, place) for name, words in chosen}
     findings = [f"{name}: {found}" for name, one in tried.items() for found in one.findings]
-    slowest, largest = (max(tried, key=lambda name: getattr(tried[name], field)) for field in ("seconds", "above_bytes"))
+    slowest, largest = (
+        max(tried, key=lambda name: getattr(tried[name], field)) for field in ("seconds", "above_bytes")
+    )
     what = (
         f"answered or refused within {MOST_SECONDS:.0f} s and {MOST_BYTES >> 30} GiB; "
         f"the longest {tried[slowest].seconds:.1f} s ({slowest}), "

@@ -12,6 +12,7 @@ from pathlib import Path
 import llm_perf_opt as lpo
 from llm_perf_opt.analyses.studies.questions import find_question
 from llm_perf_opt.analyses.studies.tasks import study_tasks
+from llm_perf_opt.api.study import installed_versions
 from llm_perf_opt.core.sealing import sealed_text, split_seal
 from llm_perf_opt.core.study_file import read_study
 from llm_perf_opt.labs.study import one_writer
@@ -45,16 +46,15 @@ def study_kinds(folder: Path) -> list[Kind]:
 
 def _declared(place: Path) -> Iterator[Kind]:
     def declared(file: Path) -> object:
-        return study_tasks(read_study(file), {"tool_version": "1"})
+        found = read_study(file)
+        return study_tasks(found, installed_versions(is_replayed=bool(found.traffics)))
 
     yield Kind(name="study file", good=STUDY_FILE, read=at(place / "other.yaml", declared), is_json=False)
 
     def overridden(text: str) -> object:
         return read_study(place / "study.yaml", [text])
 
-    yield Kind(
-        name="override of a study", good=b"workload.batch=1,8", read=partial(as_text, overridden), is_json=False
-    )
+    yield Kind(name="override of a study", good=b"workload.batch=1,8", read=partial(as_text, overridden), is_json=False)
 
 
 def _points(results: Path) -> object:

@@ -164,6 +164,8 @@ def resumed(place: StudyPlace, expected: dict[str, bytes]) -> Iterator[str]:
         yield f"then the same command ended with {ended.code}: {ended.err[-300:]!r}"
         return
     after = place.parts()
-    yield from (f"{Path(name).name} was there before, and is lost" for name in before if after.get(name) != before[name])
+    yield from (
+        f"{Path(name).name} was there before, and is lost" for name in before if after.get(name) != before[name]
+    )
     if place.state() != expected:
         yield "the result is not that of an undisturbed run, bit for bit"

@@ -7,11 +7,11 @@ has no locks is raced: a file system of fsspec's that is none of this machine as
 from __future__ import annotations
 
 import random
-from contextlib import contextmanager
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
-import time
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -61,7 +61,9 @@ def pair_row(place: StudyPlace, count: int, draw: random.Random, campaign: str, 
     for number in range(count):
         pair = ("first", "other") if number % 2 else ("first", "first")
         apart_s = draw.uniform(0, 0.3)
-        findings += [f"{' and '.join(pair)}, {apart_s:.3f} s apart: {one}" for one in _one(place, pair, apart_s, states)]
+        findings += [
+            f"{' and '.join(pair)}, {apart_s:.3f} s apart: {one}" for one in _one(place, pair, apart_s, states)
+        ]
     return Row(campaign=campaign, what=f"two studies of one name, {where}", tried=count, findings=findings)
 
 

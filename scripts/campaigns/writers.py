@@ -62,6 +62,7 @@ KILL, PAIR, FULL_DISK = "kill", "two writers", "a full disk"
 # Of ten cases: errors at a point, a file that may not grow, a kill at a point, two processes at once.
 WAYS = ("error",) * 5 + (FULL_DISK,) * 2 + (KILL,) * 2 + (PAIR,)
 Write = Callable[[Path], object]
+_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +89,23 @@ def made(folder: Path) -> Made:
     lpo.study(folder / "study.yaml", out=folder / "results", workers=1)
     with torch.profiler.profile() as profiler:
         module(*arguments)
+    profiler.export_chrome_trace(str(folder / "chrome-trace.json"))
+    recorded = (folder / "chrome-trace.json").read_bytes()
     return Made(
         trace=trace,
         cost=trace.cost(),
         sweep=lpo.sweep(folder / "tiny", batch=2, context="16..19"),
         view=study_page.study_view(folder / "results"),
-        profiler=profiler,
+        profiler=mock.Mock(export_chrome_trace=partial(_saved, recorded)),
         program=torch.export.export(module, arguments),
         adapter=HuggingFaceAdapter(folder / "llama", trust_remote_code=False),
     )
+
+
+def _saved(content: bytes, path: str) -> None:
+    """As torch writes a trace, which it does once only: where that fails, nothing is said."""
+    with suppress(OSError):
+        Path(path).write_bytes(content)
 
 
 def _calibrated(place: Path) -> None:
@@ -167,12 +176,14 @@ WRITERS: dict[str, Callable[[Made], Write]] = {
 
 def run(*, quick: bool, seed: int) -> list[Row]:
     """One row for each writer."""
-    with tempfile.TemporaryDirectory() as name, quiet():
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as name, quiet():
         folder = Path(name).resolve()
         (folder / "inputs").mkdir()
         content = made(folder / "inputs")
         return [
-            attacked(writer, make(content), folder / "written", QUICK if quick else FULL, random.Random(f"{seed} {writer}"))
+            attacked(
+                writer, make(content), folder / "written", QUICK if quick else FULL, random.Random(f"{seed} {writer}")
+            )
             for writer, make in WRITERS.items()
         ]
 

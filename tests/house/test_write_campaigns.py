@@ -109,7 +109,11 @@ def test_a_writer_that_is_not_whole_is_found(tmp_path: Path) -> None:
     assert any("OSError" in finding for finding in plain.findings), "an error without a remedy"
     assert any("half a file" in finding for finding in plain.findings)
     kept = writers.attacked(
-        "whole", lambda place: output_files.write_whole(place / "a", [b"x" * 900] * 9), tmp_path / "b", 20, random.Random(1)
+        "whole",
+        lambda place: output_files.write_whole(place / "a", [b"x" * 900] * 9),
+        tmp_path / "b",
+        20,
+        random.Random(1),
     )
     assert kept.findings == []
 
