@@ -232,14 +232,15 @@ class _Run:
         """What the study is made of now; not where another run has taken it over."""
         if lease is not None:
             lease.require()
+        stems = [task.file_stem for task in self.tasks]  # in their order: parts come as workers finish them
         self.store.write_manifest(
             StudyManifest(
                 study=self.declared.name,
                 run=self.identity,
                 tool_version=__version__,
                 points=points_of(self.tasks),
-                stems=[task.file_stem for task in self.tasks],
-                parts=self.parts,
+                stems=stems,
+                parts={stem: self.parts[stem] for stem in stems if stem in self.parts},
             )
         )
 

@@ -128,6 +128,19 @@ def test_the_manifest_has_digest_rows_and_columns_of_each_part_and_breaks_with_o
     assert lpo.ask(place / "res[1]", sql="select count(*) from points").rows == ((2,),)
 
 
+def test_the_manifest_lists_its_parts_in_the_order_of_the_study_whoever_finishes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backwards(work: Any, tasks: Any, **_: object) -> Any:
+        return ((task, work(task)) for task in reversed(tasks))
+
+    monkeypatch.setattr("llm_perf_opt.api.study.run_local", backwards)
+    study(tiny_study(tmp_path, 2, **SMALL), out=tmp_path / "results", workers=1)
+    manifest = read_manifest((tmp_path / "results/study=tiny" / MANIFEST).read_bytes())
+    assert list(manifest.parts) == manifest.stems
+    assert [part.file.split("/")[0] for part in manifest.parts.values()] == ["model=m00", "model=m01"]
+
+
 def test_a_run_of_another_declaration_leaves_the_files_of_the_first_in_place(place: Path, made: Path) -> None:
     before = {path: path.read_bytes() for path in parts(place)}
     other = again(place, made, devices=["l4"])

@@ -74,6 +74,5 @@ def test_a_study_survives_the_death_of_a_node_and_of_its_driver(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_kills_and_two_writers_on_a_cluster_lose_nothing() -> None:
-    """Two nodes, drivers that are forks of this process: 2 kills, one of them after the first part, and 2 pairs."""
-    *kills, pairs = rows_on_ray(2, 2, seed=3)
-    assert [(row.tried, row.findings) for row in (*kills, pairs)] == [(1, []), (1, []), (2, [])]
+    """Two nodes, drivers that are forks of this process: 2 kills, one of them after the first part, and a pair."""
+    assert [(row.tried, row.findings) for row in rows_on_ray(2, 1, seed=3)] == [(1, []), (1, []), (1, [])]
