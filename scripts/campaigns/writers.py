@@ -59,8 +59,8 @@ FULL, QUICK = 1_000, 20
 SLOW_S = 20.0
 OLD = b"the old file"
 KILL, PAIR, FULL_DISK = "kill", "two writers", "a full disk"
-# Of ten cases: errors at a point, a file that may not grow, a kill at a point, two processes at once.
-WAYS = ("error",) * 5 + (FULL_DISK,) * 2 + (KILL,) * 2 + (PAIR,)
+# Of twenty cases: a kill at a point, two processes at once, a file that may not grow, errors at a point.
+WAYS = (KILL, KILL, PAIR, *(FULL_DISK,) * 5, *("error",) * 12)
 Write = Callable[[Path], object]
 _MEMORY = Path("/dev/shm")
 
@@ -200,7 +200,7 @@ def attacked(name: str, write: Write, place: Path, count: int, draw: random.Rand
     if files_in(place) != clean:
         findings.append(f"{name}: two calls write different bytes")
     for number in range(count):
-        old = dict.fromkeys(clean, OLD) if number % 2 else {}
+        old = dict.fromkeys(clean, OLD) if (number + number // len(WAYS)) % 2 else {}
         fill(place, old)
         way, point = WAYS[number % len(WAYS)], draw.choice(points)
         began = time.monotonic()

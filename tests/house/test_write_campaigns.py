@@ -94,7 +94,7 @@ def test_the_plan_counts_and_acts_at_files_below_its_place(tmp_path: Path) -> No
 
 @pytest.mark.slow  # tiny models are traced
 def test_every_writer_leaves_whole_files(tmp_path: Path) -> None:
-    """One case of each way: errors, a full disk, kills and two writers."""
+    """Kills, two writers, a full disk, errors: some cases of each."""
     (tmp_path / "inputs").mkdir()
     content = writers.made(tmp_path / "inputs")
     for name, make in writers.WRITERS.items():
