@@ -137,7 +137,7 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
 
 
 def test_a_temporary_folder_that_cannot_be_made_is_told_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(PerfOptError, match="Cannot make a temporary folder in .*absent") as refused:
+    with pytest.raises(PerfOptError, match="Cannot make a temporary folder in ") as refused:
         scratch_folder(tmp_path / "absent").__enter__()
     assert refused.value.why == "No such file or directory"
     assert "make room" in refused.value.fix
