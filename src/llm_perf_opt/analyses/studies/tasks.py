@@ -127,10 +127,11 @@ def _tasks(
 ) -> Iterator[StudyTask]:
     way = way_of(study, model, plan)
     place = model.source if folder is None else str(folder)
+    is_folder = os.path.isdir(place)  # noqa: PTH112  Path.is_dir raises for a name that is too long
     known = {
         "tool_version": versions["tool_version"],
         "torch_version": None if way == FILE else versions["torch_version"],
-        "transformers_version": versions["transformers_version"] if Path(place).is_dir() else None,
+        "transformers_version": versions["transformers_version"] if is_folder else None,
     }
     if way == REPLAY:
         known["engine_version"] = versions.get("engine_version")
@@ -222,7 +223,7 @@ def way_of(study: Study, model: StudyModel, plan: ParallelPlan) -> str:
 
 def content_hash(source: str) -> str | None:
     """Of what a trace of the model rests on: its configuration and its code; None: a model of the package itself."""
-    if os.path.isdir(source):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+    if os.path.isdir(source):  # noqa: PTH112  as above
         files = [file for file in sorted(Path(source).rglob("*")) if file.suffix in _CODE and file.is_file()]
     elif os.path.isfile(source):  # noqa: PTH113  as above
         files = [Path(source)]
