@@ -37,9 +37,9 @@ LIMIT_S = {True: 900, False: 3600}  # of one campaign, by `quick`; whatever take
 LONGEST = ("hostile_files", "hostile_names", "forward_faults", "own_faults", "kills", "write_faults", "interrupts")
 # Whole campaigns by turns, each about as long: three long gates run them all.
 TURNS = (
-    ("forward_faults", "memory", "bounded_work"),
+    ("forward_faults", "memory", "bounded_work", "study_on_ray"),
     ("hostile_files", "own_faults", "threads", "interrupts"),
-    ("hostile_names", "write_faults", "kills"),
+    ("hostile_names", "write_faults", "kills", "writers", "study_kills", "study_writers"),
 )
 SAMPLES = 5  # landings that share the samples of all campaigns
 sys.path.insert(0, str(ROOT))
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--landing", type=int, metavar="N", help="a sample of the campaigns that landing N owes")
     parser.add_argument("--long", type=int, metavar="N", help="those whose turn it is whole, a sample of the others")
     parser.add_argument("--kinds", metavar="NAMES", default="", help="of `hostile_files` these kinds of files alone")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="default: 0, with --long its number: each tries other faults")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="campaigns at a time")
     parser.add_argument(
         "--write",
@@ -230,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    options.seed = (options.long or 0) if options.seed is None else options.seed
     if options.inside:
         run_inside(options.inside, options.rows, quick=options.quick, seed=options.seed, kinds=options.kinds)
         return 0

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.work_limits import process_memory_bytes
@@ -87,7 +88,6 @@ def run(*, quick: bool, seed: int) -> list[Row]:
     """One row."""
     del seed  # every request is tried
     chosen = list(requests().items())[:: len(requests()) // QUICK] if quick else list(requests().items())
-    findings: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         place = Path(name).resolve()
         for model, fields in _MODELS.items():
@@ -96,19 +96,35 @@ def run(*, quick: bool, seed: int) -> list[Row]:
         (place / "rush.toml").write_text(_RUSH, "utf-8")
         with quiet():
             run_here("trace tiny --prompt-tokens 4", place)
-        for name, words in chosen:
-            findings += [f"{name}: {found}" for found in _tried(words, place)]
-    what = f"answered or refused within {MOST_SECONDS:.0f} s and {MOST_BYTES >> 30} GiB"
+        tried = {name: _tried(words, place) for name, words in chosen}
+    findings = [f"{name}: {found}" for name, one in tried.items() for found in one.findings]
+    slowest, largest = (
+        max(tried, key=lambda name: getattr(tried[name], field)) for field in ("seconds", "above_bytes")
+    )
+    what = (
+        f"answered or refused within {MOST_SECONDS:.0f} s and {MOST_BYTES >> 30} GiB; "
+        f"the longest {tried[slowest].seconds:.1f} s ({slowest}), "
+        f"the largest {tried[largest].above_bytes / 2**30:.2f} GiB ({largest})"
+    )
     return [Row(campaign=NAME, what=what, tried=len(chosen), findings=findings)]
 
 
-def _tried(words: str, place: Path) -> list[str]:
-    """What went wrong with one request, in a child."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What one request took, and what went wrong with it."""
+
+    findings: list[str]
+    seconds: float = 0.0
+    above_bytes: int = 0
+
+
+def _tried(words: str, place: Path) -> Tried:
+    """One request, in a child."""
     file = place / "found.json"
     file.unlink(missing_ok=True)
     if (pid := os.fork()) == 0:
         try:
-            file.write_text(json.dumps(list(_inside(words, place))), "utf-8")
+            file.write_text(json.dumps(asdict(_inside(words, place))), "utf-8")
         finally:
             os._exit(0)
     began = time.monotonic()
@@ -116,17 +132,20 @@ def _tried(words: str, place: Path) -> list[str]:
         if time.monotonic() - began > PATIENCE_S:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return [f"not over after {PATIENCE_S:.0f} s"]
+            return Tried(findings=[f"not over after {PATIENCE_S:.0f} s"], seconds=PATIENCE_S)
         time.sleep(0.02)
-    return list(json.loads(file.read_text("utf-8"))) if file.is_file() else ["the process ended without a word"]
+    if not file.is_file():
+        return Tried(findings=["the process ended without a word"])
+    return Tried(**json.loads(file.read_text("utf-8")))
 
 
-def _inside(words: str, place: Path) -> Iterator[str]:
+def _inside(words: str, place: Path) -> Tried:
     with quiet():
         _forget_peak()
         idle, began = process_memory_bytes() or 0, time.process_time()
         ended = run_here(words, place)
-        yield from judged(ended, time.process_time() - began, _peak_bytes() - idle)
+        seconds, above_bytes = time.process_time() - began, _peak_bytes() - idle
+    return Tried(findings=[*judged(ended, seconds, above_bytes)], seconds=seconds, above_bytes=above_bytes)
 
 
 def judged(ended: Ended, seconds: float, above_bytes: int) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """Every place of the package that reads or writes, with the campaign that attacks it; one without it fails the gate.
 
 `tests/house/test_doors.py` finds these places in the source and compares. A kind of file that passes `core.reading` is
-a `FileKind`, by its name; whatever reads past it is a place, `file::function`. A door leads to kinds of
-`hostile_files` or to verbs of `kills`, `write_faults` and `two_writers`; a text in their place is the reason why none
-is needed.
+a `FileKind`, by its name; whatever reads past it is a place, `file::function`. A reader leads to kinds of
+`hostile_files`; a writer to those of `writers`, and to the verbs that `kills` and `write_faults` break as a whole. What
+two studies do to each other is in `study_writers`. A text in their place is the reason why none is needed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FILES: Doors = {
     "list of lengths": ("list of lengths",),
     "list of page sizes": ("list of page sizes",),
     "study file": ("study file",),
-    "manifest of a study": ("study file",),
+    "manifest of a study": ("manifest of a study",),
     "message of a vLLM process": ("message of a vLLM process",),
     "list of versions of vLLM": _PACKAGE,
     "index of the catalogue": _PACKAGE,
@@ -60,6 +60,9 @@ LINES: Doors = {  # texts of the command line that are taken apart
     "core/number_ranges.py::read_range": ("range of numbers",),
     "core/page_sizes.py::read_page_size": ("size of a page",),
     "analyses/measured/written_figures.py::read_line": ("line of figures",),
+    "analyses/studies/questions.py::find_question": ("question to a study",),
+    "core/study_file.py::_override": ("override of a study",),
+    "labs/study/sql.py::require_select": ("line of SQL",),
 }
 
 READS: Doors = {  # past core.reading
@@ -67,7 +70,6 @@ READS: Doors = {  # past core.reading
     "analyses/kernels/tables.py::_connection": "tables of an installed package, trusted as its code is",
     "analyses/measured/remaining_error.py::rests": _PACKAGE,
     "analyses/serving/request_time.py::serving_fit": _PACKAGE,
-    "analyses/studies/tasks.py::*": ("study file",),
     "api/page_folder.py::folder_mix": ("image",),
     "cli/profile_config.py::sweep_configured": _OURS,
     "cli/profile_config.py::_raised_as_they_are": _ENVIRONMENT,
@@ -112,8 +114,9 @@ READS: Doors = {  # past core.reading
     "labs/export/onnx_trial.py::write_onnx": _OURS,
     "labs/export/weighted_files.py::_checked": _OURS,
     "labs/study/bounded_sql.py::*": _OURS,
-    "labs/study/parquet_store.py::*": ("study file",),
-    "labs/study/sql.py::*": ("study file",),
+    "labs/study/one_writer.py::*": ("lease of a study",),
+    "labs/study/parquet_store.py::*": ("part of a study", "manifest of a study"),
+    "labs/study/sql.py::*": ("part of a study",),
     "models/deepseek_ocr/pages.py::_opened": ("image",),
     "models/deepseek_ocr/released_folder.py::load_tokenizer": ("tokenizer.json",),
     "models/huggingface/folder.py::load_config": ("config.json of a folder", "config.json, traced"),
@@ -122,42 +125,41 @@ READS: Doors = {  # past core.reading
     "ops/table.py::_class_ops": _PACKAGE,
 }
 
-_BY_ITSELF = "one call of write_whole, which the verbs beside it attack; it needs an engine or an older script"
-
 WRITES: Doors = {
-    "analyses/function/files/function_file.py::write_function": ("sweep",),
-    "api/answer.py::Answer.save": ("pages", "plan", "sweep"),
-    "api/calibration.py::calibrate": ("calibrate",),
-    "api/capacity.py::CapacityAnswer.save_chrome_trace": _BY_ITSELF,
-    "api/cost_answer.py::CostAnswer.save_files": ("cost",),
-    "api/export.py::_write_matrix": ("export",),
-    "api/graph.py::GraphAnswer.save": ("graph",),
-    "api/profile/run_folder.py::RunFolder.write_text": ("profile",),
-    "api/profile/sweeping.py::failure_kept": ("profile",),
-    "api/static_analysis/analyzer.py::_written": ("cost",),
-    "api/study_page.py::study_page": _BY_ITSELF,
-    "api/sweep_answer.py::SweepAnswer.save_points": ("sweep",),
-    "cli/graph_command.py::graph": ("graph",),
-    "cli/join_command.py::join": ("join",),
+    "analyses/function/files/function_file.py::write_function": ("function file", "sweep"),
+    "api/answer.py::Answer.save": ("report", "pages", "plan", "sweep"),
+    "api/calibration.py::calibrate": ("measured machine", "calibrate"),
+    "api/capacity.py::CapacityAnswer.save_chrome_trace": ("one file",),
+    "api/cost_answer.py::CostAnswer.save_files": ("cost files", "cost"),
+    "api/export.py::_write_matrix": ("export matrix", "export"),
+    "api/graph.py::GraphAnswer.save": ("drawing", "graph"),
+    "api/profile/run_folder.py::RunFolder.write_text": ("file of a run", "profile"),
+    "api/profile/sweeping.py::failure_kept": ("failure of a run", "profile"),
+    "api/static_analysis/analyzer.py::_written": ("table of an older script", "cost"),
+    "api/study_page.py::study_page": ("page of a study",),
+    "api/sweep_answer.py::SweepAnswer.save_points": ("points of a sweep", "sweep"),
+    "cli/graph_command.py::graph": ("one file", "graph"),
+    "cli/join_command.py::join": ("one file", "join"),
     "cli/profile_config.py::sweep_configured.run": "a note of one number in a temporary folder",
-    "cli/report_command.py::report": ("report",),
-    "core/callgraph/json_writer.py::write_callgraph": ("trace",),
-    "core/callgraph/runtime_log.py::write_runtime_log": _BY_ITSELF,
-    "core/hardware/calibration.py::write_calibration": ("calibrate",),
+    "cli/report_command.py::report": ("one file", "report"),
+    "core/callgraph/json_writer.py::write_callgraph": ("call graph", "trace"),
+    "core/callgraph/runtime_log.py::write_runtime_log": ("runtime log",),
+    "core/hardware/calibration.py::write_calibration": ("calibration", "calibrate"),
     "core/folder_lock.py::locked_folder": "the lock itself, which holds no results",
-    "core/output_files.py::*": "the writer itself: every file passes it",
+    "core/output_files.py::*": ("one file",),
     "engines/vllm/jobs.py::write_message": "for one process, below a temporary name",
-    "engines/vllm/make_environment.py::_write_stand_in": _BY_ITSELF,
+    "engines/vllm/make_environment.py::_write_stand_in": ("one file",),
     "engines/vllm/process.py::VllmProcess.__enter__": "a log for one process, below a temporary name",
     "harness/timing/operator_pass.py::PeakMemory.__init__": _MACHINE,
-    "harness/timing/operator_pass.py::_export": ("profile",),
-    "harness/tracers/profiler_tracer.py::ProfilerTracer._export": ("trace under the profiler",),
-    "harness/tracers/torchlens_tracer.py::TorchLensTracer.draw": ("trace with a picture",),
-    "labs/export/exported_graph.py::PartFiles._write": ("export",),
-    "labs/export/weighted_files.py::*": ("export with weights",),
+    "harness/timing/operator_pass.py::_export": ("Chrome trace", "profile"),
+    "harness/tracers/profiler_tracer.py::ProfilerTracer._export": ("Chrome trace", "trace under the profiler"),
+    "harness/tracers/torchlens_tracer.py::TorchLensTracer.draw": ("one file", "trace with a picture"),
+    "labs/export/exported_graph.py::PartFiles._write": ("exported part", "export"),
+    "labs/export/weighted_files.py::*": ("exported part with weights", "export with weights"),
     "labs/study/bounded_sql.py::*": "for one process, below a temporary name",
-    "labs/study/parquet_store.py::*": ("study",),
-    "models/deepseek_ocr/engine_folder.py::write_engine_folder": _BY_ITSELF,
-    "models/huggingface/adapter.py::HuggingFaceAdapter.write_engine_folder": _BY_ITSELF,
+    "labs/study/one_writer.py::*": "a lease, which holds no results: study_writers races it",
+    "labs/study/parquet_store.py::*": ("part of a study", "manifest of a study", "study"),
+    "models/deepseek_ocr/engine_folder.py::write_engine_folder": ("folder of DeepSeek-OCR for an engine",),
+    "models/huggingface/adapter.py::HuggingFaceAdapter.write_engine_folder": ("folder for an engine",),
     "models/huggingface/names/catalogue.py::wheel_folder": "for this process, below a temporary name",
 }

@@ -44,8 +44,11 @@ from llm_perf_opt.weightless.routing import read_replay
 from scripts.campaigns.foreign_kinds import foreign_kinds
 from scripts.campaigns.one_kind import Kind, at, function_questions, questions, small_module
 from scripts.campaigns.served_kinds import served_kinds
+from scripts.campaigns.study_kinds import study_kinds
 
 EXPERTS = 3
+RESULTS = ("call graph", "static costs", "grouped view", "function", "calibration", "metrics")  # of `read_result`
+PLANTED = "print('it ran')\n"  # Python of a model folder, which reading must never run
 LINKS = """
 [links.lab-ring]
 name = "A ring of ours"
@@ -132,7 +135,7 @@ RELEASED: dict[str, Any] = {
 def file_kinds(folder: Path) -> list[Kind]:
     """Every kind; a sealed one once more without its seal, as a person leaves it who changes it on purpose."""
     own = [*_results(folder), *_run_files(folder), *_tables(folder), *_model_files(folder), *_pages(folder)]
-    kinds = [*own, *foreign_kinds(folder), *served_kinds(folder)]
+    kinds = [*own, *foreign_kinds(folder), *served_kinds(folder), *study_kinds(folder)]
     return [
         *kinds,
         *(
@@ -155,14 +158,15 @@ def _results(folder: Path) -> Iterator[Kind]:
     view = trace.graph().draw("json")
     yield sealed("grouped view", view.encode() if isinstance(view, str) else view, read_view)
     yield sealed("function", _function(folder), function_questions)
-    write_calibration(_calibration(), scratch)
+    write_calibration(made_calibration(), scratch)
 
     def predicted(file: Path) -> object:
         calibration = read_calibration(file)
         return calibration, measured_device(calibration), trace.predict(calibration=calibration).to_dict()
 
     yield sealed("calibration", scratch.read_bytes(), predicted)
-    yield sealed("any result", scratch.read_bytes(), lpo.read_result)
+    any_result = sealed("any result", scratch.read_bytes(), lpo.read_result)
+    yield replace(any_result, also_reads=RESULTS)
 
 
 def _function(folder: Path) -> bytes:
@@ -174,7 +178,7 @@ def _function(folder: Path) -> bytes:
     return traced.over(batch=(2, 3), context=(1, 12)).save(folder / "x.function.json").read_bytes()
 
 
-def _calibration() -> Calibration:
+def made_calibration() -> Calibration:
     def times(*medians: float) -> tuple[Timing, ...]:
         return tuple(Timing(median_s=one, fastest_s=one * 0.9, slowest_s=one * 1.1) for one in medians)
 
@@ -278,6 +282,9 @@ def _model_files(folder: Path) -> Iterator[Kind]:
         adapter = HuggingFaceAdapter(file.parent, trust_remote_code=False)
         return adapter._config.to_dict(), adapter._folder.fields, adapter.stored_formats(graph)
 
+    model.mkdir()
+    for name in ("modeling.py", "tokens.py"):  # which its auto_map names
+        (model / name).write_text(PLANTED, "utf-8")
     yield Kind(
         name="config.json of a folder", good=json.dumps(LLAMA).encode(), read=at(model / "config.json", configured)
     )

@@ -1,7 +1,8 @@
 """Damaged and hostile files of every kind that is read: the same content, or an error with its cause and a remedy.
 
 Of a file that this program seals, no damage may pass that changes what it says. Of any other kind a change within types
-and ranges is another file, and only counted.
+and ranges is another file, and only counted. Whatever a file holds, reading it starts no process, opens no connection,
+unpickles nothing and runs no Python of its folder.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import io
 import logging
 import random
+import sys
 import tempfile
 import time
 import traceback
@@ -18,6 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
 from scripts.campaigns.file_kinds import Kind, file_kinds
@@ -25,9 +28,46 @@ from scripts.campaigns.mutations import damaged
 from scripts.campaigns.rows import Row
 
 NAME = "hostile_files"
-FULL, QUICK = 10_000, 60
-_SLOW_S = 30.0
+FULL, QUICK = 1_000, 60
+_SLOW_S = 20.0
 _LONGEST_ERROR = 4_000
+_STARTS = {
+    *("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pty.spawn"),
+    *("socket.connect", "socket.bind", "pickle.find_class", "webbrowser.open"),
+}
+
+
+class Watch:
+    """What Python is asked to run or to reach while a file is read."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._is_on = self._is_hooked = False
+
+    def on_audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """An audit hook of Python."""
+        if not self._is_on:
+            return
+        if event in _STARTS:
+            self.seen.append(f"{event} {arguments!r:.200}")
+        elif event == "exec":
+            place = str(getattr(arguments[0], "co_filename", ""))
+            if place.startswith(tempfile.gettempdir()) or "transformers_modules" in place:
+                self.seen.append(f"the code in {place}")
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While open, what is run is noted."""
+        if not self._is_hooked:
+            sys.addaudithook(self.on_audit)  # Python keeps it for good
+        self._is_hooked, self._is_on, self.seen = True, True, []
+        try:
+            yield
+        finally:
+            self._is_on = False
+
+
+WATCH = Watch()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +107,8 @@ def tallies(count: int, seed: int, names: Collection[str] = ()) -> Iterator[Tall
             raise SystemExit(f"no kind of file {', '.join(sorted(unknown))}")
         for kind in kinds:
             if not names or not set(names).isdisjoint(names_of(kind)):
-                yield attack(kind, count, seed, others_of(kind, kinds))
+                most = count if count < FULL else count * kind.one_in  # the full campaign spares none
+                yield attack(kind, most, seed, others_of(kind, kinds))
 
 
 def names_of(kind: Kind) -> tuple[str, str]:
@@ -77,7 +118,7 @@ def names_of(kind: Kind) -> tuple[str, str]:
 
 def others_of(kind: Kind, kinds: Iterable[Kind]) -> list[bytes]:
     """Files that do not belong in the place of this one."""
-    return [other.good for other in kinds if other.family != kind.family]
+    return [other.good for other in kinds if other.family not in (kind.family, *kind.also_reads)]
 
 
 @contextlib.contextmanager
@@ -102,7 +143,9 @@ def attack(kind: Kind, count: int, seed: int, others: list[bytes]) -> Tally:
     findings: list[str] = []
     for number in range(max(1, count // kind.one_in)):
         raw = damaged(draw, kind.good, is_json=kind.is_json, is_sealed=kind.is_sealed, others=others)
-        outcome = _outcome(kind, raw, expected)
+        with WATCH.watching():
+            outcome = _outcome(kind, raw, expected)
+        outcome = f"it ran {WATCH.seen[0]}" if WATCH.seen else outcome
         outcomes[outcome] += 1
         if outcome not in ("refused", "same", "changed") or (outcome == "changed" and kind.is_sealed):
             findings.append(f"{kind.name}, mutation {number}: {outcome}")

@@ -25,6 +25,7 @@ class Kind:
     is_json: bool = True
     one_in: int = 1  # of the mutations that other kinds get: reading takes as much longer
     read_as: str = ""  # the kind that its reader takes it for too, where that is another
+    also_reads: tuple[str, ...] = ()  # families that its reader takes as well: whole, they are other files, not damage
 
     @property
     def family(self) -> str:
@@ -41,6 +42,11 @@ def at(file: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
         return read(file)
 
     return of_content
+
+
+def as_text(read: Callable[[str], object], raw: bytes) -> object:
+    """Reads what is given as a word of the command line, which may hold anything but a zero byte."""
+    return read(raw.decode("utf-8", "replace").replace("\0", ""))
 
 
 def small_module() -> nn.Module:

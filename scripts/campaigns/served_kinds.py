@@ -16,10 +16,9 @@ from llm_perf_opt.core.number_ranges import read_range
 from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.core.serving.traffic_text import read_declared, read_lengths, read_page_mix
-from llm_perf_opt.core.study_file import read_study
 from llm_perf_opt.engines.vllm import environment
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, read_message, write_message
-from scripts.campaigns.one_kind import Kind, at
+from scripts.campaigns.one_kind import Kind, as_text, at
 
 VLLM: dict[str, Any] = {
     "model_id": "org/name",
@@ -75,13 +74,6 @@ AZURE = b"""TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:50.9951690,396,109
 """
 DISTRIBUTION = b'rate = "20/s"\ncv = 2.5\nprompt = "uniform(100, 900)"\noutput = 50\nrequests = 30\n'
-STUDY = b"""name: tiny
-models: [org/name]
-workload: {global_batch: 2, context: 1k..8k, generated_tokens: 16}
-deployments: {plan: [one device, tp2], weights: [checkpoint, fp8]}
-devices: [h100-sxm]
-prices: {h100-sxm: 2.5}
-"""
 
 
 def served_kinds(folder: Path) -> list[Kind]:
@@ -121,7 +113,6 @@ def _traffic(folder: Path) -> Iterator[Kind]:
     for name, (text, read) in lists.items():
         read_file = at(place / f"{name}.txt", partial(_by_name, read))
         yield Kind(name=name, good=text, read=read_file, is_json=False)
-    yield Kind(name="study file", good=STUDY, read=at(place / "study.yaml", read_study), is_json=False)
 
 
 def _by_name(read: Callable[[str], object], file: Path) -> object:
@@ -129,7 +120,7 @@ def _by_name(read: Callable[[str], object], file: Path) -> object:
 
 
 def _lines() -> Iterator[Kind]:
-    """Texts of the command line, which may hold anything but a zero byte."""
+    """Texts of the command line."""
     lines: dict[str, tuple[str, Callable[[str], object]]] = {
         "line of traffic": ("20/s cv=2 prompt=lognormal(800,0.8) output=200 prefixes=8x512@0.7 for 60s", _drawn),
         "line of figures": ("ttft=0.5s tpot=20ms batch=16 input_tokens=2048", lambda text: read_line(text, "x")),
@@ -137,11 +128,7 @@ def _lines() -> Iterator[Kind]:
         "size of a page": ("A4@150dpi", read_page_size),
     }
     for name, (good, read) in lines.items():
-        yield Kind(name=name, good=good.encode(), read=partial(_as_text, read), is_json=False)
-
-
-def _as_text(read: Callable[[str], object], raw: bytes) -> object:
-    return read(raw.decode("utf-8", "replace").replace("\0", ""))
+        yield Kind(name=name, good=good.encode(), read=partial(as_text, read), is_json=False)
 
 
 def _drawn(text: str) -> object:

@@ -165,7 +165,7 @@ def _faulted(
         if error is not None:
             raise error
 
-    with planned(place, (kind, number), act) as plan, _file_limit(number if kind == "write" else None):
+    with planned(place, (kind, number), act) as plan, file_limit(number if kind == "write" else None):
         ended = run_here(words, place)
     is_hit = plan.is_hit or kind == "write"
     is_interrupt = error is KeyboardInterrupt
@@ -185,7 +185,7 @@ def _faulted(
 
 
 @contextmanager
-def _file_limit(size: int | None) -> Iterator[None]:
+def file_limit(size: int | None) -> Iterator[None]:
     """No file may grow beyond so many bytes: what is written after that fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from llm_perf_opt.core.errors import UsageError
@@ -55,3 +57,10 @@ def test_of_any_range_both_ends_and_no_more_than_asked_for() -> None:
 def test_thinning_keeps_both_ends() -> None:
     assert thinned(range(10), 4) == (0, 3, 6, 9)
     assert thinned((1, 2), 4) == (1, 2)
+
+
+@pytest.mark.parametrize("given", ["9" * 100_000, 10**4000, 10**9000, "1..1e400", ["x" * 9000]], ids=range(5))
+def test_what_is_no_range_is_refused_in_a_short_sentence(given: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_range(given, "context")
+    assert len(str(refused.value)) < 400

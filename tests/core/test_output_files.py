@@ -136,6 +136,13 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
             write_whole(Path("/dev/full"), [b"gone"])
 
 
+def test_a_temporary_folder_that_cannot_be_made_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(PerfOptError, match="Cannot make a temporary folder in ") as refused:
+        scratch_folder(tmp_path / "absent").__enter__()
+    assert refused.value.why == "No such file or directory"
+    assert "make room" in refused.value.fix
+
+
 def test_a_finished_file_is_moved_into_place(tmp_path: Path) -> None:
     with scratch_folder(tmp_path) as folder:
         (folder / "made").write_text("new")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,13 @@ def test_brackets_in_the_name_of_a_folder_are_no_pattern(tmp_path: Path) -> None
     assert names[:2] == ["a", "b-2-"]
     literal = TEXT.replace("deepseek-ocr-tiny", '"models/b[2]"')
     assert read_study(study_file(tmp_path / "st[1]", literal)).models[0].source.endswith("models/b[2]")
+
+
+@pytest.mark.parametrize("text", ["name: " + "[" * 100_000, "name: " + "{a: " * 100_000, "- " * 200_000])
+def test_a_file_nested_without_end_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    """To read it to its end takes PyYAML minutes."""
+    (tmp_path / "study.yaml").write_text(text)
+    began = time.process_time()
+    with pytest.raises(UsageError, match="nested too deeply"):
+        read_study(tmp_path / "study.yaml")
+    assert time.process_time() - began < 5

@@ -17,7 +17,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness import weights
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
-from llm_perf_opt.harness.weights import fill_with_noise, load_weights, same_random_numbers
+from llm_perf_opt.harness.weights import fill_with_noise, load_some_weights, load_weights, same_random_numbers
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
@@ -286,3 +286,18 @@ def test_whole_numbers_are_no_float_weights(tmp_path: Path) -> None:
     with pytest.raises(PerfOptError, match="wrong type") as refusal:
         load_weights(nn.Linear(2, 2, bias=False), tmp_path)
     assert refusal.value.why == "it is int32 there and float32 in the model"
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_weights_that_lead_out_of_their_folder_are_refused(tmp_path: Path, has_index: bool) -> None:
+    model = nn.Linear(4, 2)
+    folder, other = tmp_path / "mine", tmp_path / "other.safetensors"
+    folder.mkdir()
+    save_file(model.state_dict(), other)
+    (folder / "model.safetensors").symlink_to(other)
+    if has_index:
+        weight_map = dict.fromkeys(model.state_dict(), "model.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for load in (lambda: load_weights(model, folder), lambda: load_some_weights(model.state_dict(), folder, ("",))):
+        with pytest.raises(UsageError, match="leads out of its folder"):
+            load()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import pickle
+import runpy
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from scripts.campaigns.shown_texts import PLACES, unseen
 pytest.importorskip("safetensors", reason="weights are one of the kinds of files")
 pytest.importorskip("transformers", reason="so is the configuration of a folder")
 pytest.importorskip("hydra", reason="Hydra values are one of the texts")
+pytest.importorskip("duckdb", reason="the extra `study` is not installed")
 
 MUTATIONS = 150
 NAMES = (
@@ -71,7 +75,6 @@ SERVED = (
     "traffic, distribution.toml",
     "list of lengths",
     "list of page sizes",
-    "study file",
     "line of traffic",
     "line of figures",
     "range of numbers",
@@ -79,8 +82,12 @@ SERVED = (
     "message of a vLLM process",
     "name of vLLM's Python",
 )
-READ_AS_ANY = ("any result", "any result, without seal")  # the whole campaign attacks what reads any of them
-UNSEALED = tuple(f"{name}, without seal" for name in KINDS[:9])
+STUDIES = (
+    *("part of a study", "part of a study, with a new digest", "manifest of a study"),
+    *("manifest of a study, sealed anew", "line of SQL", "study file", "override of a study", "question to a study"),
+)
+NEVER_REFUSED = ("lease of a study",)  # whatever a dead run left in it, the next one takes over
+UNSEALED = tuple(f"{name}, without seal" for name in (*KINDS[:9], "any result"))
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +97,19 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kind]]
 
 
 def test_every_kind_is_attacked(kinds: dict[str, Kind]) -> None:
-    assert set(kinds) == {*KINDS, *UNSEALED, *SERVED, *READ_AS_ANY}
-    assert {name for name, kind in kinds.items() if kind.is_sealed} == {*KINDS[:11], "any result"}
+    assert set(kinds) == {*KINDS, *UNSEALED, *SERVED, *STUDIES, *NEVER_REFUSED, "any result"}
+    sealed = {name for name, kind in kinds.items() if kind.is_sealed}
+    assert sealed == {*KINDS[:11], "any result", "part of a study", "manifest of a study"}
 
 
-@pytest.mark.parametrize("name", [*KINDS, *UNSEALED, *SERVED])
+@pytest.mark.parametrize("name", [*KINDS, "any result", *UNSEALED, *SERVED, *STUDIES, *NEVER_REFUSED])
 def test_hostile_files_are_refused_or_read_as_they_are(kinds: dict[str, Kind], name: str) -> None:
     with hostile_files.quiet():
         tally = hostile_files.attack(kinds[name], MUTATIONS, 7, hostile_files.others_of(kinds[name], kinds.values()))
     assert tally.findings == []
     assert tally.tried == MUTATIONS // kinds[name].one_in
-    assert name in SERVED or tally.refused >= tally.tried // 4  # a line or a log is often another good one
+    # A line or a log is often another good one.
+    assert name in (*SERVED, *NEVER_REFUSED) or tally.refused >= tally.tried // 4
 
 
 GOOD = sealed_text(json.dumps({"calls": 17, "name": "a"})).encode()
@@ -124,6 +133,29 @@ def test_damage_that_a_reader_lets_pass_is_found() -> None:
 def test_a_traceback_is_found_and_says_where() -> None:
     found = hostile_files.attack(Kind(name="frank", good=GOOD, read=json.loads), 50, 0, [])
     assert any("JSONDecodeError at decoder.py" in finding for finding in found.findings)
+
+
+def test_a_reader_that_runs_something_is_found(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text("x = 1\n")
+    runs: dict[str, Callable[[bytes], object]] = {
+        "subprocess.Popen": lambda raw: subprocess.run(["true"], check=True).returncode,
+        "pickle.find_class": lambda raw: pickle.loads(pickle.dumps(Path)),
+        "the code in": lambda raw: runpy.run_path(str(planted))["x"],
+    }
+    for what, read in runs.items():
+        found = hostile_files.attack(Kind(name="runs", good=GOOD, read=read), 3, 0, [])
+        assert len(found.findings) == 3
+        assert all(f"it ran {what}" in finding for finding in found.findings)
+
+
+def test_every_kind_is_attacked_a_thousand_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that takes twenty times as long as others; a sample stays as small as it is."""
+    slow = Kind(name="slow", good=GOOD, read=len, one_in=20)
+    monkeypatch.setattr(hostile_files, "file_kinds", lambda folder: [slow])
+    monkeypatch.setattr(hostile_files, "attack", lambda kind, count, seed, others: count // kind.one_in)
+    assert list(hostile_files.tallies(hostile_files.FULL, 0)) == [1_000]
+    assert list(hostile_files.tallies(hostile_files.QUICK, 0)) == [3]
 
 
 def test_an_error_without_a_remedy_is_found() -> None:
@@ -179,6 +211,7 @@ def test_another_whole_file_of_the_same_kind_is_no_damage(kinds: dict[str, Kind]
     older = kinds["older call graph, totals"]
     assert older.good not in hostile_files.others_of(kinds["call graph"], kinds.values())
     assert older.good in hostile_files.others_of(kinds["metrics"], kinds.values())
+    assert kinds["metrics"].good not in hostile_files.others_of(kinds["any result"], kinds.values())
 
 
 @pytest.mark.parametrize("place", PLACES)

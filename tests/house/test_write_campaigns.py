@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core import output_files
-from scripts.campaigns import interrupts, kills, write_faults
+from scripts.campaigns import interrupts, kills, study_kills, study_writers, write_faults, writers
 from scripts.campaigns.forward_faults import quiet_streams, traced
 from scripts.campaigns.stand_in import make_target, plain_model
 from scripts.campaigns.verbs import VERBS, Ended, half_files, is_whole, restore, results, temporaries, workplace
@@ -92,7 +92,35 @@ def test_the_plan_counts_and_acts_at_files_below_its_place(tmp_path: Path) -> No
         (tmp_path / "place" / "file").write_bytes(b"2")
 
 
+@pytest.mark.slow  # tiny models are traced
+def test_every_writer_leaves_whole_files(tmp_path: Path) -> None:
+    """Kills, two writers, a full disk, errors: some cases of each."""
+    (tmp_path / "inputs").mkdir()
+    content = writers.made(tmp_path / "inputs")
+    for name, make in writers.WRITERS.items():
+        row = writers.attacked(name, make(content), tmp_path / "written", 10, random.Random(f"3 {name}"))
+        assert (row.tried, row.findings) == (10, []), name
+
+
+def test_a_writer_that_is_not_whole_is_found(tmp_path: Path) -> None:
+    plain = writers.attacked(
+        "in place", lambda place: in_place(place / "a", [b"x" * 900] * 9), tmp_path / "written", 20, random.Random(1)
+    )
+    assert any("OSError" in finding for finding in plain.findings), "an error without a remedy"
+    assert any("half a file" in finding for finding in plain.findings)
+    kept = writers.attacked(
+        "whole",
+        lambda place: output_files.write_whole(place / "a", [b"x" * 900] * 9),
+        tmp_path / "b",
+        20,
+        random.Random(1),
+    )
+    assert kept.findings == []
+
+
 def test_the_full_campaigns_are_as_large_as_promised() -> None:
+    assert writers.FULL >= 1_000
+    assert study_kills.FULL >= 200 and study_writers.FULL >= 20
     assert sum(kills.FULL.values()) >= 200
     assert kills.FULL.keys() == VERBS.keys()
     count = sum(interrupts.HERE.values()) + interrupts.CHILDREN * len(VERBS) + interrupts.STARTS

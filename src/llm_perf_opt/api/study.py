@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -231,14 +232,15 @@ class _Run:
         """What the study is made of now; not where another run has taken it over."""
         if lease is not None:
             lease.require()
+        stems = [task.file_stem for task in self.tasks]  # in their order: parts come as workers finish them
         self.store.write_manifest(
             StudyManifest(
                 study=self.declared.name,
                 run=self.identity,
                 tool_version=__version__,
                 points=points_of(self.tasks),
-                stems=[task.file_stem for task in self.tasks],
-                parts=self.parts,
+                stems=stems,
+                parts={stem: self.parts[stem] for stem in stems if stem in self.parts},
             )
         )
 
@@ -310,7 +312,7 @@ def named_folders(declared: Study) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for source in sorted({model.source for model in declared.models}):
-        if not Path(source).exists():
+        if not os.path.exists(source):  # noqa: PTH110  Path.exists raises for a name that is too long
             with suppress(PerfOptError):
                 named = find_model(source, declared.trust_remote_code)
                 found |= {} if named.folder is None else {source: named.folder}

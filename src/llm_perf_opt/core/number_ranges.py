@@ -56,7 +56,8 @@ def read_range(given: Given, name: str, *, points: int = POINTS) -> NumberRange:
     numbers, is_range = _read(given, name)
     if min(numbers) < 1 or max(numbers) > _LARGEST:
         wrong = next(one for one in numbers if not 1 <= one <= _LARGEST)
-        raise UsageError(f"{name} cannot be {wrong:,}.", why=f"it begins at 1 and ends at {_LARGEST:,}", fix=_HOW)
+        shown = f"{wrong:,}" if abs(wrong) < 10**20 else "a number of more than 20 digits"
+        raise UsageError(f"{name} cannot be {shown}.", why=f"it begins at 1 and ends at {_LARGEST:,}", fix=_HOW)
     if not is_range:
         return NumberRange(tuple(sorted(set(numbers))), is_range=False)
     low, high = numbers
@@ -76,13 +77,13 @@ def _read(given: Given, name: str) -> tuple[tuple[int, ...], bool]:
         return (given,), False
     if isinstance(given, Sequence) and given and all(type(one) is int for one in given):
         return tuple(int(one) for one in given), isinstance(given, tuple) and len(given) == 2
-    raise UsageError(f"{name} cannot be {given!r}.", why="it takes whole numbers", fix=_HOW)
+    raise UsageError(f"{name} cannot be {repr(given)[:80]}.", why="it takes whole numbers", fix=_HOW)
 
 
 def _number(text: str, name: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"{name} cannot be {text.strip()!r}.", why="it takes whole numbers", fix=_HOW)
+        raise UsageError(f"{name} cannot be {text.strip()[:80]!r}.", why="it takes whole numbers", fix=_HOW)
     return int(found[1]) * _FACTORS[found[2].lower()]
 
 

@@ -16,6 +16,8 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
+from llm_perf_opt.core.errors import PerfOptError
+
 PREFIX = ".llm-perf-opt-"
 SUFFIX = ".partial"
 _NAME = re.compile(r"\.llm-perf-opt-(?P<machine>[0-9a-f]{8})-(?P<pid>\d{1,10})-(?P<start>[0-9a-f]{8})-\d+\.partial")
@@ -48,7 +50,14 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     remove_left_behind(parent)
     with temporary_path(parent) as folder:
-        folder.mkdir(mode=0o700)
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise PerfOptError(
+                f"Cannot make a temporary folder in {parent}.",
+                why=error.strerror or type(error).__name__,
+                fix="make room there, or choose a folder that you may write to (--out, or TMPDIR)",
+            ) from error
         yield folder
 
 

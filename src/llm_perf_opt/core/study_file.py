@@ -178,8 +178,16 @@ def _parse_yaml(text: str) -> Any:
             "PyYAML is not installed.", why="a study file is YAML", fix="pip install 'llm-perf-opt[study]'"
         ) from error
     try:
-        if any(isinstance(token, yaml.AliasToken | yaml.TagToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-            raise STUDY_FILE.refusal("holds an alias or a tag", "a few lines of them can stand for gigabytes")
+        opening = yaml.BlockSequenceStartToken | yaml.BlockMappingStartToken
+        opening |= yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken
+        closing = yaml.BlockEndToken | yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken
+        levels = 0
+        for token in yaml.scan(text, Loader=yaml.SafeLoader):  # as it goes: 100,000 brackets take minutes to the end
+            if isinstance(token, yaml.AliasToken | yaml.TagToken):
+                raise STUDY_FILE.refusal("holds an alias or a tag", "a few lines of them can stand for gigabytes")
+            levels += isinstance(token, opening) - isinstance(token, closing)
+            if levels > STUDY_FILE.max_levels:
+                raise STUDY_FILE.refusal("is nested too deeply", f"it has more than {STUDY_FILE.max_levels} levels")
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise STUDY_FILE.refusal("is not valid YAML", " ".join(str(error).split())[:300]) from None

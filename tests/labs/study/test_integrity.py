@@ -21,6 +21,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.folder_lock import LOCK_FILE, locked_folder
 from llm_perf_opt.labs.study.local_engine import run_local
 from llm_perf_opt.labs.study.manifest import MANIFEST, read_manifest
+from llm_perf_opt.labs.study.sql import opened_files
 from tests.labs.study.made_studies import tiny_study, written
 
 pytest.importorskip("pyarrow", reason="the extra `study` is not installed")
@@ -126,6 +127,19 @@ def test_the_manifest_has_digest_rows_and_columns_of_each_part_and_breaks_with_o
             lpo.ask(place / "res[1]", "summary")
     assert again(place, made).computed == 0, "parts are known by their names"
     assert lpo.ask(place / "res[1]", sql="select count(*) from points").rows == ((2,),)
+
+
+def test_the_manifest_lists_its_parts_in_the_order_of_the_study_whoever_finishes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backwards(work: Any, tasks: Any, **_: object) -> Any:
+        return ((task, work(task)) for task in reversed(tasks))
+
+    monkeypatch.setattr("llm_perf_opt.api.study.run_local", backwards)
+    study(tiny_study(tmp_path, 2, **SMALL), out=tmp_path / "results", workers=1)
+    manifest = read_manifest((tmp_path / "results/study=tiny" / MANIFEST).read_bytes())
+    assert list(manifest.parts) == manifest.stems
+    assert [part.file.split("/")[0] for part in manifest.parts.values()] == ["model=m00", "model=m01"]
 
 
 def test_a_run_of_another_declaration_leaves_the_files_of_the_first_in_place(place: Path, made: Path) -> None:
@@ -264,6 +278,20 @@ def test_sql_is_stopped_at_its_bounds(place: Path, sql: str, why: str) -> None:
     said, held = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
     assert why in said
     assert held < 2**30 + 2**29, "1 GiB above an idle process"
+
+
+def test_a_part_that_the_database_cannot_read_is_refused(tmp_path: Path) -> None:
+    """As of one that was written to deceive: its digest fits, and the columns that pyarrow finds do."""
+    (tmp_path / "part.parquet").write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(UsageError, match="no tables that can be read"):
+        opened_files([str(tmp_path / "part.parquet")], tmp_path).__enter__()
+
+
+def test_a_model_whose_name_no_file_can_have_fails_in_its_own_rows(tmp_path: Path) -> None:
+    file = tiny_study(tmp_path, 1, **SMALL)
+    file.write_text(file.read_text().replace('"models/*"', f'"models/m00", "{"a/" * 3000}x"'))
+    found = study(file, out=tmp_path / "results", workers=1)
+    assert (found.points, found.failed) == (2, 1)
 
 
 def test_what_is_no_number_is_unknown_on_the_page_and_a_text_in_a_table(place: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from llm_perf_opt.api.ask import ask
 from llm_perf_opt.api.study import study
+from scripts.campaigns.study_on_ray import rows_on_ray
 from tests.labs.study.made_studies import tiny_study
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -69,3 +70,9 @@ def test_a_study_survives_the_death_of_a_node_and_of_its_driver(tmp_path: Path) 
     assert ask(out, sql="select distinct inputs_hash, global_batch, asked_context from points").row_count == POINTS
     assert on_ray.equals(one_by_one)
     assert set(on_ray.column("status").to_pylist()) == {"ok"}
+
+
+@pytest.mark.slow
+def test_kills_and_two_writers_on_a_cluster_lose_nothing() -> None:
+    """Two nodes, drivers that are forks of this process: 2 kills, one of them after the first part, and a pair."""
+    assert [(row.tried, row.findings) for row in rows_on_ray(2, 1, seed=3)] == [(1, []), (1, []), (1, [])]

@@ -291,6 +291,25 @@ def test_the_tokenizer_of_a_folder_is_read_and_a_broken_one_is_told(tmp_path: Pa
     assert load_tokenizer(tmp_path, trust_remote_code=False)[0] is None
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "additional_chat_templates/rag.jinja"])
+@pytest.mark.parametrize("leads_to", ["the file of another folder", "nothing"])
+def test_a_tokenizer_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str, leads_to: str) -> None:
+    """Two folders with tokenizers: one has a link to a file of the other, of which nothing may be read."""
+    pytest.importorskip("transformers", reason="tokenizers are read with it")
+    folder, other = tmp_path / "mine", tmp_path / "other"
+    for place in (folder, other):
+        (place / name).parent.mkdir(parents=True)
+        (place / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    if leads_to != "nothing":
+        (other / name).write_text("{}")
+    (folder / name).symlink_to(other / name)
+    with pytest.raises(UsageError, match="leads out of its folder"):
+        load_tokenizer(folder, trust_remote_code=False)
+    (folder / name).unlink()
+    (folder / name).symlink_to("tokenizer_config.json" if "/" not in name else "../tokenizer_config.json")
+    load_tokenizer(folder, trust_remote_code=False)  # a link inside stays one
+
+
 def test_two_pages_in_one_prompt_are_refused() -> None:
     with pytest.raises(UsageError, match="more than once"):
         prompt_ids("<image> and <image>", WordTokenizer())

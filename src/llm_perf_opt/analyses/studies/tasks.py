@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -18,6 +19,7 @@ from typing import Any
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.reading import MODEL_FILE, read_bytes
 from llm_perf_opt.core.study import Study, StudyModel, combinations
 from llm_perf_opt.core.study_columns import SCHEMA_VERSION
 from llm_perf_opt.core.study_file import FUNCTION_SUFFIX
@@ -26,6 +28,7 @@ TRACE, FUNCTION, FILE, REPLAY = "trace", "function", "file", "replay"
 TRACED_PAIRS = 12  # up to so many batches x contexts are traced one by one: a function takes as many traces itself
 CHECKPOINT = "checkpoint"
 _CODE = (".json", ".py", ".jinja", ".toml")  # of a folder: what a trace rests on; weights are not read
+_HASHED = replace(MODEL_FILE, max_bytes=2**28, stays_in_folder=False)  # whoever traces it looks at its links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +127,11 @@ def _tasks(
 ) -> Iterator[StudyTask]:
     way = way_of(study, model, plan)
     place = model.source if folder is None else str(folder)
+    is_folder = os.path.isdir(place)  # noqa: PTH112  Path.is_dir raises for a name that is too long
     known = {
         "tool_version": versions["tool_version"],
         "torch_version": None if way == FILE else versions["torch_version"],
-        "transformers_version": versions["transformers_version"] if Path(place).is_dir() else None,
+        "transformers_version": versions["transformers_version"] if is_folder else None,
     }
     if way == REPLAY:
         known["engine_version"] = versions.get("engine_version")
@@ -219,17 +223,17 @@ def way_of(study: Study, model: StudyModel, plan: ParallelPlan) -> str:
 
 def content_hash(source: str) -> str | None:
     """Of what a trace of the model rests on: its configuration and its code; None: a model of the package itself."""
-    path = Path(source)
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.suffix in _CODE and file.is_file()]
-    elif path.is_file():
-        files = [path]
+    if os.path.isdir(source):  # noqa: PTH112  as above
+        files = [file for file in sorted(Path(source).rglob("*")) if file.suffix in _CODE and file.is_file()]
+    elif os.path.isfile(source):  # noqa: PTH113  as above
+        files = [Path(source)]
     else:
         return None
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        digest.update(file.read_bytes())
+        raw = read_bytes(file, _HASHED)
+        digest.update(f"{file.name}\0{len(raw)}\0".encode(errors="surrogateescape"))
+        digest.update(raw)
     return digest.hexdigest()
 
 

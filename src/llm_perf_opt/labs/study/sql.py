@@ -111,7 +111,14 @@ def opened_files(files: Sequence[str], scratch: Path, memory_bytes: int = MEMORY
         opened.execute("set preserve_insertion_order = false")  # a query that wants an order says so
         opened.execute(f"set allowed_paths = [{', '.join(map(_quoted, files))}]")
         opened.execute("set enable_external_access = false")
-        opened.execute(f"create temp view {VIEW} as {_every_column(opened, files)}")
+        try:
+            opened.execute(f"create temp view {VIEW} as {_every_column(opened, files)}")
+        except duckdb.Error as error:  # a part that was written to deceive: its digest fits, its content does not
+            raise UsageError(
+                "The parts of the study are no tables that can be read.",
+                why=" ".join(str(error).split())[:400],
+                fix=RUN_AGAIN,
+            ) from error
         opened.execute("set lock_configuration = true")
         yield opened
     finally:

@@ -26,7 +26,8 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> tuple[Any | None, s
         transformers = importlib.import_module("transformers")
     except ImportError:
         return None, "transformers is not installed, so the folder's tokenizer is not read"
-    require_own_files(folder, (file for file in folder.iterdir() if file.suffix in TOKENIZER_SUFFIXES))
+    files = (*folder.iterdir(), *folder.glob("*/*"))  # transformers reads further chat templates from a folder inside
+    require_own_files(folder, (file for file in files if file.suffix in TOKENIZER_SUFFIXES))
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True

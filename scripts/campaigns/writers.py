@@ -1,0 +1,321 @@
+"""Every writer by itself, a thousand times: errors, a full disk, kills, and two of them at once. No half file, ever.
+
+`write_faults` and `kills` break whole commands, which take seconds. Here what is written was made before, so that a
+case takes milliseconds. A name holds the old file or the new one, the error says what to do, nothing temporary stays,
+and the same call then works.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import llm_perf_opt as lpo
+from llm_perf_opt.api import study_page
+from llm_perf_opt.api.export import _write_matrix
+from llm_perf_opt.api.profile.run_folder import RunFolder
+from llm_perf_opt.api.profile.sweeping import failure_kept
+from llm_perf_opt.api.static_analysis.analyzer import _written
+from llm_perf_opt.core.callgraph import write_callgraph
+from llm_perf_opt.core.callgraph.runtime_log import write_runtime_log
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware.calibration import write_calibration
+from llm_perf_opt.core.output_files import cannot_write, write_result
+from llm_perf_opt.core.plugins import CALIBRATORS
+from llm_perf_opt.core.scratch import PREFIX, scratch_folder
+from llm_perf_opt.harness.timing.operator_pass import _export
+from llm_perf_opt.labs.export.exported_graph import PartFiles
+from llm_perf_opt.labs.export.weighted_files import _moved, _save
+from llm_perf_opt.labs.study.manifest import StudyManifest
+from llm_perf_opt.labs.study.parquet_store import StudyStore, rows_table
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.engine_folder import write_engine_folder
+from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from scripts.campaigns.file_kinds import LLAMA, made_calibration
+from scripts.campaigns.hostile_files import quiet
+from scripts.campaigns.one_kind import small_module
+from scripts.campaigns.rows import Row
+from scripts.campaigns.verbs import CONFIG, STUDY
+from scripts.campaigns.write_faults import ERRORS, file_limit, planned
+
+NAME = "writers"
+FULL, QUICK = 1_000, 20
+SLOW_S = 20.0
+OLD = b"the old file"
+KILL, PAIR, FULL_DISK = "kill", "two writers", "a full disk"
+# Of twenty cases: a kill at a point, two processes at once, a file that may not grow, errors at a point.
+WAYS = (KILL, KILL, PAIR, *(FULL_DISK,) * 5, *("error",) * 12)
+Write = Callable[[Path], object]
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What writers are given: made once, before anything is written."""
+
+    trace: Any
+    cost: Any
+    sweep: Any
+    view: Any
+    profiler: Any
+    program: Any
+    adapter: HuggingFaceAdapter
+
+
+def made(folder: Path) -> Made:
+    """Of tiny models, in `folder`."""
+    module, arguments = small_module(), (torch.zeros(2, 8),)
+    trace = lpo.trace(module, arguments)
+    for name, fields in {"tiny": CONFIG, "llama": LLAMA}.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(fields), "utf-8")
+    (folder / "study.yaml").write_text(json.dumps(STUDY), "utf-8")
+    lpo.study(folder / "study.yaml", out=folder / "results", workers=1)
+    with torch.profiler.profile() as profiler:
+        module(*arguments)
+    profiler.export_chrome_trace(str(folder / "chrome-trace.json"))
+    recorded = (folder / "chrome-trace.json").read_bytes()
+    return Made(
+        trace=trace,
+        cost=trace.cost(),
+        sweep=lpo.sweep(folder / "tiny", batch=2, context="16..19"),
+        view=study_page.study_view(folder / "results"),
+        profiler=mock.Mock(export_chrome_trace=partial(_saved, recorded)),
+        program=torch.export.export(module, arguments),
+        adapter=HuggingFaceAdapter(folder / "llama", trust_remote_code=False),
+    )
+
+
+def _saved(content: bytes, path: str) -> None:
+    """As torch writes a trace, which it does once only: where that fails, nothing is said."""
+    with suppress(OSError):
+        Path(path).write_bytes(content)
+
+
+def _calibrated(place: Path) -> None:
+    with mock.patch.dict(CALIBRATORS._entries, {"torch": f"{__name__}:stored_calibration"}):
+        lpo.calibrate(out=place / "machine.json", force=True)
+
+
+def stored_calibration(**options: object) -> object:
+    """Instead of measuring."""
+    return made_calibration()
+
+
+def _page_of(view: object, place: Path) -> None:
+    with mock.patch.object(study_page, "study_view", lambda *_: view):
+        study_page.study_page("results", place / "page.html", force=True)
+
+
+def _failed(place: Path) -> None:
+    with failure_kept(place, ["a=1"]):
+        raise PerfOptError("It failed.", why="on purpose", fix="none")
+
+
+def _weighted(program: Any, place: Path) -> None:
+    """As `write_weighted` does it, without the checks between."""
+    with scratch_folder(place) as scratch:
+        try:
+            _save(program, scratch / "part.pt2")
+        except OSError as error:
+            raise cannot_write(place / "part", error) from error
+        list(_moved(scratch, place, [mock.Mock(file="part.pt2")]))
+
+
+def _study_part(place: Path) -> None:
+    rows = rows_table([{"status": "ok", "study": "tiny", "batch": number} for number in range(50)])
+    StudyStore(str(place)).write("tiny", "m", "part-1-2", [rows], "01234567")
+
+
+def _study_manifest(place: Path) -> None:
+    record = StudyManifest(study="tiny", run="01234567", tool_version="1", points=9, stems=["part-1-2"], parts={})
+    StudyStore(str(place)).write_manifest(record)
+
+
+WRITERS: dict[str, Callable[[Made], Write]] = {
+    "one file": lambda _: lambda place: write_result(place / "result.txt", "a line\n" * 500),
+    "call graph": lambda one: lambda place: write_callgraph(one.trace.graphs[0], place / "a.json", overwrite=True),
+    "runtime log": lambda one: lambda place: write_runtime_log(one.trace.graphs[0], place / "a.json", overwrite=True),
+    "function file": lambda one: lambda place: one.sweep.save_function(place / "x.function.json", force=True),
+    "calibration": lambda _: lambda place: write_calibration(made_calibration(), place / "machine.json"),
+    "measured machine": lambda _: _calibrated,
+    "report": lambda one: lambda place: one.cost.save(place / "report.html", force=True),
+    "cost files": lambda one: lambda place: one.cost.save_files(place, force=True),
+    "table of an older script": lambda one: lambda place: _written(place / "static.md", one.cost.to_json()),
+    "drawing": lambda one: lambda place: one.trace.graph().save(place / "graph.mmd", force=True),
+    "points of a sweep": lambda one: lambda place: one.sweep.save_points(place / "points.csv", force=True),
+    "export matrix": lambda one: lambda place: _write_matrix(one.cost.report(), place),
+    "file of a run": lambda one: lambda place: RunFolder(place).write_json("metrics.json", one.cost.to_dict()),
+    "failure of a run": lambda _: _failed,
+    "page of a study": lambda one: partial(_page_of, one.view),
+    "Chrome trace": lambda one: lambda place: _export(one.profiler, place / "chrome-trace.json", {}),
+    "exported part": lambda one: lambda place: PartFiles("part", place).save_onnx(b"graph" * 500),
+    "exported part with weights": lambda one: partial(_weighted, one.program),
+    "part of a study": lambda _: _study_part,
+    "manifest of a study": lambda _: _study_manifest,
+    "folder for an engine": lambda one: one.adapter.write_engine_folder,
+    "folder of DeepSeek-OCR for an engine": lambda _: partial(write_engine_folder, DeepSeekOcrConfig()),
+}
+
+
+def run(*, quick: bool, seed: int) -> list[Row]:
+    """One row for each writer."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as name, quiet():
+        folder = Path(name).resolve()
+        (folder / "inputs").mkdir()
+        content = made(folder / "inputs")
+        return [
+            attacked(
+                writer, make(content), folder / "written", QUICK if quick else FULL, random.Random(f"{seed} {writer}")
+            )
+            for writer, make in WRITERS.items()
+        ]
+
+
+def attacked(name: str, write: Write, place: Path, count: int, draw: random.Random) -> Row:
+    """So many cases of one writer, in a folder of its own."""
+    fill(place, {})
+    write(place)
+    clean = files_in(place)
+    with planned(place) as plan:
+        write(place)
+    points = [(kind, number) for kind, most in sorted(plan.counts.items()) for number in range(1, most + 1)]
+    findings: list[str] = []
+    if files_in(place) != clean:
+        findings.append(f"{name}: two calls write different bytes")
+    for number in range(count):
+        old = dict.fromkeys(clean, OLD) if (number + number // len(WAYS)) % 2 else {}
+        fill(place, old)
+        way, point = WAYS[number % len(WAYS)], draw.choice(points)
+        began = time.monotonic()
+        found = [*_cases(way, write, place, point, draw, old, clean)]
+        if time.monotonic() - began > SLOW_S:
+            found.append(f"took more than {SLOW_S:.0f} s")
+        findings += [f"{name}, {way} at {point[0]} {point[1]}, case {number}: {one}" for one in found]
+    return Row(campaign=NAME, what=f"{name}, {len(points)} points", tried=count, findings=findings)
+
+
+def _cases(
+    way: str,
+    write: Write,
+    place: Path,
+    point: tuple[str, int],
+    draw: random.Random,
+    old: Mapping[str, bytes],
+    clean: Mapping[str, bytes],
+) -> Iterator[str]:
+    """What one case did wrong."""
+    if way == KILL:
+        pid = forked(lambda: _killed_at(place, point, write))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code not in (0, -signal.SIGKILL):
+            yield f"the process ended with {code}"
+    elif way == PAIR:
+        pids = [forked(lambda: write(place)) for _ in range(2)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        if codes != [0, 0]:
+            yield f"the two ended with {codes}"
+        if files_in(place) != clean:
+            yield "the two left something else than one alone"
+    else:
+        size = draw.randrange(max(map(len, clean.values())) + 1) if way == FULL_DISK else None
+        yield from _broken(write, place, point, draw.choice(ERRORS), size, clean)
+    yield from half_files(place, old, clean)
+    try:
+        write(place)
+    except PerfOptError as error:
+        yield f"the next call was refused: {error}"
+    if files_in(place) != clean:
+        yield "the next call did not write what it writes undisturbed"
+    yield from left_over(place)
+
+
+def _broken(
+    write: Write,
+    place: Path,
+    point: tuple[str, int],
+    error: int | type[BaseException],
+    size: int | None,
+    clean: Mapping[str, bytes],
+) -> Iterator[str]:
+    """An error at a point, or a limit on the size of files; in this process."""
+
+    def act() -> None:
+        if size is None:
+            raise OSError(error, os.strerror(error)) if isinstance(error, int) else error
+
+    said = errno.errorcode[error] if isinstance(error, int) else error.__name__
+    try:
+        with planned(place, point, act), file_limit(size):
+            write(place)
+    except PerfOptError as refusal:
+        if not (refusal.what and refusal.why and refusal.fix):
+            yield f"{said}: the refusal does not say what, why and what to do"
+    except KeyboardInterrupt:
+        if error is not KeyboardInterrupt:
+            raise
+    except Exception as wrong:  # noqa: BLE001  whatever else comes out is what is looked for
+        where = traceback.extract_tb(wrong.__traceback__)[-1]
+        yield f"{said}: {type(wrong).__name__} at {Path(where.filename).name}:{where.lineno}: {str(wrong)[:120]}"
+    else:
+        if files_in(place) != clean:
+            yield f"{said}: it said nothing, and did not write everything"
+    yield from left_over(place)
+
+
+def forked(work: Callable[[], object]) -> int:
+    """A child that does this alone; 1: it raised."""
+    if (pid := os.fork()) != 0:
+        return pid
+    code = 1
+    with suppress(BaseException):
+        work()
+        code = 0
+    os._exit(code)
+
+
+def _killed_at(place: Path, point: tuple[str, int], write: Write) -> None:
+    with planned(place, point, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        write(place)
+
+
+def files_in(place: Path) -> dict[str, bytes]:
+    """Results by their name."""
+    found = (file for file in place.rglob("*") if file.is_file() and PREFIX not in str(file.relative_to(place)))
+    return {str(file.relative_to(place)): file.read_bytes() for file in sorted(found)}
+
+
+def fill(place: Path, files: Mapping[str, bytes]) -> None:
+    """The folder with these files alone."""
+    if place.exists():
+        shutil.rmtree(place)
+    place.mkdir()
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+
+
+def half_files(place: Path, old: Mapping[str, bytes], clean: Mapping[str, bytes]) -> Iterator[str]:
+    for name, content in files_in(place).items():
+        if content not in (old.get(name), clean.get(name)):
+            yield f"{name} is half a file of {len(content)} bytes"
+
+
+def left_over(place: Path) -> Iterator[str]:
+    yield from (f"{path.name} was left" for path in place.rglob(f"{PREFIX}*"))
