@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.requests import Request, Traffic
 from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
@@ -142,7 +143,7 @@ def main() -> None:
         command = [str(find().python), str(Path(__file__)), *sys.argv[1:], "--inside"]
         sys.exit(subprocess.run(command, env=environment_variables()).returncode)
     settings = EngineSettings(
-        model=options.folder, device=H100, tensor=8, cache_bytes=58_000_000_000, max_model_tokens=16384
+        model=options.folder, device=H100, plan=ParallelPlan(tp=8), cache_bytes=58_000_000_000, max_model_tokens=16384
     )
     job = ReplayJob(settings=settings, traffic=traffic(options.requests, options.rate), table=TABLE)
     measure(job, is_alone=options.alone)

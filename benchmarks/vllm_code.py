@@ -20,6 +20,7 @@ from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.core.collectives import collective_of
 from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.engine_settings import SeenDevice
 from llm_perf_opt.engines.vllm.environment import find
@@ -50,8 +51,7 @@ class Case:
             model=str(self._folder_for_vllm(scratch)),
             out=str(scratch),
             device=SeenDevice.of(device_of(find_hardware("h100-sxm"))),
-            tensor=self.tp,
-            has_expert_parallel=self.ep > 1,
+            plan=ParallelPlan(tp=self.tp, ep=self.ep),
             batch=self.batch,
             prompt_tokens=self.prompt_tokens,
             dtype="bfloat16",

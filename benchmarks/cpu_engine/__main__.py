@@ -29,10 +29,10 @@ from llm_perf_opt.analyses.capacity.measured_beside import corrected, step_facto
 from llm_perf_opt.analyses.measured.step_log import MeasuredStep
 from llm_perf_opt.analyses.serving.calibrated_time import CalibratedTimer
 from llm_perf_opt.analyses.serving.engine_blocks import engine_blocks
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan
 from llm_perf_opt.analyses.serving.step_tables import StepRange, step_table
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.hardware.calibration import Calibration
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.environment import find
@@ -91,7 +91,7 @@ def calibrated_table(model: str, calibration: Calibration) -> StepTable:
     """From the model's trace; nothing of an engine is in it but which kernels it runs."""
     graph = trace(FOLDER / "models" / model, dtype=DTYPE, prompt_tokens=64).graphs[-1]
     timer = CalibratedTimer(calibration, DTYPE)
-    return step_table(engine_blocks(graph), timer, EnginePlan(), reach=_REACH, padded_to=())
+    return step_table(engine_blocks(graph), timer, ParallelPlan(), reach=_REACH, padded_to=())
 
 
 def _corrected(table: StepTable, run: Mapping[str, Any]) -> StepTable:

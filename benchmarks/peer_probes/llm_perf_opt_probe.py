@@ -78,12 +78,12 @@ def serving(asked: Asked) -> Offer:
     from llm_perf_opt.api.served_model import ServedModel
     from llm_perf_opt.api.tracing import find_origin
     from llm_perf_opt.core.hardware import find_device
-    from llm_perf_opt.core.serving.serving_plan import ServingPlan
+    from llm_perf_opt.core.parallel_plan import ParallelPlan
 
     assert asked.folder is not None
     served = ServedModel(find_origin(asked.folder, torch_device="cuda"), asked.folder)
     mean = MeanRequest(prompt_tokens=DENSE_TOKENS, output_tokens=ANSWERED_TOKENS)
-    replica = served.replica(find_device(DEVICE), ServingPlan(), mean, None, max_sequences=IN_FLIGHT)
+    replica = served.replica(find_device(DEVICE), ParallelPlan(), mean, None, max_sequences=IN_FLIGHT)
     assert replica is not None
     (state,) = (state for state in replica.considered.states if state.sequences == IN_FLIGHT)
     return Offer(

@@ -67,7 +67,7 @@ def clients_of(run: MeasuredRun) -> int:
 
 def groups_alike(run: MeasuredRun) -> int:
     """How many groups of ranks one is replayed for."""
-    return engine_plan(run).data if (run.in_flight or 1) > MANY else 1
+    return engine_plan(run).attention_dp if (run.in_flight or 1) > MANY else 1
 
 
 def load_of(run: MeasuredRun) -> Traffic:
@@ -105,7 +105,7 @@ def settings_of(run: MeasuredRun, traffic: Traffic) -> EngineSettings:
         dtype="bfloat16",
         cache_blocks=blocks,
         max_sequences=max(1024, clients),
-        max_batched_tokens=BUDGET * plan.data // groups_alike(run),
+        max_batched_tokens=BUDGET * plan.attention_dp // groups_alike(run),
         max_model_tokens=65536,
         more={
             "async_scheduling": False,

@@ -17,8 +17,8 @@ from llm_perf_opt.api.served_model import ServedModel, engine_folder
 from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.page_sizes import read_page_size
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 
@@ -70,7 +70,7 @@ def _row(
 ) -> PagesRow:
     declared = read_traffic(f"{load} requests={ROUNDS * at_once}")
     traffic = as_traffic(declared, served.page_tokens)
-    replica = served.replica(find_device(device), ServingPlan(), mean_request(traffic), None)
+    replica = served.replica(find_device(device), ParallelPlan(), mean_request(traffic), None)
     assert replica is not None
     done = process.replay(ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table))
     found = outcome([done], pages=len(traffic.requests), is_closed=True)

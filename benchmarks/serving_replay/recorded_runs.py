@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks.bounds.traced_models import CONFIGS
 from benchmarks.serving_replay.cache_room import cache_blocks
 from benchmarks.serving_times.deployed import traced_blocks
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan
 from llm_perf_opt.analyses.serving.engine_time import EngineTimer
 from llm_perf_opt.analyses.serving.step_tables import step_table
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.requests import Request, Traffic
@@ -24,13 +24,13 @@ from llm_perf_opt.engines.vllm.jobs import ReplayJob
 
 FILES = Path(__file__).parents[2] / "tests" / "facts" / "serving" / "replay"
 _RUNS = {  # file -> model of the configurations, device, plan
-    "rtx4090-llama31-8b": ("llama-3.1-8b", "rtx-4090", EnginePlan()),
-    "rtxpro6000-llama31-8b": ("llama-3.1-8b", "rtx-pro-6000-bw-server", EnginePlan()),
-    "rtxpro6000-qwen3-32b-tp2": ("qwen3-32b", "rtx-pro-6000-bw-server", EnginePlan(tensor=2)),
+    "rtx4090-llama31-8b": ("llama-3.1-8b", "rtx-4090", ParallelPlan()),
+    "rtxpro6000-llama31-8b": ("llama-3.1-8b", "rtx-pro-6000-bw-server", ParallelPlan()),
+    "rtxpro6000-qwen3-32b-tp2": ("qwen3-32b", "rtx-pro-6000-bw-server", ParallelPlan(tp=2)),
     "rtxpro6000-qwen3-30b-a3b-dp2-ep": (
         "qwen3-30b-a3b",
         "rtx-pro-6000-bw-server",
-        EnginePlan(data=2, has_whole_experts=True),
+        ParallelPlan(attention_dp=2, ep=2),
     ),
 }
 
@@ -73,7 +73,7 @@ class RecordedRun:
     name: str
     model: str
     device: str
-    plan: EnginePlan
+    plan: ParallelPlan
     settings: EngineSettings
     traffic: Traffic
     served: Served
@@ -98,7 +98,7 @@ def _read(name: str) -> RecordedRun:
         settings=EngineSettings(
             model=str(CONFIGS / model),
             device=SeenDevice.of(find_device(device)),
-            tensor=plan.tensor,
+            plan=plan,
             dtype="bfloat16",
             cache_blocks=_blocks(document, model, device, plan),
             max_sequences=told["max_num_seqs"],
@@ -123,12 +123,12 @@ def _read(name: str) -> RecordedRun:
     )
 
 
-def _blocks(document: Mapping[str, Any], model: str, device: str, plan: EnginePlan) -> int:
+def _blocks(document: Mapping[str, Any], model: str, device: str, plan: ParallelPlan) -> int:
     """Of one engine, as recorded; where the record does not say, what the weights leave of the memory."""
     told = document["kv_cache"]
     if told is not None:
         return int(told["num_gpu_blocks"])
-    return cache_blocks(traced_blocks(model), device, plan) // plan.data
+    return cache_blocks(traced_blocks(model), device, plan) // plan.attention_dp
 
 
 def table_of(run: RecordedRun) -> StepTable:
@@ -138,7 +138,7 @@ def table_of(run: RecordedRun) -> StepTable:
 
 def job_of(run: RecordedRun, table: StepTable) -> ReplayJob:
     """The run's requests; an engine for each group of ranks that has attention of its own, in step with the others."""
-    groups = run.plan.data
+    groups = run.plan.attention_dp
     return ReplayJob(
         settings=run.settings, traffic=run.traffic, table=table, replicas=groups, shares_experts=groups > 1
     )

@@ -12,7 +12,7 @@ from functools import cache
 from benchmarks.bounds.measured_run import MeasuredRun
 from benchmarks.bounds.traced_models import decode_graph
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part, engine_blocks
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 
 BF16, FP8, BLOCK_FP8, FP4, INT4, MXFP4 = "bfloat16", "fp8", "fp8-block128", "nvfp4", "int4-g32-sym", "mxfp4"
 FP8_CACHE = "float8_e4m3fn"
@@ -65,7 +65,8 @@ def _deployed(model: str, precision: str, cached: str) -> EngineBlocks:
     )
 
 
-def engine_plan(run: MeasuredRun) -> EnginePlan:
+def engine_plan(run: MeasuredRun) -> ParallelPlan:
     """The plan as recorded; a whole system without one shares nothing but its experts."""
     plan, gpus = run.decode_plan, run.decode_gpus
-    return EnginePlan(tensor=plan.tensor, data=max(1, gpus // plan.tensor), has_whole_experts=plan.experts > 1)
+    groups = max(1, gpus // plan.tensor)
+    return ParallelPlan(tp=plan.tensor, attention_dp=groups, ep=plan.tensor * groups if plan.experts > 1 else 1)

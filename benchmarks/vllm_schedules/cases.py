@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.requests import Request, Traffic
 
@@ -41,7 +42,7 @@ class Case:
         return EngineSettings(
             model=f"models/{self.model}",
             device=H100,
-            pipeline=self.pipeline,
+            plan=ParallelPlan(pp=self.pipeline),
             dtype="bfloat16",
             cache_blocks=self.blocks,
             max_sequences=self.sequences,

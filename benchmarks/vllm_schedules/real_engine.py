@@ -111,13 +111,13 @@ def _make_room(worker: Any) -> None:
 
 def build(case: Case) -> Any:
     settings = case.settings()
-    executor = PipelineExecutor if settings.pipeline > 1 else MeasuredExecutor
+    executor = PipelineExecutor if settings.plan.pp > 1 else MeasuredExecutor
     config = EngineArgs(
         model=str(FOLDER / settings.model),
         load_format="dummy",
         skip_tokenizer_init=not case.has_images,
         dtype=settings.dtype,
-        pipeline_parallel_size=settings.pipeline,
+        pipeline_parallel_size=settings.plan.pp,
         distributed_executor_backend=executor,
         num_gpu_blocks_override=settings.cache_blocks,
         max_num_seqs=settings.max_sequences,

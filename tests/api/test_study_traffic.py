@@ -13,7 +13,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.analyses.studies.tasks import StudyTask, study_tasks
 from llm_perf_opt.api import capacity_replays
 from llm_perf_opt.api.study import study
-from llm_perf_opt.api.study_replays import serving_plan
+from llm_perf_opt.api.study_replays import replica_plan
 from llm_perf_opt.api.study_task import run_task
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -108,10 +108,10 @@ def test_without_vllm_every_point_says_so(file: Path, tmp_path: Path, monkeypatc
 
 
 def test_plans_that_vllm_does_not_serve_are_refused() -> None:
-    assert serving_plan(ParallelPlan(tp=4, ep=4, dp=2)).ep == 4
+    assert replica_plan(ParallelPlan(tp=4, ep=4, dp=2)).ep == 4
     for plan in (ParallelPlan(fsdp=2), ParallelPlan(tp=4, ep=2)):
         with pytest.raises(PerfOptError, match="does not serve"):
-            serving_plan(plan)
+            replica_plan(plan)
 
 
 def test_grids_and_traffic_exclude_each_other(file: Path, tmp_path: Path) -> None:

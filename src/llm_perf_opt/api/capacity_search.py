@@ -14,8 +14,8 @@ from llm_perf_opt.analyses.capacity.steady_state import MeanRequest
 from llm_perf_opt.api.served_model import Replica, ServedModel
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import SeenDevice
-from llm_perf_opt.core.serving.serving_plan import ServingPlan
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def candidates(
             yield Candidate(cluster=cluster, served=served, replica=replica, replicas=replicas)
 
 
-def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> list[ServingPlan]:
+def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> list[ParallelPlan]:
     """Ranks that share a layer stay in one node and divide its heads; groups of them may share experts."""
     sizes = [asked.tp] if asked.tp is not None else [2**power for power in range(10)]
     found = []
@@ -112,7 +112,7 @@ def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> list[ServingP
             continue
         for groups in _groups(served, cluster, asked, tp):
             found += [
-                ServingPlan(tp=tp, pp=asked.pp, attention_dp=groups, has_expert_parallel=is_whole)
+                ParallelPlan(tp=tp, pp=asked.pp, attention_dp=groups, ep=tp * groups if is_whole else 1)
                 for is_whole in _expert_choices(served, asked, tp, groups)
             ]
     if not found:
@@ -180,7 +180,7 @@ def _numbers(given: int | str | None, name: str) -> tuple[int | None, ...]:
     return tuple(int(word) for word in words)
 
 
-def _plan(one: Candidate) -> tuple[ServingPlan, str | None]:
+def _plan(one: Candidate) -> tuple[ParallelPlan, str | None]:
     return one.replica.considered.plan, one.replica.considered.weights
 
 

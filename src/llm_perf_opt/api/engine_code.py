@@ -65,7 +65,7 @@ def trace_engine_code(
     traces = []
     with VllmProcess(find()) as process, scratch_folder() as scratch:
         for rank, folder in zip(ranks, folders, strict=True):
-            graphs = _traced(process, replace(job, rank=rank, out=str(scratch / str(rank))))
+            graphs = _traced(process, replace(job, plan=plan.of_rank(rank), out=str(scratch / str(rank))))
             kept = redeployed(_with_events(graphs) if events else graphs, deployment)
             kept = _as_named(model, kept)
             files = () if folder is None else write_graphs(kept, folder, force=force)
@@ -91,9 +91,7 @@ def _job(
         model=str(folder),
         out="",
         device=device,
-        tensor=plan.tp,
-        pipeline=plan.pp,
-        has_expert_parallel=plan.ep > 1,
+        plan=plan,
         batch=asked.batch,
         prompt_tokens=prompt,
         new_tokens=asked.new_tokens,

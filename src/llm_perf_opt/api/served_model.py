@@ -15,7 +15,7 @@ from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.steady_state import MeanRequest, ReplicaLimits, most_requests, steady_states
 from llm_perf_opt.analyses.memory.kv_cache import DECODE
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, engine_blocks
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward
+from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.engines import default_limits, total_bytes
 from llm_perf_opt.analyses.serving.fit import fit_of, serving_needs
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
@@ -28,11 +28,11 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.page_sizes import PageSize
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import WritesEngineFolder
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.declared_traffic import PageTokens
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
-from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from llm_perf_opt.core.serving.step_table import Curve, StepTable
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class ServedModel:
     def replica(
         self,
         device: Device,
-        plan: ServingPlan,
+        plan: ParallelPlan,
         mean: MeanRequest,
         promise: Promise | None,
         *,
@@ -153,14 +153,12 @@ class ServedModel:
         return Replica(considered=considered, settings=self._settings(device, plan, taken, room, seen), table=table)
 
     def _settings(
-        self, device: Device, plan: ServingPlan, limits: ReplicaLimits, room: int, seen: SeenDevice | None
+        self, device: Device, plan: ParallelPlan, limits: ReplicaLimits, room: int, seen: SeenDevice | None
     ) -> EngineSettings:
         return EngineSettings(
             model=str(self._folder),
             device=seen or SeenDevice.of(device),
-            tensor=plan.tp,
-            pipeline=plan.pp,
-            has_expert_parallel=plan.has_expert_parallel,
+            plan=plan,
             dtype=self.origin.workload.dtype,
             cache_dtype=cache_argument(self._decode.deployment.get("cache")),
             cache_bytes=room,
@@ -168,12 +166,12 @@ class ServedModel:
             max_batched_tokens=limits.batched_tokens,
         )
 
-    def _table(self, device: Device, plan: ServingPlan) -> StepTable:
+    def _table(self, device: Device, plan: ParallelPlan) -> StepTable:
         from llm_perf_opt.analyses.serving.engine_time import EngineTimer
         from llm_perf_opt.analyses.serving.step_tables import step_table
 
         timer = EngineTimer(device.id, ENGINE)
-        table = step_table(self.blocks, timer, _engine_plan(plan))
+        table = step_table(self.blocks, timer, plan)
         if plan.pp > 1:
             table = table.corrected(decoding=1 / plan.pp, prompts=1 / plan.pp)  # each stage an equal share
         return replace(table, images=self._encoder(device)) if self._pages else table
@@ -184,7 +182,7 @@ class ServedModel:
 
         if (state := considered.best) is None:
             return {}
-        plan = _engine_plan(considered.plan)
+        plan = considered.plan
         prompt, prompts = max(1, round(mean.prompt_tokens)), state.sequences / mean.output_tokens
         forwards = (
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
@@ -238,11 +236,6 @@ class ServedModel:
                 workload = replace(self.origin.workload, image=by_tokens[tokens].text)  # type: ignore[call-arg]
                 self._page_traces.append((tokens, trace_origin(replace(self.origin, workload=workload))))
         return self._page_traces
-
-
-def _engine_plan(plan: ServingPlan) -> EnginePlan:
-    """What one stage of it does."""
-    return EnginePlan(tensor=plan.tp, data=plan.attention_dp, has_whole_experts=plan.has_expert_parallel)
 
 
 def page_tokens(origin: Origin, size: PageSize) -> PageTokens:

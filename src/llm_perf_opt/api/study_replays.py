@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.analyses.capacity.outcome import Outcome
@@ -21,7 +22,6 @@ from llm_perf_opt.core.page_sizes import PageSize
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.serving_plan import ServingPlan
 
 Found = tuple[PointDeployment, Figures | PerfOptError]
 
@@ -75,7 +75,7 @@ class _ReplayedPoints:
         served = self._served.setdefault(tuple(sizes), ServedModel(self._origin, self._folder, sizes))
         requests = as_traffic(declared, served.page_tokens)
         cluster = deployment.cluster()
-        replica = served.replica(cluster.device, serving_plan(deployment.plan), mean_request(requests), None)
+        replica = served.replica(cluster.device, replica_plan(deployment.plan), mean_request(requests), None)
         if replica is None:
             raise PerfOptError(
                 f"{deployment.plan.describe()} has no room for a request on {deployment.device}.",
@@ -92,15 +92,15 @@ class _ReplayedPoints:
         }
 
 
-def serving_plan(plan: ParallelPlan) -> ServingPlan:
-    """The plan of one replica as vLLM has it; its `dp` are replicas."""
+def replica_plan(plan: ParallelPlan) -> ParallelPlan:
+    """The plan of one replica, as vLLM can have it."""
     if plan.fsdp > 1 or plan.ep not in (1, plan.tp):
         raise PerfOptError(
             f"vLLM does not serve {plan.describe()}.",
             why="it gathers no weights for a step, and spreads experts over all ranks of tp or divides each of them",
             fix="write tp, pp and dp, and ep as large as tp",
         )
-    return ServingPlan(tp=plan.tp, pp=plan.pp, has_expert_parallel=plan.ep > 1)
+    return replace(plan, dp=1)
 
 
 def replayed_figures(banded: Banded, price_per_hour: float | None) -> Figures:

@@ -1,8 +1,11 @@
 """How a model is spread over ranks: tensor, expert, pipeline, fully sharded and data parallel, and which rank is meant.
 
 Ranks are numbered as transformers and torch number them: tensor parallel innermost, then fully sharded, then pipeline;
-replicas of the whole come outermost. Experts add no ranks: they are spread over those of tensor and fully sharded
-parallelism.
+replicas of the whole come outermost. Experts add no ranks: they are spread over those of one pipeline stage.
+
+Engines have one more kind: `attention_dp` groups of tensor-parallel ranks have sequences of their own and share the
+experts of one replica, so they step together. vLLM calls that data parallel with expert parallel; `dp` here are whole
+replicas, which share nothing. It is no option of a trace: the reference code does not spread a model so.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class ParallelPlan(OptionRecord):
     pp: int = option(1, at_least=1, help="Stages that share the layers: pipeline parallel.")
     fsdp: int = option(1, at_least=1, help="Ranks that share the stored weights and gather them to run: fully sharded.")
     dp: int = option(1, at_least=1, help="Replicas of the whole, each with its own batch: data parallel.")
+    attention_dp: int = 1  # groups with sequences of their own that share the experts of a replica
     rank: int | None = option(None, at_least=0, help="The rank to trace. Default: one of each kind of rank.")
     plan: str | None = option(
         None, metavar="FILE", help="JSON or TOML file with the rules of the plan. Default: the model's own plan."
@@ -45,11 +49,11 @@ class ParallelPlan(OptionRecord):
                 why=f"at most {MAX_RANKS:,} are taken, so that a slip of the pen does not run for hours",
                 fix="lower one of tp, pp, fsdp, dp",
             )
-        if self.ep > 1 and (self.fsdp * self.tp) % self.ep:
+        if self.ep > 1 and self.stage_ranks % self.ep:
             raise UsageError(
                 f"{self.ep} ranks cannot share the experts.",
-                why=f"experts are spread over the ranks of tp and fsdp, {self.tp} x {self.fsdp} here",
-                fix="choose an ep that divides tp x fsdp",
+                why=f"experts are spread over the ranks of one pipeline stage, {self.stage_ranks} here",
+                fix="choose an ep that divides them: tp x fsdp, or tp x attention-dp",
             )
         if self.plan is not None and not self.is_spread:
             raise UsageError(
@@ -63,9 +67,14 @@ class ParallelPlan(OptionRecord):
             )
 
     @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage: those that can share its experts."""
+        return self.tp * self.fsdp * self.attention_dp
+
+    @property
     def replica_ranks(self) -> int:
         """Ranks of one replica: the world in which its collectives run."""
-        return self.tp * self.pp * self.fsdp
+        return self.stage_ranks * self.pp
 
     @property
     def ranks(self) -> int:
@@ -86,7 +95,7 @@ class ParallelPlan(OptionRecord):
         if self.rank is not None:
             return (self.rank,)
         stages = (0,) if self.pp == 1 else (0, self.pp - 1) if self.pp == 2 else (0, 1, self.pp - 1)
-        return tuple(stage * self.tp * self.fsdp for stage in stages)
+        return tuple(stage * self.stage_ranks for stage in stages)
 
     def of_rank(self, rank: int) -> ParallelPlan:
         """The same plan, for one of its ranks."""
@@ -94,12 +103,12 @@ class ParallelPlan(OptionRecord):
 
     def stage_of(self, rank: int) -> int:
         """The pipeline stage of a rank."""
-        return rank % self.replica_ranks // (self.tp * self.fsdp)
+        return rank % self.replica_ranks // self.stage_ranks
 
     def ranks_like(self, rank: int) -> int:
         """How many ranks of all replicas are of the kind of this one, itself included."""
         is_between = 0 < self.stage_of(rank) < self.pp - 1
-        return self.tp * self.fsdp * self.dp * (self.pp - 2 if is_between else 1)
+        return self.stage_ranks * self.dp * (self.pp - 2 if is_between else 1)
 
     def ranks_of_kinds(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """For one rank of each kind, in order, how many ranks of all replicas it stands for.
@@ -116,8 +125,9 @@ class ParallelPlan(OptionRecord):
         return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) > 1}
 
     def describe(self) -> str:
-        """As people write it: `tp8 ep8`; one device where nothing is spread."""
-        return " ".join(f"{axis}{size}" for axis, size in self.sizes().items()) or "one device"
+        """As people write it: `tp8 ep8`, `ep8 attention-dp8`; one device where nothing is spread."""
+        groups = {"attention-dp": self.attention_dp} if self.attention_dp > 1 else {}
+        return " ".join(f"{axis}{size}" for axis, size in {**self.sizes(), **groups}.items()) or "one device"
 
     def header(self) -> dict[str, Any]:
         """For the header of a trace: sizes, ranks and which rank this is."""

@@ -24,8 +24,8 @@ from llm_perf_opt.analyses.capacity.outcome import outcome, slower
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.steady_state import SteadyState
 from llm_perf_opt.analyses.capacity.tables import Banded, engine_table, limit_of, rates_table, times_table
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.report import LineChart, SpanChart
-from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from tests.analyses.capacity_replay import REPLAYED
 
 BANDED = Banded(
@@ -36,7 +36,7 @@ BANDED = Banded(
 STATE = SteadyState(sequences=4, step_s=0.02, first_token_s=0.05, requests_per_s=2.0)
 CONSIDERED = Considered(
     device="h100-sxm",
-    plan=ServingPlan(tp=2),
+    plan=ParallelPlan(tp=2),
     weights=None,
     cache_tokens=1000,
     max_sequences=8,

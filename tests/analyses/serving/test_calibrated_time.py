@@ -6,11 +6,12 @@ import pytest
 
 from llm_perf_opt.analyses.serving.calibrated_time import CalibratedTimer
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward
+from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, ForwardTime, WorkKind
 from llm_perf_opt.analyses.serving.step_tables import StepRange, step_table
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.calibration import Calibration
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from tests.analyses.serving.test_engine_blocks import blocks_of
 from tests.analyses.time.made_calibrations import calibration, table
 
@@ -45,8 +46,8 @@ def dense() -> EngineBlocks:
     return blocks_of("qwen2-0.5b")
 
 
-def timed(blocks: EngineBlocks, forward: Forward, plan: EnginePlan | None = None, *without: str) -> ForwardTime:
-    asked = AskedForward(blocks=blocks, forward=forward, plan=plan or EnginePlan())
+def timed(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan | None = None, *without: str) -> ForwardTime:
+    asked = AskedForward(blocks=blocks, forward=forward, plan=plan or ParallelPlan())
     (found,) = CalibratedTimer(machine(*without), "float32").times([asked])
     return found
 
@@ -77,14 +78,14 @@ def test_experts_are_two_products_for_each_that_gets_rows() -> None:
 def test_what_was_not_measured_is_unknown_and_makes_no_step(dense: EngineBlocks) -> None:
     forward = Forward(sequences=2, queries=1, keys=100)
     assert timed(dense, forward, None, "attention").unknown == 24
-    assert timed(dense, forward, EnginePlan(tensor=2)).unknown == 48, "two reductions in each of 24 layers"
+    assert timed(dense, forward, ParallelPlan(tp=2)).unknown == 48, "two reductions in each of 24 layers"
     timer, short = CalibratedTimer(machine("attention"), "float32"), StepRange(tokens=8, sequences=4, context=64)
     with pytest.raises(PerfOptError, match="No measured table answers 24 kernels"):
-        step_table(dense, timer, EnginePlan(), reach=short)
+        step_table(dense, timer, ParallelPlan(), reach=short)
 
 
 def test_a_table_of_steps_adds_up_to_the_forward(dense: EngineBlocks) -> None:
     short = StepRange(tokens=64, sequences=16, context=1024)
-    steps = step_table(dense, CalibratedTimer(machine(), "float32"), EnginePlan(), reach=short, padded_to=())
+    steps = step_table(dense, CalibratedTimer(machine(), "float32"), ParallelPlan(), reach=short, padded_to=())
     wanted = timed(dense, Forward(sequences=6, queries=1, keys=300)).seconds
     assert steps.seconds(6, 6 * 300) == pytest.approx(wanted, rel=0.02)

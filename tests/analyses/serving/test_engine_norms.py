@@ -8,8 +8,9 @@ import pytest
 
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks
 from llm_perf_opt.analyses.serving.engine_norms import EngineNorms
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward, VectorWork, forward_kernels
+from llm_perf_opt.analyses.serving.engine_step import Forward, VectorWork, forward_kernels
 from llm_perf_opt.core.collectives import Collective
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from tests.analyses.serving.test_engine_blocks import blocks_of
 
 STEP = Forward(sequences=16, queries=1, keys=1024)
@@ -21,7 +22,7 @@ def minimax() -> EngineBlocks:
     return blocks_of("minimax-m2.5")
 
 
-def reductions(blocks: EngineBlocks, plan: EnginePlan) -> Counter[int]:
+def reductions(blocks: EngineBlocks, plan: ParallelPlan) -> Counter[int]:
     works = forward_kernels(blocks, STEP, plan)
     return Counter({work.payload_bytes: count for work, count in works if isinstance(work, Collective)})
 
@@ -29,24 +30,24 @@ def reductions(blocks: EngineBlocks, plan: EnginePlan) -> Counter[int]:
 def test_a_norm_over_all_heads_needs_the_squares_of_all_ranks(minimax: EngineBlocks) -> None:
     assert minimax.norms == (EngineNorms(norms=2, numbers=(48 + 8) * 128, across_heads=2, layers=62),)
     squares, rows = 16 * 2 * 4, 16 * 3072 * 2
-    assert reductions(minimax, EnginePlan(tensor=4)) == {rows: 2 * 62, squares: 62}
-    assert not reductions(minimax, EnginePlan()), "one rank has all heads"
+    assert reductions(minimax, ParallelPlan(tp=4)) == {rows: 2 * 62, squares: 62}
+    assert not reductions(minimax, ParallelPlan()), "one rank has all heads"
 
 
 def test_a_norm_of_single_heads_stays_on_its_rank() -> None:
     blocks = blocks_of("qwen3-30b-a3b")
     assert [(one.norms, one.across_heads, one.layers) for one in blocks.norms] == [(2, 0, 48)]
-    assert reductions(blocks, EnginePlan(tensor=4)) == {16 * 2048 * 2: 2 * 48}
+    assert reductions(blocks, ParallelPlan(tp=4)) == {16 * 2048 * 2: 2 * 48}
 
 
 def test_each_norm_is_a_kernel(minimax: EngineBlocks) -> None:
-    def moved(plan: EnginePlan) -> Counter[float]:
+    def moved(plan: ParallelPlan) -> Counter[float]:
         works = forward_kernels(minimax, STEP, plan)
         return Counter({work.bytes_moved: count for work, count in works if isinstance(work, VectorWork)})
 
     each = 2 * 16 * (48 + 8) * 128 / 2 * 2  # read and written, half of the numbers each, two bytes
-    assert moved(EnginePlan())[each] == 2 * 62
-    assert moved(EnginePlan(tensor=4))[each / 4] == 2 * 62
+    assert moved(ParallelPlan())[each] == 2 * 62
+    assert moved(ParallelPlan(tp=4))[each / 4] == 2 * 62
 
 
 def test_a_model_without_such_norms_has_none() -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward, VectorWork, forward_kernels
+from llm_perf_opt.analyses.serving.engine_step import Forward, VectorWork, forward_kernels
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, ProductShape
 from tests.analyses.serving.test_engine_blocks import blocks_of
 
@@ -18,7 +19,7 @@ def routed() -> EngineBlocks:
     return blocks_of("qwen3-30b-a3b")
 
 
-def macs(blocks: EngineBlocks, forward: Forward, plan: EnginePlan, *, leaving: int = 0) -> int:
+def macs(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan, *, leaving: int = 0) -> int:
     """Multiply-adds of the products of one rank, without those that have `leaving` columns."""
     return sum(
         work.rows * work.columns * work.depth * count
@@ -29,25 +30,25 @@ def macs(blocks: EngineBlocks, forward: Forward, plan: EnginePlan, *, leaving: i
 
 def test_products_of_one_device_are_those_of_the_model(routed: EngineBlocks) -> None:
     products = sum(one.columns * one.depth * one.layers for one in routed.products)
-    assert macs(routed, STEP, EnginePlan()) == 16 * products
+    assert macs(routed, STEP, ParallelPlan()) == 16 * products
 
 
 def test_the_head_runs_on_last_tokens_alone(routed: EngineBlocks) -> None:
     prompt = Forward(sequences=2, queries=100, keys=100)
     (head,) = [one for one in routed.products if one.part is Part.HEAD]
-    shapes = [work for work, _ in forward_kernels(routed, prompt, EnginePlan()) if isinstance(work, ProductShape)]
+    shapes = [work for work, _ in forward_kernels(routed, prompt, ParallelPlan()) if isinstance(work, ProductShape)]
     assert {work.rows for work in shapes if work.columns == head.columns} == {2}
     assert {work.rows for work in shapes if work.columns != head.columns} == {200}
 
 
 def test_four_ranks_do_all_of_it_once(routed: EngineBlocks) -> None:
     router = 128
-    whole, part = (macs(routed, STEP, EnginePlan(tensor=ranks), leaving=router) for ranks in (1, 4))
+    whole, part = (macs(routed, STEP, ParallelPlan(tp=ranks), leaving=router) for ranks in (1, 4))
     assert 4 * part == whole
 
 
 def test_attention_and_experts_of_a_rank(routed: EngineBlocks) -> None:
-    works = [work for work, _ in forward_kernels(routed, STEP, EnginePlan(tensor=8))]
+    works = [work for work, _ in forward_kernels(routed, STEP, ParallelPlan(tp=8))]
     (attention,) = {work for work in works if isinstance(work, AttentionShape)}
     assert (attention.sequences, attention.queries, attention.keys) == (16, 1, 1024)
     assert (attention.heads, attention.key_heads, attention.width) == (4, 1, 128)
@@ -56,14 +57,14 @@ def test_attention_and_experts_of_a_rank(routed: EngineBlocks) -> None:
 
 
 def test_exchanges_follow_from_the_plan(routed: EngineBlocks) -> None:
-    def exchanges(plan: EnginePlan) -> dict[CollectiveKind, tuple[int, int]]:
+    def exchanges(plan: ParallelPlan) -> dict[CollectiveKind, tuple[int, int]]:
         works = forward_kernels(routed, STEP, plan)
         return {work.kind: (work.payload_bytes, count) for work, count in works if isinstance(work, Collective)}
 
     row = 2048 * 2
-    assert exchanges(EnginePlan()) == {}
-    assert exchanges(EnginePlan(tensor=4)) == {CollectiveKind.ALL_REDUCE: (16 * row, 2 * 48)}
-    assert exchanges(EnginePlan(data=4, has_whole_experts=True)) == {
+    assert exchanges(ParallelPlan()) == {}
+    assert exchanges(ParallelPlan(tp=4)) == {CollectiveKind.ALL_REDUCE: (16 * row, 2 * 48)}
+    assert exchanges(ParallelPlan(attention_dp=4, ep=4)) == {
         CollectiveKind.ALL_GATHER: (16 * row, 48),
         CollectiveKind.REDUCE_SCATTER: (16 * row, 48),
     }
@@ -73,7 +74,9 @@ def test_only_recurrent_layers_carry_a_state(routed: EngineBlocks) -> None:
     """Layers whose attention is timed apart are not taken for recurrent ones."""
     assert routed.states is None
     bare = replace(routed, attentions=(), norms=())
-    works = [(work, count) for work, count in forward_kernels(bare, STEP, EnginePlan()) if isinstance(work, VectorWork)]
+    works = [
+        (work, count) for work, count in forward_kernels(bare, STEP, ParallelPlan()) if isinstance(work, VectorWork)
+    ]
     assert all(work.bytes_moved > 0 for work, _ in works)
     assert sum(count for _, count in works) == (2 * 48 + 1) + 2 * 48, "norms, and two kernels that choose experts"
 
@@ -81,7 +84,7 @@ def test_only_recurrent_layers_carry_a_state(routed: EngineBlocks) -> None:
 def test_vector_kernels_move_every_token(routed: EngineBlocks) -> None:
     def moved(sequences: int) -> float:
         step = Forward(sequences=sequences, queries=1, keys=64)
-        works = forward_kernels(routed, step, EnginePlan())
+        works = forward_kernels(routed, step, ParallelPlan())
         return sum(work.bytes_moved * count for work, count in works if isinstance(work, VectorWork))
 
     assert moved(32) == pytest.approx(2 * moved(16))

@@ -50,7 +50,7 @@ def test_the_fit_of_the_package_names_its_records() -> None:
 def test_a_forward_is_the_sum_of_its_kernels() -> None:
     from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
     from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S
-    from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward, VectorWork, forward_kernels
+    from llm_perf_opt.analyses.serving.engine_step import Forward, VectorWork, forward_kernels
     from llm_perf_opt.analyses.serving.engine_time import (
         VECTOR_BANDWIDTH,
         VECTOR_FLOOR_S,
@@ -58,9 +58,10 @@ def test_a_forward_is_the_sum_of_its_kernels() -> None:
         EngineTimer,
         WorkKind,
     )
+    from llm_perf_opt.core.parallel_plan import ParallelPlan
     from tests.analyses.serving.test_engine_blocks import blocks_of
 
-    blocks, forward, plan = blocks_of("qwen2-0.5b"), Forward(sequences=8, queries=1, keys=512), EnginePlan()
+    blocks, forward, plan = blocks_of("qwen2-0.5b"), Forward(sequences=8, queries=1, keys=512), ParallelPlan()
     (time,) = EngineTimer("h100-sxm", "vllm").times([AskedForward(blocks=blocks, forward=forward, plan=plan)])
     works = list(forward_kernels(blocks, forward, plan))
     shapes = [(work, count) for work, count in works if not isinstance(work, VectorWork)]

@@ -22,19 +22,20 @@ MODEL, DEVICE, ENGINE = "qwen2-0.5b", "h100-sxm", "vllm"
 
 @cache
 def table_of(tensor: int) -> StepTable:
-    from llm_perf_opt.analyses.serving.engine_step import EnginePlan
     from llm_perf_opt.analyses.serving.engine_time import EngineTimer
     from llm_perf_opt.analyses.serving.step_tables import step_table
+    from llm_perf_opt.core.parallel_plan import ParallelPlan
 
-    return step_table(blocks_of(MODEL), EngineTimer(DEVICE, ENGINE), EnginePlan(tensor=tensor), padded_to=())
+    return step_table(blocks_of(MODEL), EngineTimer(DEVICE, ENGINE), ParallelPlan(tp=tensor), padded_to=())
 
 
 def forward_s(tensor: int, sequences: int, queries: int, keys: int) -> float:
-    from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward
+    from llm_perf_opt.analyses.serving.engine_step import Forward
     from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer
+    from llm_perf_opt.core.parallel_plan import ParallelPlan
 
     forward = Forward(sequences=sequences, queries=queries, keys=keys)
-    asked = AskedForward(blocks=blocks_of(MODEL), forward=forward, plan=EnginePlan(tensor=tensor))
+    asked = AskedForward(blocks=blocks_of(MODEL), forward=forward, plan=ParallelPlan(tp=tensor))
     (time,) = EngineTimer(DEVICE, ENGINE).times([asked])
     return time.seconds
 

@@ -32,7 +32,7 @@ def _id(path: Path) -> str:
 def _waits_for_results(path: Path) -> bool:
     """Whether a step begins when the one before has ended: elsewhere launches depend on results not there yet."""
     settings = CASES[path.stem].settings()
-    return settings.pipeline == 1 and not settings.more["async_scheduling"]
+    return settings.plan.pp == 1 and not settings.more["async_scheduling"]
 
 
 EVERY = pytest.mark.parametrize("path", FILES, ids=_id)

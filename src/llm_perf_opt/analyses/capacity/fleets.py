@@ -10,6 +10,7 @@ from llm_perf_opt.analyses.capacity.outcome import DAY_S, Outcome
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.steady_state import SteadyState
 from llm_perf_opt.analyses.capacity.tables import GLANCE, Banded, limit_of, times_text
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.report import (
     Axis,
     BarChart,
@@ -24,7 +25,6 @@ from llm_perf_opt.core.report import (
     Table,
     table_of,
 )
-from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from llm_perf_opt.core.units import format_count, format_seconds
 
 FLEETS, CONSIDERED = "Fleets", "Plans that were considered, without a replay"
@@ -56,7 +56,7 @@ class Considered:
     """One way to run a replica, by its step table alone. `best` is None where not even one request keeps the limits."""
 
     device: str
-    plan: ServingPlan
+    plan: ParallelPlan
     weights: str | None
     cache_tokens: int
     max_sequences: int

@@ -17,29 +17,12 @@ from llm_perf_opt.analyses.necessary.decoder_needs import AttentionLayers
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part, Split
 from llm_perf_opt.analyses.serving.engine_states import EngineStates
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
 
 VALUE_BYTES = 2  # activations and what ranks exchange
 SCORE_BYTES = 4  # of the router
 _BLOCK_QUANTISED = "fp8-block"  # formats whose products take activations in blocks with scales of their own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePlan:
-    """How the ranks of a replica share a model, in the words of the engines.
-
-    `tensor` ranks share each attention, and `data` such groups have sequences of their own. With `has_whole_experts`
-    every rank holds some experts whole, without it a part of each.
-    """
-
-    tensor: int = 1
-    data: int = 1
-    has_whole_experts: bool = False
-
-    @property
-    def ranks(self) -> int:
-        """All of them: the experts are shared by every rank."""
-        return self.tensor * self.data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +60,7 @@ class StateWork:
 EngineWork = KernelShape | Collective | VectorWork | StateWork
 
 
-def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[tuple[EngineWork, int]]:
     """The kernels of one rank and how often each runs."""
     for product in blocks.products:
         yield from _product(product, forward, plan)
@@ -91,8 +74,8 @@ def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) ->
                 inner=block.inner,
                 experts=block.experts,
                 chosen=block.chosen,
-                tensor_ranks=1 if plan.has_whole_experts else plan.ranks,
-                expert_ranks=plan.ranks if plan.has_whole_experts else 1,
+                tensor_ranks=plan.stage_ranks // plan.ep,
+                expert_ranks=plan.ep,
                 weight_format=block.weight_format,
             ),
             block.layers,
@@ -103,25 +86,25 @@ def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) ->
     yield from _exchanges(blocks, forward, plan)
 
 
-def _product(product: EngineProduct, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+def _product(product: EngineProduct, forward: Forward, plan: ParallelPlan) -> Iterator[tuple[EngineWork, int]]:
     """One product, and the quantisation of its input."""
-    columns, depth = product.shared_by(plan.tensor)
-    rows = _count((forward.sequences if product.part is Part.HEAD else forward.tokens) / plan.data)
+    columns, depth = product.shared_by(plan.tp)
+    rows = _count((forward.sequences if product.part is Part.HEAD else forward.tokens) / plan.attention_dp)
     shape = ProductShape(rows=rows, columns=columns, depth=depth, weight_format=product.weight_format)
     yield shape, product.layers
     if product.weight_format.startswith(_BLOCK_QUANTISED):
         yield VectorWork(bytes_moved=rows * depth * (VALUE_BYTES + 1)), product.layers
 
 
-def _attention(layer: AttentionLayers, key_heads: int, forward: Forward, plan: EnginePlan) -> AttentionShape:
+def _attention(layer: AttentionLayers, key_heads: int, forward: Forward, plan: ParallelPlan) -> AttentionShape:
     latent, chosen = layer.latent, layer.span.chosen
     keys = layer.encoded_keys or forward.keys
     return AttentionShape(
-        sequences=_count(forward.sequences / plan.data),
+        sequences=_count(forward.sequences / plan.attention_dp),
         queries=forward.queries,
         keys=min(keys, chosen) if chosen is not None and forward.queries == 1 else keys,
-        heads=max(1, layer.heads // plan.tensor),
-        key_heads=max(1, key_heads // plan.tensor),
+        heads=max(1, layer.heads // plan.tp),
+        key_heads=max(1, key_heads // plan.tp),
         width=layer.qk_width,
         value_width=layer.v_width,
         is_causal=layer.span.is_causal,
@@ -131,36 +114,36 @@ def _attention(layer: AttentionLayers, key_heads: int, forward: Forward, plan: E
     )
 
 
-def _vectors(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[tuple[EngineWork, int]]:
     """Norms with residuals and those of queries and keys, rotation with cache write, gated activation, routing."""
-    tokens = forward.tokens / plan.data
+    tokens = forward.tokens / plan.attention_dp
     yield VectorWork(bytes_moved=4 * tokens * blocks.hidden * VALUE_BYTES), 2 * blocks.layers + 1
     for layer in blocks.attentions:
-        rotated = 2 * (layer.heads * layer.qk_width) // plan.tensor
+        rotated = 2 * (layer.heads * layer.qk_width) // plan.tp
         yield VectorWork(bytes_moved=tokens * rotated * VALUE_BYTES), layer.layers
     for inside in blocks.norms:
-        numbers = inside.numbers / inside.norms / (1 if inside.is_whole else plan.tensor)
+        numbers = inside.numbers / inside.norms / (1 if inside.is_whole else plan.tp)
         yield VectorWork(bytes_moved=2 * tokens * numbers * VALUE_BYTES), inside.norms * inside.layers
     for product in blocks.products:
         if product.split is Split.ROWS and product.part is Part.MLP:
-            yield VectorWork(bytes_moved=3 * tokens * product.depth / plan.tensor * VALUE_BYTES), product.layers
+            yield VectorWork(bytes_moved=3 * tokens * product.depth / plan.tp * VALUE_BYTES), product.layers
     for block in blocks.experts:
         yield VectorWork(bytes_moved=SCORE_BYTES * tokens * block.experts), 2 * block.layers
 
 
-def _states(states: EngineStates, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+def _states(states: EngineStates, forward: Forward, plan: ParallelPlan) -> Iterator[tuple[EngineWork, int]]:
     """The rule of each layer and, where its heads are known, the norm with a gate behind it."""
-    sequences = forward.sequences / plan.data
+    sequences = forward.sequences / plan.attention_dp
     work = StateWork(
         sequences=sequences,
         queries=forward.queries,
-        key_heads=_share(states.key_heads, plan.tensor),
-        value_heads=_share(states.value_heads, plan.tensor),
-        bytes_moved=2 * sequences * states.layer_bytes / plan.tensor,
+        key_heads=_share(states.key_heads, plan.tp),
+        value_heads=_share(states.value_heads, plan.tp),
+        bytes_moved=2 * sequences * states.layer_bytes / plan.tp,
     )
     yield work, states.layers
     if states.value_heads:
-        numbers = forward.tokens / plan.data * work.value_heads * HEAD_WIDTH
+        numbers = forward.tokens / plan.attention_dp * work.value_heads * HEAD_WIDTH
         yield VectorWork(bytes_moved=3 * numbers * VALUE_BYTES), states.layers
 
 
@@ -168,24 +151,24 @@ def _share(heads: int, ranks: int) -> int:
     return max(1, heads // ranks) if heads else 0
 
 
-def _exchanges(blocks: EngineBlocks, forward: Forward, plan: EnginePlan) -> Iterator[tuple[EngineWork, int]]:
+def _exchanges(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[tuple[EngineWork, int]]:
     """A reduction after attention, one after the MLP, and one of squares where a norm goes over all heads.
 
     With attention of their own, rows travel to their experts.
     """
     row_bytes = blocks.hidden * VALUE_BYTES
-    if plan.tensor > 1:
-        count = blocks.layers * (2 if plan.data == 1 else 1)
-        yield _exchange(CollectiveKind.ALL_REDUCE, forward.tokens / plan.data * row_bytes, plan.tensor), count
+    if plan.tp > 1:
+        count = blocks.layers * (2 if plan.attention_dp == 1 else 1)
+        yield _exchange(CollectiveKind.ALL_REDUCE, forward.tokens / plan.attention_dp * row_bytes, plan.tp), count
         for inside in blocks.norms:
-            squares = forward.tokens / plan.data * inside.across_heads * SCORE_BYTES
+            squares = forward.tokens / plan.attention_dp * inside.across_heads * SCORE_BYTES
             if inside.across_heads:
-                yield _exchange(CollectiveKind.ALL_REDUCE, squares, plan.tensor), inside.layers
-    if plan.data > 1 and blocks.experts:
+                yield _exchange(CollectiveKind.ALL_REDUCE, squares, plan.tp), inside.layers
+    if plan.attention_dp > 1 and blocks.experts:
         layers = sum(block.layers for block in blocks.experts)
         whole = forward.tokens * row_bytes
-        yield _exchange(CollectiveKind.ALL_GATHER, whole, plan.ranks), layers
-        yield _exchange(CollectiveKind.REDUCE_SCATTER, whole, plan.ranks), layers
+        yield _exchange(CollectiveKind.ALL_GATHER, whole, plan.stage_ranks), layers
+        yield _exchange(CollectiveKind.REDUCE_SCATTER, whole, plan.stage_ranks), layers
 
 
 def _exchange(kind: CollectiveKind, payload: float, ranks: int) -> Collective:

@@ -23,7 +23,6 @@ from llm_perf_opt.analyses.kernels.recurrent import MEASURED_KERNELS, RecurrentQ
 from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin, Times
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part
 from llm_perf_opt.analyses.serving.engine_step import (
-    EnginePlan,
     EngineWork,
     Forward,
     StateWork,
@@ -32,6 +31,7 @@ from llm_perf_opt.analyses.serving.engine_step import (
 )
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
 
 VECTOR_FLOOR_S = 1.5e-6  # half of what the tables' own tool grants a kernel that is bound by its bytes, gap included
@@ -81,7 +81,7 @@ class AskedForward:
 
     blocks: EngineBlocks
     forward: Forward
-    plan: EnginePlan
+    plan: ParallelPlan
 
 
 class TimesForwards(Protocol):

@@ -3,7 +3,7 @@
 A step mixes sequences that decode with chunks of prompts, and launches each kernel once for all of them. So what
 depends on the number of tokens alone is asked once, with the launch of attention in it; the time inside attention is
 asked for sequences that decode, and for a chunk by itself. Groups of ranks with attention of their own
-(`EnginePlan.data`) step together, so a table is that of the whole replica: its sequences and tokens are those of all.
+(`attention_dp`) step together, so a table is that of the whole replica: its sequences and tokens are those of all.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part
-from llm_perf_opt.analyses.serving.engine_step import EnginePlan, Forward
+from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, ForwardTime, TimesForwards, WorkKind
 from llm_perf_opt.analyses.serving.request_time import serving_fit
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
 
 CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # batches whose launches vLLM captures by default
@@ -34,7 +35,7 @@ class StepRange:
 def step_table(
     blocks: EngineBlocks,
     timer: TimesForwards,
-    plan: EnginePlan,
+    plan: ParallelPlan,
     *,
     reach: StepRange | None = None,
     padded_to: Sequence[int] = CAPTURED,
@@ -60,7 +61,7 @@ def step_table(
         ),
         states=None if blocks.states is None else asked.states(reach),
         padded_to=tuple(padded_to),
-        groups=plan.data,
+        groups=plan.attention_dp,
         low=fit.tpot.low,
         high=fit.tpot.high,
         origin=_origins(asked.seen),
@@ -70,7 +71,7 @@ def step_table(
 class _Asked:
     """The questions that a table is made of, and the forwards that answered them."""
 
-    def __init__(self, blocks: EngineBlocks, timer: TimesForwards, plan: EnginePlan) -> None:
+    def __init__(self, blocks: EngineBlocks, timer: TimesForwards, plan: ParallelPlan) -> None:
         self._blocks, self._timer, self._plan = blocks, timer, plan
         self.seen: list[ForwardTime] = []
 

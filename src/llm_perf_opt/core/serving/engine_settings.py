@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.target import Json
 
 
@@ -57,7 +58,9 @@ def cache_argument(dtype: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """One replica of a served model. What is None is left to the engine's own default for that device.
+    """One engine of a served model. What is None is left to the engine's own default for that device.
+
+    An engine is one of the `attention_dp` groups of its `plan`; each has a scheduler and a cache of its own.
 
     `cache_bytes` is what one rank can give to the cache after weights, activations and graphs; `cache_blocks` states
     the number of blocks instead. `more` are further arguments of the engine by their own names.
@@ -65,9 +68,7 @@ class EngineSettings:
 
     model: str  # a folder with config.json
     device: SeenDevice
-    tensor: int = 1
-    pipeline: int = 1
-    has_expert_parallel: bool = False
+    plan: ParallelPlan = field(default_factory=ParallelPlan)
     dtype: str = "auto"
     cache_dtype: str = "auto"
     cache_bytes: int | None = None
@@ -80,5 +81,5 @@ class EngineSettings:
 
     @property
     def ranks(self) -> int:
-        """Of one replica."""
-        return self.tensor * self.pipeline
+        """Of one engine."""
+        return self.plan.tp * self.plan.pp

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.reading import FileKind, read_bytes
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.replayed import Replayed
@@ -67,10 +68,7 @@ class TraceJob:
     model: str  # a folder with config.json
     out: str
     device: SeenDevice
-    tensor: int = 1
-    pipeline: int = 1
-    has_expert_parallel: bool = False
-    rank: int = 0
+    plan: ParallelPlan = field(default_factory=ParallelPlan)  # with the rank that is traced
     batch: int = 1
     prompt_tokens: int = 512
     new_tokens: int = 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
-from llm_perf_opt.core.parallel_plan import HEADER_KEY, ParallelPlan
+from llm_perf_opt.core.parallel_plan import HEADER_KEY
 from llm_perf_opt.engines.vllm.inside.stand_ins import CUSTOM_OPS, stand_in
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob, read_message
 
@@ -37,7 +37,7 @@ def trace_model(job: TraceJob, report: Callable[[str], None]) -> TraceAnswer:
     config = configure(job)
     configured = time.process_time()
     report(f"{config.model_config.architecture}: configured in {configured - started:.1f} s")
-    model = VllmModel(config, plan_of(job))
+    model = VllmModel(config, job.plan)
     tracer = WeightlessTracer(routing=job.routing, device="cuda")
     graphs: list[CallGraph] = []
     try:
@@ -47,7 +47,7 @@ def trace_model(job: TraceJob, report: Callable[[str], None]) -> TraceAnswer:
         facts = {"kv_cache": cache_facts(model)}
     finally:
         forget_groups()
-    header = {**_engine_header(), HEADER_KEY: plan_of(job).header()} if plan_of(job).is_spread else _engine_header()
+    header = {**_engine_header(), HEADER_KEY: job.plan.header()} if job.plan.is_spread else _engine_header()
     files = []
     for graph in graphs:
         told = {**graph.runtime, **facts, "vllm_estimate": estimated(config, graph)}
@@ -68,19 +68,13 @@ def configure(job: TraceJob) -> Any:
         trust_remote_code=job.trust_remote_code,
         dtype=job.dtype,
         kv_cache_dtype=job.cache_dtype,
-        tensor_parallel_size=job.tensor,
-        pipeline_parallel_size=job.pipeline,
-        enable_expert_parallel=job.has_expert_parallel,
+        tensor_parallel_size=job.plan.tp,
+        pipeline_parallel_size=job.plan.pp,
+        enable_expert_parallel=job.plan.ep > 1,
         distributed_executor_backend="mp",
         enforce_eager=True,
         compilation_config={"custom_ops": list(CUSTOM_OPS), "mode": 0},
     ).create_engine_config()
-
-
-def plan_of(job: TraceJob) -> ParallelPlan:
-    """The plan in our own words: experts are spread over all ranks of one stage, or shared as matrices are."""
-    ep = job.tensor if job.has_expert_parallel else 1
-    return ParallelPlan(tp=job.tensor, pp=job.pipeline, ep=ep, rank=job.rank)
 
 
 def _engine_header() -> dict[str, str]:

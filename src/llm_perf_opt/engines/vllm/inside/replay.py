@@ -88,7 +88,7 @@ def replay(cores: Sequence[Any], job: ReplayJob, sampler: Sampler | None = None)
     for core in cores:
         core.reset_prefix_cache()
         core.reset_encoder_cache()
-        launches = rounds or OwnLaunches(_step_time(job), job.settings.pipeline)
+        launches = rounds or OwnLaunches(_step_time(job), job.settings.plan.pp)
         core.model_executor.begin(launches, sampler or _sampler(core, job), keeps_batches=job.keeps_batches)
     route = FrontEnd(cores).route if len(cores) > 1 else None
     began = time.thread_time()
@@ -113,7 +113,7 @@ def _rounds(job: ReplayJob) -> Rounds | None:
     """What replicas have in common that share experts."""
     if not job.shares_experts:
         return None
-    if job.table is None or job.table.groups != job.replicas or job.has_jumps or job.settings.pipeline > 1:
+    if job.table is None or job.table.groups != job.replicas or job.has_jumps or job.settings.plan.pp > 1:
         raise UsageError(
             f"These {job.replicas} replicas cannot share experts.",
             why="that needs a table for as many groups of ranks, one stage, and every step for itself",
