@@ -101,7 +101,7 @@ def study_place() -> Iterator[StudyPlace]:
             model.mkdir(parents=True)
             sizes = {"intermediate_size": 128 + 16 * number}
             (model / "config.json").write_text(json.dumps({**CONFIG, **sizes}), "utf-8")
-        grid = {"models": ["models/*"], "workload": {"batch": 2, "context": 4}}
+        grid = {"models": ["models/*"], "workload": {"global_batch": 2, "context": 4}}
         for declared, fields in DECLARED.items():
             (folder / f"{declared}.yaml").write_text(json.dumps({"name": "tiny", **grid, **fields}), "utf-8")
         with quiet():
