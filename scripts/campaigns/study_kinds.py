@@ -54,7 +54,9 @@ def _declared(place: Path) -> Iterator[Kind]:
     def overridden(text: str) -> object:
         return read_study(place / "study.yaml", [text])
 
-    yield Kind(name="override of a study", good=b"workload.global_batch=1,8", read=partial(as_text, overridden), is_json=False)
+    yield Kind(
+        name="override of a study", good=b"workload.global_batch=1,8", read=partial(as_text, overridden), is_json=False
+    )
 
 
 def _points(results: Path) -> object:

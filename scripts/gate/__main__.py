@@ -206,6 +206,12 @@ def run_long(logs: Path) -> None:
             command=(sys.executable, "scripts/fault_campaign.py", "--long", str(gate.number), "--jobs", "1"),
             seconds=1800,
         ),
+        Part(
+            name="vllm end to end",
+            command=(sys.executable, "scripts/vllm_end_to_end.py", "--folder", str(vllm)),
+            seconds=1000,
+            shows_output=True,
+        ),
     ]
     took = {**_environment_s(), **run_parts(parts, logs, os.environ)}
     os.environ["LLM_PERF_OPT_VLLM_PYTHON"] = str(vllm / "bin" / "python")

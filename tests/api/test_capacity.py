@@ -21,7 +21,6 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.read_traffic import as_traffic
-from llm_perf_opt.core.serving.serving_plan import ServingPlan
 from llm_perf_opt.engines.vllm.environment import find
 from tests.api.one_by_one import OneByOne
 
@@ -187,7 +186,7 @@ def test_a_promise_that_nothing_keeps_is_an_answer_and_no_broken_budget(
 
 def test_groups_that_share_experts_are_not_called_as_whole_replicas_are() -> None:
     assert ParallelPlan(tp=2, dp=4).describe() == "tp2 dp4"
-    assert ServingPlan(tp=2, attention_dp=4, has_expert_parallel=True).describe() == "tp2 ep8 attention-dp4"
+    assert ParallelPlan(tp=2, attention_dp=4, ep=8).describe() == "tp2 ep8 attention-dp4"
     with pytest.raises(UsageError, match="takes no dp"):
         TrafficOptions.make(traffic=OCR, dp=2)
 
