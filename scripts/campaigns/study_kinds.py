@@ -29,8 +29,10 @@ deployments: {plan: [one device, tp2], weights: [checkpoint, fp8]}
 devices: [h100-sxm]
 prices: {h100-sxm: 2.5}
 """
-ALL = "select * from points order by inputs_hash, batch, asked_context"
-SQL = "select model, count(*) as n, min(tpot_s) from points where batch > 1 group by model order by n desc limit 9"
+ALL = "select * from points order by inputs_hash, global_batch, asked_context"
+SQL = (
+    "select model, count(*) as n, min(tpot_s) from points where global_batch > 1 group by model order by n desc limit 9"
+)
 QUESTION = "cheapest plan under 50 ms TPOT for tiny on h100-sxm with fp8"
 
 

@@ -139,7 +139,7 @@ def _weighted(program: Any, place: Path) -> None:
 
 
 def _study_part(place: Path) -> None:
-    rows = rows_table([{"status": "ok", "study": "tiny", "batch": number} for number in range(50)])
+    rows = rows_table([{"status": "ok", "study": "tiny", "global_batch": number} for number in range(50)])
     StudyStore(str(place)).write("tiny", "m", "part-1-2", [rows], "01234567")
 
 
