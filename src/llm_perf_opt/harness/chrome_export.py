@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ from torch.profiler import profile
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.scratch import scratch_folder
 
-_TAIL = 16  # bytes, among which the last brace of the document must be
+# torch writes the name of the file last, behind the list of events; a brace alone may be that of an event.
+_END = re.compile(rb'"traceName":\s*"(?:\\.|[^"\\])*"\s*\}\s*\Z')
+_TAIL = 16_384  # bytes, among which that name must be
 
 
 @contextmanager
@@ -35,4 +38,4 @@ def _is_whole(file: Path) -> bool:
         return False
     with file.open("rb") as opened:
         opened.seek(-min(_TAIL, file.stat().st_size), os.SEEK_END)
-        return opened.read().rstrip().endswith(b"}")
+        return _END.search(opened.read()) is not None
