@@ -54,7 +54,12 @@ class StudyPlace:
         return start_child(self.words(declared), self.folder / desk)
 
     def ended(self, pid: int, desk: str = "desk") -> Ended:
-        """How it ended."""
+        """How it ended; one that hangs is killed, which is then its end."""
+        end = time.monotonic() + LONGEST_S
+        while not is_over(pid) and time.monotonic() < end:
+            time.sleep(0.005)
+        if not is_over(pid):
+            os.kill(pid, signal.SIGKILL)
         return wait_for(pid, self.folder / desk)
 
     def run(self, declared: str) -> Ended:
