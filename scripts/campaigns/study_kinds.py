@@ -67,6 +67,15 @@ def _points(results: Path) -> object:
         return repr(answer(opened, ALL).table.to_pylist())
 
 
+def _points_with(results: Path, file: Path, good: bytes, raw: bytes) -> object:
+    """The points while a file of the study holds other bytes."""
+    try:
+        file.write_bytes(raw)
+        return _points(results)
+    finally:
+        file.write_bytes(good)
+
+
 def _parts(results: Path) -> Iterator[Kind]:
     """A part as it was written, and one that somebody changed who made its name and the list fit again."""
     listed = results / "study=tiny" / MANIFEST
@@ -74,13 +83,6 @@ def _parts(results: Path) -> Iterator[Kind]:
     stem, part = next(iter(manifest.parts.items()))
     file = listed.parent / part.file
     good, written = file.read_bytes(), listed.read_bytes()
-
-    def as_it_lies(raw: bytes) -> object:
-        try:
-            file.write_bytes(raw)
-            return _points(results)
-        finally:
-            file.write_bytes(good)
 
     def made_to_fit(raw: bytes) -> object:
         digest = hashlib.sha256(raw).hexdigest()
@@ -97,7 +99,7 @@ def _parts(results: Path) -> Iterator[Kind]:
 
     assert part_stem(file.name) == stem, "it is named by its task"
     made = partial(Kind, good=good, is_json=False, one_in=2)  # a database is opened for each
-    yield made(name="part of a study", read=as_it_lies, is_sealed=True)
+    yield made(name="part of a study", read=partial(_points_with, results, file, good), is_sealed=True)
     yield made(name="part of a study, with a new digest", read=made_to_fit)
 
 
@@ -105,12 +107,7 @@ def _manifests(results: Path) -> Iterator[Kind]:
     listed = results / "study=tiny" / MANIFEST
     good = listed.read_bytes()
 
-    def read(raw: bytes) -> object:
-        try:
-            listed.write_bytes(raw)
-            return _points(results)
-        finally:
-            listed.write_bytes(good)
+    read = partial(_points_with, results, listed, good)
 
     def sealed_anew(raw: bytes) -> object:
         try:

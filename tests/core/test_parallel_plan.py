@@ -62,3 +62,8 @@ def test_experts_are_spread_over_tensor_and_fully_sharded_ranks() -> None:
 def test_as_people_write_it() -> None:
     assert ParallelPlan(tp=8, ep=8).describe() == "tp8 ep8"
     assert ParallelPlan().describe() == "one device"
+
+
+def test_no_groups_are_no_plan() -> None:
+    with pytest.raises(UsageError, match="attention-dp cannot be 0"):
+        ParallelPlan(attention_dp=0)

@@ -253,7 +253,7 @@ def _deadline(pages: int | None, within: str | None) -> Deadline | None:
 
 
 def _rank(fleet: Fleet, deadline: Deadline | None, promise: Promise | None) -> tuple[bool, bool, float]:
-    """Fleets that keep the promise first; then the cheapest, or the one with the fewest GPUs for the work.
+    """Fleets that meet the SLO first; then the cheapest, or the one with the fewest GPUs for the work.
 
     One without a price comes after those that have one: what it costs is not known.
     """

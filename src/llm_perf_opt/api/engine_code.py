@@ -22,7 +22,7 @@ from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.scratch import scratch_folder
-from llm_perf_opt.core.serving.engine_settings import SeenDevice
+from llm_perf_opt.core.serving.engine_settings import CACHE_ARGUMENTS, SeenDevice
 from llm_perf_opt.core.tensor_formats import cache_dtype
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, Workload
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_DEVICE = "h100-sxm"  # for which vLLM chooses its kernels where no device is named
 DEFAULT_PROMPT_TOKENS = 128
-_CACHES = {"bfloat16": "auto", "float16": "auto", "float8_e4m3fn": "fp8"}
+_UNTRACED_CACHES = frozenset({"int8"})  # which vLLM serves; the tracer does not run its kernels
 
 
 def trace_engine_code(
@@ -137,13 +137,13 @@ def _cache(name: str | None) -> str:
     if name is None:
         return "auto"
     dtype = cache_dtype(name)
-    if dtype not in _CACHES:
+    if dtype not in CACHE_ARGUMENTS or dtype in _UNTRACED_CACHES:
         raise UsageError(
             f"vLLM's code is not traced with a cache of {name}.",
             why="it keeps keys and values in the type of the model or in fp8",
             fix="choose --cache fp8, or leave it out",
         )
-    return _CACHES[dtype]
+    return CACHE_ARGUMENTS[dtype]
 
 
 def _refuse_what_vllm_lacks(asked: Workload, plan: ParallelPlan) -> None:

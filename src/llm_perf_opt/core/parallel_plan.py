@@ -1,7 +1,7 @@
 """How a model is spread over ranks: tensor, expert, pipeline, fully sharded and data parallel, and which rank is meant.
 
 Ranks are numbered as transformers and torch number them: tensor parallel innermost, then fully sharded, then pipeline;
-replicas of the whole come outermost. Experts add no ranks: they are spread over those of one pipeline stage.
+replicas of the whole come outermost. Experts add no ranks: they are spread over the ranks of one pipeline stage.
 
 Engines have one more kind: `attention_dp` groups of tensor-parallel ranks have sequences of their own and share the
 experts of one replica, so they step together. vLLM calls that data parallel with expert parallel; `dp` here are whole
@@ -43,6 +43,10 @@ class ParallelPlan(OptionRecord):
 
     def __post_init__(self) -> None:
         OptionRecord.__post_init__(self)
+        if self.attention_dp < 1:
+            raise UsageError(
+                f"attention-dp cannot be {self.attention_dp}.", why="it must be at least 1", fix="give a larger number"
+            )
         if self.ranks > MAX_RANKS:
             raise UsageError(
                 f"A plan of {self.ranks:,} ranks is too large.",
@@ -68,7 +72,7 @@ class ParallelPlan(OptionRecord):
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of one pipeline stage: those that can share its experts."""
+        """Ranks of one pipeline stage, which can share its experts."""
         return self.tp * self.fsdp * self.attention_dp
 
     @property
@@ -121,7 +125,7 @@ class ParallelPlan(OptionRecord):
         return tuple((end - rank) * self.dp for rank, end in zip(ranks, ends, strict=True))
 
     def sizes(self) -> dict[str, int]:
-        """The sizes that are not 1."""
+        """The sizes that are not 1, of the kinds that a trace can have."""
         return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) > 1}
 
     def describe(self) -> str:

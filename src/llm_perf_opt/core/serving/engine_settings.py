@@ -40,17 +40,17 @@ class SeenDevice:
         )
 
 
-_CACHE_ARGUMENTS = {"bfloat16": "auto", "float16": "auto", "float8_e4m3fn": "fp8", "int8": "int8_per_token_head"}
+CACHE_ARGUMENTS = {"bfloat16": "auto", "float16": "auto", "float8_e4m3fn": "fp8", "int8": "int8_per_token_head"}
 
 
 def cache_argument(dtype: object) -> str:
     """What vLLM's `--kv-cache-dtype` says for keys and values of this dtype; None is the type of the model."""
     if dtype is None:
         return "auto"
-    if (found := _CACHE_ARGUMENTS.get(str(dtype))) is None:
+    if (found := CACHE_ARGUMENTS.get(str(dtype))) is None:
         raise UsageError(
             f"vLLM keeps no cache in {dtype}.",
-            why=f"known are {', '.join(_CACHE_ARGUMENTS)}",
+            why=f"known are {', '.join(CACHE_ARGUMENTS)}",
             fix="choose --cache fp8, or leave it out",
         )
     return found

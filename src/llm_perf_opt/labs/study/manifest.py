@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from llm_perf_opt.core.reading import FileKind, decode_json
 from llm_perf_opt.core.sealing import check_seal, sealed_lines
@@ -92,6 +93,6 @@ def part_digest(path: str) -> str:
     return "" if found is None else found["digest"]
 
 
-def columns_digest(columns: Iterable[tuple[str, str]]) -> str:
-    """Of names and types, in their order."""
-    return hashlib.sha256("\n".join(f"{name}:{kind}" for name, kind in columns).encode()).hexdigest()[:16]
+def columns_digest(schema: Iterable[Any]) -> str:
+    """Of the names and types of an Arrow schema, in their order."""
+    return hashlib.sha256("\n".join(f"{field.name}:{field.type}" for field in schema).encode()).hexdigest()[:16]

@@ -244,7 +244,7 @@ class StudyStore:
                     writer.write_table(table, row_group_size=ROWS_PER_GROUP)
             sha256 = staged.stream.sha256.hexdigest()
             staged.name = part_name(stem, run, sha256, failed=failed > 0)
-        columns = columns_digest((field.name, str(field.type)) for field in arrow_schema())
+        columns = columns_digest(arrow_schema())
         return Part(file=f"model={model}/{staged.name}", sha256=sha256, rows=rows, columns=columns), failed
 
     @contextmanager
@@ -296,12 +296,12 @@ class StudyStore:
         written = f"{study.removeprefix('study=')}/{model.removeprefix('model=')}/{part_stem(name)}"
         if (schema.metadata or {}).get(_IDENTITY) != written.encode():
             raise _damaged(path, "it was written as another part")
-        columns = columns_digest((field.name, str(field.type)) for field in schema)
+        columns = columns_digest(schema)
         return Part(file=f"{model}/{name}", sha256=digest.hexdigest(), rows=rows, columns=columns)
 
     def is_current(self, part: Part, rows: int) -> bool:
         """Whether it has all rows of a task, in the columns of this release."""
-        own = columns_digest((field.name, str(field.type)) for field in arrow_schema())
+        own = columns_digest(arrow_schema())
         return part.rows == rows and part.columns == own
 
     def read(self, paths: Sequence[str]) -> list[dict[str, Any]]:
