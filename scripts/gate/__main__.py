@@ -140,7 +140,7 @@ def run_gate(logs: Path) -> None:
     ]
     left_out, said = gate.tests()
     notes = (said, said_of_commands, f"base of the change: {gate.base or 'unknown'}, {len(gate.changed)} files")
-    took = {**_environment_s(), **run_parts(parts, logs, os.environ)}
+    took = {**_environment_s(), **run_parts(parts, logs, os.environ).took}
     _become_pytest(Plan(left_out=left_out, notes=notes, took=took, record=str(logs / "tests.json")), logs)
 
 
@@ -148,7 +148,8 @@ def run_quick(logs: Path) -> None:
     """Lint; then tests of what the change reaches on one core, and on the other types of the rooms that changed."""
     os.environ.update(EXAMPLES)
     gate = Gate(logs)
-    took = {**_environment_s(), **run_parts([part for part in gate.lint() if part.seconds < 5], logs, os.environ)}
+    lint = [part for part in gate.lint() if part.seconds < 5]
+    took = {**_environment_s(), **run_parts(lint, logs, os.environ).took}
     sources = [file for file in gate.changed if file.startswith("src/") and file.endswith(".py")]
     rooms = sorted({str(Path(file).parent) for file in sources if (ROOT / file).exists()})
     files, left_out, said = quick_tests(gate)
@@ -213,9 +214,11 @@ def run_long(logs: Path) -> None:
             shows_output=True,
         ),
     ]
-    took = {**_environment_s(), **run_parts(parts, logs, os.environ)}
+    times = run_parts(parts, logs, os.environ, stops_at_failure=False)
+    took = {**_environment_s(), **times.took}
     os.environ["LLM_PERF_OPT_VLLM_PYTHON"] = str(vllm / "bin" / "python")
-    _become_pytest(Plan(is_long=True, took=took, record=str(logs / "tests.json")), logs)
+    failed = tuple(times.failed)
+    _become_pytest(Plan(is_long=True, took=took, failed=failed, record=str(logs / "tests.json")), logs)
 
 
 def pytest_command(plan: Plan, logs: Path, workers: int) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 CORES = 2
@@ -32,12 +32,22 @@ class _Running:
     began: float
 
 
-def run_parts(parts: Sequence[Part], logs: Path, environment: Mapping[str, str]) -> dict[str, float]:
-    """Seconds by part. The first that fails ends the others, shows its log and ends the gate."""
+@dataclass(slots=True, kw_only=True)
+class Times:
+    """Seconds by part, and the parts that failed."""
+
+    took: dict[str, float] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+
+def run_parts(
+    parts: Sequence[Part], logs: Path, environment: Mapping[str, str], *, stops_at_failure: bool = True
+) -> Times:
+    """A part that fails shows its log; it ends the others and the gate, unless the gate is to say all that it finds."""
     logs.mkdir(parents=True, exist_ok=True)
     waiting = sorted(parts, key=lambda part: -part.seconds)
     running: list[_Running] = []
-    took: dict[str, float] = {}
+    times = Times()
     try:
         while waiting or running:
             while waiting and len(running) < CORES:
@@ -45,12 +55,16 @@ def run_parts(parts: Sequence[Part], logs: Path, environment: Mapping[str, str])
             time.sleep(0.05)
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
-                took[one.part.name] = time.monotonic() - one.began
-                _tell(one, took[one.part.name], logs)
+                times.took[one.part.name] = time.monotonic() - one.began
+                _tell(one, times.took[one.part.name], logs)
+                if one.process.returncode != 0:
+                    times.failed.append(one.part.name)
+                    if stops_at_failure:
+                        sys.exit(1)
     finally:
         for one in running:
             os.killpg(one.process.pid, signal.SIGTERM)
-    return took
+    return times
 
 
 def _start(part: Part, logs: Path, environment: Mapping[str, str]) -> _Running:
@@ -76,8 +90,6 @@ def _tell(one: _Running, seconds: float, logs: Path) -> None:
     if failed or one.part.shows_output:
         sys.stdout.write(_log(one.part, logs).read_text("utf-8", "replace"))
         sys.stdout.flush()
-    if failed:
-        sys.exit(1)
 
 
 def table_of(took: Mapping[str, float]) -> list[str]:

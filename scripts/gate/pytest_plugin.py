@@ -84,15 +84,19 @@ class Gate:
         if self.is_controller:
             self.seconds[report.nodeid] = dict(report.user_properties).get(_CPU, 0.0)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.is_controller and self.plan.record:
             Path(self.plan.record).write_text(json.dumps(self.seconds), "utf-8")
+        if self.plan.failed:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         took = {**self.plan.took, "tests": time.monotonic() - self.began}
         terminalreporter.section("times by part, slowest first")
         for line in [*self.plan.notes, *table_of(took)]:
             terminalreporter.write_line(line)
+        if self.plan.failed:
+            terminalreporter.write_line(f"FAILED before the tests: {', '.join(self.plan.failed)}; their logs are above")
 
 
 _BEGAN = pytest.StashKey[float]()

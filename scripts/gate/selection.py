@@ -33,6 +33,7 @@ class Plan:
     record: str = ""  # the file that keeps seconds by test
     notes: tuple[str, ...] = ()  # lines of the closing table
     took: Mapping[str, float] = field(default_factory=dict)  # seconds of the parts before
+    failed: tuple[str, ...] = ()  # of these parts: the gate fails whatever its tests say
 
     def wants(self, node: str) -> bool:
         return node not in self.left_out
@@ -44,7 +45,8 @@ def write_plan(plan: Plan, file: Path) -> None:
 
 def read_plan(file: Path) -> Plan:
     kept = json.loads(file.read_text("utf-8"))
-    return Plan(**{**kept, "left_out": frozenset(kept["left_out"]), "notes": tuple(kept["notes"])})
+    lists = {"left_out": frozenset(kept["left_out"]), "notes": tuple(kept["notes"]), "failed": tuple(kept["failed"])}
+    return Plan(**{**kept, **lists})
 
 
 def slice_of(name: str) -> int:

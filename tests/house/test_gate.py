@@ -119,8 +119,9 @@ def test_every_test_file_is_in_the_graph_by_its_module_name() -> None:
 def test_parts_run_two_at_a_time_and_are_listed_slowest_first(tmp_path: Path) -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(1)"]
     began = time.monotonic()
-    took = run_parts([Part(name=name, command=sleep, seconds=1) for name in ("a", "b")], tmp_path, {**os.environ})
-    assert time.monotonic() - began < sum(took.values())
+    times = run_parts([Part(name=name, command=sleep, seconds=1) for name in ("a", "b")], tmp_path, {**os.environ})
+    assert time.monotonic() - began < sum(times.took.values())
+    assert not times.failed
     assert [line.split()[-1] for line in table_of({"short": 1.0, "long": 2.0})] == ["long", "short"]
 
 
@@ -132,6 +133,9 @@ def test_a_part_that_fails_shows_its_log_and_ends_the_gate(tmp_path: Path, capfd
         run_parts([failing, endless], tmp_path, {**os.environ})
     assert time.monotonic() - began < 60
     assert "the reason" in capfd.readouterr().out
+    good = Part(name="good", command=["true"], seconds=0)
+    times = run_parts([failing, good], tmp_path, {**os.environ}, stops_at_failure=False)
+    assert (sorted(times.took), times.failed) == (["bad", "good"], ["bad"])
 
 
 def test_durations_are_kept_by_test_from_a_tenth_of_a_second_on(tmp_path: Path) -> None:
@@ -168,10 +172,14 @@ def test_runs(): pass
 """
 
 
-@pytest.mark.parametrize(("reason", "code"), [("needs a GPU", 0), ("no browser here", 1)])
-def test_a_gate_fails_where_a_test_is_skipped_for_another_reason(tmp_path: Path, reason: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("reason", "failed", "code"), [("needs a GPU", (), 0), ("no browser here", (), 1), ("needs a GPU", ("ruff",), 1)]
+)
+def test_a_gate_fails_where_a_part_failed_or_a_test_is_skipped_for_another_reason(
+    tmp_path: Path, reason: str, failed: tuple[str, ...], code: int
+) -> None:
     (tmp_path / "test_it.py").write_text(GATED.format(reason=reason))
-    plan = Plan(record=str(tmp_path / "record.json"), took={"ruff": 2.0}, notes=("slice 1",))
+    plan = Plan(record=str(tmp_path / "record.json"), took={"ruff": 2.0}, failed=failed, notes=("slice 1",))
     write_plan(plan, tmp_path / "plan.json")
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "scripts.gate.pytest_plugin"]
     done = subprocess.run(
@@ -184,7 +192,8 @@ def test_a_gate_fails_where_a_test_is_skipped_for_another_reason(tmp_path: Path,
     )
     assert done.returncode == code, done.stdout
     assert "times by part, slowest first" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("1 passed, 1 skipped" if code == 0 else "1 failed, 1 passed")
+    assert done.stdout.splitlines()[-1].startswith("1 passed, 1 skipped" if "GPU" in reason else "1 failed")
+    assert ("FAILED before the tests: ruff" in done.stdout) == bool(failed)
     assert json.loads((tmp_path / "record.json").read_text()).keys() == {
         "test_it.py::test_skips",
         "test_it.py::test_runs",
