@@ -126,7 +126,8 @@ def after_measurements(some: Sequence[Judged]) -> dict[str, dict[str, Any]]:
         for name, error in _rest(sorted(curve, key=lambda one: one.one.run.in_flight or 0)):
             found[name].append(error)
     return {
-        name: {"runs": len(errors), **tails_of("off", errors), **_ends(errors)} for name, errors in sorted(found.items())
+        name: {"runs": len(errors), **tails_of("off", errors), **_ends(errors)}
+        for name, errors in sorted(found.items())
     }
 
 
