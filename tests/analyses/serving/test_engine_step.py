@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks
 from llm_perf_opt.analyses.serving.engine_step import Forward, VectorWork, forward_kernels
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -35,7 +35,7 @@ def test_products_of_one_device_are_those_of_the_model(routed: EngineBlocks) -> 
 
 def test_the_head_runs_on_last_tokens_alone(routed: EngineBlocks) -> None:
     prompt = Forward(sequences=2, queries=100, keys=100)
-    (head,) = [one for one in routed.products if one.part is Part.HEAD]
+    (head,) = [one for one in routed.products if one.part is DecoderPart.HEAD]
     shapes = [work for work, _ in forward_kernels(routed, prompt, ParallelPlan()) if isinstance(work, ProductShape)]
     assert {work.rows for work in shapes if work.columns == head.columns} == {2}
     assert {work.rows for work in shapes if work.columns != head.columns} == {200}

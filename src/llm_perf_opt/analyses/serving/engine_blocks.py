@@ -36,7 +36,7 @@ class Split(StrEnum):
     WHOLE = "whole"  # each does all of it
 
 
-class Part(StrEnum):
+class DecoderPart(StrEnum):
     """Where in a decoder a product stands; checkpoints store their parts in formats of their own."""
 
     ATTENTION = "attention"
@@ -60,7 +60,7 @@ class EngineProduct:
     split: Split
     key_columns: int = 0
     key_heads: int = 1
-    part: Part = Part.MLP
+    part: DecoderPart = DecoderPart.MLP
     is_expansion: bool = False
     layers: int = 1
 
@@ -127,7 +127,7 @@ def engine_blocks(graph: CallGraph) -> EngineBlocks:
     products = tuple(replace(one, layers=count) for one, count in merged.items())
     experts = tuple(replace(one, layers=count) for one, count in Counter(_experts(graph, anatomy)).items())
     return EngineBlocks(
-        hidden=max((product.depth for product in products if product.part is Part.HEAD), default=0),
+        hidden=max((product.depth for product in products if product.part is DecoderPart.HEAD), default=0),
         layers=(layers := _layers(graph, blocks)),
         products=products,
         attentions=needs.attentions,
@@ -178,7 +178,9 @@ def _layers(graph: CallGraph, blocks: dict[int, list[_Member]]) -> int:
     """Calls that hold blocks: layers of the decoder, each with attention and an MLP; not the parts of an MLP."""
     parents = calls_of(graph).parent
     holders = {
-        parents[block] for block, members in blocks.items() if block >= 0 and members[0].product.part is not Part.HEAD
+        parents[block]
+        for block, members in blocks.items()
+        if block >= 0 and members[0].product.part is not DecoderPart.HEAD
     }
 
     def is_inside(call: int) -> bool:
@@ -216,15 +218,15 @@ def _is_embedding(graph: CallGraph, product: WeightProduct) -> bool:
     return "Embedding" in graph.module_types.get(module_of(product.weight.name), "")
 
 
-def _part(role: Role | None, site: AttentionSite | None, *, is_inside: bool) -> Part:
+def _part(role: Role | None, site: AttentionSite | None, *, is_inside: bool) -> DecoderPart:
     """By its role, and by the attention that runs in the same module; `is_inside` a module of an attention's own."""
     if role is Role.HEAD:
-        return Part.HEAD
+        return DecoderPart.HEAD
     if role is Role.ROUTER or is_inside:
-        return Part.ROUTER
+        return DecoderPart.ROUTER
     if site is None:
-        return Part.MLP
-    return Part.ATTENTION if site.latent is None else Part.LATENT
+        return DecoderPart.MLP
+    return DecoderPart.ATTENTION if site.latent is None else DecoderPart.LATENT
 
 
 def _key_heads(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
@@ -238,7 +240,9 @@ def _key_heads(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
     return found
 
 
-def _engine_product(product: WeightProduct, part: Part, site: AttentionSite | None, key_heads: int) -> EngineProduct:
+def _engine_product(
+    product: WeightProduct, part: DecoderPart, site: AttentionSite | None, key_heads: int
+) -> EngineProduct:
     columns = product.weight.meta.shape[0]
     widths = () if site is None or site.latent is not None else (site.qk_width, site.v_width)
     is_key = site is not None and product.row < site.row and columns in [key_heads * width for width in widths]
@@ -256,13 +260,13 @@ def _engine_product(product: WeightProduct, part: Part, site: AttentionSite | No
 
 def _splits(members: Sequence[_Member], site: AttentionSite | None) -> Iterator[Split]:
     """How each product of a block is shared."""
-    inputs = [member.source for member in members if member.product.part is not Part.ROUTER]
+    inputs = [member.source for member in members if member.product.part is not DecoderPart.ROUTER]
     last = inputs[-1] if inputs else None
     for place, member in enumerate(members):
         later = members[place + 1 :]
-        if member.product.part is Part.HEAD:
+        if member.product.part is DecoderPart.HEAD:
             yield Split.COLUMNS
-        elif member.product.part is Part.ROUTER or _is_onto_latent(member, later, site):
+        elif member.product.part is DecoderPart.ROUTER or _is_onto_latent(member, later, site):
             yield Split.WHOLE
         elif site is not None:
             yield Split.COLUMNS if member.row < site.row else Split.ROWS

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analyses.kernels.recurrent import HEAD_WIDTH
 from llm_perf_opt.analyses.necessary.decoder_needs import AttentionLayers
-from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part, Split
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks, EngineProduct, Split
 from llm_perf_opt.analyses.serving.engine_states import EngineStates
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -89,7 +89,7 @@ def forward_kernels(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) 
 def _product(product: EngineProduct, forward: Forward, plan: ParallelPlan) -> Iterator[tuple[EngineWork, int]]:
     """One product, and the quantisation of its input."""
     columns, depth = product.shared_by(plan.tp)
-    rows = _count((forward.sequences if product.part is Part.HEAD else forward.tokens) / plan.attention_dp)
+    rows = _count((forward.sequences if product.part is DecoderPart.HEAD else forward.tokens) / plan.attention_dp)
     shape = ProductShape(rows=rows, columns=columns, depth=depth, weight_format=product.weight_format)
     yield shape, product.layers
     if product.weight_format.startswith(_BLOCK_QUANTISED):
@@ -125,7 +125,7 @@ def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iter
         numbers = inside.numbers / inside.norms / (1 if inside.is_whole else plan.tp)
         yield VectorWork(bytes_moved=2 * tokens * numbers * VALUE_BYTES), inside.norms * inside.layers
     for product in blocks.products:
-        if product.split is Split.ROWS and product.part is Part.MLP:
+        if product.split is Split.ROWS and product.part is DecoderPart.MLP:
             yield VectorWork(bytes_moved=3 * tokens * product.depth / plan.tp * VALUE_BYTES), product.layers
     for block in blocks.experts:
         yield VectorWork(bytes_moved=SCORE_BYTES * tokens * block.experts), 2 * block.layers

@@ -20,8 +20,8 @@ from llm_perf_opt.analyses.kernels.exchanges import Exchange
 from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tables
 from llm_perf_opt.analyses.kernels.latent import LatentQuery, Module
 from llm_perf_opt.analyses.kernels.recurrent import MEASURED_KERNELS, RecurrentQuery
-from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin, Times
-from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part
+from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks
 from llm_perf_opt.analyses.serving.engine_step import (
     EngineWork,
     Forward,
@@ -65,7 +65,7 @@ class ForwardTime:
     """One forward of a rank. `unknown` kernels are in no table and in no sum."""
 
     by_kind: Mapping[WorkKind, float]
-    by_origin: Mapping[Origin, float]
+    by_origin: Mapping[TimeOrigin, float]
     kernels: int
     unknown: int
 
@@ -110,7 +110,7 @@ class EngineTimer:
             for work, count in self._works(one, found):
                 found.kernels += count
                 if isinstance(work, VectorWork):
-                    found.add(WorkKind.VECTOR, Origin.ROOFLINE, count * self._vector_s(work))
+                    found.add(WorkKind.VECTOR, TimeOrigin.ROOFLINE, count * self._vector_s(work))
                 elif isinstance(work, StateWork):
                     states.append((found, work, count))
                 elif isinstance(work, Collective):
@@ -135,7 +135,7 @@ class EngineTimer:
         for (_, count), times in zip(attentions, measured, strict=True):
             found.add(WorkKind.ATTENTION, times.origins[0], count * float(times.seconds[0]))
             found.kernels += count
-        kept = tuple(product for product in one.blocks.products if product.part is not Part.LATENT)
+        kept = tuple(product for product in one.blocks.products if product.part is not DecoderPart.LATENT)
         bare = replace(one.blocks, products=kept, attentions=(), norms=())
         return list(forward_kernels(bare, one.forward, one.plan))
 
@@ -167,7 +167,7 @@ class EngineTimer:
                 found.kernels += (MEASURED_KERNELS - 1) * count
             else:
                 by_bytes = self._vector_s(VectorWork(bytes_moved=work.bytes_moved))
-                found.add(WorkKind.STATES, Origin.ROOFLINE, count * by_bytes)
+                found.add(WorkKind.STATES, TimeOrigin.ROOFLINE, count * by_bytes)
 
     def _add_exchanges(self, exchanges: Sequence[tuple[_Sum, Collective, int]]) -> None:
         for kind in dict.fromkeys(work.kind for _, work, _ in exchanges):
@@ -205,11 +205,11 @@ class _Sum:
 
     def __init__(self) -> None:
         self.by_kind: Counter[WorkKind] = Counter()
-        self.by_origin: Counter[Origin] = Counter()
+        self.by_origin: Counter[TimeOrigin] = Counter()
         self.kernels = 0
         self.unknown = 0
 
-    def add(self, kind: WorkKind, origin: Origin, seconds: float) -> None:
+    def add(self, kind: WorkKind, origin: TimeOrigin, seconds: float) -> None:
         self.by_kind[kind] += seconds  # type: ignore[assignment]
         self.by_origin[origin] += seconds  # type: ignore[assignment]
 
@@ -233,7 +233,7 @@ def _add(asked: Sequence[tuple[_Sum, object, int]], times: Times, kinds: Sequenc
 
 def _measured_module(blocks: EngineBlocks) -> Module | None:
     """The measured module with the widths of these blocks; None: none has them."""
-    latent = [product for product in blocks.products if product.part is Part.LATENT]
+    latent = [product for product in blocks.products if product.part is DecoderPart.LATENT]
     depths = {product.depth for product in latent}
     if not latent:
         return None

@@ -14,8 +14,8 @@ from llm_perf_opt.analyses.kernels.exchanges import Exchange
 from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tables
 from llm_perf_opt.analyses.kernels.systems import system_of
 from llm_perf_opt.analyses.kernels.tables import data_folder, missing_packages
-from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin, Times
-from llm_perf_opt.analyses.serving.request_time import banded, serving_fit
+from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
+from llm_perf_opt.analyses.serving.request_time import banded, request_fit
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, RatesAbove
 from llm_perf_opt.analyses.time.eager_time import eager_time, launched_alone
 from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
@@ -43,7 +43,7 @@ _EXCHANGES = {
 
 @dataclass(frozen=True, slots=True)
 class _TableTime:
-    origin: Origin
+    origin: TimeOrigin
     band: Band
 
 
@@ -73,7 +73,7 @@ class KernelTableRates(RatesAbove):
             "docs/engine-fusions.md has the rule of a sum. Work that no table describes is timed by the roofline."
         )
         if self.is_engine:
-            served = serving_fit().tpot
+            served = request_fit().tpot
             yield Note(
                 f"Each kernel is charged the {LAUNCH_GAP_S * 1e6:.1f} us that a device rests before it. The band of a "
                 f"stage is at least {served.low:.2f} to {served.high:.2f} of what is expected: as far as measured "
@@ -123,7 +123,7 @@ class KernelTableRates(RatesAbove):
         """In an engine at least as wide as measured over expected steps of served models; eager kernels as they are."""
         if not self.is_engine or kernels.expected is None:
             return kernels
-        served = banded(kernels.expected, serving_fit().tpot)
+        served = banded(kernels.expected, request_fit().tpot)
         return Band(min(kernels.low, served.low), max(kernels.high, served.high), kernels.expected)
 
     def _by_roofline(self, kernel: Kernel, time: RateTime) -> RateTime:
@@ -134,7 +134,7 @@ class KernelTableRates(RatesAbove):
             if (recorded := eager_time(plain, self.device)) is not None and recorded.band.expected is not None:
                 return replace(recorded, band=_behind_another(recorded.band))
         band = time.band.expected_in_the_middle()
-        return replace(time, band=_behind_another(band) if self.is_engine else band, origin=str(Origin.ROOFLINE))
+        return replace(time, band=_behind_another(band) if self.is_engine else band, origin=str(TimeOrigin.ROOFLINE))
 
     def _found(self, kernel: Kernel) -> tuple[_TableTime | None, str]:
         if kernel.kind is KernelKind.COMMUNICATION:
@@ -150,12 +150,12 @@ class KernelTableRates(RatesAbove):
         """Within one node of a cluster; between nodes no table was measured."""
         if collective is None or self.cluster is None or collective.kind not in _EXCHANGES:
             return None
-        spread = self.cluster.spread(collective.group)
-        if spread is None or spread.nodes > 1 or spread.ranks < 2:
+        placement = self.cluster.placement(collective.group)
+        if placement is None or placement.nodes > 1 or placement.ranks < 2:
             return None
         if collective not in self._known:
             exchange, size = _EXCHANGES[collective.kind], collective.payload_bytes
-            times = self.tables.one_exchange(exchange, spread.ranks, size, by_engine=self.is_engine)
+            times = self.tables.one_exchange(exchange, placement.ranks, size, by_engine=self.is_engine)
             self._known[collective] = next(_answers(times))
         return self._known[collective]
 
