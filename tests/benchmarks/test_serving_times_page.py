@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs/serving-times.md").read_text(encoding=
 def test_tails_are_those_that_90_and_99_of_100_errors_do_not_exceed() -> None:
     """Errors of 1 to 100 %, some of them too short: 50.5 in the median, 90 of them below 91, 99 below 100."""
     errors = [(-1) ** number * number / 100 for number in range(1, 101)]
-    assert judgement._tails("tpot", errors) == {"tpot": 0.505, "tpot_p90": 0.91, "tpot_p99": 1.0}
-    assert judgement._tails("tpot", []) == {"tpot": None, "tpot_p90": None, "tpot_p99": None}
+    assert judgement.tails_of("tpot", errors) == {"tpot": 0.505, "tpot_p90": 0.91, "tpot_p99": 1.0}
+    assert judgement.tails_of("tpot", []) == {"tpot": None, "tpot_p90": None, "tpot_p99": None}
 
 
 def test_the_headline_is_of_records_that_nothing_was_changed_after() -> None:
