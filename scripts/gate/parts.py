@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def run_parts(
                         sys.exit(1)
     finally:
         for one in running:
-            os.killpg(one.process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.killpg(one.process.pid, signal.SIGTERM)
     return times
 
 

@@ -134,6 +134,9 @@ def test_a_part_that_fails_shows_its_log_and_ends_the_gate(tmp_path: Path, capfd
     assert time.monotonic() - began < 60
     assert "the reason" in capfd.readouterr().out
     good = Part(name="good", command=["true"], seconds=0)
+    at_once = Part(name="at once", command=["false"], seconds=1)
+    with pytest.raises(SystemExit):
+        run_parts([at_once, good], tmp_path, {**os.environ})  # both have ended when the first is seen
     times = run_parts([failing, good], tmp_path, {**os.environ}, stops_at_failure=False)
     assert (sorted(times.took), times.failed) == (["bad", "good"], ["bad"])
 
