@@ -99,7 +99,7 @@ _HEADER = (
     "TTFT as printed",
     "bias",
     "TTFT with the fitted way",
-    "E2E as printed",
+    "E2E of printed times",
     "aiconfigurator answers",
     "its TPOT",
     "its TTFT",

@@ -32,6 +32,11 @@ class _Running:
     process: subprocess.Popen[bytes]
     began: float
 
+    @property
+    def has_failed(self) -> bool:
+        """Of one that has ended."""
+        return self.process.returncode != 0
+
 
 @dataclass(slots=True, kw_only=True)
 class Times:
@@ -58,7 +63,7 @@ def run_parts(
                 running.remove(one)
                 times.took[one.part.name] = time.monotonic() - one.began
                 _tell(one, times.took[one.part.name], logs)
-                if one.process.returncode != 0:
+                if one.has_failed:
                     times.failed.append(one.part.name)
                     if stops_at_failure:
                         sys.exit(1)
@@ -87,9 +92,8 @@ def _log(part: Part, logs: Path) -> Path:
 
 
 def _tell(one: _Running, seconds: float, logs: Path) -> None:
-    failed = one.process.returncode != 0
-    print(f"== {one.part.name}: {'FAILED after ' if failed else ''}{seconds:.0f} s", flush=True)
-    if failed or one.part.shows_output:
+    print(f"== {one.part.name}: {'FAILED after ' if one.has_failed else ''}{seconds:.0f} s", flush=True)
+    if one.has_failed or one.part.shows_output:
         sys.stdout.write(_log(one.part, logs).read_text("utf-8", "replace"))
         sys.stdout.flush()
 

@@ -195,7 +195,7 @@ def test_a_gate_fails_where_a_part_failed_or_a_test_is_skipped_for_another_reaso
     )
     assert done.returncode == code, done.stdout
     assert "times by part, slowest first" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("1 passed, 1 skipped" if "GPU" in reason else "1 failed")
+    assert done.stdout.splitlines()[-1].startswith("1 passed, 1 skipped" if "GPU" in reason else "1 failed, 1 passed")
     assert ("FAILED before the tests: ruff" in done.stdout) == bool(failed)
     assert json.loads((tmp_path / "record.json").read_text()).keys() == {
         "test_it.py::test_skips",
