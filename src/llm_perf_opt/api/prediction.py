@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -277,7 +277,8 @@ def _prediction(
 ) -> PredictionAnswer:
     device = None if isinstance(rates, Calibration) else device_of(rates)
     fit = None if device is None else traced_fit(graphs, device)
-    source, memory = source_of(rates, execution, kernels, engine), largest_need((graphs, *others))
+    source = source_of(rates, execution, kernels, engine, (graphs, *others))
+    memory = largest_need((graphs, *others))
     times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
@@ -346,8 +347,17 @@ def _stage(phase: str, stage: StageTime) -> PredictedStage:
     )
 
 
-def source_of(rates: Rates, execution: str, kernels: str | None = DATA_SHEET, engine: str | None = None) -> RateSource:
-    """The rates as a prediction takes them. `kernels` None: measured tables where they are installed and come near."""
+def source_of(
+    rates: Rates,
+    execution: str,
+    kernels: str | None = DATA_SHEET,
+    engine: str | None = None,
+    runs: Iterable[Sequence[CallGraph]] = (),
+) -> RateSource:
+    """The rates as a prediction takes them. `kernels` None: measured tables where they are installed and come near.
+
+    Of `runs`, the phases of each rank, an engine's steps are known as a whole.
+    """
     if isinstance(rates, Calibration):
         return CalibratedRates(rates)
     below = DataSheetRates(device_of(rates), Execution(execution), cluster=cluster_of(rates))
@@ -362,7 +372,14 @@ def source_of(rates: Rates, execution: str, kernels: str | None = DATA_SHEET, en
         require_tables(below.device)
     if found is None and system_of(below.device) is None:
         return recorded_rates(below) or below
-    return below if found is None else found
+    if found is None or not found.is_engine:
+        return below if found is None else found
+    from llm_perf_opt.analyses.serving.step_rates import StepRates
+
+    steps = StepRates(found.below, found.tables)
+    for graphs in runs:
+        steps.meet(graphs)
+    return steps
 
 
 def _missing_tables(source: RateSource) -> Iterator[Note]:

@@ -45,7 +45,7 @@ def test_every_layer_with_attention_leaves_none() -> None:
 @needs_tables
 def test_a_measured_rule_takes_its_row(mixed: EngineBlocks) -> None:
     """On a B200 with 8 heads and 16 sequences SGLang measured 2.1 us for the convolution and 5.8 us for the rule."""
-    timer = EngineTimer("b200-sxm", "sglang")
+    timer = EngineTimer.of("b200-sxm", "sglang")
     asked = AskedForward(blocks=mixed, forward=STEP, plan=ParallelPlan(tp=8))
     (time,) = timer.times([asked])
     assert time.by_kind[WorkKind.STATES] == pytest.approx(45 * 7.9e-6, rel=0.02)
@@ -58,7 +58,7 @@ def test_a_measured_rule_takes_its_row(mixed: EngineBlocks) -> None:
 def test_prompts_of_one_step_share_a_launch(mixed: EngineBlocks) -> None:
     """SGLang measured 150 us for eight prompts of 1,024 tokens at once, and 75 us for one alone."""
     reach = StepRange(tokens=8192, sequences=64, context=16384)
-    table = step_table(mixed, EngineTimer("b200-sxm", "sglang"), ParallelPlan(tp=8), reach=reach)
+    table = step_table(mixed, EngineTimer.of("b200-sxm", "sglang"), ParallelPlan(tp=8), reach=reach)
     assert table.states is not None
     assert table.states(8, 1024) == pytest.approx(45 * 149e-6, rel=0.05)
     assert table.states(1, 1024) == pytest.approx(45 * 74.5e-6, rel=0.05)

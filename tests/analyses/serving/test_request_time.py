@@ -62,7 +62,7 @@ def test_a_forward_is_the_sum_of_its_kernels() -> None:
     from tests.analyses.serving.test_engine_blocks import blocks_of
 
     blocks, forward, plan = blocks_of("qwen2-0.5b"), Forward(sequences=8, queries=1, keys=512), ParallelPlan()
-    (time,) = EngineTimer("h100-sxm", "vllm").times([AskedForward(blocks=blocks, forward=forward, plan=plan)])
+    (time,) = EngineTimer.of("h100-sxm", "vllm").times([AskedForward(blocks=blocks, forward=forward, plan=plan)])
     works = list(forward_kernels(blocks, forward, plan))
     shapes = [(work, count) for work, count in works if not isinstance(work, VectorWork)]
     table = kernel_tables("h100-sxm", "vllm").times([work for work, _ in shapes]).seconds

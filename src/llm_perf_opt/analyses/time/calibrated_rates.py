@@ -74,6 +74,10 @@ class CalibratedRates:
         if self.calibration.is_smoke:
             yield Note("The calibration tried the smallest sizes only: these times mean nothing.", Level.WARNING)
 
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        """None: times are those of ops."""
+        return {}
+
     def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
         """The ops of each stage, its module calls, and the bytes that the system hands out while it runs."""
         names, stages = stage_names(graph), stage_of_ops(graph)

@@ -80,6 +80,10 @@ class DataSheetRates:
         fused = fused_kernels(graph, least=True) if self.execution is Execution.FUSED else {}
         return {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
 
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        """None: times are those of kernels."""
+        return {}
+
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         """The device time of one launch; nothing but kernels is described."""
         if not isinstance(piece, Kernel):
@@ -140,6 +144,10 @@ class RatesAbove:
     def is_engine(self) -> bool:
         """Whether a serving engine runs the kernels."""
         return self.below.is_engine
+
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        """None: times are those of kernels."""
+        return {}
 
     def launch_time(self) -> Band:
         """Of the host, as by the data sheet."""

@@ -161,6 +161,10 @@ class RateSource(Protocol):
         """Stage -> what this source times in it, and how often that runs."""
         ...
 
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        """Stage -> what all its pieces take together, of stages that the source knows as a whole."""
+        ...
+
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         """The times of one run of a piece; None: no rate of this source describes it."""
         ...
