@@ -8,10 +8,11 @@ import pytest
 
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks
 from llm_perf_opt.analyses.serving.engine_states import EngineStates
-from llm_perf_opt.analyses.serving.engine_step import Forward, StateWork, forward_kernels
+from llm_perf_opt.analyses.serving.engine_step import Forward, forward_kernels
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, WorkKind
 from llm_perf_opt.analyses.serving.step_tables import StepRange, step_table
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.ops.kernel_shape import StateShape
 from tests.analyses.kernels.measured_tables import needs_tables
 from tests.analyses.serving.test_engine_blocks import blocks_of
 
@@ -33,9 +34,9 @@ def test_heads_and_bytes_are_those_of_the_model(mixed: EngineBlocks) -> None:
 
 
 def test_a_rank_has_its_share_of_the_heads(mixed: EngineBlocks) -> None:
-    works = forward_kernels(mixed, STEP, ParallelPlan(tp=8))
-    ((work, count),) = [(work, count) for work, count in works if isinstance(work, StateWork)]
-    assert (work.key_heads, work.value_heads, work.sequences, count) == (2, 8, 16, 45)
+    kernels = forward_kernels(mixed, STEP, ParallelPlan(tp=8))
+    ((shape, count),) = [(one.shape, count) for one, count in kernels if isinstance(one.shape, StateShape)]
+    assert (shape, count) == (StateShape(sequences=16, queries=1, key_heads=2, value_heads=8), 45)
 
 
 def test_every_layer_with_attention_leaves_none() -> None:

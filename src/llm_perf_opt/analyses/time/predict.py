@@ -53,6 +53,7 @@ class StageTime:
     busy_time: Band
     is_engine: bool = False  # pieces are an engine's kernels, not those of the code as written
     communication: Communication | None = None  # None: the stage exchanges nothing with other ranks
+    is_step: bool = False  # an engine's step, which its source knows as a whole
     raised_from_s: float | None = None  # the sum of its kernels, where less than its bytes can take was expected
 
     @property
@@ -170,6 +171,7 @@ def stage_time(
         busy_time=busy,
         is_engine=rates.is_engine,
         communication=exchanged,
+        is_step=expected_s is not None,
         raised_from_s=None if likely is kernels else kernels.expected,
     )
 
