@@ -43,6 +43,7 @@ _AS_DENSE = Note(
 Rates = Hardware | Calibration  # where times come from
 DATA_SHEET, TABLES = "data-sheet", "tables"
 ENGINES = ("vllm", "sglang", "trtllm")
+DEFAULT_ENGINE = ENGINES[0]  # which replays run as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class PredictionAnswer(Answer):
     cluster: Cluster | None = None  # of these devices, where several were named
     execution: str
     rates: str = SOURCE  # the source of the times: data sheet, measured kernels, or a calibration
-    engine: str | None = None  # whose measured kernels; None: the fastest of any, or no measured kernels
+    engine: str | None = None  # whose measured kernels; None: no engine's
     stages: tuple[PredictedStage, ...]
     needed_bytes: int | None  # of the rank that needs most
     serving: ServingFit | None
@@ -287,7 +288,7 @@ def _prediction(
         cluster=rates if isinstance(rates, Cluster) else None,
         execution=execution,
         rates=source.name,
-        engine=engine,
+        engine=source.engine,
         stages=tuple(_stage(graph.phase, stage) for graph, found in zip(graphs, times, strict=True) for stage in found),
         needed_bytes=memory.total_bytes,
         serving=None if fit is None else fit[1],
@@ -367,7 +368,7 @@ def source_of(
     from llm_perf_opt.analyses.time.kernel_rates import require_tables, table_rates
     from llm_perf_opt.analyses.time.recorded_rates import recorded_rates
 
-    found = table_rates(below, engine)
+    found = table_rates(below, engine or DEFAULT_ENGINE if below.is_engine else None)
     if found is None and (kernels == TABLES or engine is not None):
         require_tables(below.device)
     if found is None and system_of(below.device) is None:

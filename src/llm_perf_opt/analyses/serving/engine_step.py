@@ -84,7 +84,8 @@ def _product(product: EngineProduct, forward: Forward, plan: ParallelPlan) -> It
         dtype=product.dtype,
         flops=2 * rows * columns * depth,
         skippable_flops=0,
-        bytes_moved=tensor_bytes(weights) + rows * (columns + depth) * VALUE_BYTES,
+        bytes_moved=tensor_bytes(weights) + (values := rows * (columns + depth) * VALUE_BYTES),
+        avoidable_bytes=values,
         rows=rows,
         weights=columns * depth,
         shape=ProductShape(rows=rows, columns=columns, depth=depth, weight_format=product.weight_format),
@@ -108,7 +109,8 @@ def _attention(layer: AttentionLayers, blocks: EngineBlocks, forward: Forward, p
         dtype=layer.dtype,
         flops=2 * lanes * pairs * width,
         skippable_flops=0,
-        bytes_moved=round(shape.sequences * held * share) + lanes * forward.queries * width * VALUE_BYTES,
+        bytes_moved=round(shape.sequences * held * share) + (values := lanes * forward.queries * width * VALUE_BYTES),
+        avoidable_bytes=values,
         sequences=shape.sequences,
         queries=forward.queries,
         shape=shape,
@@ -157,6 +159,7 @@ def _modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iter
             attention,
             flops=sum(kernel.flops for kernel in work),
             bytes_moved=sum(kernel.bytes_moved for kernel in work),
+            avoidable_bytes=sum(kernel.avoidable_bytes for kernel in work),
             shape=shape,
         )
         yield whole, layer.layers
@@ -173,7 +176,8 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
         dtype=block.dtype,
         flops=2 * rows * each,
         skippable_flops=0,
-        bytes_moved=round(touched * tensor_bytes(stored)) + 2 * rows * block.hidden * VALUE_BYTES,
+        bytes_moved=round(touched * tensor_bytes(stored)) + (values := 2 * rows * block.hidden * VALUE_BYTES),
+        avoidable_bytes=values,
         rows=max(1, round(rows / max(touched, 1))),
         weights=each,
         shape=ExpertsShape(

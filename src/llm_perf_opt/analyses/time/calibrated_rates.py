@@ -74,6 +74,11 @@ class CalibratedRates:
         if self.calibration.is_smoke:
             yield Note("The calibration tried the smallest sizes only: these times mean nothing.", Level.WARNING)
 
+    @property
+    def engine(self) -> str | None:
+        """No engine's in particular."""
+        return None
+
     def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
         """None: times are those of ops."""
         return {}

@@ -80,6 +80,11 @@ class DataSheetRates:
         fused = fused_kernels(graph, least=True) if self.execution is Execution.FUSED else {}
         return {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
 
+    @property
+    def engine(self) -> str | None:
+        """No engine's in particular."""
+        return None
+
     def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
         """None: times are those of kernels."""
         return {}
@@ -144,6 +149,11 @@ class RatesAbove:
     def is_engine(self) -> bool:
         """Whether a serving engine runs the kernels."""
         return self.below.is_engine
+
+    @property
+    def engine(self) -> str | None:
+        """No engine's in particular."""
+        return None
 
     def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
         """None: times are those of kernels."""

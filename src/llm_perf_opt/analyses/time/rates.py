@@ -153,6 +153,11 @@ class RateSource(Protocol):
         """Whether a serving engine runs the kernels, with its own for short all-reduces."""
         ...
 
+    @property
+    def engine(self) -> str | None:
+        """Whose kernels they are; None: no engine's in particular."""
+        ...
+
     def notes(self) -> Iterator[Note]:
         """What a reader must know of these rates."""
         ...
