@@ -378,8 +378,7 @@ def source_of(
     from llm_perf_opt.analyses.serving.step_rates import StepRates
 
     steps = StepRates(found.below, found.tables)
-    for graphs in runs:
-        steps.meet(graphs)
+    steps.meet(graph for graphs in runs for graph in graphs)
     return steps
 
 

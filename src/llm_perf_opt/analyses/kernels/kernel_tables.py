@@ -137,7 +137,13 @@ class KernelTables:
 
     def _modules(self, shapes: Sequence[LatentModuleShape]) -> Times:
         first, attentions = shapes[0], [shape.attention for shape in shapes]
-        names = {"sequences": "sequences", "queries": "queries", "keys": "keys", "heads": "heads", "rank": "latent_rank"}
+        names = {
+            "sequences": "sequences",
+            "queries": "queries",
+            "keys": "keys",
+            "heads": "heads",
+            "rank": "latent_rank",
+        }
         columns = _columns(attentions, tuple(names.values()))
         return self.latent_modules(
             LatentQuery(**dict(zip(names, columns, strict=True))),

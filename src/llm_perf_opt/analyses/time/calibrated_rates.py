@@ -17,7 +17,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.necessary.read_once import preparation
@@ -78,6 +78,9 @@ class CalibratedRates:
     def engine(self) -> str | None:
         """No engine's in particular."""
         return None
+
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Kernels are timed as they come: nothing is learnt of a run."""
 
     def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
         """None: times are those of ops."""

@@ -7,7 +7,7 @@ within about a fifth on the devices whose small products do not run from their c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -85,6 +85,9 @@ class DataSheetRates:
         """No engine's in particular."""
         return None
 
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Kernels are timed as they come: nothing is learnt of a run."""
+
     def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
         """None: times are those of kernels."""
         return {}
@@ -154,6 +157,9 @@ class RatesAbove:
     def engine(self) -> str | None:
         """No engine's in particular."""
         return None
+
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Kernels are timed as they come: nothing is learnt of a run."""
 
     def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
         """None: times are those of kernels."""

@@ -36,7 +36,12 @@ def step_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
     if rows:
         yield Table(
             title="What an engine launches in a step",
-            columns=(Column("stage"), Column("kernel"), Column("launches", Kind.COUNT), Column("expected", Kind.SECONDS)),
+            columns=(
+                Column("stage"),
+                Column("kernel"),
+                Column("launches", Kind.COUNT),
+                Column("expected", Kind.SECONDS),
+            ),
             rows=tuple(rows),
         )
 

@@ -145,9 +145,7 @@ class KernelTableRates(RatesAbove):
             return None if below is None else tuple(self._by_roofline(time) for time in below)
         band = _behind_another(found) if self.is_engine else launched_alone(found.band, piece, self.device)
         bound_by = BoundBy.COMMUNICATION if below is None else below[0].bound_by
-        return (
-            RateTime(source=SOURCE, rate=_family(piece), band=band, bound_by=bound_by, origin=str(found.origin)),
-        )
+        return (RateTime(source=SOURCE, rate=_family(piece), band=band, bound_by=bound_by, origin=str(found.origin)),)
 
     def measured(self, kernel: Kernel) -> KernelTime | None:
         """A captured kernel by its table, or by its bytes where it is bound by those; None: no table describes it."""

@@ -166,6 +166,10 @@ class RateSource(Protocol):
         """Stage -> what this source times in it, and how often that runs."""
         ...
 
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Learn what a source can know of runs as a whole, from all their phases, before these are timed."""
+        ...
+
     def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
         """Stage -> what all its pieces take together, of stages that the source knows as a whole."""
         ...
