@@ -1,4 +1,4 @@
-"""One step: a prediction, a study and a table of steps agree to the last digit, and no step is faster than a smaller."""
+"""One step: a prediction and a table of steps agree to the last digit, and no step is faster than a smaller one."""
 
 from __future__ import annotations
 

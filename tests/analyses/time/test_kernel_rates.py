@@ -11,7 +11,6 @@ from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin
 from llm_perf_opt.analyses.serving.request_time import serving_fit
 from llm_perf_opt.analyses.time import kernel_rates
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.analyses.time.eager_time import RECORDED
 from llm_perf_opt.analyses.time.kernel_rates import KernelTableRates, require_tables, table_rates
 from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.analyses.time.prediction_notes import prediction_notes

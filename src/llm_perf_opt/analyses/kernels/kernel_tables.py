@@ -137,16 +137,10 @@ class KernelTables:
 
     def _modules(self, shapes: Sequence[LatentModuleShape]) -> Times:
         first, attentions = shapes[0], [shape.attention for shape in shapes]
-        names = {
-            "sequences": "sequences",
-            "queries": "queries",
-            "keys": "keys",
-            "heads": "heads",
-            "rank": "latent_rank",
-        }
-        columns = _columns(attentions, tuple(names.values()))
+        columns = _named_columns(attentions, ("sequences", "queries", "keys", "heads"))
+        (rank,) = _columns(attentions, ("latent_rank",))
         return self.latent_modules(
-            LatentQuery(**dict(zip(names, columns, strict=True))),
+            LatentQuery(**columns, rank=rank),
             cache_format=first.attention.cache_format,
             module=Module(projections=first.projections, sparse_model=first.sparse_model),
         )
