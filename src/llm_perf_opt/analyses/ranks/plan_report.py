@@ -119,8 +119,9 @@ def plan_notes(plans: Sequence[PlanFigures], batch: int, *, left_out: int) -> It
     shared = f"The batch is {sequences} in all, shared by the replicas of dp and the ranks of fsdp."
     if plans:
         yield Note(
-            "Ranked: plans that fit first, by the decode step as expected, or in the middle of its band, then by memory "
-            "left. Bytes are of the fullest rank; memory left is what a serving engine has free beside weights, working memory and cache."
+            "Ranked: plans that fit first, by the decode step as expected or in the middle of its band, then by memory "
+            "left. Bytes are of the fullest rank; memory left is what a serving engine has free beside weights, working "
+            "memory and cache."
         )
         shared += (
             " Communication is the share of the high edge that nothing hides if none of it overlaps; the low edge "
