@@ -120,7 +120,7 @@ def plan_notes(plans: Sequence[PlanFigures], batch: int, *, left_out: int) -> It
     if plans:
         yield Note(
             "Ranked: plans that fit first, by the decode step as expected or in the middle of its band, then by memory "
-            "left. Bytes are of the fullest rank; memory left is what a serving engine has free beside weights, working "
+            "left. Bytes are of the fullest rank; memory left is what an engine has free beside weights, working "
             "memory and cache."
         )
         shared += (
