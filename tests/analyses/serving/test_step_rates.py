@@ -56,8 +56,8 @@ def test_a_prediction_is_the_step_that_a_replay_takes(model: str, plan: dict[str
     answer = trace.predict(f"{ranks.ranks}x h100-sxm", execution="fused", rates="tables", engine=ENGINE)
     table = table_of(blocks_of(model), "h100-sxm", ranks)
     prefill, decode = (stage.expected_s for stage in answer.stages)
-    assert decode == table.seconds(6, 6 * 201)
-    assert prefill == table.seconds(0, 0, [(200, 0)] * 6)
+    assert decode == pytest.approx(table.seconds(6, 6 * 201), rel=1e-12)
+    assert prefill == pytest.approx(table.seconds(0, 0, [(200, 0)] * 6), rel=1e-12)
 
 
 @needs_tables

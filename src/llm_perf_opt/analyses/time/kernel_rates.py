@@ -81,7 +81,6 @@ class KernelTableRates(RatesAbove):
     """Measured kernels of a device, or of the nearest that was measured."""
 
     tables: KernelTables
-    _fastest: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
     _known: dict[KernelShape | Collective, KernelTime | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -157,10 +156,7 @@ class KernelTableRates(RatesAbove):
             seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
             fast, slow = UNKNOWN_SPREAD
             return KernelTime(Origin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
-        if found is None or not self.is_engine:
-            return found
-        needed = kernel.bytes_moved - kernel.avoidable_bytes
-        return replace(found, band=found.band.expected_at_least(needed / self._best_bytes_per_s))
+        return found
 
     def _on_links(self, kernel: Kernel) -> KernelTime | None:
         """An exchange that no table has, by the links of the cluster."""
@@ -184,12 +180,6 @@ class KernelTableRates(RatesAbove):
     def likely_s(self, lower_bound: LowerBound) -> float:
         """Bytes at the best bandwidth that the tables themselves show: a sum of kernels below that read from caches."""
         return max(lower_bound.seconds, lower_bound.bandwidth_s / self.best_bandwidth_share)
-
-    @property
-    def _best_bytes_per_s(self) -> float:
-        if "best" not in self._fastest:
-            self._fastest["best"] = self.best_bandwidth_share * self.device.bandwidth_bytes_per_s
-        return self._fastest["best"]
 
     @property
     def best_bandwidth_share(self) -> float:
