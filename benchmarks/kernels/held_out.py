@@ -26,7 +26,7 @@ from llm_perf_opt.analyses.kernels.exchanges import CAPTURED
 from llm_perf_opt.analyses.kernels.experts import GATED, LAYER_KEYS
 from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
 from llm_perf_opt.analyses.kernels.latent import RANK, VALUE_WIDTH
-from llm_perf_opt.analyses.kernels.spread import ANY_SYSTEM, MOST_DIMENSIONS, Family, Spread, SpreadFile
+from llm_perf_opt.analyses.kernels.spread import ANY_SYSTEM, MOST_DIMENSIONS, Family, HeldOutSpread, SpreadFile
 from llm_perf_opt.analyses.kernels.systems import MEASURED_ON, SystemForDevice
 from llm_perf_opt.analyses.kernels.tables import (
     ENGINES,
@@ -37,7 +37,7 @@ from llm_perf_opt.analyses.kernels.tables import (
     read_rows,
     versions,
 )
-from llm_perf_opt.analyses.kernels.times import ORIGINS, Flags, Floats, Origin
+from llm_perf_opt.analyses.kernels.times import ORIGINS, Flags, Floats, TimeOrigin
 from llm_perf_opt.core.hardware import load_devices
 
 ROOT = Path(__file__).parents[2]
@@ -188,9 +188,9 @@ def _scale(target: str, source: str) -> SystemForDevice:
     )
 
 
-def spreads(found: Iterable[Judged]) -> list[Spread]:
+def spreads(found: Iterable[Judged]) -> list[HeldOutSpread]:
     """Quantiles by system, family, origin and unmeasured dimensions, and of all systems together."""
-    groups: dict[tuple[str, Family, Origin, int], list[Floats]] = defaultdict(list)
+    groups: dict[tuple[str, Family, TimeOrigin, int], list[Floats]] = defaultdict(list)
     for one in found:
         if one.seed == CHECK or one.kind == OWN_ROWS:
             continue
@@ -203,7 +203,7 @@ def spreads(found: Iterable[Judged]) -> list[Spread]:
         if len(ratios) >= FEWEST_ROWS:
             low, high = (float(round(np.quantile(ratios, at), 4)) for at in (LOW, HIGH))
             result.append(
-                Spread(
+                HeldOutSpread(
                     system=system,
                     family=family,
                     origin=origin,
@@ -216,7 +216,7 @@ def spreads(found: Iterable[Judged]) -> list[Spread]:
     return result
 
 
-def coverage(found: Iterable[Judged], known: Sequence[Spread]) -> dict[tuple[str, Family], tuple[int, int]]:
+def coverage(found: Iterable[Judged], known: Sequence[HeldOutSpread]) -> dict[tuple[str, Family], tuple[int, int]]:
     """System and family -> rows of the second split, and how many of them lie in their band."""
     bands = {(one.system, one.family, one.origin, one.off_grid): (one.low, one.high) for one in known}
     counts: dict[tuple[str, Family], tuple[int, int]] = defaultdict(lambda: (0, 0))

@@ -12,7 +12,7 @@ from llm_perf_opt.analyses.kernels import attention, experts, latent, products
 from llm_perf_opt.analyses.kernels.attention import AttentionTable, Use
 from llm_perf_opt.analyses.kernels.exchanges import Exchange, ExchangeTable, exchange_rows
 from llm_perf_opt.analyses.kernels.experts import ExpertsTable
-from llm_perf_opt.analyses.kernels.latent import LatentTable, Module, Part
+from llm_perf_opt.analyses.kernels.latent import LatentPart, LatentTable, Module
 from llm_perf_opt.analyses.kernels.products import ProductTable
 from llm_perf_opt.analyses.kernels.spread import Family
 from llm_perf_opt.analyses.kernels.systems import MEASURED_ON, SystemForDevice, system_named
@@ -140,7 +140,7 @@ def _attention_part(use: Use, cache_format: str, has_window: bool) -> str:
 
 
 def _latent(system: str, engine: str) -> Iterator[Subject]:
-    for part in Part:
+    for part in LatentPart:
         for module in _modules(part):
             projections, model = (None, None) if module is None else (module.projections, module.sparse_model)
             columns = latent.latent_rows(system, engine, part, projections=projections, model=model)
@@ -151,7 +151,7 @@ def _latent(system: str, engine: str) -> Iterator[Subject]:
                     yield _latent_subject(system, engine, part, cache_format, module, rows)
 
 
-def _modules(part: Part) -> list[Module | None]:
+def _modules(part: LatentPart) -> list[Module | None]:
     if not part.is_module:
         return [None]
     models = latent.SPARSE_MODELS if part.is_sparse else (None,)
@@ -159,7 +159,7 @@ def _modules(part: Part) -> list[Module | None]:
 
 
 def _latent_subject(
-    system: str, engine: str, part: Part, cache_format: str, module: Module | None, columns: Columns
+    system: str, engine: str, part: LatentPart, cache_format: str, module: Module | None, columns: Columns
 ) -> Subject:
     def work(rows: Columns) -> tuple[Floats, Floats]:
         return latent.latent_work(latent.query_of_rows(part, rows), part, latent.CACHE_BYTES[cache_format])

@@ -11,7 +11,7 @@ from functools import cache
 
 from benchmarks.bounds.measured_run import MeasuredRun
 from benchmarks.bounds.traced_models import decode_graph
-from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part, engine_blocks
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks, engine_blocks
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 
 BF16, FP8, BLOCK_FP8, FP4, INT4, MXFP4 = "bfloat16", "fp8", "fp8-block128", "nvfp4", "int4-g32-sym", "mxfp4"
@@ -56,7 +56,7 @@ def deployed_blocks(run: MeasuredRun) -> EngineBlocks:
 def _deployed(model: str, precision: str, cached: str) -> EngineBlocks:
     blocks = traced_blocks(model)
     attention, matrices, experts = formats(model, precision)
-    stored = {Part.ATTENTION: attention, Part.LATENT: attention, Part.MLP: matrices}
+    stored = {DecoderPart.ATTENTION: attention, DecoderPart.LATENT: attention, DecoderPart.MLP: matrices}
     return replace(
         blocks,
         products=tuple(replace(one, weight_format=stored.get(one.part, BF16)) for one in blocks.products),

@@ -23,7 +23,7 @@ from llm_perf_opt.analyses.serving.engine_time import ForwardTime, WorkKind
 from llm_perf_opt.analyses.serving.request_time import (
     FirstToken,
     Quantiles,
-    ServingFit,
+    RequestFit,
     banded,
     time_per_token,
     time_to_first,
@@ -42,7 +42,7 @@ class Judged:
     one: Estimated
     tpot_s: float
     ttft_s: float
-    fit: ServingFit
+    fit: RequestFit
 
     @property
     def tpot_error(self) -> float:
@@ -89,7 +89,7 @@ def _launches(one: Estimated) -> float:
     return time_per_token(one.step.kernels, one.prompt.kernels, one.load)
 
 
-def fitted(found: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> ServingFit:
+def fitted(found: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> RequestFit:
     """The fit to these runs."""
     clean = [at_gap(one, gap_s) for one in found if one.is_clean]
     senders: dict[str, list[Estimated]] = defaultdict(list)
@@ -97,7 +97,7 @@ def fitted(found: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> ServingFi
         senders[one.sender].append(one)
         senders[ALL].append(one)
     shares = {name: _shares(some) for name, some in senders.items() if len(some) >= FEWEST}
-    fit = ServingFit(
+    fit = RequestFit(
         fitted_to="silicon_sample.csv, aggregated, without the frozen systems and models",
         records=len(clean),
         tpot=_quantiles([(one.run.tpot_s or 0) / one.tpot_s for one in clean]),
@@ -116,12 +116,12 @@ def leave_one_out(found: Sequence[Estimated]) -> Iterator[Judged]:
         yield from judged([at_gap(one, gap_s) for one in found if one.run.model == model], fit)
 
 
-def judged(found: Sequence[Estimated], fit: ServingFit) -> list[Judged]:
+def judged(found: Sequence[Estimated], fit: RequestFit) -> list[Judged]:
     """Every run by one fit."""
     return [Judged(one=one, tpot_s=one.tpot_s, ttft_s=_ttft(one, fit), fit=fit) for one in found]
 
 
-def _ttft(one: Estimated, fit: ServingFit) -> float:
+def _ttft(one: Estimated, fit: RequestFit) -> float:
     shares = fit.first_token.get(one.sender, fit.first_token[ALL])
     return time_to_first(one.tpot_s, one.prompt.seconds, one.load, shares)
 
@@ -160,7 +160,7 @@ def fit_first_token(
     return [abs(float(value)) for value in best.x]
 
 
-def write(fit: ServingFit, file: Path = FILE) -> None:
+def write(fit: RequestFit, file: Path = FILE) -> None:
     """The fit as the package reads it."""
     lines = [
         "# Fitted to served requests by benchmarks/serving_times; figures are measured over estimated time, and shares",

@@ -29,18 +29,18 @@ def figures(some: Sequence[Judged], answers: dict[str, tuple[float, float]]) -> 
     other = [(one, answers[one.one.run.name]) for one in some if one.one.run.name in answers]
     return {
         "runs": len(some),
-        **_tails("tpot", [one.tpot_error for one in some]),
+        **tails_of("tpot", [one.tpot_error for one in some]),
         "tpot_bias": round(median(one.tpot_error for one in some), 4),
-        **_tails("ttft", [one.ttft_error for one in some]),
+        **tails_of("ttft", [one.ttft_error for one in some]),
         "held": round(sum(one.holds() for one in some) / len(some), 4),
         "width": round(median(one.fit.tpot.high / one.fit.tpot.low for one in some), 3),
         "answered": len(other),
-        **_tails("other_tpot", [found[1] / (one.one.run.tpot_s or math.nan) - 1 for one, found in other]),
-        **_tails("other_ttft", [found[0] / (one.one.run.ttft_s or math.nan) - 1 for one, found in other]),
+        **tails_of("other_tpot", [found[1] / (one.one.run.tpot_s or math.nan) - 1 for one, found in other]),
+        **tails_of("other_ttft", [found[0] / (one.one.run.ttft_s or math.nan) - 1 for one, found in other]),
     }
 
 
-def _tails(name: str, errors: Sequence[float]) -> dict[str, float | None]:
+def tails_of(name: str, errors: Sequence[float]) -> dict[str, float | None]:
     """How far off in the median, and at most in 90 and in 99 of 100 records; None: there are no records."""
     found = sorted(map(abs, errors))
     places = {name: None, f"{name}_p90": 0.9, f"{name}_p99": 0.99}
@@ -126,7 +126,8 @@ def after_measurements(some: Sequence[Judged]) -> dict[str, dict[str, Any]]:
         for name, error in _rest(sorted(curve, key=lambda one: one.one.run.in_flight or 0)):
             found[name].append(error)
     return {
-        name: {"runs": len(errors), **_tails("off", errors), **_ends(errors)} for name, errors in sorted(found.items())
+        name: {"runs": len(errors), **tails_of("off", errors), **_ends(errors)}
+        for name, errors in sorted(found.items())
     }
 
 

@@ -69,7 +69,7 @@ READS: Doors = {  # past core.reading
     "analyses/kernels/spread.py::load_spreads": _PACKAGE,
     "analyses/kernels/tables.py::_connection": "tables of an installed package, trusted as its code is",
     "analyses/measured/remaining_error.py::rests": _PACKAGE,
-    "analyses/serving/request_time.py::serving_fit": _PACKAGE,
+    "analyses/serving/request_time.py::request_fit": _PACKAGE,
     "api/page_folder.py::folder_mix": ("image",),
     "cli/profile_config.py::sweep_configured": _OURS,
     "cli/profile_config.py::_raised_as_they_are": _ENVIRONMENT,

@@ -8,7 +8,7 @@ import pytest
 
 from llm_perf_opt.analyses.export_matrix import PartFlops, export_report, part_flops
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.export_outcome import Check, GraphOp, Outcome, PartOutcome, Verdict
+from llm_perf_opt.core.export_outcome import Check, CheckOutcome, GraphOp, PartOutcome, Verdict
 from llm_perf_opt.core.report import Level
 from tests.analyses.made_kinds import kind, tensor
 
@@ -39,7 +39,7 @@ def outcome(*ops: OpKind, **more: Any) -> PartOutcome:
         class_name="Part",
         inputs=(),
         parameters=0,
-        outcomes=tuple(Outcome(check=check, verdict=Verdict.OK) for check in Check),
+        outcomes=tuple(CheckOutcome(check=check, verdict=Verdict.OK) for check in Check),
         ops=tuple(GraphOp(kind=op, count=1) for op in ops),
         **facts,
     )

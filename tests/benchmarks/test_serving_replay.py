@@ -63,8 +63,9 @@ def test_the_way_to_the_engine_is_learnt_from_other_models() -> None:
     found = answered(pairs)
     assert len(found) == len(pairs)
     row = figures(found, {"one 0": (0.1, 0.02)})
-    assert row["ttft"] < 0.02
-    assert (row["tpot"], row["e2e"] < 0.02, row["answered"]) == (0.0, True, 1)
+    assert row["fitted_ttft"] < 0.02
+    assert 0.5 < row["ttft"] < 1, "as printed, without the way: less than half of what was measured"
+    assert (row["tpot"], row["tpot_p99"], row["answered"]) == (0.0, 0.0, 1)
     shares = fitted(pairs)["vllm fixed"]
     assert shares[0] + 0.02 * shares[2] == pytest.approx(0.04, abs=0.005), "a constant, as such or as steps"
 

@@ -107,7 +107,7 @@ def job(name: str) -> dict[str, object]:
 
 
 def test_one_bad_job_costs_one_record() -> None:
-    caps = Caps(seconds=1, memory_bytes=512 << 20)
+    caps = Caps(seconds=4, memory_bytes=512 << 20)
     records = dict(run_jobs(["fine", "raises", "spins", "grows", "too"], job, caps, workers=2))
     assert {name: record["status"] for name, record in records.items()} == {
         "fine": "ok",

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.serving_times.estimates import aggregated_runs, estimated
 from benchmarks.serving_times.fitting import judged
-from llm_perf_opt.analyses.serving.request_time import serving_fit
+from llm_perf_opt.analyses.serving.request_time import request_fit
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,7 +21,7 @@ MODELS = ("llama-3.1-8b", "gpt-oss-120b", "minimax-m2.5")
 
 def test_times_per_token_are_near_the_measured_ones() -> None:
     runs = [run for run in aggregated_runs() if run.model in MODELS][::5]
-    found = [one for one in judged(estimated(runs), serving_fit()) if one.one.is_clean]
+    found = [one for one in judged(estimated(runs), request_fit()) if one.one.is_clean]
     assert len(found) > 80
     assert not sum(one.one.step.unknown + one.one.prompt.unknown for one in found)
     assert median(abs(one.tpot_error) for one in found) < 0.13

@@ -185,7 +185,7 @@ def test_a_gate_fails_where_a_part_failed_or_a_test_is_skipped_for_another_reaso
     done = subprocess.run(
         [sys.executable, *words, "-c", "/dev/null", "--gate-plan", "plan.json", "test_it.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.cost.coverage import priced_total
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
-from llm_perf_opt.core.export_outcome import Check, CompileFigures, CompileTrial, Outcome, PartOutcome, Verdict
+from llm_perf_opt.core.export_outcome import Check, CheckOutcome, CompileFigures, CompileTrial, PartOutcome, Verdict
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of
 from llm_perf_opt.ops.cost import OpCost
 from llm_perf_opt.ops.table import price
@@ -199,7 +199,7 @@ def _matrix(parts: Sequence[PartOutcome]) -> Table:
     )
 
 
-def _cell(outcome: Outcome) -> str:
+def _cell(outcome: CheckOutcome) -> str:
     """The verdict in one word, and for dynamic shapes what may vary."""
     if outcome.check is Check.DYNAMIC and outcome.verdict is Verdict.OK:
         return f"ok: {outcome.detail.removeprefix('may vary: ')}"
@@ -225,7 +225,7 @@ def _reasons(parts: Sequence[PartOutcome]) -> Table:
     )
 
 
-def _is_refusal(outcome: Outcome) -> bool:
+def _is_refusal(outcome: CheckOutcome) -> bool:
     """What failed, and what was not tried for a reason that is not given elsewhere."""
     if outcome.verdict is Verdict.SKIPPED:
         return outcome.remedy is not None

@@ -27,7 +27,14 @@ from llm_perf_opt.analyses.capacity.tables import engine_table, rates_table, sha
 from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.capacity_replays import MOST_ROUTED, ReplayedFleet, Replays
-from llm_perf_opt.api.capacity_search import Asked, Candidate, candidates, read_clusters, taken_plan, worth_replaying
+from llm_perf_opt.api.capacity_search import (
+    Asked,
+    PlanCandidate,
+    candidates,
+    read_clusters,
+    taken_plan,
+    worth_replaying,
+)
 from llm_perf_opt.api.measured_server import MeasuredServer, read_server
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
@@ -191,7 +198,7 @@ def capacity(
 class _Found:
     """Plans with room for requests, and the names of those without."""
 
-    candidates: list[Candidate]
+    candidates: list[PlanCandidate]
     refused: list[str]
 
 

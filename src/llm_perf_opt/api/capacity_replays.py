@@ -12,7 +12,7 @@ from llm_perf_opt.analyses.capacity.fleets import Fleet
 from llm_perf_opt.analyses.capacity.outcome import outcome, slower
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.tables import Banded
-from llm_perf_opt.api.capacity_search import Candidate
+from llm_perf_opt.api.capacity_search import PlanCandidate
 from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.requests import Traffic
 from llm_perf_opt.engines.vllm.environment import find
@@ -28,7 +28,7 @@ _MOST_TRIES = 10  # numbers of replicas
 class ReplayedFleet:
     """A fleet and the replays it rests on, one for each engine."""
 
-    candidate: Candidate
+    candidate: PlanCandidate
     fleet: Fleet
     replayed: tuple[Replayed, ...]
 
@@ -49,7 +49,7 @@ class Replays:
         self._process.__exit__(kind, error, trace)
 
     def fleet(
-        self, candidate: Candidate, traffic: Traffic, promise: Promise | None, price: float | None
+        self, candidate: PlanCandidate, traffic: Traffic, promise: Promise | None, price: float | None
     ) -> ReplayedFleet:
         """All replicas at the expected step times and at both edges; then fewer or more of them for the promise."""
         considered = candidate.replica.considered
@@ -74,7 +74,7 @@ class Replays:
         )
         return ReplayedFleet(candidate=candidate, fleet=fleet, replayed=expected)
 
-    def _replicas(self, candidate: Candidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
+    def _replicas(self, candidate: PlanCandidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
         """Every engine: a few replicas behind vLLM's own routing, many one after another, each takes seconds."""
         groups = candidate.replica.considered.plan.attention_dp
         if groups == 1 and 1 < candidate.replicas <= MOST_ROUTED:
@@ -83,17 +83,17 @@ class Replays:
         shares = dealt(traffic, candidate.replicas)
         return tuple(engine for share in shares for engine in self._replay(candidate, share, factor))
 
-    def _replay(self, candidate: Candidate, traffic: Traffic, factor: float = 1.0) -> list[Replayed]:
+    def _replay(self, candidate: PlanCandidate, traffic: Traffic, factor: float = 1.0) -> list[Replayed]:
         """One replica: an engine, or one for each group of ranks that shares its experts with the others."""
         groups = candidate.replica.considered.plan.attention_dp
         job = replace(self._job(candidate, traffic, factor), replicas=groups, shares_experts=groups > 1)
         return self._process.replay_replicas(job)
 
-    def _job(self, candidate: Candidate, traffic: Traffic, factor: float) -> ReplayJob:
+    def _job(self, candidate: PlanCandidate, traffic: Traffic, factor: float) -> ReplayJob:
         replica = candidate.replica
         return ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table, slower=factor)
 
-    def _fewest(self, candidate: Candidate, traffic: Traffic, promise: Promise | None) -> int | None:
+    def _fewest(self, candidate: PlanCandidate, traffic: Traffic, promise: Promise | None) -> int | None:
         """The smallest number of replicas that keeps the promise, found on the share of one of them.
 
         None: no promise, requests that wait for each other, or none of the numbers that were tried keeps it.

@@ -54,7 +54,7 @@ def taken_plan(workload: dict[str, Any], promise: Promise | None, *, is_alone: b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class PlanCandidate:
     """A plan on a cluster, and how many replicas of it there are."""
 
     cluster: Cluster
@@ -74,7 +74,7 @@ def read_clusters(devices: str | Sequence[str | Cluster], devices_file: Path | N
 
 def candidates(
     served: ServedModel, clusters: Sequence[Cluster], mean: MeanRequest, asked: Asked, refused: list[str]
-) -> Iterator[Candidate]:
+) -> Iterator[PlanCandidate]:
     """Every plan with room for requests; the names of those without are added to `refused`."""
     shared = SeenDevice.of(clusters[0].device) if len({cluster.device.id for cluster in clusters}) > 1 else None
     for cluster in clusters:
@@ -94,7 +94,7 @@ def candidates(
                 refused.append(f"{cluster.device.id} {plan.describe()}")
                 continue
             replicas = asked.replicas or cluster.count // plan.replica_ranks
-            yield Candidate(cluster=cluster, served=served, replica=replica, replicas=replicas)
+            yield PlanCandidate(cluster=cluster, served=served, replica=replica, replicas=replicas)
 
 
 def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> list[ParallelPlan]:
@@ -154,13 +154,13 @@ def _expert_choices(served: ServedModel, asked: Asked, tp: int, groups: int) -> 
     return (True,) if groups > 1 else (False, True)
 
 
-def worth_replaying(found: Sequence[Candidate], promise: Promise | None) -> list[Candidate]:
+def worth_replaying(found: Sequence[PlanCandidate], promise: Promise | None) -> list[PlanCandidate]:
     """For each cluster the plan with the most requests a second and GPU in a steady state that keeps the promise.
 
     With a promise the next best plan of the cluster too: its shorter steps may keep what the first one breaks by
     chance. Where none keeps it, the fastest to answer come first.
     """
-    chosen: list[Candidate] = []
+    chosen: list[PlanCandidate] = []
     for cluster in dict.fromkeys(str(one.cluster) for one in found):
         ranked = sorted((one for one in found if str(one.cluster) == cluster), key=_worth, reverse=True)
         others = [one for one in ranked if _plan(one) != _plan(ranked[0]) and one.replica.considered.best is not None]
@@ -180,11 +180,11 @@ def _numbers(given: int | str | None, name: str) -> tuple[int | None, ...]:
     return tuple(int(word) for word in words)
 
 
-def _plan(one: Candidate) -> tuple[ParallelPlan, str | None]:
+def _plan(one: PlanCandidate) -> tuple[ParallelPlan, str | None]:
     return one.replica.considered.plan, one.replica.considered.weights
 
 
-def _worth(one: Candidate) -> tuple[bool, float]:
+def _worth(one: PlanCandidate) -> tuple[bool, float]:
     considered = one.replica.considered
     if considered.best is None:
         return False, -considered.states[0].step_s

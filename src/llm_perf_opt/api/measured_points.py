@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.measured.applied import FoundTime
 from llm_perf_opt.analyses.measured.correction_report import MeasuredPoint
-from llm_perf_opt.analyses.measured.measurement import MeasuredRun, MeasuredTime, Quantity
+from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Measurement, Quantity
 from llm_perf_opt.analyses.measured.predicted_points import PredictedPoint, batch_of, context_of, steps_of
 from llm_perf_opt.analyses.measured.recorded_run import recorded_run
 from llm_perf_opt.analyses.time.predict import StageTime, predict
@@ -74,7 +74,7 @@ class MeasuredPoints:
         alone = 1 if run.concurrency is not None else self.own.batch
         return run.batch or alone, run.input_tokens or self.own.context
 
-    def compared_s(self, run: MeasuredRun, time: MeasuredTime, scale: float, seconds: float) -> float | None:
+    def compared_s(self, run: MeasuredRun, time: Measurement, scale: float, seconds: float) -> float | None:
         """What the time is compared with: `seconds`, and what other requests of a loaded server add to it.
 
         None, and a warning, where the file does not tell how much that is: a wait is not the speed of a device.
@@ -95,7 +95,7 @@ class MeasuredPoints:
                 "run between two steps, and how many follows from the output tokens, which are missing."
             )
             return None
-        prompt_s = self.at(run, Quantity.TTFT).seconds(MeasuredTime(quantity=Quantity.TTFT, samples_s=(1.0,)), None)
+        prompt_s = self.at(run, Quantity.TTFT).seconds(Measurement(quantity=Quantity.TTFT, samples_s=(1.0,)), None)
         self.remarks.append(
             f"With {run.concurrency:,} requests in flight a TPOT is compared with a step and the share of the others' "
             f"prompts: {format_seconds(seconds)} + {others:,} x {format_seconds(prompt_s)} / {run.output_tokens:,} "

@@ -29,7 +29,7 @@ from llm_perf_opt.core.study_file import read_study
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.labs.study.local_engine import run_local
-from llm_perf_opt.labs.study.manifest import Part, StudyManifest
+from llm_perf_opt.labs.study.manifest import StudyManifest, StudyPart
 from llm_perf_opt.labs.study.one_writer import Lease, new_run, one_writer
 from llm_perf_opt.labs.study.parquet_store import StudyStore, require_packages
 from llm_perf_opt.models.huggingface.names.resolve import find_model
@@ -185,7 +185,7 @@ class _Run:
     retry_failed: bool
     identity: str = field(default_factory=new_run)
     outcomes: list[TaskOutcome] = field(default_factory=list)
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, StudyPart] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
 
     def pending(self) -> list[PendingTask]:
@@ -204,7 +204,7 @@ class _Run:
                 pending.append(PendingTask(task, tuple(earlier)))
         return pending
 
-    def _whole_part(self, paths: Sequence[str], points: int) -> Part | None:
+    def _whole_part(self, paths: Sequence[str], points: int) -> StudyPart | None:
         """The first that is what was written; what is wrong with the others is told where there is none."""
         wrong = []
         for path in paths:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.capacity.outcome import Outcome
+from llm_perf_opt.analyses.capacity.outcome import ReplayOutcome
 from llm_perf_opt.analyses.capacity.steady_state import mean_request
 from llm_perf_opt.analyses.capacity.tables import Banded
 from llm_perf_opt.analyses.studies.figures import Figures, costs
 from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
 from llm_perf_opt.api.capacity_replays import Replays
-from llm_perf_opt.api.capacity_search import Candidate
+from llm_perf_opt.api.capacity_search import PlanCandidate
 from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
@@ -82,7 +82,7 @@ class _ReplayedPoints:
                 why="the weights leave less of the memory than the cache of one request of mean length",
                 fix="choose more ranks, a smaller format or a larger device",
             )
-        candidate = Candidate(cluster=cluster, served=served, replica=replica, replicas=deployment.plan.dp)
+        candidate = PlanCandidate(cluster=cluster, served=served, replica=replica, replicas=deployment.plan.dp)
         banded = self._replays.fleet(candidate, requests, None, None).fleet.banded
         return {
             **replayed_figures(banded, deployment.price_per_hour),
@@ -126,7 +126,7 @@ def replayed_figures(banded: Banded, price_per_hour: float | None) -> Figures:
     return found
 
 
-def _times(edge: str, outcome: Outcome) -> Figures:
+def _times(edge: str, outcome: ReplayOutcome) -> Figures:
     """A time that no request has, such as that between tokens of answers with one, is unknown."""
     shares = {"p50": 0.5, "p99": 0.99}
     times = {"ttft": outcome.ttft, "tpot": outcome.tpot, "e2e": outcome.e2e}

@@ -30,7 +30,7 @@ from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batc
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
-from llm_perf_opt.labs.study.manifest import Part
+from llm_perf_opt.labs.study.manifest import StudyPart
 from llm_perf_opt.labs.study.parquet_store import StudyStore, rows_table, table_of
 
 MOST_TRACED = 16  # points outside all cells of a function, each traced by itself
@@ -42,7 +42,7 @@ class TaskOutcome:
     """What a finished task tells the driver; its rows are in the store."""
 
     stem: str
-    part: Part
+    part: StudyPart
     points: int
     failed: int
     kept: int  # of the points: rows of an earlier run

@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CheckOutcome:
     """The result of one check. A failure names its exception, the line that caused it, and what to do."""
 
     check: Check
@@ -149,7 +149,7 @@ class PartOutcome:
     does_other_work: bool  # than the modules of the trace: its FLOPs need not be theirs
     adaptations: tuple[str, ...]  # everything that was changed so that an exporter can take it
     parameters: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CheckOutcome, ...]
     axes: tuple[AxisOutcome, ...] = ()
     ops: tuple[GraphOp, ...] | None = None
     eager_flops: int | None = None  # by torch's own counter, from a run of the same module on the meta device
@@ -159,7 +159,7 @@ class PartOutcome:
     weighted: tuple[FileCheck, ...] = ()
     files: tuple[Path, ...] = ()
 
-    def outcome(self, check: Check) -> Outcome:
+    def outcome(self, check: Check) -> CheckOutcome:
         """The result of one check."""
         return next(outcome for outcome in self.outcomes if outcome.check is check)
 

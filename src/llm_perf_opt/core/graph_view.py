@@ -16,7 +16,7 @@ class LoopKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class BoxLoop:
     """`for 12`, `parfor 2`, `parfor 60 of 64`, `parfor 57-62 of 64`: what repeats within one call of the caller.
 
     `over` tells instances of a family from uses of one instance.
@@ -82,7 +82,7 @@ class Box:
     instances: int
     calls: int  # over all instances
     calls_per_instance: tuple[int, ...]  # the distinct values, ascending: (2,) or (0, 1)
-    loops: tuple[Loop, ...]
+    loops: tuple[BoxLoop, ...]
     figures: Figures  # inclusive
     own: Figures  # of the ops that run directly in it
     collectives: tuple[CollectiveGroup, ...] = ()  # with those inside, the most bytes first; none on one device

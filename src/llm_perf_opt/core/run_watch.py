@@ -6,7 +6,7 @@ import threading
 
 from llm_perf_opt.core import interrupts
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.work_limits import Budget, LimitReached
+from llm_perf_opt.core.work_limits import LimitReached, WorkBudget
 
 _POLL_S = 0.2
 DOING: dict[int, str] = {}  # thread -> the module whose forward it entered last
@@ -28,7 +28,7 @@ class RunWatch:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._budget = Budget()
+        self._budget = WorkBudget()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._runner = threading.get_ident()

@@ -118,7 +118,7 @@ def refuse_depth(layers: int) -> None:
     refuse_ops(layers * _OPS_PER_STEP, f"A model of {format_count(layers)} layers")
 
 
-class Budget:
+class WorkBudget:
     """What is left of the limits of one phase."""
 
     def __init__(self) -> None:

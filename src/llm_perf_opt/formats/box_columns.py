@@ -55,7 +55,7 @@ def _parts(column: list[Box]) -> list[list[Box]]:
     return [column[start:end] for start, end in pairwise(cuts)]
 
 
-class Shape(Protocol):
+class BoxShape(Protocol):
     """A size and its price: `burden` is the height one would give to be rid of the detours inside."""
 
     @property
@@ -84,7 +84,7 @@ class ColumnBand:
     cost: float  # the height, and the burdens
 
 
-def bands_of(columns: Sequence[Sequence[Shape]], limit: float, gap: float) -> list[ColumnBand]:
+def bands_of(columns: Sequence[Sequence[BoxShape]], limit: float, gap: float) -> list[ColumnBand]:
     """Bands no wider than `limit`, unless a band is a single column.
 
     Every column offers shapes, from the narrowest to the widest. The sum of the bands' costs is the least that was
@@ -108,7 +108,7 @@ def bands_of(columns: Sequence[Sequence[Shape]], limit: float, gap: float) -> li
     return bands[::-1]
 
 
-def _cheapest(columns: Sequence[Sequence[Shape]], start: int, limit: float, gap: float) -> ColumnBand:
+def _cheapest(columns: Sequence[Sequence[BoxShape]], start: int, limit: float, gap: float) -> ColumnBand:
     """All columns at their narrowest, then the one widened that helps most, as long as there is room."""
     chosen = [0] * len(columns)
     band = _band(columns, chosen, start, gap)
@@ -125,7 +125,7 @@ def _cheapest(columns: Sequence[Sequence[Shape]], start: int, limit: float, gap:
         band, chosen = best, list(best.chosen)
 
 
-def _band(columns: Sequence[Sequence[Shape]], chosen: Sequence[int], start: int, gap: float) -> ColumnBand:
+def _band(columns: Sequence[Sequence[BoxShape]], chosen: Sequence[int], start: int, gap: float) -> ColumnBand:
     shapes = [column[choice] for column, choice in zip(columns, chosen, strict=True)]
     width = sum(shape.width for shape in shapes) + gap * (len(shapes) - 1)
     cost = max(shape.height for shape in shapes) + sum(shape.burden for shape in shapes)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from llm_perf_opt.core.graph_view import Box
 from llm_perf_opt.formats.box_columns import bands_of, columns_of
-from llm_perf_opt.formats.box_routes import CLEAR, ENTRY, Cell, Point, Router, Wire
+from llm_perf_opt.formats.box_routes import CLEAR, ENTRY, BoxCell, Point, Router, Wire
 
 PADDING = 10.0
 STACK_GAP = 11.0  # between boxes of one column
@@ -178,9 +178,9 @@ class _Arrangement:
         detours = sum(len(route) > _DIRECT for route in self.routes)
         self.burden = detours * _DETOUR + sum(child.burden for child in self.children)
 
-    def _cells(self) -> list[Cell]:
+    def _cells(self) -> list[BoxCell]:
         return [
-            Cell(band=band_number, column=column_number, port_y=top + PORT_Y)
+            BoxCell(band=band_number, column=column_number, port_y=top + PORT_Y)
             for band_number, band in enumerate(self._bands)
             for column_number, column in enumerate(band)
             for top in _tops_in(column)

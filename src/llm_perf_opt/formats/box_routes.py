@@ -64,7 +64,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class BoxCell:
     """Where a box stands: band, column within it, the height at which arrows meet it, from the top of the band."""
 
     band: int
@@ -83,7 +83,7 @@ class Wire:
 class Router:
     """Finds the lanes of all arrows among siblings, tells how wide channels must be, and then the corner points."""
 
-    def __init__(self, cells: Sequence[Cell], wires: Iterable[Wire], columns_per_band: Sequence[int]) -> None:
+    def __init__(self, cells: Sequence[BoxCell], wires: Iterable[Wire], columns_per_band: Sequence[int]) -> None:
         self._cells = cells
         self._wires = list(wires)
         self._turning: defaultdict[tuple[int, int], list[Wire]] = defaultdict(list)  # by band and column of the source

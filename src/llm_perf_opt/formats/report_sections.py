@@ -132,13 +132,13 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ContentsEntry:
     """A line of the table of contents."""
 
     id: str
     title: str
     warnings: int
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ContentsEntry, ...] = ()
 
 
 def sections_of(report: Report) -> Section:
@@ -146,16 +146,18 @@ def sections_of(report: Report) -> Section:
     return _Sections(hues_of(report)).section(report, 1)
 
 
-def contents(section: Section) -> tuple[Entry, ...]:
+def contents(section: Section) -> tuple[ContentsEntry, ...]:
     """The chapters with theirs; of a report without chapters its charts and tables."""
     if section.sections:
         return tuple(_entry(inner) for inner in section.sections)
     items: list[ShownChart | ShownTable] = [*section.tables[:1], *section.charts, *section.tables[1:]]
-    return tuple(Entry(item.id, _entry_title(item.title), 0) for item in items if item.title)
+    return tuple(ContentsEntry(item.id, _entry_title(item.title), 0) for item in items if item.title)
 
 
-def _entry(section: Section) -> Entry:
-    return Entry(section.id, _entry_title(section.title), section.warnings(), tuple(map(_entry, section.sections)))
+def _entry(section: Section) -> ContentsEntry:
+    return ContentsEntry(
+        section.id, _entry_title(section.title), section.warnings(), tuple(map(_entry, section.sections))
+    )
 
 
 def _shown_title(title: str) -> str:

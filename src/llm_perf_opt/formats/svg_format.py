@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.graph_metric import Metric, metric_named, own, share, total
-from llm_perf_opt.core.graph_view import Box, GraphView, Loop, LoopKind
+from llm_perf_opt.core.graph_view import Box, BoxLoop, GraphView, LoopKind
 from llm_perf_opt.formats.box_figures import at_least, has_collectives, metric_text, share_text
 from llm_perf_opt.formats.box_layout import BoxLayout, Placed
 from llm_perf_opt.formats.svg_box import BoxPainter
@@ -108,8 +108,8 @@ def _own_together(boxes: list[Box], metric: Metric) -> tuple[int | None, str]:
 
 
 def _sign_items(metric: Metric, *, with_ranks: bool) -> list[_Item]:
-    chain = Loop(kind=LoopKind.FOR, count=12)
-    free = Loop(kind=LoopKind.PARFOR, count=2)
+    chain = BoxLoop(kind=LoopKind.FOR, count=12)
+    free = BoxLoop(kind=LoopKind.PARFOR, count=2)
     bar = rectangle(0, -1.5, 24, 3, "track", radius=1.5) + rectangle(0, -1.5, 9, 3, "head", radius=1.5)
     exchange = _Item(text(0, 4, _EXCHANGE, TEXT_SIZE), text_width(_EXCHANGE, TEXT_SIZE), _EXCHANGED)
     return [

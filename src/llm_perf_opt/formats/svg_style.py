@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llm_perf_opt.core.graph_view import GraphView, Loop
+from llm_perf_opt.core.graph_view import BoxLoop, GraphView
 from llm_perf_opt.formats.box_routes import Point
 from llm_perf_opt.formats.visible_text import FONTS, text_width, visible
 
@@ -164,12 +164,12 @@ def card_edges(width: float, height: float, offset: float, classes: str) -> str:
     return f'<path class="{classes}" d="{lower}V{number(offset + 4)}h-{number(offset)}"/>'
 
 
-def badge_width(loop: Loop) -> float:
+def badge_width(loop: BoxLoop) -> float:
     """Of the pill that says `for 12`."""
     return text_width(loop.text, BADGE_SIZE, bold=True) + 14
 
 
-def badge(x: float, y: float, loop: Loop) -> str:
+def badge(x: float, y: float, loop: BoxLoop) -> str:
     """A pill with its left upper corner at (x, y): filled for a chain, an outline for independent uses."""
     pill = rectangle(x, y, badge_width(loop), BADGE_HEIGHT, loop.kind, radius=BADGE_HEIGHT / 2)
     return pill + text(x + 7, y + 11, loop.text, BADGE_SIZE, classes=f"on-{loop.kind}", bold=True)

@@ -18,7 +18,7 @@ import torch
 
 from llm_perf_opt.core.interrupts import Interruptible, InterruptsWait
 from llm_perf_opt.core.run_watch import DOING
-from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, Budget
+from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, WorkBudget
 from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.weightless.ghost import ENGINES
 
@@ -106,7 +106,7 @@ class _CountedCalls:
     """Stops a run that calls modules without end. Where no engine counts its ops, calls count in their place."""
 
     def __init__(self) -> None:
-        self._budget = Budget()
+        self._budget = WorkBudget()
         self._count = 0
         self._check_at = min(OPS_BETWEEN_CHECKS, self._budget.max_ops + 1)
 

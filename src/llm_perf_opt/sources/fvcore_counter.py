@@ -28,7 +28,7 @@ from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.twins import real_twin
 from llm_perf_opt.sources.fvcore_gaps import SeenWork
 from llm_perf_opt.sources.fvcore_reading import (
-    Reading,
+    FvcoreReading,
     blind_spots_of,
     completed_of,
     modules_of,
@@ -110,10 +110,10 @@ def _of_stage(stage: IsolatedStage, engine: Engine) -> SourceFigures:
     )
 
 
-def _read_call(call: IsolatedCall, engine: Engine) -> tuple[Reading, str | None]:
+def _read_call(call: IsolatedCall, engine: Engine) -> tuple[FvcoreReading, str | None]:
     """One call on ghosts, or on real tensors with the reason why."""
 
-    def read() -> Reading:
+    def read() -> FvcoreReading:
         seen = SeenWork()
         with RecordedConvolutions(), UnrecordedOps(seen.on_op):
             return _read_isolated(OnTensors(call), call, seen)
@@ -134,12 +134,12 @@ def _read_call(call: IsolatedCall, engine: Engine) -> tuple[Reading, str | None]
         return reading, f"{call.path} ran on real tensors, because weightless ones were refused: {reason_of(error)}"
 
 
-def _read_isolated(module: OnTensors, call: IsolatedCall, seen: SeenWork) -> Reading:
+def _read_isolated(module: OnTensors, call: IsolatedCall, seen: SeenWork) -> FvcoreReading:
     path_of = prefixed("module", call.path)
     return read_module(module, module.tensors, seen, path_of=path_of, table_depth=_TABLE_DEPTH, calls=call.calls)
 
 
-def _read_on_ghosts(target: Target, model: torch.nn.Module) -> Reading:
+def _read_on_ghosts(target: Target, model: torch.nn.Module) -> FvcoreReading:
     seen = SeenWork()
     with silenced():
         phase = OnePhase(target, model, target.start(model), keeps_all=True)
@@ -166,7 +166,7 @@ def _of_real_run(target: Target, weight_bytes: int, refusal: str) -> SourceFigur
     return replace(figures, tensors="real", notes=(note, *figures.notes))
 
 
-def _of_run(target: Target, model: torch.nn.Module, reading: Reading) -> SourceFigures:
+def _of_run(target: Target, model: torch.nn.Module, reading: FvcoreReading) -> SourceFigures:
     from fvcore.nn import parameter_count
 
     return replace(
@@ -182,7 +182,7 @@ def _of_run(target: Target, model: torch.nn.Module, reading: Reading) -> SourceF
     )
 
 
-def _figures(readings: Sequence[Reading], *, is_real: bool) -> SourceFigures:
+def _figures(readings: Sequence[FvcoreReading], *, is_real: bool) -> SourceFigures:
     """What all readings add up to, of no phase or stage yet."""
     operators = operators_of(readings)
     return SourceFigures(

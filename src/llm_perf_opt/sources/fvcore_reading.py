@@ -32,7 +32,7 @@ _SCRIPTED = "prim::CallFunction"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class FvcoreReading:
     """What fvcore says of one call, in FLOPs; `calls` is how many equal ones it stands for.
 
     `completed_flops` is the total with our handles in place of those that fvcore has not, None where one is unknown.
@@ -58,7 +58,7 @@ def read_module(
     path_of: Callable[[str], str | None],
     table_depth: int,
     calls: int = 1,
-) -> Reading:
+) -> FvcoreReading:
     """Trace the module and ask fvcore. `seen` has been told of ops outside the trace by whoever watches the call.
 
     `path_of` turns fvcore's name of a module into its path in the model; None for what is no module of it.
@@ -78,7 +78,7 @@ def read_module(
         completed.set_op_handle(**dict.fromkeys(added_operators(figures), lambda inputs, outputs: 0))
         total, unrecorded = round(FLOPS_PER_MAC * completed.total()), seen.unrecorded_flops
         is_known = seen.is_known and unrecorded is not None
-        return Reading(
+        return FvcoreReading(
             calls=calls,
             flops=figures,
             activations={name: int(count) for name, count in activations.by_operator().items()},
@@ -196,7 +196,7 @@ def _modules(
         )
 
 
-def operators_of(readings: Sequence[Reading]) -> tuple[OperatorFigure, ...]:
+def operators_of(readings: Sequence[FvcoreReading]) -> tuple[OperatorFigure, ...]:
     """What `by_operator` of fvcore gives over all calls, the most expensive first."""
     flops, activations = Counter[str](), Counter[str]()
     for reading in readings:
@@ -208,7 +208,7 @@ def operators_of(readings: Sequence[Reading]) -> tuple[OperatorFigure, ...]:
     )
 
 
-def modules_of(readings: Sequence[Reading]) -> tuple[ModuleFigure, ...]:
+def modules_of(readings: Sequence[FvcoreReading]) -> tuple[ModuleFigure, ...]:
     """Every module once, with all its calls and those of its equals."""
     found: dict[str, ModuleFigure] = {}
     for reading in readings:
@@ -240,7 +240,7 @@ def _sum(known: ModuleFigure | None, new: ModuleFigure) -> ModuleFigure:
     )
 
 
-def blind_spots_of(readings: Sequence[Reading]) -> Iterator[BlindSpot]:
+def blind_spots_of(readings: Sequence[FvcoreReading]) -> Iterator[BlindSpot]:
     """One blind spot per cause and operator over all calls; one unknown part makes the sum unknown."""
     spots: dict[tuple[str, str], BlindSpot] = {}
     for reading in readings:
@@ -254,7 +254,7 @@ def blind_spots_of(readings: Sequence[Reading]) -> Iterator[BlindSpot]:
     yield from map(settled, spots.values())
 
 
-def completed_of(readings: Sequence[Reading]) -> int | None:
+def completed_of(readings: Sequence[FvcoreReading]) -> int | None:
     """The completed figures of all calls together; None where one of them is unknown."""
     total = 0
     for reading in readings:
@@ -264,7 +264,7 @@ def completed_of(readings: Sequence[Reading]) -> int | None:
     return total
 
 
-def notes_of(readings: Sequence[Reading]) -> Iterator[str]:
+def notes_of(readings: Sequence[FvcoreReading]) -> Iterator[str]:
     """What has no handle and multiplies nothing, and the modules without a figure of their own."""
     uncounted = Counter[str]()
     for reading in readings:

@@ -26,7 +26,7 @@ from llm_perf_opt.core.callgraph import CallGraphBuilder, OpKind
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.interrupts import Interruptible, puts_back
 from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, Budget
+from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, WorkBudget
 from llm_perf_opt.weightless import fallbacks, propagation, real_ops
 from llm_perf_opt.weightless.collectives import functional_facts, is_collective, run_collective, takes_ops_apart
 from llm_perf_opt.weightless.composites import composite_parts, scratch_bytes
@@ -62,7 +62,7 @@ _OF_A_GUESS = (
 )
 
 
-class Entry:
+class ShapeCacheEntry:
     """A line of the shape-propagation cache: how to make the outputs, and what kind of op it is."""
 
     __slots__ = ("fresh", "kind", "mutates", "recipe", "scratch")
@@ -114,11 +114,11 @@ class Engine(TorchDispatchMode):
         self.recorder: OpRecorder | None = None
         self.other_ranks: OtherRanks | None = None
         self.ops_dispatched = 0
-        self._cache: dict[tuple[Any, ...], Entry] = {}
+        self._cache: dict[tuple[Any, ...], ShapeCacheEntry] = {}
         self._pointwise: dict[int, bool] = {}
         self._check_at = 0  # the op at which the limits are looked at next
         self._ops_before = 0
-        self._budget = Budget()
+        self._budget = WorkBudget()
         self._open: list[ExitStack] = []  # one per nested entry
         self._depth = 0
 
@@ -140,7 +140,7 @@ class Engine(TorchDispatchMode):
             if self._depth == 0:
                 _refuse_other_modes()
                 self.disguise.inside = 0  # whatever an interrupted run left
-                self._budget, self._ops_before = Budget(), self.ops_dispatched
+                self._budget, self._ops_before = WorkBudget(), self.ops_dispatched
                 self._check_at = self.ops_dispatched + min(OPS_BETWEEN_CHECKS, self._budget.max_ops)
                 opening.enter_context(Environment(self.disguise))
                 opening.enter_context(torch.no_grad())
@@ -297,7 +297,7 @@ class Engine(TorchDispatchMode):
         entry = self._cache.get(key)
         if entry is None:
             found = self._find(func, args, kwargs or _EMPTY)
-            if not isinstance(found, Entry):
+            if not isinstance(found, ShapeCacheEntry):
                 return found.value
             entry = self._cache[key] = found
         spec = entry.fresh
@@ -319,7 +319,7 @@ class Engine(TorchDispatchMode):
         group = functional_facts(func, args, kwargs)
         return kind if group is None else replace(kind, arguments={**kind.arguments, **group})
 
-    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | fallbacks.Done:
+    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShapeCacheEntry | fallbacks.Done:
         user_rule = self.user_rules.get(func) or self.user_rules.get(func._overloadpacket)
         if user_rule is not None:
             output = user_rule(self, *args, **kwargs)
@@ -330,9 +330,11 @@ class Engine(TorchDispatchMode):
         recipe = rule(self, func, args, kwargs) if rule is not None else NotImplemented
         if recipe is NotImplemented:
             return self._find_on_meta(func, args, kwargs)
-        return Entry(func, recipe)
+        return ShapeCacheEntry(func, recipe)
 
-    def _find_on_meta(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | fallbacks.Done:
+    def _find_on_meta(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ShapeCacheEntry | fallbacks.Done:
         twins = propagation.meta_arguments(args, kwargs)
         try:
             output = func(*twins.args, **twins.kwargs)
@@ -344,7 +346,7 @@ class Engine(TorchDispatchMode):
             if self.recorder is not None:
                 self.recorder.observe(func, args, kwargs, args[0])
             return fallbacks.Done(args[0])
-        return Entry(func, recipe)
+        return ShapeCacheEntry(func, recipe)
 
     # ---- writes
 

@@ -13,7 +13,7 @@ from benchmarks.function.exactness import compared, make_function
 from benchmarks.function.subjects import Subject
 from llm_perf_opt.analyses.function.figures.looped_figures import looped_figures
 from llm_perf_opt.analyses.function.figures.needs import costs_of, stage_costs_of
-from llm_perf_opt.analyses.function.figures.stage_costs import StageCosts
+from llm_perf_opt.analyses.function.figures.stage_costs import ProgramCosts
 from llm_perf_opt.analyses.function.fitting import Fitter
 from llm_perf_opt.analyses.function.form import Form
 from llm_perf_opt.analyses.function.program.alignment import same_run
@@ -158,7 +158,7 @@ def test_its_figures_are_those_of_a_trace(name: str, one_thread: None) -> None:
 @pytest.mark.parametrize("name", LOOPED)
 def test_costs_without_a_graph_are_those_of_the_graph(name: str, one_thread: None) -> None:
     program = fitted(LOOPED[name][0])
-    costs = StageCosts(program)
+    costs = ProgramCosts(program)
     for batch, context in ((4, 9), (9, 21), (4, 9)):
         point = {"batch": batch, "context": context}
         assert costs.at(point) == stage_costs_of(program.graph_at(point))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_perf_opt.analyses.grouping.view import group
-from llm_perf_opt.core.graph_view import Loop, LoopKind
+from llm_perf_opt.core.graph_view import BoxLoop, LoopKind
 from tests.analyses.grouping.made_runs import (
     ADD,
     INDEX_ADD_INTO,
@@ -117,8 +117,8 @@ def test_repeated_use_of_one_instance_is_a_parfor_over_calls() -> None:
 
     view = group(made(classes, forward))
     tower, layers = box_at(view, "tower"), box_at(view, "tower.layers.[0-2]")
-    assert tower.loops == (Loop(kind=LoopKind.PARFOR, count=2, over="calls"),)
-    assert layers.loops == (Loop(kind=LoopKind.FOR, count=3),)
+    assert tower.loops == (BoxLoop(kind=LoopKind.PARFOR, count=2, over="calls"),)
+    assert layers.loops == (BoxLoop(kind=LoopKind.FOR, count=3),)
     assert (layers.instances, layers.calls_per_instance, layers.calls) == (3, (2,), 6)
     assert not any("each use fed" in line for line in view.caption)
 

@@ -12,7 +12,7 @@ from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.graph_view import Loop, LoopKind
+from llm_perf_opt.core.graph_view import BoxLoop, LoopKind
 from tests.analyses.grouping.made_runs import (
     ADD,
     PROJECT_FLOPS,
@@ -142,10 +142,10 @@ def steps(feeding: bool) -> CallGraph:
 
 def test_forwards_of_the_whole_model_that_feed_each_other_are_a_for_over_calls() -> None:
     view = group(steps(feeding=True))
-    assert view.roots[0].loops == (Loop(kind=LoopKind.FOR, count=3, over="calls"),)
+    assert view.roots[0].loops == (BoxLoop(kind=LoopKind.FOR, count=3, over="calls"),)
     assert (view.roots[0].instances, view.roots[0].calls) == (1, 3)
     assert "Runtime: 3 decode steps, as found in the structure." in view.caption
-    assert group(steps(feeding=False)).roots[0].loops == (Loop(kind=LoopKind.PARFOR, count=3, over="calls"),)
+    assert group(steps(feeding=False)).roots[0].loops == (BoxLoop(kind=LoopKind.PARFOR, count=3, over="calls"),)
 
 
 def test_what_did_not_run_is_in_the_totals_and_in_no_box() -> None:

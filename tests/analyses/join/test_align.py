@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llm_perf_opt.analyses.join.align import Alignment, align
 from llm_perf_opt.analyses.join.costs import Evidence
-from llm_perf_opt.analyses.join.sides import Item, Launch, Seen
+from llm_perf_opt.analyses.join.sides import HostEvidence, Item, Launch
 from llm_perf_opt.ops.kernel_names import LaunchWords, kernel_meaning
 
 NAMES = {
@@ -102,7 +102,9 @@ def test_the_hosts_shapes_decide_where_names_cannot() -> None:
     """Two products alike by their kernels, in another order than the sizes allow: only one of them fits."""
     meaning = kernel_meaning(NAMES["product"])
     assert meaning is not None
-    wide = Item(work=(0,), meanings=(meaning,), seen=Seen(names=("aten.linear", "aten.mm"), sizes=((8, 64), (8, 64))))
+    wide = Item(
+        work=(0,), meanings=(meaning,), seen=HostEvidence(names=("aten.linear", "aten.mm"), sizes=((8, 64), (8, 64)))
+    )
     traced = (launch("product", 0, sizes=(8, 16)), launch("product", 1, sizes=(8, 64)))
     (match,) = align((wide,), traced).matches
     assert (match.launches, match.evidence) == (range(1, 2), Evidence.SHAPES)

@@ -9,7 +9,7 @@ from llm_perf_opt.analyses.kernels.attention import AttentionQuery, attention_pa
 from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
 from llm_perf_opt.analyses.kernels.latent import SPARSE_MODELS, LatentQuery, Module
 from llm_perf_opt.analyses.kernels.tables import newest, read_rows
-from llm_perf_opt.analyses.kernels.times import Origin, Times
+from llm_perf_opt.analyses.kernels.times import TimeOrigin, Times
 from llm_perf_opt.ops.kernel_shape import AttentionShape
 from tests.analyses.kernels.measured_tables import needs_tables
 
@@ -75,13 +75,13 @@ def test_a_measured_decode_step_comes_back() -> None:
     )
     found = times()
     assert found.seconds[0] == pytest.approx(row["seconds"][0])
-    assert found.origins == [Origin.MEASURED]
+    assert found.origins == [TimeOrigin.MEASURED]
 
 
 @needs_tables
 def test_heads_between_measured_ones_lie_between_their_times() -> None:
     low, between, high = (times(heads=heads, sequences=64).seconds[0] for heads in (32, 36, 40))
-    assert times(heads=36).origins == [Origin.INTERPOLATED]
+    assert times(heads=36).origins == [TimeOrigin.INTERPOLATED]
     assert min(low, high) * 0.95 < between < max(low, high) * 1.05
 
 
@@ -99,8 +99,8 @@ def test_an_encoder_reads_the_encoder_table_and_other_systems_scale_prefill() ->
     shape = AttentionShape(
         sequences=1, queries=1024, keys=1024, heads=16, key_heads=16, width=64, value_width=64, is_causal=False
     )
-    assert kernel_tables("h100-sxm", "vllm").times([shape]).origins == [Origin.MEASURED]
-    assert kernel_tables("a100-sxm-80g", "vllm").times([shape]).origins == [Origin.SCALED]
+    assert kernel_tables("h100-sxm", "vllm").times([shape]).origins == [TimeOrigin.MEASURED]
+    assert kernel_tables("a100-sxm-80g", "vllm").times([shape]).origins == [TimeOrigin.SCALED]
 
 
 @needs_tables
@@ -121,7 +121,7 @@ def test_picked_keys_cost_what_as_many_keys_cost_and_count_as_scaled() -> None:
     latent = {"heads": 16, "key_heads": 1, "width": 576, "value_width": 512, "latent_rank": 512}
     picked = times(sequences=16, keys=32768, window=2048, **latent)
     assert picked.seconds[0] == times(sequences=16, keys=2048, **latent).seconds[0]
-    assert picked.origins == [Origin.SCALED]
+    assert picked.origins == [TimeOrigin.SCALED]
 
 
 @needs_tables
@@ -133,4 +133,4 @@ def test_a_whole_latent_module_takes_longer_than_its_attention_and_an_indexer_lo
     dense = tables.latent_modules(query, cache_format="bfloat16", module=Module())
     sparse = tables.latent_modules(query, cache_format="bfloat16", module=Module(sparse_model=SPARSE_MODELS[0]))
     assert alone.seconds[0] < dense.seconds[0] < sparse.seconds[0]
-    assert sparse.origins == [Origin.MEASURED]
+    assert sparse.origins == [TimeOrigin.MEASURED]

@@ -6,7 +6,7 @@ import numpy as np
 
 from llm_perf_opt.analyses.kernels.exchanges import Exchange
 from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
-from llm_perf_opt.analyses.kernels.times import Origin
+from llm_perf_opt.analyses.kernels.times import TimeOrigin
 from tests.analyses.kernels.measured_tables import needs_tables
 
 
@@ -18,7 +18,7 @@ def test_a_large_all_reduce_runs_near_the_speed_of_the_links() -> None:
         times = kernel_tables("h100-sxm", engine).all_reduce(np.array([8]), size)
         bus = 2 * 7 / 8 * size[0] / times.seconds[0]
         assert 400e9 < bus < 500e9, engine
-        assert times.origins == [Origin.MEASURED]
+        assert times.origins == [TimeOrigin.MEASURED]
 
 
 @needs_tables
@@ -40,13 +40,13 @@ def test_gathering_moves_half_of_what_reducing_moves() -> None:
 @needs_tables
 def test_sizes_between_rows_and_ranks_between_rows_say_so() -> None:
     times = kernel_tables("h100-sxm", "vllm").all_reduce(np.array([8, 6]), np.array([300_000, 2**20]))
-    assert times.origins == [Origin.INTERPOLATED, Origin.SCALED]
+    assert times.origins == [TimeOrigin.INTERPOLATED, TimeOrigin.SCALED]
 
 
 @needs_tables
 def test_a_device_with_other_links_gets_none() -> None:
     times = kernel_tables("h100-pcie", "vllm").all_reduce(np.array([8]), np.array([2**20]))
-    assert times.origins == [Origin.ROOFLINE]
+    assert times.origins == [TimeOrigin.ROOFLINE]
     assert np.isnan(times.seconds).all()
 
 

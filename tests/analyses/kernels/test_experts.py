@@ -7,7 +7,7 @@ import pytest
 
 from llm_perf_opt.analyses.kernels.experts import ExpertsQuery, experts_work, table_formats
 from llm_perf_opt.analyses.kernels.kernel_tables import experts_query, kernel_tables
-from llm_perf_opt.analyses.kernels.times import Origin
+from llm_perf_opt.analyses.kernels.times import TimeOrigin
 from llm_perf_opt.ops.kernel_shape import ExpertsShape
 from tests.analyses.kernels.measured_tables import needs_tables
 
@@ -52,7 +52,7 @@ def test_formats() -> None:
 def test_a_measured_layer_is_a_row_and_another_one_is_scaled() -> None:
     other = ExpertsShape(tokens=64, hidden=1280, inner=896, experts=64, chosen=6)
     times = kernel_tables("h100-sxm", "vllm").times([MIXTRAL, other])
-    assert times.origins == [Origin.MEASURED, Origin.SCALED]
+    assert times.origins == [TimeOrigin.MEASURED, TimeOrigin.SCALED]
     read = 8 * 3 * 4096 * 14336 * 2 / 3.35e12  # every expert of Mixtral read once
     assert read < times.seconds[0] < 2 * read
 
@@ -61,5 +61,5 @@ def test_a_measured_layer_is_a_row_and_another_one_is_scaled() -> None:
 def test_float32_experts_have_no_table() -> None:
     shape = ExpertsShape(tokens=64, hidden=4096, inner=14336, experts=8, chosen=2, weight_format="float32")
     times = kernel_tables("h100-sxm", "vllm").times([shape])
-    assert times.origins == [Origin.ROOFLINE]
+    assert times.origins == [TimeOrigin.ROOFLINE]
     assert not times.is_known.any()

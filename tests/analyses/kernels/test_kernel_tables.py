@@ -11,7 +11,7 @@ import pytest
 from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tables
 from llm_perf_opt.analyses.kernels.spread import Family, load_spreads, spread_of
 from llm_perf_opt.analyses.kernels.systems import MEASURED_ON, system_named
-from llm_perf_opt.analyses.kernels.times import Origin
+from llm_perf_opt.analyses.kernels.times import TimeOrigin
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
 from tests.analyses.kernels.measured_tables import needs_tables
@@ -35,7 +35,7 @@ def test_times_come_in_the_order_of_the_shapes() -> None:
     alone = [tables.times([shape]) for shape in SHAPES]
     assert np.array_equal(together.seconds, [one.seconds[0] for one in alone], equal_nan=True)
     assert together.origins == [one.origins[0] for one in alone]
-    assert together.origins[-1] is Origin.ROOFLINE
+    assert together.origins[-1] is TimeOrigin.ROOFLINE
 
 
 @needs_tables
@@ -56,7 +56,11 @@ def test_every_time_has_a_band_around_it() -> None:
 def test_bands_widen_from_rows_to_what_lies_beyond() -> None:
     for family in (Family.PRODUCTS, Family.ATTENTION):
         widths = []
-        for origin, dimensions in ((Origin.MEASURED, 0), (Origin.INTERPOLATED, 1), (Origin.EXTRAPOLATED, 0)):
+        for origin, dimensions in (
+            (TimeOrigin.MEASURED, 0),
+            (TimeOrigin.INTERPOLATED, 1),
+            (TimeOrigin.EXTRAPOLATED, 0),
+        ):
             spread = spread_of("h100_sxm", family, origin, dimensions)
             assert spread is not None
             widths.append(spread.high / spread.low)

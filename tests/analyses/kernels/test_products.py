@@ -9,7 +9,7 @@ from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
 from llm_perf_opt.analyses.kernels.products import ProductTable, format_plan, product_work
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice
 from llm_perf_opt.analyses.kernels.tables import newest, read_rows
-from llm_perf_opt.analyses.kernels.times import Origin
+from llm_perf_opt.analyses.kernels.times import TimeOrigin
 from tests.analyses.kernels.measured_tables import needs_tables
 
 RATE, START = 1e12, 1e-6
@@ -42,26 +42,26 @@ def test_a_row_comes_back_and_a_size_between_rows_follows_the_work() -> None:
     assert ask(made_table(), 64, 128, 256) == (pytest.approx(START + 2 * 64 * 128 * 256 / RATE), 0)
     seconds, origin = ask(made_table(), 700, 700, 700)
     assert seconds == pytest.approx(START + 2 * 700**3 / RATE, rel=0.03)
-    assert list(Origin)[origin] is Origin.INTERPOLATED
+    assert list(TimeOrigin)[origin] is TimeOrigin.INTERPOLATED
 
 
 def test_beyond_the_grid_time_grows_with_the_work() -> None:
     seconds, origin = ask(made_table(), 8192, 8192, 8192)
     assert seconds == pytest.approx(2 * 8192**3 / RATE, rel=0.1)
-    assert list(Origin)[origin] is Origin.EXTRAPOLATED
+    assert list(TimeOrigin)[origin] is TimeOrigin.EXTRAPOLATED
 
 
 def test_a_device_with_twice_the_rate_takes_half_of_the_time_of_compute() -> None:
     twice = SystemForDevice(system="h100_sxm", device="other", compute=2.0, bandwidth=2.0)
     seconds, origin = ask(made_table(), 2048, 2048, 2048, system=twice)
     assert seconds == pytest.approx(START + 2048**3 / RATE, rel=0.05)
-    assert list(Origin)[origin] is Origin.SCALED
+    assert list(TimeOrigin)[origin] is TimeOrigin.SCALED
 
 
 def test_several_products_in_one_launch_are_scaled() -> None:
     seconds, origin = ask(made_table(), 64, 128, 256, 16)
     assert seconds == pytest.approx(START + 16 * 2 * 64 * 128 * 256 / RATE, rel=0.1)
-    assert list(Origin)[origin] is Origin.SCALED
+    assert list(TimeOrigin)[origin] is TimeOrigin.SCALED
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_every_measured_row_of_an_engine_comes_back() -> None:
     assert table is not None
     rows = read_rows(table, ("m", "n", "k"), where="gemm_dtype = 'bfloat16' and m = 64")
     times = kernel_tables("h100-sxm", "vllm").products(rows["m"], rows["n"], rows["k"], weight_format="bfloat16")
-    assert set(times.origins) == {Origin.MEASURED}
+    assert set(times.origins) == {TimeOrigin.MEASURED}
     same = np.isclose(times.seconds, rows["seconds"], rtol=1e-9)
     assert same.mean() > 0.97  # the rest are failed measurements, lowered to the time of a larger product
     assert (times.seconds <= rows["seconds"] * (1 + 1e-9)).all()
@@ -105,7 +105,7 @@ def test_four_bit_weights_without_a_table_lie_between_their_bytes_and_bfloat16()
     tables = kernel_tables("h100-sxm", "vllm")
     shape = (np.array([16]), np.array([8192]), np.array([8192]))
     int4, full = (tables.products(*shape, weight_format=name) for name in ("int4-g128", "bfloat16"))
-    assert int4.origins == [Origin.SCALED]
+    assert int4.origins == [TimeOrigin.SCALED]
     assert full.seconds[0] * 0.26 < int4.seconds[0] < full.seconds[0] * 0.6
 
 
@@ -127,4 +127,4 @@ def test_less_bandwidth_slows_what_memory_bounds_and_nothing_else() -> None:
     ratio = less.seconds / own.seconds
     assert ratio[0] == pytest.approx(2039 / 1555, rel=0.03)
     assert ratio[1] == pytest.approx(1.0, rel=0.03)
-    assert set(less.origins) == {Origin.SCALED}
+    assert set(less.origins) == {TimeOrigin.SCALED}

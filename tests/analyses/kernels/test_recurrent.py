@@ -8,7 +8,7 @@ import pytest
 from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
 from llm_perf_opt.analyses.kernels.recurrent import RecurrentQuery, recurrent_work
 from llm_perf_opt.analyses.kernels.tables import newest, read_rows
-from llm_perf_opt.analyses.kernels.times import Origin
+from llm_perf_opt.analyses.kernels.times import TimeOrigin
 from tests.analyses.kernels.measured_tables import needs_tables
 
 
@@ -34,7 +34,7 @@ def test_a_measured_shape_is_the_sum_of_its_two_kernels(phase: str, queries: int
     rows = read_rows(file, ("kernel_source",), where=where)
     assert len(rows["seconds"]) == 2
     times = kernel_tables("h200-sxm", "vllm").recurrent(query(8, queries))
-    assert times.origins == [Origin.MEASURED]
+    assert times.origins == [TimeOrigin.MEASURED]
     assert times.seconds[0] == pytest.approx(rows["seconds"].sum(), rel=1e-3)
 
 

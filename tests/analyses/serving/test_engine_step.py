@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Part
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks
 from llm_perf_opt.analyses.serving.engine_step import Forward, forward_kernels
 from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -36,7 +36,7 @@ def test_products_of_one_device_are_those_of_the_model(routed: EngineBlocks) -> 
 
 def test_the_head_runs_on_last_tokens_alone(routed: EngineBlocks) -> None:
     prompt = Forward(sequences=2, queries=100, keys=100)
-    (head,) = [one for one in routed.products if one.part is Part.HEAD]
+    (head,) = [one for one in routed.products if one.part is DecoderPart.HEAD]
     kernels = [kernel for kernel, _ in forward_kernels(routed, prompt, ParallelPlan())]
     shapes = [kernel.shape for kernel in kernels if isinstance(kernel.shape, ProductShape)]
     assert {shape.rows for shape in shapes if shape.columns == head.columns} == {2}

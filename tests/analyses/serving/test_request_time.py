@@ -9,7 +9,7 @@ from llm_perf_opt.analyses.serving.request_time import (
     Quantiles,
     RequestLoad,
     banded,
-    serving_fit,
+    request_fit,
     time_per_token,
     time_to_first,
 )
@@ -37,7 +37,7 @@ def test_a_band_is_the_quantiles_around_the_expected_time() -> None:
 
 
 def test_the_fit_of_the_package_names_its_records() -> None:
-    fit = serving_fit()
+    fit = request_fit()
     assert fit.records > 2000
     assert fit.tpot.low < 1 < fit.tpot.high
     assert {"all", "vllm range", "sglang range", "trtllm range"} <= set(fit.first_token)

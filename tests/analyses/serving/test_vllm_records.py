@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.serving.engines import VLLM_0_11_0, VLLM_0_12, VLLM_0_19, BatchLimits, Engine, total_bytes
+from llm_perf_opt.analyses.serving.engines import (
+    VLLM_0_11_0,
+    VLLM_0_12,
+    VLLM_0_19,
+    BatchLimits,
+    ServingEngine,
+    total_bytes,
+)
 from llm_perf_opt.analyses.serving.fit import ServingFit, ServingNeeds, fit_of, serving_fit, serving_needs
 from llm_perf_opt.analyses.serving.working_memory import EncoderItem
 from llm_perf_opt.core.hardware import find_device
@@ -34,7 +41,7 @@ class Served:
     """How a record's model is written down here, and by which version it was served."""
 
     folder: str
-    engine: Engine = VLLM_0_12
+    engine: ServingEngine = VLLM_0_12
     encoder: EncoderItem | None = None
 
 
@@ -166,7 +173,7 @@ def test_what_failed_there_fails_here() -> None:
     ],
 )
 def test_working_memory_agrees_with_figures_that_took_no_part(
-    folder: str, devices: int, engine: Engine, sequences: int, published_gib: float
+    folder: str, devices: int, engine: ServingEngine, sequences: int, published_gib: float
 ) -> None:
     limits = BatchLimits(chunk_tokens=8192, sequences=sequences)
     working = serving_needs([decode_step(folder)], H100, devices=devices, engine=engine, limits=limits).working

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.serving.engines import VLLM_0_11_0, VLLM_0_12, VLLM_0_19, BatchLimits, Engine, default_limits
+from llm_perf_opt.analyses.serving.engines import (
+    VLLM_0_11_0,
+    VLLM_0_12,
+    VLLM_0_19,
+    BatchLimits,
+    ServingEngine,
+    default_limits,
+)
 from llm_perf_opt.analyses.serving.working_memory import EncoderItem, ForwardWidths, working_memory
 from llm_perf_opt.core.hardware import find_device
 from tests.analyses.serving.made_deployments import made_device
@@ -30,7 +37,7 @@ H100 = find_device("h100-sxm")
     ],
 )
 def test_sampling_a_thousand_sequences_is_wider_than_the_forward_of_a_chunk(
-    engine: Engine, bytes_per_logit: int, buffer: int
+    engine: ServingEngine, bytes_per_logit: int, buffer: int
 ) -> None:
     working = working_memory(LLAMA, engine=engine, limits=LARGE, device=H100)
     assert working.moment == "sampling"

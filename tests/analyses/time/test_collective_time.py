@@ -11,7 +11,7 @@ import pytest
 from llm_perf_opt.analyses.time.collective_forms import usual_forms
 from llm_perf_opt.analyses.time.collective_time import CollectiveTime, collective_time
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
-from llm_perf_opt.core.hardware.cluster import Cluster, Spread, parse_cluster
+from llm_perf_opt.core.hardware.cluster import Cluster, RankPlacement, parse_cluster
 from llm_perf_opt.core.hardware.link_priors import link_priors
 
 NODE = parse_cluster("8x h100-sxm")
@@ -237,8 +237,10 @@ def test_long_all_reduces_of_engines_are_those_of_the_library() -> None:
     assert collective_time(collective, NODE, by_engine=True) == collective_time(collective, NODE)
 
 
-@pytest.mark.parametrize("at", [Spread(ranks=16, nodes=2, most_per_node=8), Spread(ranks=8, nodes=1, most_per_node=8)])
-def test_a_ring_hands_on_one_part_less_than_it_has_ranks(at: Spread) -> None:
+@pytest.mark.parametrize(
+    "at", [RankPlacement(ranks=16, nodes=2, most_per_node=8), RankPlacement(ranks=8, nodes=1, most_per_node=8)]
+)
+def test_a_ring_hands_on_one_part_less_than_it_has_ranks(at: RankPlacement) -> None:
     """Each of its steps is a hop to the next rank, and one hop for each node but the first leaves a node."""
     (gathered,) = usual_forms(CollectiveKind.ALL_GATHER, 2**20, at)
     assert (gathered.steps_inside + gathered.steps_between, gathered.steps_between) == (at.ranks - 1, at.nodes - 1)

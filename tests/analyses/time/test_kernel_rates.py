@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analyses.kernels.tables import list_tables, newest, read_rows
-from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin
-from llm_perf_opt.analyses.serving.request_time import serving_fit
+from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, TimeOrigin
+from llm_perf_opt.analyses.serving.request_time import request_fit
 from llm_perf_opt.analyses.time import kernel_rates
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.kernel_rates import KernelTableRates, require_tables, table_rates
@@ -65,7 +65,7 @@ def test_a_product_of_the_grid_takes_the_time_of_its_row() -> None:
     found = read_rows(table, ("m",), where="gemm_dtype = 'bfloat16' and m = 16 and n = 6144 and k = 4096")
     (measured,) = found["seconds"].tolist()
     (time,) = rates_of().duration(product(6144, 4096)) or ()
-    assert time.origin == Origin.MEASURED
+    assert time.origin == TimeOrigin.MEASURED
     assert time.band.expected == pytest.approx(measured, rel=0.12), "but for rows above the monotone envelope"
     assert time.band.low <= (time.band.expected or 0.0) <= time.band.high
     assert time.band.low >= 1e-9
@@ -78,8 +78,8 @@ def test_a_step_is_the_sum_of_its_kernels(dense: dict[str, CallGraph]) -> None:
     assert stage.lower_bound_s is not None
     assert stage.lower_bound_s <= stage.wall.low <= (stage.wall.expected or 0.0) <= stage.wall.high
     assert sum(stage.by_origin.values()) == pytest.approx(1.0)
-    assert {Origin.MEASURED, Origin.ROOFLINE} <= set(stage.by_origin)
-    fit = serving_fit().tpot
+    assert {TimeOrigin.MEASURED, TimeOrigin.ROOFLINE} <= set(stage.by_origin)
+    fit = request_fit().tpot
     assert stage.device_time.high == pytest.approx(by_hand * fit.high), "served steps differ by more than kernels do"
     assert stage.device_time.low == pytest.approx(max(by_hand * fit.low, stage.lower_bound_s))
 
@@ -89,7 +89,7 @@ def test_kernels_that_read_from_caches_do_not_make_a_step_faster_than_memory(den
     rates = rates_of()
     work = stage_works(dense["decode"])
     shapes = {piece.shape for some in rates.pieces(dense["decode"], work).values() for piece, _ in some}
-    instant = kernel_rates.KernelTime(Origin.MEASURED, Band(1e-9, 1e-9, 1e-9))
+    instant = kernel_rates.KernelTime(TimeOrigin.MEASURED, Band(1e-9, 1e-9, 1e-9))
     rates._known.update(dict.fromkeys((shape for shape in shapes if shape is not None), instant))
     (stage,) = predict(dense["decode"], rates)
     assert stage.lower_bound is not None
@@ -98,8 +98,8 @@ def test_kernels_that_read_from_caches_do_not_make_a_step_faster_than_memory(den
     assert stage.raised_from_s < stage.lower_bound.seconds
     wall = stage.wall
     assert wall.expected == pytest.approx(stage.lower_bound.bandwidth_s / rates.best_bandwidth_share)
-    assert wall.low == pytest.approx(max(wall.expected * serving_fit().tpot.low, stage.lower_bound.seconds))
-    assert wall.high >= wall.expected * serving_fit().tpot.high * (1 - 1e-9)
+    assert wall.low == pytest.approx(max(wall.expected * request_fit().tpot.low, stage.lower_bound.seconds))
+    assert wall.high >= wall.expected * request_fit().tpot.high * (1 - 1e-9)
     notes = [note.text for note in prediction_notes([(dense["decode"], [stage])], rates)]
     assert sum("decode: its measured kernels add up to" in text for text in notes) == 1
     (usual,) = predict(dense["decode"], rates_of())
@@ -128,7 +128,7 @@ def test_what_no_table_describes_takes_the_roofline() -> None:
     odd = product(64, 64, weight_format="float64")
     (time,) = rates_of().duration(odd) or ()
     (below,) = DataSheetRates(H100, Execution.FUSED).duration(odd) or ()
-    assert (time.origin, time.source) == (Origin.ROOFLINE, below.source)
+    assert (time.origin, time.source) == (TimeOrigin.ROOFLINE, below.source)
     assert time.band.low == pytest.approx(below.band.low + LAUNCH_GAP_S)
     assert time.band.high == pytest.approx(below.band.high + LAUNCH_GAP_S)
     assert time.band.expected == pytest.approx(below.band.middle + LAUNCH_GAP_S)
@@ -152,10 +152,10 @@ def test_an_all_reduce_within_a_node_is_read_from_its_table_and_between_nodes_is
         return time.origin, time.band.expected
 
     origin, seconds = time_of("8x h100-sxm", 8)
-    assert origin in (Origin.MEASURED, Origin.INTERPOLATED)
+    assert origin in (TimeOrigin.MEASURED, TimeOrigin.INTERPOLATED)
     assert seconds is not None
     assert 2**20 / 450e9 < seconds < 1e-4, "no faster than the links, no slower than the host would be"
-    assert time_of("2x8 h100-sxm", 16)[0] == Origin.ROOFLINE
+    assert time_of("2x8 h100-sxm", 16)[0] == TimeOrigin.ROOFLINE
 
 
 def test_other_vendors_and_missing_packages_leave_the_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_a_device_without_tables_is_scaled_and_says_so() -> None:
     found = table_rates(DataSheetRates(find_device("a100-sxm-40g"), Execution.FUSED))
     assert found is not None
     (time,) = found.duration(product(4096, 4096)) or ()
-    assert time.origin == Origin.SCALED
+    assert time.origin == TimeOrigin.SCALED
     assert any("a100-sxm-80g" in note.text for note in found.notes())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from llm_perf_opt.core.collectives import GroupRanks, group_of
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.cluster import Spread, parse_cluster
+from llm_perf_opt.core.hardware.cluster import RankPlacement, parse_cluster
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,23 @@ def test_a_node_of_ones_own_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "spread"),
+    ("group", "placement"),
     [
-        (group_of(range(8)), Spread(8, 1, 8)),
-        (group_of(range(8, 16)), Spread(8, 1, 8)),
-        (group_of(range(4, 12)), Spread(8, 2, 4)),
-        (group_of(range(32)), Spread(32, 4, 8)),
-        (group_of(range(0, 32, 8)), Spread(4, 4, 1)),
-        (group_of(range(1, 32, 4)), Spread(8, 4, 2)),
-        (group_of(range(20)), Spread(20, 3, 8)),
-        (group_of((3, 1)), Spread(2, 1, 2)),
-        (group_of((9, 1)), Spread(2, 2, 1)),
-        (group_of((0, 1, 5)), Spread(3, 1, 3)),
+        (group_of(range(8)), RankPlacement(8, 1, 8)),
+        (group_of(range(8, 16)), RankPlacement(8, 1, 8)),
+        (group_of(range(4, 12)), RankPlacement(8, 2, 4)),
+        (group_of(range(32)), RankPlacement(32, 4, 8)),
+        (group_of(range(0, 32, 8)), RankPlacement(4, 4, 1)),
+        (group_of(range(1, 32, 4)), RankPlacement(8, 4, 2)),
+        (group_of(range(20)), RankPlacement(20, 3, 8)),
+        (group_of((3, 1)), RankPlacement(2, 1, 2)),
+        (group_of((9, 1)), RankPlacement(2, 2, 1)),
+        (group_of((0, 1, 5)), RankPlacement(3, 1, 3)),
         (group_of((0, 1, 9)), None),  # uneven and on two nodes: how many on which is not kept
         (group_of(range(30, 34)), None),  # not in the cluster
         (GroupRanks(5, 0, 31, 8), None),  # contradicts itself
-        (GroupRanks(1, 31, 31, 1), Spread(1, 1, 1)),
+        (GroupRanks(1, 31, 31, 1), RankPlacement(1, 1, 1)),
     ],
 )
-def test_where_the_ranks_of_a_group_run(group: GroupRanks, spread: Spread | None) -> None:
-    assert parse_cluster("4x8 h100-sxm").spread(group) == spread
+def test_where_the_ranks_of_a_group_run(group: GroupRanks, placement: RankPlacement | None) -> None:
+    assert parse_cluster("4x8 h100-sxm").placement(group) == placement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.core.graph_view import Arrow, Box, Figures, GraphView, Loop, LoopKind, TensorGroup
+from llm_perf_opt.core.graph_view import Arrow, Box, BoxLoop, Figures, GraphView, LoopKind, TensorGroup
 
 NOTHING = Figures(flops=0, macs=0, bytes_moved=0, parameters=0, activation_bytes=0, unpriced_ops=0)
 
@@ -36,7 +36,7 @@ class Node:
     path: str
     flops: int = 0
     parameters: int = 0
-    loops: tuple[Loop, ...] = ()
+    loops: tuple[BoxLoop, ...] = ()
     instances: int = 1
     calls_each: int = 1
     children: tuple[Node, ...] = ()
@@ -101,12 +101,12 @@ def chain(count: int) -> tuple[tuple[int, int], ...]:
     return tuple((place, place + 1) for place in range(count - 1))
 
 
-def for_(count: int) -> tuple[Loop, ...]:
-    return (Loop(kind=LoopKind.FOR, count=count),)
+def for_(count: int) -> tuple[BoxLoop, ...]:
+    return (BoxLoop(kind=LoopKind.FOR, count=count),)
 
 
-def parfor(count: int, of: int | None = None, over: str = "instances") -> tuple[Loop, ...]:
-    return (Loop(kind=LoopKind.PARFOR, count=count, of=of, over=over),)
+def parfor(count: int, of: int | None = None, over: str = "instances") -> tuple[BoxLoop, ...]:
+    return (BoxLoop(kind=LoopKind.PARFOR, count=count, of=of, over=over),)
 
 
 def linear(path: str, flops: int, parameters: int, count: int = 1, calls: int = 1) -> Node:
@@ -162,7 +162,7 @@ def _clip() -> Node:
     )  # fmt: skip
 
 
-def _decoder_layer(path: str, count: int, mlp: Node, loops: tuple[Loop, ...] = ()) -> Node:
+def _decoder_layer(path: str, count: int, mlp: Node, loops: tuple[BoxLoop, ...] = ()) -> Node:
     parts = [linear(f"{name}_proj", 3_000_000_000 * count, 1_638_400 * count, count) for name in "qkvo"]
     attention = Node(
         "LlamaAttention", "self_attn", 2_000_000_000 * count, instances=count, children=tuple(parts),

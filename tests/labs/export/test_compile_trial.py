@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from llm_perf_opt.core.export_outcome import Check, Outcome, Verdict
+from llm_perf_opt.core.export_outcome import Check, CheckOutcome, Verdict
 from llm_perf_opt.core.target import Part
 from llm_perf_opt.labs.export.compile_trial import _empty_cache, _remarks, _without_compiler, compile_part
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly
@@ -129,11 +129,11 @@ def test_what_a_mode_asks_for_and_does_not_get_is_said() -> None:
 
 
 def test_a_missing_compiler_is_no_failure_of_the_part() -> None:
-    raised = Outcome(
+    raised = CheckOutcome(
         check=Check.COMPILE, verdict=Verdict.FAILED, error="InductorError", reason="InvalidCxxCompiler: No working"
     )
     outcome = _without_compiler(raised)
     assert outcome is not None
     assert (outcome.verdict, outcome.remedy) == (Verdict.SKIPPED, "install g++ or clang, or set CXX")
-    other = Outcome(check=Check.COMPILE, verdict=Verdict.FAILED, error="RuntimeError", reason="shapes differ")
+    other = CheckOutcome(check=Check.COMPILE, verdict=Verdict.FAILED, error="RuntimeError", reason="shapes differ")
     assert _without_compiler(other) is None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.models.huggingface.inputs import NoInputs, Plan, Sizes, Subject, accepted_modalities, find_inputs
+from llm_perf_opt.models.huggingface.inputs import InputSizes, NoInputs, Plan, Subject, accepted_modalities, find_inputs
 from llm_perf_opt.models.huggingface.inputs.plan import Noise, Whole
 
 IMAGE_TOKEN = 99
@@ -30,7 +30,7 @@ def subject(batch: int = 1) -> Subject:
     config = Config(
         model_type="made_up", image_token_id=IMAGE_TOKEN, vocab_size=100, hidden_size=16, vision_config=vision
     )
-    return Subject.of(EyesAndWords, config, Sizes(batch=batch, prompt_tokens=10))
+    return Subject.of(EyesAndWords, config, InputSizes(batch=batch, prompt_tokens=10))
 
 
 def placeholders(plan: Plan) -> int:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from llm_perf_opt.models.huggingface.inputs.plan import Run, Sizes, Subject, Whole, make_inputs, whole
+from llm_perf_opt.models.huggingface.inputs.plan import InputSizes, Run, Subject, Whole, make_inputs, whole
 from llm_perf_opt.models.huggingface.inputs.text import modality_of_each_token, token_ids
 
 CONFIG = SimpleNamespace(vocab_size=12, eos_token_id=7, to_dict=dict)
@@ -20,7 +20,7 @@ def subject(batch: int, tokens: int) -> Subject:
         main_input="input_ids",
         accepts=frozenset(),
         required=frozenset(),
-        sizes=Sizes(batch=batch, prompt_tokens=tokens),
+        sizes=InputSizes(batch=batch, prompt_tokens=tokens),
     )
 
 

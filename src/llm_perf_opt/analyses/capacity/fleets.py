@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from llm_perf_opt.analyses.capacity.outcome import DAY_S, Outcome
+from llm_perf_opt.analyses.capacity.outcome import DAY_S, ReplayOutcome
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.steady_state import SteadyState
 from llm_perf_opt.analyses.capacity.tables import GLANCE, Banded, limit_of, times_text
@@ -100,7 +100,7 @@ class Fleet:
         return f"{self.gpus}x {self.considered.name}"
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReplayOutcome:
         """At the expected step times."""
         return self.banded.expected
 
@@ -115,7 +115,7 @@ class Fleet:
         """That keep the promise with this plan."""
         return None if self.fewest is None else self.fewest * self.considered.plan.replica_ranks
 
-    def gpus_for(self, deadline: Deadline, outcome: Outcome | None = None) -> int | None:
+    def gpus_for(self, deadline: Deadline, outcome: ReplayOutcome | None = None) -> int | None:
         """Whole replicas that read the pages in time, at the rate of this replay."""
         rate = (outcome or self.outcome).pages_per_s
         if rate is None:
@@ -292,7 +292,7 @@ def _per_gpu_chart(fleets: Sequence[Fleet]) -> Chart:
     what = "Pages a day and GPU" if has_pages else "Output tokens/s and GPU"
 
     def values(edge: str) -> tuple[float, ...]:
-        outcomes: list[Outcome] = [getattr(fleet.banded, edge) for fleet in fleets]
+        outcomes: list[ReplayOutcome] = [getattr(fleet.banded, edge) for fleet in fleets]
         rates = [(one.pages_per_s or 0.0) * DAY_S if has_pages else one.output_tokens_per_s for one in outcomes]
         return tuple(round(rate / fleet.gpus) for rate, fleet in zip(rates, fleets, strict=True))
 

@@ -40,7 +40,7 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ReplayOutcome:
     """All replicas together. `tpot` is None where no request has a second token; `pages` are images in the prompts."""
 
     requests: int
@@ -111,7 +111,7 @@ class Outcome:
         return all(kept) and not self.is_growing
 
 
-def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = False) -> Outcome:
+def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = False) -> ReplayOutcome:
     """What became of the requests of all replicas; `pages` is how many images they have together."""
     arrivals = sorted(time for one in replicas for time in one.requests.arrival_s)
     ends = sorted(time for one in replicas for time in one.requests.last_token_s)
@@ -122,7 +122,7 @@ def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = F
         for event in ("last_token_s", "scheduled_s")
     )
     tpot = _sorted(time for one in replicas for time in _per_token(one))
-    return Outcome(
+    return ReplayOutcome(
         requests=len(arrivals),
         seconds=seconds,
         arrivals_s=arrivals[-1] - arrivals[0],

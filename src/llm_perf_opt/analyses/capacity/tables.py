@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.capacity.outcome import DAY_S, Outcome, Percentiles
+from llm_perf_opt.analyses.capacity.outcome import DAY_S, Percentiles, ReplayOutcome
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.core.report import Cell, Column, Kind, Table
 from llm_perf_opt.core.units import format_count, format_number_of, format_ratio, format_seconds
@@ -19,9 +19,9 @@ _FULL_CACHE = 0.98
 class Banded:
     """A replay at the table's own step times, and with all of them at the low and at the high edge of its band."""
 
-    expected: Outcome
-    low: Outcome
-    high: Outcome
+    expected: ReplayOutcome
+    low: ReplayOutcome
+    high: ReplayOutcome
 
     def keeps(self, promise: Promise) -> str:
         """Whether a promise is kept, and if so at which edges of the band."""
@@ -43,7 +43,7 @@ def times_text(banded: Banded, promise: Promise | None) -> str:
     return f"p{share * 100:g}: " + ", ".join(parts)
 
 
-def limit_of(found: Outcome) -> str:
+def limit_of(found: ReplayOutcome) -> str:
     """The first of what is used up: the cache, the time of the device, or nothing."""
     if found.preemptions or found.most_cache_use >= _FULL_CACHE:
         stopped = (
@@ -71,7 +71,7 @@ def times_table(banded: Banded) -> Table:
     return Table(title=TIMES, columns=(*columns, *figures), rows=tuple(rows))
 
 
-def _named(outcome: Outcome, name: str) -> Percentiles:
+def _named(outcome: ReplayOutcome, name: str) -> Percentiles:
     return outcome.queue if name == "in the queue" else outcome.times()[name]
 
 
@@ -94,7 +94,7 @@ def _rates(banded: Banded, gpus: int) -> Iterator[tuple[Cell, ...]]:
         yield ("pages/day and GPU", *(round((one.pages_per_s or 0.0) * DAY_S / gpus) for one in three))
 
 
-def engine_table(found: Outcome) -> Table:
+def engine_table(found: ReplayOutcome) -> Table:
     """What the replay saw of the engine, at the expected step times."""
     rows: tuple[tuple[str, str], ...] = (
         ("steps", format_count(found.steps)),

@@ -53,18 +53,18 @@ METRICS = tuple(KINDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SideFigure:
     """What one side has; None is unknown, and `why` says for what reason."""
 
     value: int | float | None
     why: str = ""
 
 
-def _unknown(why: str) -> Figure:
-    return Figure(None, why)
+def _unknown(why: str) -> SideFigure:
+    return SideFigure(None, why)
 
 
-class RunFigures:
+class SideFigures:
     """One side: the phases that are compared by the names of their pairs, and the rates that time them.
 
     `run` is every phase of the run, of which a decode step shows what the cache is.
@@ -74,7 +74,7 @@ class RunFigures:
         self._phases, self._run, self._rates = phases, run, rates
         self._times: dict[str, tuple[StageTime, ...]] = {}
 
-    def find(self, metric: str, pair: StagePair, cost: StageCost | None) -> Figure:
+    def find(self, metric: str, pair: StagePair, cost: StageCost | None) -> SideFigure:
         """The figure of a stage, of a phase, or of all phases that are compared."""
         names = [pair.phase] if pair.phase else list(self._phases)
         for graph in (self._phases[name] for name in names):
@@ -92,21 +92,21 @@ class RunFigures:
     def _memory(self) -> RunMemory:
         return run_memory(self._run)
 
-    def _cache(self) -> Figure:
+    def _cache(self) -> SideFigure:
         cache = self._memory.cache
-        return _unknown("no decode step shows what the cache is") if cache is None else Figure(cache.bytes)
+        return _unknown("no decode step shows what the cache is") if cache is None else SideFigure(cache.bytes)
 
-    def _peak_memory(self, name: str, stage: str) -> Figure:
+    def _peak_memory(self, name: str, stage: str) -> SideFigure:
         """Memory is held by a whole phase: the stage that bears its name stands for all of it."""
         graph = self._phases[name]
         memory = next(one for graph_, one in zip(self._run, self._memory.phases, strict=True) if graph_ is graph)
         if memory.total_bytes is None:
             return _unknown(f"the trace of the {graph.phase} follows no memory")
         if stage in (TOTAL, graph.phase):
-            return Figure(memory.total_bytes)
+            return SideFigure(memory.total_bytes)
         return _stage_memory(memory, stage)
 
-    def _seconds(self, metric: str, name: str, stage: str) -> Figure:
+    def _seconds(self, metric: str, name: str, stage: str) -> SideFigure:
         graph = self._phases[name]
         if self._rates is None:
             return _unknown("no device was named")
@@ -120,44 +120,44 @@ class RunFigures:
         return _sum([_stage_seconds(metric, time, self._rates) for time in wanted])
 
 
-def _cost(metric: str, pair: StagePair, cost: StageCost | None) -> Figure:
+def _cost(metric: str, pair: StagePair, cost: StageCost | None) -> SideFigure:
     if cost is None:
         return _unknown(f"the trace has no stage {pair.stage}")
     if metric in PRICED and cost.unpriced:
         return _unknown(f"{cost.unpriced_ops:,} ops have no price, such as {cost.unpriced[0].name}")
     value = COSTS[metric](cost)
-    return _unknown("the trace holds no ops that could be counted") if value is None else Figure(value)
+    return _unknown("the trace holds no ops that could be counted") if value is None else SideFigure(value)
 
 
-def _stage_memory(memory: PhaseMemory, stage: str) -> Figure:
+def _stage_memory(memory: PhaseMemory, stage: str) -> SideFigure:
     """All that is held whatever runs, and what is alive at the peak of the stage."""
     found = next((one for one in memory.stages if one.stage == stage), None)
     if found is None or memory.total_bytes is None or memory.peak is None:
         return _unknown(f"nothing that takes memory runs in {stage} of the {memory.phase}")
-    return Figure(memory.total_bytes - memory.peak.bytes + found.peak.bytes)
+    return SideFigure(memory.total_bytes - memory.peak.bytes + found.peak.bytes)
 
 
-def _stage_seconds(metric: str, time: StageTime, rates: RateSource) -> Figure:
+def _stage_seconds(metric: str, time: StageTime, rates: RateSource) -> SideFigure:
     value = TIMES[metric](time)
     if metric == "bound":
-        return _unknown(f"what is necessary in {time.name} is not known") if value is None else Figure(value)
+        return _unknown(f"what is necessary in {time.name} is not known") if value is None else SideFigure(value)
     if time.untimed:
         count, first = sum(time.untimed.values()), next(iter(time.untimed))
         return _unknown(f"{count:,} ops of {time.name} have no time, such as {first}")
     if value is None:
         return _unknown(f"the {rates.name} gives a band and no expected time; `high` is its upper edge")
-    return Figure(value)
+    return SideFigure(value)
 
 
-def _sum(figures: Sequence[Figure]) -> Figure:
-    return next(_unknowns(figures), None) or Figure(sum(one.value for one in figures if one.value is not None))
+def _sum(figures: Sequence[SideFigure]) -> SideFigure:
+    return next(_unknowns(figures), None) or SideFigure(sum(one.value for one in figures if one.value is not None))
 
 
-def _largest(figures: Sequence[Figure]) -> Figure:
-    return next(_unknowns(figures), None) or Figure(max(one.value for one in figures if one.value is not None))
+def _largest(figures: Sequence[SideFigure]) -> SideFigure:
+    return next(_unknowns(figures), None) or SideFigure(max(one.value for one in figures if one.value is not None))
 
 
-def _unknowns(figures: Sequence[Figure]) -> Iterator[Figure]:
+def _unknowns(figures: Sequence[SideFigure]) -> Iterator[SideFigure]:
     return (figure for figure in figures if figure.value is None)
 
 
@@ -177,9 +177,9 @@ class BudgetFigures:
         self.stages = stages_by_name(comparisons)
         sides = [{one.phase: one.pair.sides[place].graph for one in comparisons} for place in (0, 1)]
         whole = runs or tuple(list(side.values()) for side in sides)
-        self._sides = [RunFigures(side, run, rates) for side, run in zip(sides, whole, strict=True)]
+        self._sides = [SideFigures(side, run, rates) for side, run in zip(sides, whole, strict=True)]
 
-    def both(self, metric: str, stage: str) -> tuple[Figure, Figure]:
+    def both(self, metric: str, stage: str) -> tuple[SideFigure, SideFigure]:
         """The figure of the left and of the right side."""
         pair = self.stages[stage]
         left, right = self._sides

@@ -10,7 +10,7 @@ from fractions import Fraction
 from operator import eq, ge, gt, le, lt
 from types import MappingProxyType
 
-from llm_perf_opt.analyses.compare.budget_figures import CACHE, KINDS, METRICS, TIMES, BudgetFigures, Figure
+from llm_perf_opt.analyses.compare.budget_figures import CACHE, KINDS, METRICS, TIMES, BudgetFigures, SideFigure
 from llm_perf_opt.analyses.compare.stage_pairs import TOTAL
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Kind
@@ -145,7 +145,7 @@ def check_budget(budget: Budget, figures: BudgetFigures) -> BudgetCheck:
     )
 
 
-def _holes(budget: Budget, left: Figure, right: Figure) -> Iterator[str]:
+def _holes(budget: Budget, left: SideFigure, right: SideFigure) -> Iterator[str]:
     """What is not known of those figures that the budget needs."""
     if right.value is None:
         yield f"B is not known: {right.why}"

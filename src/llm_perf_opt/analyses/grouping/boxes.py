@@ -19,7 +19,7 @@ from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.collectives import Collective
-from llm_perf_opt.core.graph_view import Arrow, Box, CollectiveGroup, Figures, Loop, LoopKind, TensorGroup
+from llm_perf_opt.core.graph_view import Arrow, Box, BoxLoop, CollectiveGroup, Figures, LoopKind, TensorGroup
 
 _SHOWN = 12  # distinct sets of tensors told apart; a router makes hundreds of them
 
@@ -89,7 +89,7 @@ def _text(meta: TensorMeta) -> str:
     return f"{meta.dtype}[{', '.join(map(str, meta.shape))}]"
 
 
-def loops_of(group: Group, tree: CallTree, flow: DataFlow) -> tuple[Loop, ...]:
+def loops_of(group: Group, tree: CallTree, flow: DataFlow) -> tuple[BoxLoop, ...]:
     """The loop over instances first. Where a trace cannot tell how instances depend on each other, there is none."""
     uses = _uses(group, tree, flow.unseen_forwards or 1)
     return (*_over_instances(group, tree, uses), *_over_calls(group, tree, flow, uses))
@@ -122,7 +122,7 @@ def _per_call(count: int, caller_calls: int) -> tuple[int, int]:
     return max(1, count // caller_calls), -(-count // caller_calls)
 
 
-def _over_instances(group: Group, tree: CallTree, uses: Uses) -> list[Loop]:
+def _over_instances(group: Group, tree: CallTree, uses: Uses) -> list[BoxLoop]:
     counts = [len(by_path) for by_path in uses.values()]
     most, least = max(counts), min(counts)
     if group.kind is LoopKind.PARFOR:
@@ -130,7 +130,7 @@ def _over_instances(group: Group, tree: CallTree, uses: Uses) -> list[Loop]:
     if group.kind is None or (most == 1 and group.declared == 1):
         return []
     return [
-        Loop(
+        BoxLoop(
             kind=group.kind,
             count=most,
             least=least if least < most else None,
@@ -155,7 +155,7 @@ def _touched_per_call(group: Group, tree: CallTree) -> tuple[int, int] | None:
     return max(high for _, high in means), min(low for low, _ in means)
 
 
-def _over_calls(group: Group, tree: CallTree, flow: DataFlow, uses: Uses) -> list[Loop]:
+def _over_calls(group: Group, tree: CallTree, flow: DataFlow, uses: Uses) -> list[BoxLoop]:
     """Several uses of one instance by one caller; forwards of the whole model in turn, if no module called it."""
     most = max(high for by_path in uses.values() for _, high in by_path.values())
     least = min(low for by_path in uses.values() for low, _ in by_path.values())
@@ -165,7 +165,7 @@ def _over_calls(group: Group, tree: CallTree, flow: DataFlow, uses: Uses) -> lis
             return []
         if are_uses_in_series(group, tree, flow):
             kind = LoopKind.FOR
-    return [Loop(kind=kind, count=most, least=least if least < most else None, over="calls")] if most > 1 else []
+    return [BoxLoop(kind=kind, count=most, least=least if least < most else None, over="calls")] if most > 1 else []
 
 
 FIGURE_NAMES = tuple(figure.name for figure in fields(Figures))

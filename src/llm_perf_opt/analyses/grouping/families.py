@@ -22,7 +22,7 @@ MAX_DEPTH = 64  # levels of calls told apart; only runaway recursion goes deeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleFamily:
+class SiblingFamily:
     """Modules of one class and structure under one caller; often just one. `kind` is None for one, or if unknown."""
 
     paths: tuple[int, ...]
@@ -51,10 +51,10 @@ class Families:
             self._seen_calls = SideBySide(graph, graph.calls, tree)
         self._structures: dict[object, int] = {}
         self._structure_of: dict[int, int] = {}
-        self._families_of: dict[int, tuple[ModuleFamily, ...]] = {}
+        self._families_of: dict[int, tuple[SiblingFamily, ...]] = {}
         self._open: list[int] = []
 
-    def families_of(self, caller: int) -> tuple[ModuleFamily, ...]:
+    def families_of(self, caller: int) -> tuple[SiblingFamily, ...]:
         """What the module (or OUTSIDE) called, in the order of the first call."""
         if caller not in self._callees:
             return ()
@@ -100,13 +100,13 @@ class Families:
         self._structure_of[path] = found
         return found
 
-    def _size(self, family: ModuleFamily) -> int | None:
+    def _size(self, family: SiblingFamily) -> int | None:
         """How many there are; a trace that declares no modules cannot tell, where a router may have left some out."""
         if not self._is_declared and family.kind is not LoopKind.FOR and self._modules.is_member[family.paths[0]]:
             return None
         return len(family.paths) + len(family.untouched)
 
-    def _find(self, caller: int) -> Iterator[ModuleFamily]:
+    def _find(self, caller: int) -> Iterator[SiblingFamily]:
         callees = list(self._callees[caller])
         order = {path: position for position, path in enumerate(callees)}
         families = [family for bucket in self._buckets(callees) for family in self._split(caller, bucket)]
@@ -121,7 +121,7 @@ class Families:
             buckets.setdefault(key, []).append(path)
         return list(buckets.values())
 
-    def _split(self, caller: int, bucket: list[int]) -> Iterator[ModuleFamily]:
+    def _split(self, caller: int, bucket: list[int]) -> Iterator[SiblingFamily]:
         """Chains first, then siblings, then what is left alone."""
         is_member = self._modules.is_member[bucket[0]]
         if self._by_name is not None and is_member:
@@ -142,7 +142,7 @@ class Families:
             yield from (self._family(caller, paths, kind) for paths in together)
         yield from (self._family(caller, [path], None) for path in alone if path not in side_by_side)
 
-    def _split_by_name(self, named: NamesAndCounts, caller: int, bucket: list[int]) -> Iterator[ModuleFamily]:
+    def _split_by_name(self, named: NamesAndCounts, caller: int, bucket: list[int]) -> Iterator[SiblingFamily]:
         """A chain is cut where a number is missing; nothing else tells its members apart from experts."""
         ordered = named.in_order(bucket)
         kind = named.kind(caller, ordered, self._untouched_beside(ordered[0]))
@@ -181,10 +181,10 @@ class Families:
         is_leaf = path not in self._callees
         return not is_leaf or self._weights.get(self._paths[path]) == self._weights.get(self._paths[next_path])
 
-    def _family(self, caller: int, paths: list[int], kind: LoopKind | None) -> ModuleFamily:
+    def _family(self, caller: int, paths: list[int], kind: LoopKind | None) -> SiblingFamily:
         may_be_more = not self._is_declared and self._modules.is_member[paths[0]]
         place = self._modules.container[paths[0]] if len(paths) > 1 or may_be_more else self._paths[paths[0]]
-        return ModuleFamily(
+        return SiblingFamily(
             paths=tuple(paths),
             kind=kind if len(paths) > 1 else None,
             slot=self._slot(caller, place),
@@ -209,9 +209,9 @@ class Families:
             return f"/{place}"
         return "../" * (len(own) - shared) + ".".join(other[shared:])
 
-    def _with_untouched(self, caller: int, families: list[ModuleFamily]) -> Iterator[ModuleFamily]:
+    def _with_untouched(self, caller: int, families: list[SiblingFamily]) -> Iterator[SiblingFamily]:
         """Hand members of a container that were never called to the largest family of their class there."""
-        largest: dict[tuple[str, str], ModuleFamily] = {}
+        largest: dict[tuple[str, str], SiblingFamily] = {}
         for family in families:
             if self._modules.is_member[family.paths[0]]:
                 place = (self._modules.container[family.paths[0]], family.class_name)
@@ -222,7 +222,7 @@ class Families:
             untouched = self._untouched.get(place, ()) if largest.get(place) is family else ()
             yield self._joined(caller, family, tuple(untouched)) if untouched else family
 
-    def _joined(self, caller: int, family: ModuleFamily, untouched: tuple[str, ...]) -> ModuleFamily:
+    def _joined(self, caller: int, family: SiblingFamily, untouched: tuple[str, ...]) -> SiblingFamily:
         if self._by_name is not None:
             kind = self._by_name.kind(caller, family.paths, untouched)
         else:

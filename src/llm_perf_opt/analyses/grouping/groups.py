@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analyses.grouping.call_tree import OUTSIDE, UNKNOWN_CLASS, CallTree
-from llm_perf_opt.analyses.grouping.families import MAX_DEPTH, Families, ModuleFamily
+from llm_perf_opt.analyses.grouping.families import MAX_DEPTH, Families, SiblingFamily
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.graph_view import Box, GraphView, LoopKind
 
@@ -105,7 +105,7 @@ class Grouper:
             self._add_below_untouched(group, slots)
         return [child for child in slots.values() if child.rows]
 
-    def _add(self, child: Group, family: ModuleFamily, home: dict[int, Group]) -> None:
+    def _add(self, child: Group, family: SiblingFamily, home: dict[int, Group]) -> None:
         child.paths.update(dict.fromkeys(family.paths))
         child.untouched.update(dict.fromkeys(family.untouched))
         child.declared = max(child.declared, len(family.paths) + len(family.untouched))
@@ -174,7 +174,7 @@ class UngroupedCalls(Grouper):
         return list(by_path.values())
 
 
-def _keyed(families: Sequence[ModuleFamily]) -> Iterator[tuple[object, ModuleFamily]]:
+def _keyed(families: Sequence[SiblingFamily]) -> Iterator[tuple[object, SiblingFamily]]:
     """Families with what corresponding ones under another caller have in common."""
     seen: dict[object, int] = {}
     for family in families:

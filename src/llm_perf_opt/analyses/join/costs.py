@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from llm_perf_opt.analyses.join.sides import Item, Launch, Seen
+from llm_perf_opt.analyses.join.sides import HostEvidence, Item, Launch
 from llm_perf_opt.ops.kernel_names import ATTENTION, CONVOLUTION, COPY, FILL, PRODUCT, KernelMeaning
 
 
@@ -65,7 +65,7 @@ def fit(item: Item, launch: Launch) -> Fit | None:
     return 0.0, Evidence.KERNEL_NAME
 
 
-def _seen_fit(seen: Seen, meanings: Sequence[KernelMeaning], launch: Launch) -> Fit | None:
+def _seen_fit(seen: HostEvidence, meanings: Sequence[KernelMeaning], launch: Launch) -> Fit | None:
     has_kernel = any(not launch.words.words.isdisjoint(meaning.words) for meaning in meanings)
     best: Fit | None = None
     for name, sizes in zip(seen.names, seen.sizes, strict=True):

@@ -29,7 +29,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class HostEvidence:
     """What the host says of recorded work: torch's ops around it, by name and by the sizes of their tensors."""
 
     names: tuple[str, ...]  # "aten.linear", in-place ops without their underscore
@@ -45,7 +45,7 @@ class Item:
 
     work: tuple[int, ...]  # rows of the recording
     meanings: tuple[KernelMeaning, ...]
-    seen: Seen | None
+    seen: HostEvidence | None
 
 
 def recorded_items(recording: Recording) -> tuple[Item, ...]:
@@ -84,9 +84,9 @@ def _longest_first(works: Iterable[DeviceWork]) -> list[DeviceWork]:
     return sorted(works, key=lambda work: -work.duration_ns)
 
 
-def _seen(ops: Iterable[HostOp]) -> Seen:
+def _seen(ops: Iterable[HostOp]) -> HostEvidence:
     ops = tuple(ops)
-    return Seen(
+    return HostEvidence(
         names=tuple(_packet(op.name) for op in ops),
         sizes=tuple(None if op.input_shapes is None else _sizes(op.input_shapes) for op in ops),
     )

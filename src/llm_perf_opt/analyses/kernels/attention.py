@@ -13,7 +13,7 @@ from llm_perf_opt.analyses.kernels.grid import FAILED
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice
 from llm_perf_opt.analyses.kernels.table_roofline import TableRoofline
 from llm_perf_opt.analyses.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.analyses.kernels.times import Estimate, Floats, Origin, choose, fastest
+from llm_perf_opt.analyses.kernels.times import Estimate, Floats, TimeOrigin, choose, fastest
 
 _NO_WINDOW = 0
 _SCALES = (1.0, 1.0, 8.0, 1.0)  # key heads, heads of each, head size, window: head sizes have their own kernels
@@ -109,9 +109,9 @@ class AttentionTable:
         stands_in = (query.window > 0) != self.has_window
         if self.use is not Use.DECODE:
             stands_in |= is_causal != (self.use is Use.PREFILL)
-        estimate = estimate.at_least(Origin.SCALED, stands_in)
+        estimate = estimate.at_least(TimeOrigin.SCALED, stands_in)
         is_own = system.is_own and cache == CACHE_BYTES[self.cache_format]
-        return estimate if is_own else estimate.at_least(Origin.SCALED)
+        return estimate if is_own else estimate.at_least(TimeOrigin.SCALED)
 
     def _length(self, query: AttentionQuery, is_causal: bool) -> Floats:
         if self.use is Use.DECODE:

@@ -17,7 +17,7 @@ from llm_perf_opt.analyses.kernels.grid import FAILED
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice
 from llm_perf_opt.analyses.kernels.table_roofline import TableRoofline
 from llm_perf_opt.analyses.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.analyses.kernels.times import Estimate, Floats, Origin, fastest
+from llm_perf_opt.analyses.kernels.times import Estimate, Floats, TimeOrigin, fastest
 
 _ELEMENT_BYTES = {"bfloat16": 2.0, "half": 2.0, "int8": 1.0}
 _LIBRARIES = ("nccl", "oneccl")
@@ -47,7 +47,7 @@ class ExchangeTable:
         reading = self._shapes.read((ranks,), (message_bytes,))
         base = self._roofline.log_seconds(np.zeros_like(message_bytes), message_bytes)
         estimate = Estimate(np.exp(reading.relative + base), reading.codes, reading.off_grid)
-        return estimate.at_least(Origin.SCALED, reading.is_mixed)
+        return estimate.at_least(TimeOrigin.SCALED, reading.is_mixed)
 
 
 class ExchangeTables:
@@ -78,7 +78,7 @@ class ExchangeTables:
         return Estimate.unknown(len(ranks))
 
     def _scaled(self, estimate: Estimate) -> Estimate:
-        return estimate if self._system.is_own else estimate.at_least(Origin.SCALED)
+        return estimate if self._system.is_own else estimate.at_least(TimeOrigin.SCALED)
 
     def _table(self, source: str, exchange: Exchange) -> ExchangeTable | None:
         key = (source, exchange)

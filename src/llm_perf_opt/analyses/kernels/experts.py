@@ -15,7 +15,7 @@ from llm_perf_opt.analyses.kernels.products import format_plan
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice
 from llm_perf_opt.analyses.kernels.table_roofline import TableRoofline
 from llm_perf_opt.analyses.kernels.tables import ENGINES, Columns, TableFile, read_rows, versions
-from llm_perf_opt.analyses.kernels.times import Estimate, Flags, Floats, Origin, choose, fastest
+from llm_perf_opt.analyses.kernels.times import Estimate, Flags, Floats, TimeOrigin, choose, fastest
 
 LAYER_KEYS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _LAYER = tuple(key for key in LAYER_KEYS if key != "num_tokens")
@@ -99,8 +99,8 @@ class ExpertsTable:
         work = experts_work(query, *(stored_bytes or STORED_BYTES[self.table_format]))
         roofline = self.roofline.scaled(system.compute, system.bandwidth)
         seconds = np.exp(reading.relative + roofline.log_seconds(*work))
-        estimate = Estimate(seconds, reading.codes, reading.off_grid).at_least(Origin.SCALED, reading.is_mixed)
-        return estimate if system.is_own and stored_bytes is None else estimate.at_least(Origin.SCALED)
+        estimate = Estimate(seconds, reading.codes, reading.off_grid).at_least(TimeOrigin.SCALED, reading.is_mixed)
+        return estimate if system.is_own and stored_bytes is None else estimate.at_least(TimeOrigin.SCALED)
 
 
 def query_of_rows(columns: Columns) -> ExpertsQuery:
@@ -210,4 +210,4 @@ def _only_better_than_scaled(estimate: Estimate) -> Estimate:
     return choose(estimate.origin_codes < _SCALED, estimate, unknown)
 
 
-_SCALED = list(Origin).index(Origin.SCALED)
+_SCALED = list(TimeOrigin).index(TimeOrigin.SCALED)

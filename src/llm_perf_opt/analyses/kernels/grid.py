@@ -13,20 +13,20 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_perf_opt.analyses.kernels.times import CODE, Codes, Floats, Origin
+from llm_perf_opt.analyses.kernels.times import CODE, Codes, Floats, TimeOrigin
 
 _ON_LINE = 1e-9  # logarithms closer than this are the same grid line
 _REACH = 2  # lines on either side that tell how well an axis interpolates
 _LEAST_ERROR = 1e-5  # of squared log time, a third of a percent: below is noise
 FAILED = 0.3  # of log time: a row that exceeds a larger kernel's time by more is a failed measurement
-MEASURED, INSIDE, OUTSIDE = CODE[Origin.MEASURED], CODE[Origin.INTERPOLATED], CODE[Origin.EXTRAPOLATED]
+MEASURED, INSIDE, OUTSIDE = CODE[TimeOrigin.MEASURED], CODE[TimeOrigin.INTERPOLATED], CODE[TimeOrigin.EXTRAPOLATED]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Values on every combination of the axes. `states` says which were measured, and how the others were filled.
 
-    `axes` are logarithms in rising order. `states` are codes of `Origin`: measured, interpolated between measured
+    `axes` are logarithms in rising order. `states` are codes of `TimeOrigin`: measured, interpolated between measured
     points, or carried beyond the last measured point. Dimensions in front of the axes list separate grids.
     """
 

@@ -18,7 +18,7 @@ from llm_perf_opt.analyses.kernels.recurrent import RecurrentQuery, RecurrentTab
 from llm_perf_opt.analyses.kernels.spread import Family, with_spread
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice, system_named
 from llm_perf_opt.analyses.kernels.tables import ENGINES, data_folder
-from llm_perf_opt.analyses.kernels.times import Estimate, Flags, Floats, Origin, Times
+from llm_perf_opt.analyses.kernels.times import Estimate, Flags, Floats, TimeOrigin, Times
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.ops.kernel_shape import (
     AttentionShape,
@@ -149,7 +149,7 @@ class KernelTables:
         first = shapes[0]
         if first.latent_rank is not None:
             query, is_picked = latent_query(shapes)
-            estimate = self._latent.attention(query, _cache(first.cache_format)).at_least(Origin.SCALED, is_picked)
+            estimate = self._latent.attention(query, _cache(first.cache_format)).at_least(TimeOrigin.SCALED, is_picked)
             return with_spread(self.system, Family.LATENT, estimate)
         return self.attention(attention_query(shapes), cache_format=first.cache_format, is_causal=first.is_causal)
 

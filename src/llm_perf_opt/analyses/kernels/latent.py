@@ -20,7 +20,7 @@ from llm_perf_opt.analyses.kernels.grid import FAILED
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice
 from llm_perf_opt.analyses.kernels.table_roofline import TableRoofline
 from llm_perf_opt.analyses.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.analyses.kernels.times import Estimate, Floats, Origin, choose, fastest
+from llm_perf_opt.analyses.kernels.times import Estimate, Floats, TimeOrigin, choose, fastest
 
 RANK, ROTARY, KEY_WIDTH, VALUE_WIDTH = 512, 64, 192, 128  # of the measured models
 _QUERY_RANK, _HIDDEN = 1536, 7168  # of DeepSeek-V3, whose module was measured
@@ -30,7 +30,7 @@ CACHE_BYTES = {"bfloat16": 2.0, "fp8": 1.0}
 _KEYS = ("num_heads", "batch_size", "isl", "step", "kv_cache_dtype")
 
 
-class Part(StrEnum):
+class LatentPart(StrEnum):
     """What a table times, and in which stage."""
 
     PREFILL = "context_mla"
@@ -70,7 +70,7 @@ class LatentQuery:
         return len(self.sequences)
 
 
-def latent_work(query: LatentQuery, part: Part, cache_bytes: float) -> tuple[Floats, Floats]:
+def latent_work(query: LatentQuery, part: LatentPart, cache_bytes: float) -> tuple[Floats, Floats]:
     """FLOPs and bytes. Decode multiplies in the latent space; prefill expands keys and values, and is causal."""
     tokens = query.sequences * query.queries
     pairs = query.sequences * query.queries * (query.keys - (query.queries - 1) / 2)
@@ -102,13 +102,13 @@ def _module_values(query: LatentQuery) -> Floats:
 class LatentTable:
     """One part and cache format of one engine on one system."""
 
-    part: Part
+    part: LatentPart
     cache_format: str
     roofline: TableRoofline
     shapes: Configurations
 
     @classmethod
-    def of_rows(cls, part: Part, cache_format: str, columns: Columns) -> LatentTable:
+    def of_rows(cls, part: LatentPart, cache_format: str, columns: Columns) -> LatentTable:
         """The table of rows that already have this cache format."""
         query = query_of_rows(part, columns)
         work = latent_work(query, part, CACHE_BYTES[cache_format])
@@ -134,11 +134,11 @@ class LatentTable:
         roofline = self.roofline.scaled(system.compute, system.bandwidth)
         estimate = Estimate(
             np.exp(reading.relative + roofline.log_seconds(*work)), reading.codes, reading.off_grid
-        ).at_least(Origin.SCALED, query.rank != RANK)
-        return estimate if system.is_own else estimate.at_least(Origin.SCALED)
+        ).at_least(TimeOrigin.SCALED, query.rank != RANK)
+        return estimate if system.is_own else estimate.at_least(TimeOrigin.SCALED)
 
 
-def query_of_rows(part: Part, columns: Columns) -> LatentQuery:
+def query_of_rows(part: LatentPart, columns: Columns) -> LatentQuery:
     """The attentions that rows describe."""
     keys = (columns["isl"] + columns["step"]).astype(np.float64)
     heads = columns["num_heads"].astype(np.float64)
@@ -152,7 +152,7 @@ def query_of_rows(part: Part, columns: Columns) -> LatentQuery:
 
 
 def latent_rows(
-    system: str, engine: str, part: Part, *, projections: str | None = None, model: str | None = None
+    system: str, engine: str, part: LatentPart, *, projections: str | None = None, model: str | None = None
 ) -> Columns | None:
     """The measured rows of one part, from the first token on; of modules those of a projection format and a model."""
     table = newest(system, part.value, engine)
@@ -183,20 +183,22 @@ class LatentTables:
 
     def __init__(self, system: SystemForDevice, engine: str | None) -> None:
         self._system, self._engine = system, engine
-        self._tables: dict[tuple[str, Part, str, Module | None], LatentTable | None] = {}
+        self._tables: dict[tuple[str, LatentPart, str, Module | None], LatentTable | None] = {}
 
     def attention(self, query: LatentQuery, cache_format: str) -> Estimate:
         """Attention alone: projections and absorbed products are other kernels."""
-        return self._both(Part.DECODE, Part.PREFILL, query, cache_format, None)
+        return self._both(LatentPart.DECODE, LatentPart.PREFILL, query, cache_format, None)
 
     def modules(self, query: LatentQuery, cache_format: str, module: Module) -> Estimate:
         """Whole modules."""
         if module.sparse_model is None:
-            return self._both(Part.DECODE_MODULE, Part.PREFILL_MODULE, query, cache_format, module)
-        return self._both(Part.SPARSE_DECODE_MODULE, Part.SPARSE_PREFILL_MODULE, query, cache_format, module)
+            return self._both(LatentPart.DECODE_MODULE, LatentPart.PREFILL_MODULE, query, cache_format, module)
+        return self._both(
+            LatentPart.SPARSE_DECODE_MODULE, LatentPart.SPARSE_PREFILL_MODULE, query, cache_format, module
+        )
 
     def _both(
-        self, decode: Part, prefill: Part, query: LatentQuery, cache_format: str, module: Module | None
+        self, decode: LatentPart, prefill: LatentPart, query: LatentQuery, cache_format: str, module: Module | None
     ) -> Estimate:
         is_decode = query.queries == 1
         best = Estimate.unknown(len(query))
@@ -205,7 +207,7 @@ class LatentTables:
                 best = choose(wanted, self._of_part(part, query, cache_format, module), best)
         return best
 
-    def _of_part(self, part: Part, query: LatentQuery, cache_format: str, module: Module | None) -> Estimate:
+    def _of_part(self, part: LatentPart, query: LatentQuery, cache_format: str, module: Module | None) -> Estimate:
         own = () if self._engine is None or part.is_module else (self._engine,)
         for wanted_cache in dict.fromkeys((cache_format, "bfloat16")):
             for engines in (own, ENGINES):
@@ -214,7 +216,7 @@ class LatentTables:
                     return fastest(found)
         return Estimate.unknown(len(query))
 
-    def _table(self, engine: str, part: Part, cache_format: str, module: Module | None) -> LatentTable | None:
+    def _table(self, engine: str, part: LatentPart, cache_format: str, module: Module | None) -> LatentTable | None:
         key = (engine, part, cache_format, module)
         if key not in self._tables:
             projections, model = (None, None) if module is None else (module.projections, module.sparse_model)

@@ -10,7 +10,7 @@ from llm_perf_opt.analyses.kernels.grid import FAILED, Grid, filled, gathered, m
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice
 from llm_perf_opt.analyses.kernels.table_roofline import TableRoofline
 from llm_perf_opt.analyses.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.analyses.kernels.times import Estimate, Floats, Origin, fastest
+from llm_perf_opt.analyses.kernels.times import Estimate, Floats, TimeOrigin, fastest
 from llm_perf_opt.core.tensor_formats import is_weight_format, weight_format
 
 _KEYS = ("m", "n", "k")
@@ -69,8 +69,8 @@ class ProductTable:
         roofline = self.roofline if system is None else self.roofline.scaled(system.compute, system.bandwidth)
         estimate = Estimate(np.exp(relative + roofline.log_seconds(flops, moved)), codes, place.off_lines)
         if stored_bytes is not None or (system is not None and not system.is_own):
-            return estimate.at_least(Origin.SCALED)
-        return estimate.at_least(Origin.SCALED, count > 1)
+            return estimate.at_least(TimeOrigin.SCALED)
+        return estimate.at_least(TimeOrigin.SCALED, count > 1)
 
 
 def product_work(

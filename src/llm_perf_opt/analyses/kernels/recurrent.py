@@ -15,7 +15,7 @@ from llm_perf_opt.analyses.kernels.grid import FAILED
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice
 from llm_perf_opt.analyses.kernels.table_roofline import TableRoofline
 from llm_perf_opt.analyses.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.analyses.kernels.times import Estimate, Floats, Origin, choose, fastest
+from llm_perf_opt.analyses.kernels.times import Estimate, Floats, TimeOrigin, choose, fastest
 
 HEAD_WIDTH = 128  # of keys and of values, in every measured model
 MEASURED_KERNELS = 2
@@ -75,7 +75,7 @@ class RecurrentTable:
         roofline = self.roofline.scaled(system.compute, system.bandwidth)
         seconds = np.exp(reading.relative + roofline.log_seconds(*recurrent_work(query)))
         estimate = Estimate(seconds, reading.codes, reading.off_grid)
-        return estimate if system.is_own else estimate.at_least(Origin.SCALED)
+        return estimate if system.is_own else estimate.at_least(TimeOrigin.SCALED)
 
 
 def _sums(columns: Columns) -> tuple[RecurrentQuery, Floats]:

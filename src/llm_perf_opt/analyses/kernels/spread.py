@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.analyses.kernels.systems import SystemForDevice
-from llm_perf_opt.analyses.kernels.times import CODE, ORIGINS, Estimate, Origin, Times
+from llm_perf_opt.analyses.kernels.times import CODE, ORIGINS, Estimate, TimeOrigin, Times
 
 ANY_SYSTEM = "any"
 MOST_DIMENSIONS = 3  # more unmeasured dimensions count as so many
@@ -31,12 +31,12 @@ class Family(StrEnum):
     RECURRENT = "recurrent layers"
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class HeldOutSpread(msgspec.Struct, frozen=True, kw_only=True):
     """Measured over expected time: the 10 % and the 90 % quantile, and from how many rows."""
 
     system: str
     family: Family
-    origin: Origin
+    origin: TimeOrigin
     off_grid: int
     low: Annotated[float, msgspec.Meta(gt=0)]
     high: Annotated[float, msgspec.Meta(gt=0)]
@@ -48,18 +48,18 @@ class SpreadFile(msgspec.Struct, frozen=True, kw_only=True):
 
     tables: str
     measured_by: str
-    spreads: tuple[Spread, ...]
+    spreads: tuple[HeldOutSpread, ...]
 
 
 @cache
-def load_spreads() -> dict[tuple[str, Family, Origin, int], Spread]:
+def load_spreads() -> dict[tuple[str, Family, TimeOrigin, int], HeldOutSpread]:
     """System, family, origin and number of unmeasured dimensions -> quantiles."""
     text = resources.files("llm_perf_opt.analyses.kernels").joinpath("spread.json").read_bytes()
     spreads = msgspec.json.decode(text, type=SpreadFile).spreads
     return {(one.system, one.family, one.origin, one.off_grid): one for one in spreads}
 
 
-def spread_of(system: str, family: Family, origin: Origin, off_grid: int) -> Spread | None:
+def spread_of(system: str, family: Family, origin: TimeOrigin, off_grid: int) -> HeldOutSpread | None:
     """The quantiles that come nearest: of this system, else of all; of as many dimensions, else of fewer or more.
 
     A measured row without quantiles of its own kind takes those of interpolation, which are wider.
@@ -67,7 +67,7 @@ def spread_of(system: str, family: Family, origin: Origin, off_grid: int) -> Spr
     known = load_spreads()
     first = min(off_grid, MOST_DIMENSIONS)
     nearest = [*range(first, -1, -1), *range(first + 1, MOST_DIMENSIONS + 1)]
-    origins = (origin, Origin.INTERPOLATED) if origin is Origin.MEASURED else (origin,)
+    origins = (origin, TimeOrigin.INTERPOLATED) if origin is TimeOrigin.MEASURED else (origin,)
     for wanted in origins:
         for place in (system, ANY_SYSTEM):
             for dimensions in nearest:
@@ -82,7 +82,7 @@ def with_spread(system: SystemForDevice, family: Family, estimate: Estimate) -> 
     pairs = estimate.origin_codes.astype(np.int64) * 256 + estimate.off_grid
     for pair in np.unique(pairs).tolist():
         origin = ORIGINS[pair // 256]
-        if CODE[origin] < CODE[Origin.ROOFLINE]:
+        if CODE[origin] < CODE[TimeOrigin.ROOFLINE]:
             name = system.system if system.is_own else ANY_SYSTEM
             if (spread := spread_of(name, family, origin, pair % 256)) is not None:
                 here = pairs == pair

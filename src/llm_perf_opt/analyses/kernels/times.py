@@ -14,7 +14,7 @@ Flags = NDArray[np.bool_]
 Codes = NDArray[np.uint8]
 
 
-class Origin(StrEnum):
+class TimeOrigin(StrEnum):
     """Where the time of a kernel came from, from the best known to the least."""
 
     MEASURED = "measured row"
@@ -25,7 +25,7 @@ class Origin(StrEnum):
 
 
 LAUNCH_GAP_S = 1.2e-6  # a device rests so long between two captured kernels; fitted to served requests, in no table
-ORIGINS = tuple(Origin)
+ORIGINS = tuple(TimeOrigin)
 CODE = {origin: code for code, origin in enumerate(ORIGINS)}
 
 
@@ -44,7 +44,7 @@ class Times:
     spread_high: Floats
 
     @property
-    def origins(self) -> list[Origin]:
+    def origins(self) -> list[TimeOrigin]:
         """The origin of each time."""
         return [ORIGINS[code] for code in self.origin_codes.tolist()]
 
@@ -68,9 +68,11 @@ class Estimate:
     @classmethod
     def unknown(cls, count: int) -> Estimate:
         """Kernels that no table describes."""
-        return cls(np.full(count, np.nan), np.full(count, CODE[Origin.ROOFLINE], np.uint8), np.zeros(count, np.uint8))
+        return cls(
+            np.full(count, np.nan), np.full(count, CODE[TimeOrigin.ROOFLINE], np.uint8), np.zeros(count, np.uint8)
+        )
 
-    def at_least(self, origin: Origin, where: Flags | None = None) -> Estimate:
+    def at_least(self, origin: TimeOrigin, where: Flags | None = None) -> Estimate:
         """The same times with an origin no better than this one."""
         code = np.maximum(self.origin_codes, CODE[origin]).astype(np.uint8)
         codes = code if where is None else np.where(where, code, self.origin_codes).astype(np.uint8)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.measured.correction import StageCorrection, StageFactor, centre, corrected_stage, width
 from llm_perf_opt.analyses.measured.correction_report import MeasuredPoint
 from llm_perf_opt.analyses.measured.fit import Fit, FitPoint, fitted
-from llm_perf_opt.analyses.measured.measurement import MeasuredRun, MeasuredTime, Quantity
+from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Measurement, Quantity
 from llm_perf_opt.analyses.measured.predicted_points import PredictedPoint, is_covered
 from llm_perf_opt.analyses.measured.remaining_error import Remaining, remaining
 from llm_perf_opt.analyses.time.predict import StageTime
@@ -20,7 +20,7 @@ class FoundTime:
     """A measured time with the prediction of the same work."""
 
     run: MeasuredRun
-    time: MeasuredTime
+    time: Measurement
     scale: float  # on the measured seconds: tokens that one step gives
     predicted: PredictedPoint
     point: MeasuredPoint
@@ -100,7 +100,7 @@ def corrected(
     )
     if one is None:
         return stage, None
-    time = MeasuredTime(quantity=one.quantity, stage=one.stage, samples_s=(1.0,), is_device_time=one.is_device_time)
+    time = Measurement(quantity=one.quantity, stage=one.stage, samples_s=(1.0,), is_device_time=one.is_device_time)
     families = own.family_seconds(time, one.phase)
     left = one.remaining
     given = StageFactor(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from llm_perf_opt.analyses.measured.measurement import MEASURED_FILE, MeasuredRun, MeasuredTime, Quantity, run_of
+from llm_perf_opt.analyses.measured.measurement import MEASURED_FILE, MeasuredRun, Measurement, Quantity, run_of
 from llm_perf_opt.core.reading import as_record, decode_json
 
 SOURCE = "llm-perf-opt join"
@@ -53,9 +53,9 @@ def read_joined_report(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
     return (run_of(times, source=SOURCE, file=file, model=named[1], phase=named[2]),)
 
 
-def _time(stage: StageTimeRow, forwards: int) -> MeasuredTime:
+def _time(stage: StageTimeRow, forwards: int) -> Measurement:
     try:
-        return MeasuredTime(
+        return Measurement(
             quantity=Quantity.STAGE,
             stage=stage.stage[:200],
             samples_s=(stage.kernel_time_seconds / forwards,),

@@ -36,7 +36,7 @@ class Quantity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredTime:
+class Measurement:
     """One time. `samples_s` are its repeats on the same work; a time that was written down alone has one.
 
     `is_device_time` is the time of the kernels, without what the host adds. `by_family` splits it by the kind of the
@@ -71,7 +71,7 @@ class MeasuredRun:
 
     source: str  # the program that wrote it
     file: str
-    times: tuple[MeasuredTime, ...]
+    times: tuple[Measurement, ...]
     model: str | None = None
     device: str | None = None
     batch: int | None = None
@@ -92,7 +92,7 @@ class MeasuredRun:
         if not 1 <= self.tokens_per_step <= 1024:
             raise ValueError("a step gives between 1 and 1,024 tokens")
 
-    def time_of(self, quantity: Quantity, stage: str | None = None) -> MeasuredTime | None:
+    def time_of(self, quantity: Quantity, stage: str | None = None) -> Measurement | None:
         """The time of that kind; None where it was not measured."""
         found = (time for time in self.times if time.quantity is quantity and time.stage == stage)
         return next(found, None)
@@ -108,7 +108,7 @@ class MeasuredRun:
         return None if self.input_tokens is None else self.input_tokens + (self.output_tokens or 0) // 2
 
 
-def run_of(times: Sequence[MeasuredTime | None], kind: FileKind = MEASURED_FILE, **known: Any) -> MeasuredRun:
+def run_of(times: Sequence[Measurement | None], kind: FileKind = MEASURED_FILE, **known: Any) -> MeasuredRun:
     """The run with these times, those that are None left out; refused where nothing is left, or a value cannot be."""
     found = tuple(time for time in times if time is not None)
     if not found:
@@ -121,12 +121,12 @@ def run_of(times: Sequence[MeasuredTime | None], kind: FileKind = MEASURED_FILE,
 
 def time_of(
     quantity: Quantity, seconds: float | None, statistic: str = "as given", kind: FileKind = MEASURED_FILE
-) -> MeasuredTime | None:
+) -> Measurement | None:
     """A time that one number gives; None where there is none, or where nothing was measured and a zero stands there."""
     if not seconds:
         return None
     try:
-        return MeasuredTime(quantity=quantity, samples_s=(seconds,), statistic=statistic)
+        return Measurement(quantity=quantity, samples_s=(seconds,), statistic=statistic)
     except ValueError as error:
         raise kind.refusal(f"holds a {quantity} of {seconds:g} seconds", str(error)) from None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.measured.correction import centre, families
-from llm_perf_opt.analyses.measured.measurement import MeasuredTime, Quantity
+from llm_perf_opt.analyses.measured.measurement import Measurement, Quantity
 from llm_perf_opt.analyses.time.predict import StageTime
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.measurement import DECODE
@@ -31,14 +31,14 @@ class PredictedPoint:
             if is_covered(quantity, stage, name, found.name) and phase in (None, name)
         ]
 
-    def seconds(self, time: MeasuredTime, phase: str | None) -> float:
+    def seconds(self, time: Measurement, phase: str | None) -> float:
         """What was predicted for the measured time; 0 where no stage is covered."""
         return sum(
             centre(found.device_time if time.is_device_time else found.wall) / self._steps(name)
             for name, found in self.stages(time.quantity, time.stage, phase)
         )
 
-    def family_seconds(self, time: MeasuredTime, phase: str | None) -> dict[str, float]:
+    def family_seconds(self, time: Measurement, phase: str | None) -> dict[str, float]:
         """The same by kind of kernel."""
         found: dict[str, float] = {}
         for name, stage in self.stages(time.quantity, time.stage, phase):
@@ -46,7 +46,7 @@ class PredictedPoint:
                 found[family] = found.get(family, 0.0) + spent / self._steps(name)
         return found
 
-    def bound_s(self, time: MeasuredTime, phase: str | None) -> float | None:
+    def bound_s(self, time: Measurement, phase: str | None) -> float | None:
         """What no run is faster than, whichever experts its routers choose; None: not known of every stage."""
         total = 0.0
         for name, stage in self.stages(time.quantity, time.stage, phase):

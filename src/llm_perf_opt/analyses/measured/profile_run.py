@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_perf_opt.analyses.measured.measurement import MeasuredRun, MeasuredTime, Quantity, run_of
+from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Measurement, Quantity, run_of
 from llm_perf_opt.analyses.profile.metrics_file import METRICS_FILE, PageRow, read_metrics
 from llm_perf_opt.core.measurement import DECODE, STAGES_OUTSIDE_THE_MODEL
 from llm_perf_opt.core.reading import naming_file
@@ -45,7 +45,7 @@ def _batch(page: PageRow) -> int | None:
     return found if isinstance(found, int) and found >= 1 else None
 
 
-def _times(page: PageRow) -> Iterator[MeasuredTime]:
+def _times(page: PageRow) -> Iterator[Measurement]:
     """Of `decode` one step, on average over the steps of a pass; of other stages all that they take in a pass."""
     names = dict.fromkeys(name for one in page.passes for name in one.stages_ns)
     for name in names:
@@ -57,6 +57,6 @@ def _times(page: PageRow) -> Iterator[MeasuredTime]:
             if sum(spent := one.stages_ns.get(name, ())) > 0
         ]
         if samples:
-            yield MeasuredTime(
+            yield Measurement(
                 quantity=Quantity.STAGE, stage=name, samples_s=tuple(samples), statistic="median of the passes"
             )

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from llm_perf_opt.analyses.join.attribution import JoinedRecording, JoinedWork
-from llm_perf_opt.analyses.measured.measurement import MeasuredRun, MeasuredTime, Quantity, run_of
+from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Measurement, Quantity, run_of
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_calls
 from llm_perf_opt.ops.op import KernelKind
@@ -25,7 +25,7 @@ def recorded_run(
         spent[stage][family] += duration_ns
     forwards = max(1, joined.forwards)
     times = [
-        MeasuredTime(
+        Measurement(
             quantity=Quantity.STAGE,
             stage=stage,
             samples_s=(found.total() * _NS / forwards,),

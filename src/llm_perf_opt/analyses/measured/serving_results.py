@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from llm_perf_opt.analyses.measured.measurement import (
     MEASURED_FILE,
     MeasuredRun,
-    MeasuredTime,
+    Measurement,
     Quantity,
     run_of,
     time_of,
@@ -226,7 +226,7 @@ def _guidellm_run(benchmark: GuidellmBenchmark, file: str, model: str | None) ->
     )
 
 
-def _outcome_time(quantity: Quantity, metric: ByOutcome | None) -> MeasuredTime | None:
+def _outcome_time(quantity: Quantity, metric: ByOutcome | None) -> Measurement | None:
     found = None if metric is None else metric.successful
     return None if found is None else _time(quantity, found.median, found.mean, 1e-3)
 
@@ -235,7 +235,7 @@ def _outcome_mean(metric: ByOutcome | None) -> float | None:
     return None if metric is None or metric.successful is None else metric.successful.mean
 
 
-def _statistics_time(quantity: Quantity, metric: Statistics | None) -> MeasuredTime | None:
+def _statistics_time(quantity: Quantity, metric: Statistics | None) -> Measurement | None:
     return None if metric is None else _time(quantity, metric.p50, metric.avg, _unit(metric))
 
 
@@ -254,7 +254,7 @@ def _average(metric: Statistics | None) -> float | None:
     return None if metric is None else metric.avg
 
 
-def _time(quantity: Quantity, median: float | None, mean: float | None, unit_s: float) -> MeasuredTime | None:
+def _time(quantity: Quantity, median: float | None, mean: float | None, unit_s: float) -> Measurement | None:
     """The median, or the mean where no median was written; None where there is neither, or it is zero."""
     if median:
         return time_of(quantity, median * unit_s, "median of the requests")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.analyses.kernels.times import Origin
+from llm_perf_opt.analyses.kernels.times import TimeOrigin
 from llm_perf_opt.analyses.serving.engine_step import VALUE_BYTES, forward_kernels
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, ForwardTime, WorkKind, kind_of
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
@@ -48,7 +48,7 @@ class CalibratedTimer:
         gaps = kernels * _expected_s(self._rates.duration(Overhead.MODULE_CALL) or ())
         return ForwardTime(
             by_kind={**by_kind, WorkKind.GAPS: gaps},
-            by_origin={Origin.INTERPOLATED: found},
+            by_origin={TimeOrigin.INTERPOLATED: found},
             kernels=kernels,
             unknown=unknown,
         )

@@ -40,7 +40,7 @@ class Split(StrEnum):
     WHOLE = "whole"  # each does all of it
 
 
-class Part(StrEnum):
+class DecoderPart(StrEnum):
     """Where in a decoder a product stands; checkpoints store their parts in formats of their own."""
 
     ATTENTION = "attention"
@@ -50,7 +50,7 @@ class Part(StrEnum):
     HEAD = "head"  # needed for the last token of a sequence alone
 
 
-_ATTENTIONS = (Part.ATTENTION, Part.LATENT)
+_ATTENTIONS = (DecoderPart.ATTENTION, DecoderPart.LATENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class EngineProduct:
     split: Split
     key_columns: int = 0
     key_heads: int = 1
-    part: Part = Part.MLP
+    part: DecoderPart = DecoderPart.MLP
     is_expansion: bool = False
     layers: int = 1
 
@@ -154,7 +154,7 @@ def engine_blocks(graph: CallGraph) -> EngineBlocks:
 
 def _hidden(products: Sequence[EngineProduct]) -> int:
     """The width of what goes from layer to layer: into the head, or on a rank without one out of the last products."""
-    into_head = [product.depth for product in products if product.part is Part.HEAD]
+    into_head = [product.depth for product in products if product.part is DecoderPart.HEAD]
     return max(into_head or [product.columns for product in products if product.split is Split.ROWS], default=0)
 
 
@@ -225,7 +225,9 @@ def _layers(graph: CallGraph, blocks: dict[int, list[_Member]]) -> int:
     """Calls that hold blocks: layers of the decoder, each with attention and an MLP; not the parts of an MLP."""
     parents = calls_of(graph).parent
     holders = {
-        parents[block] for block, members in blocks.items() if block >= 0 and members[0].product.part is not Part.HEAD
+        parents[block]
+        for block, members in blocks.items()
+        if block >= 0 and members[0].product.part is not DecoderPart.HEAD
     }
 
     def is_inside(call: int) -> bool:
@@ -273,15 +275,15 @@ def _is_embedding(graph: CallGraph, product: WeightProduct) -> bool:
     return "Embedding" in graph.module_types.get(module_of(product.weight.name), "")
 
 
-def _part(role: Role | None, site: AttentionSite | None, *, is_inside: bool) -> Part:
+def _part(role: Role | None, site: AttentionSite | None, *, is_inside: bool) -> DecoderPart:
     """By its role, and by the attention that runs in the same module; `is_inside` a module of an attention's own."""
     if role is Role.HEAD:
-        return Part.HEAD
+        return DecoderPart.HEAD
     if role is Role.ROUTER or is_inside:
-        return Part.ROUTER
+        return DecoderPart.ROUTER
     if site is None:
-        return Part.MLP
-    return Part.ATTENTION if site.latent is None else Part.LATENT
+        return DecoderPart.MLP
+    return DecoderPart.ATTENTION if site.latent is None else DecoderPart.LATENT
 
 
 def _key_heads(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
@@ -295,7 +297,9 @@ def _key_heads(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
     return found
 
 
-def _engine_product(product: WeightProduct, part: Part, site: AttentionSite | None, key_heads: int) -> EngineProduct:
+def _engine_product(
+    product: WeightProduct, part: DecoderPart, site: AttentionSite | None, key_heads: int
+) -> EngineProduct:
     columns = product.weight.meta.shape[0]
     widths = () if site is None or site.latent is not None else (site.qk_width, site.v_width)
     is_key = site is not None and product.row < site.row and columns in [key_heads * width for width in widths]
@@ -314,13 +318,13 @@ def _engine_product(product: WeightProduct, part: Part, site: AttentionSite | No
 
 def _splits(members: Sequence[_Member], site: AttentionSite | None) -> Iterator[Split]:
     """How each product of a block is shared."""
-    inputs = [member.source for member in members if member.product.part is not Part.ROUTER]
+    inputs = [member.source for member in members if member.product.part is not DecoderPart.ROUTER]
     last = inputs[-1] if inputs else None
     for place, member in enumerate(members):
         later = members[place + 1 :]
-        if member.product.part is Part.HEAD:
+        if member.product.part is DecoderPart.HEAD:
             yield Split.COLUMNS
-        elif member.product.part is Part.ROUTER or _is_onto_latent(member, later, site):
+        elif member.product.part is DecoderPart.ROUTER or _is_onto_latent(member, later, site):
             yield Split.WHOLE
         elif site is not None:
             yield Split.COLUMNS if member.row < site.row else Split.ROWS

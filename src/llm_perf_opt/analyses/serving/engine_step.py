@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.kernels.recurrent import HEAD_WIDTH
 from llm_perf_opt.analyses.necessary.decoder_needs import AttentionLayers
-from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineExperts, EngineProduct, Part, Split
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks, EngineExperts, EngineProduct, Split
 from llm_perf_opt.analyses.serving.engine_states import EngineStates
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
@@ -60,7 +60,7 @@ def forward_kernels(
     modules = [] if knows is None else list(_modules(blocks, forward, plan))
     if modules and knows is not None and all(knows(kernel) for kernel, _ in modules):
         yield from modules
-        kept = tuple(product for product in blocks.products if product.part is not Part.LATENT)
+        kept = tuple(product for product in blocks.products if product.part is not DecoderPart.LATENT)
         blocks = replace(blocks, products=kept, attentions=(), norms=())
     for product in blocks.products:
         yield from _product(product, forward, plan)
@@ -77,7 +77,7 @@ def forward_kernels(
 def _product(product: EngineProduct, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
     """One product, and the quantisation of its input."""
     columns, depth = product.shared_by(plan.tp)
-    rows = _count((forward.sequences if product.part is Part.HEAD else forward.tokens) / plan.attention_dp)
+    rows = _count((forward.sequences if product.part is DecoderPart.HEAD else forward.tokens) / plan.attention_dp)
     weights = TensorMeta(shape=(columns, depth), dtype=product.weight_format, device="cuda")
     kernel = Kernel(
         kind=KernelKind.MATMUL,
@@ -139,7 +139,7 @@ def _attention_shape(
 
 def _modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
     """The latent attentions of blocks whose widths are those of a model that was measured whole."""
-    latent = [product for product in blocks.products if product.part is Part.LATENT]
+    latent = [product for product in blocks.products if product.part is DecoderPart.LATENT]
     depths = {product.depth for product in latent}
     is_sparse = any(layer.span.chosen is not None for layer in blocks.attentions)
     model = next((name for widths, name in _SPARSE_MODULES.items() if depths >= widths), None) if is_sparse else None
@@ -204,7 +204,7 @@ def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iter
         numbers = inside.numbers / inside.norms / (1 if inside.is_whole else plan.tp)
         yield _vector(2 * tokens * numbers * VALUE_BYTES), inside.norms * inside.layers
     for product in blocks.products:
-        if product.split is Split.ROWS and product.part is Part.MLP:
+        if product.split is Split.ROWS and product.part is DecoderPart.MLP:
             yield _vector(3 * tokens * product.depth / plan.tp * VALUE_BYTES), product.layers
     for block in blocks.experts:
         yield _vector(SCORE_BYTES * tokens * block.experts), 2 * block.layers

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
-from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin
+from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks
 from llm_perf_opt.analyses.serving.engine_step import Forward, forward_kernels
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
@@ -52,7 +52,7 @@ class ForwardTime:
     """One forward of a rank. `unknown` kernels are in no table and in no sum."""
 
     by_kind: Mapping[WorkKind, float]
-    by_origin: Mapping[Origin, float]
+    by_origin: Mapping[TimeOrigin, float]
     kernels: int
     unknown: int
 
@@ -99,7 +99,7 @@ class EngineTimer:
         return [self._sum(kernels) for kernels in found]
 
     def _sum(self, kernels: Sequence[tuple[Kernel, int]]) -> ForwardTime:
-        by_kind, by_origin = dict.fromkeys(WorkKind, 0.0), dict.fromkeys(Origin, 0.0)
+        by_kind, by_origin = dict.fromkeys(WorkKind, 0.0), dict.fromkeys(TimeOrigin, 0.0)
         launches = unknown = 0
         for kernel, count in kernels:
             time = self._rates.measured(kernel)

@@ -34,7 +34,7 @@ _DRIVER_RESERVE_BYTES = 512 * MIB
 _CUBLAS_BYTES, _CUBLAS_LARGE_BYTES = 8320 * 1024, 32 * MIB
 
 
-class Sampler(StrEnum):
+class SamplerKind(StrEnum):
     """How an engine applies top-k and top-p to the logits; decides most of the working memory."""
 
     SORT = "sort in PyTorch"
@@ -43,7 +43,7 @@ class Sampler(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class ServingEngine:
     """The memory habits of one range of versions.
 
     `outside_torch_bytes` is what the process takes without PyTorch's allocator (CUDA modules, NCCL buffers) after the
@@ -52,7 +52,7 @@ class Engine:
     """
 
     name: str
-    sampler: Sampler
+    sampler: SamplerKind
     keeps_expert_workspace: bool  # the buffers of the routed experts outlive the forward
     pads_encoder_outputs: bool  # the profile run stores every image as if it had a whole chunk of tokens
     copies_mxfp4_scales: bool  # on Hopper: the swizzled scales stand beside those of the checkpoint
@@ -72,9 +72,9 @@ _SAMPLER_FILE = "vllm/v1/sample/ops/topk_topp_sampler.py"
 _PROFILE_FILE = "vllm/v1/worker/gpu_model_runner.py (profile_run, _dummy_sampler_run)"
 _PLANNER = "llm-d-incubation/llm-d-planner"
 
-VLLM_0_11_0 = Engine(
+VLLM_0_11_0 = ServingEngine(
     name="vLLM 0.11.0",
-    sampler=Sampler.FLASHINFER,
+    sampler=SamplerKind.FLASHINFER,
     keeps_expert_workspace=False,
     pads_encoder_outputs=True,
     copies_mxfp4_scales=False,
@@ -88,9 +88,9 @@ VLLM_0_11_0 = Engine(
         "on one H100, vllm issue 13061 0.25 GiB on each of two RTX 4090",
     ),
 )
-VLLM_0_12 = Engine(
+VLLM_0_12 = ServingEngine(
     name="vLLM 0.11.1 to 0.12",
-    sampler=Sampler.SORT,
+    sampler=SamplerKind.SORT,
     keeps_expert_workspace=False,
     pads_encoder_outputs=True,
     copies_mxfp4_scales=True,
@@ -103,9 +103,9 @@ VLLM_0_12 = Engine(
         *VLLM_0_11_0.sources[3:],
     ),
 )
-VLLM_0_19 = Engine(
+VLLM_0_19 = ServingEngine(
     name="vLLM 0.17 to 0.19",
-    sampler=Sampler.TRITON,
+    sampler=SamplerKind.TRITON,
     keeps_expert_workspace=True,
     pads_encoder_outputs=False,
     copies_mxfp4_scales=False,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.analyses.serving.engines import (
     DEFAULT_ENGINE,
     BatchLimits,
-    Engine,
     MemoryTerm,
+    ServingEngine,
     default_limits,
     total_bytes,
     visible_bytes,
@@ -47,7 +47,7 @@ class ServingNeeds:
     """
 
     devices: int
-    engine: Engine
+    engine: ServingEngine
     limits: BatchLimits
     weights: tuple[MemoryTerm, ...]
     working: WorkingMemory | None
@@ -88,7 +88,7 @@ def serving_needs(
     device: Device,
     *,
     devices: int = 1,
-    engine: Engine = DEFAULT_ENGINE,
+    engine: ServingEngine = DEFAULT_ENGINE,
     limits: BatchLimits | None = None,
     encoder: EncoderItem | None = None,
 ) -> ServingNeeds:

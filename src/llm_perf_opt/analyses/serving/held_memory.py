@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analyses.memory.kv_cache import TracedKvCache, kv_cache
 from llm_perf_opt.analyses.necessary.decoder_needs import decoder_needs
-from llm_perf_opt.analyses.serving.engines import Engine, MemoryTerm, capability_major
+from llm_perf_opt.analyses.serving.engines import MemoryTerm, ServingEngine, capability_major
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import Parameter
 from llm_perf_opt.core.callgraph.shared_work import found_once
@@ -108,7 +108,9 @@ _POSITIONS = "max_seq_len_cached"  # what transformers calls the length of a rot
 _TABLE_VALUE_BYTES = 2
 
 
-def engine_weights(graph: CallGraph, device: Device, *, engine: Engine, ranks: int = 1) -> tuple[MemoryTerm, ...]:
+def engine_weights(
+    graph: CallGraph, device: Device, *, engine: ServingEngine, ranks: int = 1
+) -> tuple[MemoryTerm, ...]:
     """The parts of an engine's weights on one of `ranks` tensor-parallel devices, without those that are empty.
 
     Matrices and stacks are divided evenly, vectors are whole on every rank. Tied weights count once.

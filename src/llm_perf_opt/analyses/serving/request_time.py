@@ -39,7 +39,7 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingFit:
+class RequestFit:
     """Everything that was fitted to served requests, and to which."""
 
     fitted_to: str
@@ -64,10 +64,10 @@ class RequestLoad:
 
 
 @cache
-def serving_fit() -> ServingFit:
+def request_fit() -> RequestFit:
     """The fitted figures that ship with the package."""
     document = parse_toml(resources.files(__package__).joinpath("serving_fit.toml").read_bytes(), _FIT_FILE)
-    return as_record(document, ServingFit, _FIT_FILE)
+    return as_record(document, RequestFit, _FIT_FILE)
 
 
 def time_per_token(step_s: float, prompt_s: float, load: RequestLoad) -> float:

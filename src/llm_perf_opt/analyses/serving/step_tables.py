@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, EngineProduct, Part
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks, EngineProduct
 from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, ForwardTime, TimesForwards, WorkKind
-from llm_perf_opt.analyses.serving.request_time import serving_fit
+from llm_perf_opt.analyses.serving.request_time import request_fit
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
@@ -47,7 +47,7 @@ def step_table(
     reach = reach or StepRange()
     asked = _Asked(blocks, timer, plan)
     tokens = asked.curve(_points(1, reach.tokens), _without_attention, without_head=True)
-    fit = serving_fit()
+    fit = request_fit()
     return StepTable(
         tokens=tokens,
         head=asked.curve(_points(1, reach.sequences), _head_alone),
@@ -80,7 +80,7 @@ class _Asked:
 
     def curve(self, at: Sequence[int], part: Callable[[ForwardTime], float], *, without_head: bool = False) -> Curve:
         """A part of the step of so many tokens, each of a sequence of its own with nothing cached."""
-        kept = tuple(one for one in self._blocks.products if (one.part is Part.HEAD) is not without_head)
+        kept = tuple(one for one in self._blocks.products if (one.part is DecoderPart.HEAD) is not without_head)
         blocks = replace(self._blocks, products=kept)
         if not without_head:
             blocks = replace(blocks, attentions=(), experts=(), norms=(), states=None, layers=0)
@@ -115,7 +115,7 @@ class _Asked:
         )
 
     def _latent_products(self) -> tuple[EngineProduct, ...]:
-        return tuple(one for one in self._blocks.products if one.part is Part.LATENT)
+        return tuple(one for one in self._blocks.products if one.part is DecoderPart.LATENT)
 
     def _times(self, blocks: EngineBlocks, forwards: Sequence[Forward]) -> list[ForwardTime]:
         found = self._timer.times([AskedForward(blocks=blocks, forward=one, plan=self._plan) for one in forwards])

@@ -17,9 +17,9 @@ from itertools import pairwise
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
 from llm_perf_opt.analyses.serving.engines import (
     BatchLimits,
-    Engine,
     MemoryTerm,
-    Sampler,
+    SamplerKind,
+    ServingEngine,
     cublas_workspace_bytes,
     total_bytes,
 )
@@ -162,7 +162,12 @@ class WorkingMemory:
 
 
 def working_memory(
-    widths: ForwardWidths, *, engine: Engine, limits: BatchLimits, device: Device, encoder: EncoderItem | None = None
+    widths: ForwardWidths,
+    *,
+    engine: ServingEngine,
+    limits: BatchLimits,
+    device: Device,
+    encoder: EncoderItem | None = None,
 ) -> WorkingMemory:
     """The wider of the two moments of a profile run; what both of them hold is counted in either."""
     held = tuple(_held(widths, engine, limits, device, encoder))
@@ -174,7 +179,7 @@ def working_memory(
 
 
 def _held(
-    widths: ForwardWidths, engine: Engine, limits: BatchLimits, device: Device, encoder: EncoderItem | None
+    widths: ForwardWidths, engine: ServingEngine, limits: BatchLimits, device: Device, encoder: EncoderItem | None
 ) -> Iterator[MemoryTerm]:
     """What lives through the forward and the sampling."""
     yield MemoryTerm(name="cuBLAS workspace", bytes=cublas_workspace_bytes(device))
@@ -190,7 +195,9 @@ def _expert_buffers(widths: ForwardWidths, limits: BatchLimits) -> MemoryTerm:
     )
 
 
-def _sampling(widths: ForwardWidths, engine: Engine, limits: BatchLimits, device: Device) -> Iterator[MemoryTerm]:
+def _sampling(
+    widths: ForwardWidths, engine: ServingEngine, limits: BatchLimits, device: Device
+) -> Iterator[MemoryTerm]:
     rows, vocabulary = limits.sampled_rows, widths.vocabulary
     hidden = (limits.chunk_tokens + 2 * rows) * widths.hidden * widths.value_bytes
     yield MemoryTerm(name="hidden states of the chunk and of the sampled rows, twice", bytes=hidden)
@@ -201,7 +208,7 @@ def _sampling(widths: ForwardWidths, engine: Engine, limits: BatchLimits, device
         name=f"top-k and top-p: {engine.sampler}",
         bytes=rows * vocabulary * sum(_sampler_tensors(engine, rows)),
     )
-    if engine.sampler is Sampler.TRITON:
+    if engine.sampler is SamplerKind.TRITON:
         programs = _sampler_programs(device, rows)
         yield MemoryTerm(
             name="a row of logits for each program of the sampler",
@@ -209,8 +216,8 @@ def _sampling(widths: ForwardWidths, engine: Engine, limits: BatchLimits, device
         )
 
 
-def _sampler_tensors(engine: Engine, rows: int) -> tuple[int, ...]:
-    if engine.sampler is not Sampler.SORT:
+def _sampler_tensors(engine: ServingEngine, rows: int) -> tuple[int, ...]:
+    if engine.sampler is not SamplerKind.SORT:
         return _TWO_FLOATS
     return _FULL_SORT if rows < _FULL_SORT_ROWS else _SEGMENTED_SORT
 
@@ -223,7 +230,7 @@ def _sampler_programs(device: Device, rows: int) -> int:
     return min(1 << (min(units, rows) - 1).bit_length(), units)
 
 
-def _forward(widths: ForwardWidths, engine: Engine, limits: BatchLimits) -> Iterator[MemoryTerm]:
+def _forward(widths: ForwardWidths, engine: ServingEngine, limits: BatchLimits) -> Iterator[MemoryTerm]:
     per_value = limits.chunk_tokens * widths.value_bytes
     yield MemoryTerm(
         name="residual stream: before, after, and the result of attention",
@@ -235,7 +242,7 @@ def _forward(widths: ForwardWidths, engine: Engine, limits: BatchLimits) -> Iter
         yield MemoryTerm(name="results of a product and input of the next", bytes=widths.between_products * per_value)
 
 
-def _encoder_bytes(widths: ForwardWidths, engine: Engine, limits: BatchLimits, item: EncoderItem) -> int:
+def _encoder_bytes(widths: ForwardWidths, engine: ServingEngine, limits: BatchLimits, item: EncoderItem) -> int:
     """As many of the largest items as a chunk holds: inputs, outputs, and the outputs once more, filled up to a chunk.
 
     Source: vllm/v1/worker/utils.py (`MultiModalBudget`) and `profile_run` of vllm/v1/worker/gpu_model_runner.py.

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.collectives import CollectiveKind
-from llm_perf_opt.core.hardware.cluster import Spread
+from llm_perf_opt.core.hardware.cluster import RankPlacement
 
 _PEERS_AT_ONCE = 8  # sends that NCCL runs side by side (src/include/device.h, NCCL_MAX_DEV_WORK_P2P_PER_BATCH)
 _CHAIN = 8  # GPUs of one domain that a tree visits one after the other before it branches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class CollectiveForm:
     """One way: steps one after the other, and bytes that one rank sends, inside its node and out of it."""
 
     name: str
@@ -28,7 +28,9 @@ class Form:
     is_in_switch: bool = False  # the switch of the node adds up: it reaches another share of the link
 
 
-def fast_forms(kind: CollectiveKind, payload: int, at: Spread, *, adds_inside: bool, adds_between: bool) -> list[Form]:
+def fast_forms(
+    kind: CollectiveKind, payload: int, at: RankPlacement, *, adds_inside: bool, adds_between: bool
+) -> list[CollectiveForm]:
     """What the best implementations do: every peer at once, sums in the switches where these can add."""
     hops = (int(at.most_per_node > 1), int(at.nodes > 1))
     if kind is CollectiveKind.ALL_REDUCE:
@@ -38,7 +40,7 @@ def fast_forms(kind: CollectiveKind, payload: int, at: Spread, *, adds_inside: b
     return [_form(name, hops, inside, between)]
 
 
-def usual_forms(kind: CollectiveKind, payload: int, at: Spread) -> list[Form]:
+def usual_forms(kind: CollectiveKind, payload: int, at: RankPlacement) -> list[CollectiveForm]:
     """What libraries do without help of the switches: rings, trees for short messages, pairs."""
     inside, between = _least_bytes(kind, payload, at)
     ring_steps = (at.ranks - at.nodes, at.nodes - 1)
@@ -59,10 +61,10 @@ def usual_forms(kind: CollectiveKind, payload: int, at: Spread) -> list[Form]:
 
 
 _ONE_PEER = frozenset({CollectiveKind.SEND, CollectiveKind.RECV})
-_Bytes = Callable[[int, Spread], tuple[float, float]]
+_Bytes = Callable[[int, RankPlacement], tuple[float, float]]
 
 
-def _fast_all_reduce(payload: int, at: Spread, *, adds_inside: bool, adds_between: bool) -> list[Form]:
+def _fast_all_reduce(payload: int, at: RankPlacement, *, adds_inside: bool, adds_between: bool) -> list[CollectiveForm]:
     """One shot (read everything of every peer), two shots (scatter, then gather), and sums in the switch of a node."""
     scatter, between = _scatter_bytes(payload, at)
     steps = (2 * int(at.most_per_node > 1), 2 * int(at.nodes > 1))
@@ -78,7 +80,7 @@ def _fast_all_reduce(payload: int, at: Spread, *, adds_inside: bool, adds_betwee
     return forms
 
 
-def _least_bytes(kind: CollectiveKind, payload: int, at: Spread) -> tuple[float, float]:
+def _least_bytes(kind: CollectiveKind, payload: int, at: RankPlacement) -> tuple[float, float]:
     by_kind: dict[CollectiveKind, _Bytes] = {
         CollectiveKind.ALL_TO_ALL: _exchange_bytes,
         CollectiveKind.BROADCAST: _whole_bytes,
@@ -88,24 +90,26 @@ def _least_bytes(kind: CollectiveKind, payload: int, at: Spread) -> tuple[float,
     return by_kind.get(kind, _scatter_bytes)(payload, at)
 
 
-def _scatter_bytes(payload: int, at: Spread) -> tuple[float, float]:
+def _scatter_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
     """Gather, or scatter with sums: the parts of other nodes cross once, and are then passed on inside."""
     share = payload / at.ranks
     between = (at.ranks - at.most_per_node) * share / at.most_per_node
     return (at.ranks - 1) * share - between, between
 
 
-def _exchange_bytes(payload: int, at: Spread) -> tuple[float, float]:
+def _exchange_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
     """An equal part for every rank."""
     share = payload / at.ranks
     return (at.most_per_node - 1) * share, (at.ranks - at.most_per_node) * share
 
 
-def _whole_bytes(payload: int, at: Spread) -> tuple[float, float]:
+def _whole_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
     """Everything goes to every node, and there to every rank."""
     inside = float(payload) if at.most_per_node > 1 else 0.0
     return inside, payload / at.most_per_node if at.nodes > 1 else 0.0
 
 
-def _form(name: str, steps: tuple[int, int], inside: float, between: float) -> Form:
-    return Form(name=name, steps_inside=steps[0], steps_between=steps[1], bytes_inside=inside, bytes_between=between)
+def _form(name: str, steps: tuple[int, int], inside: float, between: float) -> CollectiveForm:
+    return CollectiveForm(
+        name=name, steps_inside=steps[0], steps_between=steps[1], bytes_inside=inside, bytes_between=between
+    )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.time.collective_forms import Form, fast_forms, usual_forms
+from llm_perf_opt.analyses.time.collective_forms import CollectiveForm, fast_forms, usual_forms
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
-from llm_perf_opt.core.hardware.cluster import Cluster, Spread
+from llm_perf_opt.core.hardware.cluster import Cluster, RankPlacement
 from llm_perf_opt.core.hardware.link_priors import LinkPriors, link_priors
 from llm_perf_opt.core.hardware.links import Link, LinkKind
 
@@ -45,7 +45,7 @@ def collective_time(
     """
     if collective.group.size == 1:
         return CollectiveTime(bound_ns=0, low_ns=0, high_ns=0, form="one rank")
-    at = cluster.spread(collective.group)
+    at = cluster.placement(collective.group)
     if at is None:
         why = f"where ranks {collective.group} run on {cluster} is not known"
         return CollectiveTime(bound_ns=None, why_unknown=why)
@@ -79,7 +79,7 @@ class _Links:
     between: Link | None
 
 
-def _links(at: Spread, cluster: Cluster) -> _Links | str:
+def _links(at: RankPlacement, cluster: Cluster) -> _Links | str:
     """Or the reason why they are not known."""
     if at.most_per_node > 1 and cluster.inside is None:
         return f"no link between the GPUs of a node of {cluster.device.id} is known"
@@ -88,7 +88,7 @@ def _links(at: Spread, cluster: Cluster) -> _Links | str:
     return _Links(cluster.inside if at.most_per_node > 1 else None, cluster.between if at.nodes > 1 else None)
 
 
-def _bound_s(collective: Collective, at: Spread, links: _Links) -> float:
+def _bound_s(collective: Collective, at: RankPlacement, links: _Links) -> float:
     """The larger of two times: bytes through the ports of a rank, and bytes through the adapters of a node."""
     port_rate = sum(link.bytes_per_s for link in (links.inside, links.between) if link is not None)
     port_s = _port_bytes(collective, at, links) / port_rate
@@ -104,7 +104,7 @@ def _adds(link: Link | None) -> bool:
     return link is not None and link.reduces_in_network is not False
 
 
-def _port_bytes(collective: Collective, at: Spread, links: _Links) -> float:
+def _port_bytes(collective: Collective, at: RankPlacement, links: _Links) -> float:
     """What must enter or leave a rank.
 
     Of an all-reduce every element leaves once, as a value or as a sum, and comes back once; without sums in a switch
@@ -119,7 +119,7 @@ def _port_bytes(collective: Collective, at: Spread, links: _Links) -> float:
     return others * payload
 
 
-def _node_bytes(collective: Collective, at: Spread, between: Link) -> float:
+def _node_bytes(collective: Collective, at: RankPlacement, between: Link) -> float:
     """What must enter or leave a node, for each of its adapters in use."""
     payload, most = collective.payload_bytes, at.most_per_node
     if collective.kind is CollectiveKind.ALL_REDUCE:
@@ -130,7 +130,9 @@ def _node_bytes(collective: Collective, at: Spread, between: Link) -> float:
     return outside if collective.kind is CollectiveKind.ALL_TO_ALL else outside / most
 
 
-def _edge(collective: Collective, at: Spread, links: _Links, priors: LinkPriors, *, is_low: bool) -> tuple[float, str]:
+def _edge(
+    collective: Collective, at: RankPlacement, links: _Links, priors: LinkPriors, *, is_low: bool
+) -> tuple[float, str]:
     """The shortest form in nanoseconds, and its name: the best forms for the low edge, the usual ones for the high."""
     forms = (
         fast_forms(
@@ -147,15 +149,15 @@ def _edge(collective: Collective, at: Spread, links: _Links, priors: LinkPriors,
     return min((_form_ns(form, at, links, priors, is_low=is_low, is_to_one=is_to_one), form.name) for form in forms)
 
 
-def _has_engine_kernel(collective: Collective, at: Spread, links: _Links) -> bool:
+def _has_engine_kernel(collective: Collective, at: RankPlacement, links: _Links) -> bool:
     """All three large engines have one for this size, in one node."""
     is_short = collective.kind is CollectiveKind.ALL_REDUCE and collective.payload_bytes <= _ENGINE_BYTES
     return is_short and at.nodes == 1 and links.inside is not None and links.inside.kind is LinkKind.NVLINK
 
 
-def _engine_high(collective: Collective, at: Spread, links: _Links, priors: LinkPriors) -> tuple[float, str]:
+def _engine_high(collective: Collective, at: RankPlacement, links: _Links, priors: LinkPriors) -> tuple[float, str]:
     """One shot, every peer at once, at the high edge of what engines take."""
-    form = Form(
+    form = CollectiveForm(
         name="one shot",
         steps_inside=1,
         steps_between=0,
@@ -166,7 +168,9 @@ def _engine_high(collective: Collective, at: Spread, links: _Links, priors: Link
     return as_usual + (priors.engine_fixed_us.high - priors.fixed_us.high) * _MICRO_IN_NANO, form.name
 
 
-def _form_ns(form: Form, at: Spread, links: _Links, priors: LinkPriors, *, is_low: bool, is_to_one: bool) -> float:
+def _form_ns(
+    form: CollectiveForm, at: RankPlacement, links: _Links, priors: LinkPriors, *, is_low: bool, is_to_one: bool
+) -> float:
     """Fixed cost, steps, and bytes: at the low edge the traffic inside and between nodes overlaps, at the high not."""
     fixed, factor = (prior.low if is_low else prior.high for prior in (priors.fixed_us, priors.step_factor))
     ns = fixed * _MICRO_IN_NANO

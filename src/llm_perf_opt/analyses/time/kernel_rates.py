@@ -15,8 +15,8 @@ from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tab
 from llm_perf_opt.analyses.kernels.recurrent import MEASURED_KERNELS
 from llm_perf_opt.analyses.kernels.systems import system_of
 from llm_perf_opt.analyses.kernels.tables import data_folder, missing_packages
-from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, Origin, Times
-from llm_perf_opt.analyses.serving.request_time import banded, serving_fit
+from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
+from llm_perf_opt.analyses.serving.request_time import banded, request_fit
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, RatesAbove
 from llm_perf_opt.analyses.time.eager_time import eager_time, launched_alone
 from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
@@ -58,7 +58,7 @@ MODULE_ENGINES = ("vllm", "trtllm")  # whose dense modules of latent attention w
 class KernelTime:
     """A kernel without the rest before it, which is `launches` of the device's where a row is the sum of several."""
 
-    origin: Origin
+    origin: TimeOrigin
     band: Band
     launches: int = 1
 
@@ -107,7 +107,7 @@ class KernelTableRates(RatesAbove):
             "docs/engine-fusions.md has the rule of a sum. Work that no table describes is timed by the roofline."
         )
         if self.is_engine:
-            served = serving_fit().tpot
+            served = request_fit().tpot
             yield Note(
                 f"Each kernel is charged the {LAUNCH_GAP_S * 1e6:.1f} us that a device rests before it. The band of a "
                 f"stage is at least {served.low:.2f} to {served.high:.2f} of what is expected: as far as measured "
@@ -155,13 +155,13 @@ class KernelTableRates(RatesAbove):
             needed = kernel.bytes_moved - kernel.avoidable_bytes
             seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
             fast, slow = UNKNOWN_SPREAD
-            return KernelTime(Origin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
+            return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
         return found
 
     def _on_links(self, kernel: Kernel) -> KernelTime | None:
         """An exchange that no table has, by the links of the cluster."""
         below = self.below.duration(kernel)
-        return None if below is None else KernelTime(Origin.ROOFLINE, below[0].band.expected_in_the_middle())
+        return None if below is None else KernelTime(TimeOrigin.ROOFLINE, below[0].band.expected_in_the_middle())
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether a table has its shape."""
@@ -191,7 +191,7 @@ class KernelTableRates(RatesAbove):
         """In an engine at least as wide as measured over expected steps of served models; eager kernels as they are."""
         if not self.is_engine or kernels.expected is None:
             return kernels
-        served = banded(kernels.expected, serving_fit().tpot)
+        served = banded(kernels.expected, request_fit().tpot)
         return Band(min(kernels.low, served.low), max(kernels.high, served.high), kernels.expected)
 
     def _by_roofline(self, time: RateTime) -> RateTime:
@@ -199,7 +199,7 @@ class KernelTableRates(RatesAbove):
         band = time.band.expected_in_the_middle()
         if self.is_engine:
             band += Band(LAUNCH_GAP_S, LAUNCH_GAP_S, LAUNCH_GAP_S)
-        return replace(time, band=band, origin=str(Origin.ROOFLINE))
+        return replace(time, band=band, origin=str(TimeOrigin.ROOFLINE))
 
     def _exchange(self, collective: Collective | None) -> KernelTime | None:
         """Within one node; between nodes no table was measured. Without a cluster all ranks are in one."""
@@ -207,10 +207,10 @@ class KernelTableRates(RatesAbove):
             return None
         ranks = collective.group.size
         if self.cluster is not None:
-            spread = self.cluster.spread(collective.group)
-            if spread is None or spread.nodes > 1:
+            placement = self.cluster.placement(collective.group)
+            if placement is None or placement.nodes > 1:
                 return None
-            ranks = spread.ranks
+            ranks = placement.ranks
         if ranks < 2:
             return None
         if collective not in self._known:

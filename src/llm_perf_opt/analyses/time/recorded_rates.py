@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analyses.kernels.times import Origin
+from llm_perf_opt.analyses.kernels.times import TimeOrigin
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution, RatesAbove
 from llm_perf_opt.analyses.time.eager_time import SOURCE, eager_time
 from llm_perf_opt.analyses.time.rates import Piece, Pieces, RateTime
@@ -46,7 +46,7 @@ class RecordedRates(RatesAbove):
         if below is None:
             return None
         return tuple(
-            replace(time, band=time.band.expected_in_the_middle(), origin=str(Origin.ROOFLINE)) for time in below
+            replace(time, band=time.band.expected_in_the_middle(), origin=str(TimeOrigin.ROOFLINE)) for time in below
         )
 
 

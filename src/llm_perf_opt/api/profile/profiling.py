@@ -152,13 +152,13 @@ def run_profile(
             has_weights = any(target.has_weights for target in first.run.targets)
             require_memory(prepared.memory, request.device.torch, has_weights=has_weights)
         pages = _measured(request, model, images, found, kept, runs, progress)
-        seen = _seen(request, model, images, kept, runs, pages)
+        records = _records(request, model, images, kept, runs, pages)
         resumed = sum(page is not None for page in found)
-        return _finish(request, model, kept, prepared, seen, device, resumed)
+        return _finish(request, model, kept, prepared, records, device, resumed)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProfileRecords:
     """What was measured, by the clock, by torch's profiler, and by Nsight; and which of the latter two failed."""
 
     pages: list[PageMeasurement]
@@ -194,14 +194,14 @@ def _measured(
     return pages
 
 
-def _seen(
+def _records(
     request: ProfileRequest,
     model: ProfiledModel,
     images: Sequence[str | None],
     kept: RunFolder,
     runs: TimedRuns,
     pages: list[PageMeasurement],
-) -> Seen:
+) -> ProfileRecords:
     """The passes that are not timed. The times are there already, so one that fails does not end the run."""
     failures: dict[str, str] = {}
     operators: tuple[OperatorTime, ...] = ()
@@ -214,7 +214,7 @@ def _seen(
         kernels = _kernels(request, kept)
     except PerfOptError as error:
         failures[request.profiler.nsight] = failure_text(error)
-    return Seen(pages, operators, kernels, failures)
+    return ProfileRecords(pages, operators, kernels, failures)
 
 
 def _operators(
@@ -252,16 +252,16 @@ def _finish(
     model: ProfiledModel,
     kept: RunFolder,
     prepared: Prepared,
-    seen: Seen,
+    records: ProfileRecords,
     device: Device | None,
     resumed_pages: int,
 ) -> ProfileAnswer:
     """Costs, the join, and every artifact; all of it follows from what the folder holds. A page is traced once."""
-    pages, files = seen.pages, [kept.path / name for name in (CONFIG_FILE, REQUEST_FILE, ENVIRONMENT_FILE)]
+    pages, files = records.pages, [kept.path / name for name in (CONFIG_FILE, REQUEST_FILE, ENVIRONMENT_FILE)]
     costs, failure = _costs(prepared, pages)
     files += prepared.files
-    files += [kept.path / OPERATORS, kept.path / CHROME_TRACE] if seen.operators else []
-    files += [kept.path / KERNELS] if seen.kernels else []
+    files += [kept.path / OPERATORS, kept.path / CHROME_TRACE] if records.operators else []
+    files += [kept.path / KERNELS] if records.kernels else []
     names = ("report.md", "report.html", METRICS_FILE)
     answer = ProfileAnswer(
         model=request.model.name,
@@ -270,13 +270,13 @@ def _finish(
         figures=join_run(pages, costs, device, request.model.dtype),
         costs=tuple(costs),
         pages=tuple(pages),
-        operators=seen.operators,
-        kernels=seen.kernels,
+        operators=records.operators,
+        kernels=records.kernels,
         notes=(*model.notes, *_holes(costs)),
         folder=kept.path,
         files=(*files, *(kept.path / name for name in names)),
         resumed_pages=resumed_pages,
-        failures={**({} if failure is None else {STATIC: failure}), **seen.failures},
+        failures={**({} if failure is None else {STATIC: failure}), **records.failures},
         _chapters=() if prepared.static is None else (prepared.static.report(),),
     )
     report = answer.report()

@@ -21,7 +21,7 @@ _HOW = "write 8x h100-sxm for one node, 4x8 h100-sxm for four nodes, 2x8 h100-sx
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RankPlacement:
     """How the ranks of a group lie on nodes: on how many, and how many of them on the fullest."""
 
     ranks: int
@@ -52,17 +52,17 @@ class Cluster:
         size = f"{self.nodes}x{self.per_node}" if self.nodes > 1 else f"{self.per_node}x"
         return f"{size} {self.device.id}{f' via {self.via}' if self.via else ''}"
 
-    def spread(self, group: GroupRanks) -> Spread | None:
+    def placement(self, group: GroupRanks) -> RankPlacement | None:
         """Where the ranks of a group run; None: they are not all in this cluster, or which they are is not recorded."""
         first, last = sorted((group.first, group.last))
         if last >= self.count:
             return None
         if first // self.per_node == last // self.per_node:
-            return Spread(group.size, 1, group.size)
+            return RankPlacement(group.size, 1, group.size)
         if not group.stride:
             return None
         by_node = Counter(rank // self.per_node for rank in range(first, last + 1, abs(group.stride)))
-        return Spread(group.size, len(by_node), max(by_node.values())) if by_node.total() == group.size else None
+        return RankPlacement(group.size, len(by_node), max(by_node.values())) if by_node.total() == group.size else None
 
 
 def parse_cluster(text: str, devices_file: Path | None = None) -> Cluster:

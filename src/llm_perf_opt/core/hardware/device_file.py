@@ -23,7 +23,7 @@ DEVICE_FILE = FileKind(
 )
 
 
-class Figure(Decimal):
+class PositiveDecimal(Decimal):
     """A number above zero, exactly as the file spells it."""
 
 
@@ -34,17 +34,17 @@ class _DeviceTable:
     name: str
     vendor: str
     arch: str
-    peak_tflops_dense: Mapping[str, Figure]
-    bandwidth_gb_per_s: Figure
-    memory_gb: Figure
-    memory_reported_mib: Figure | None = None
-    l2_mib: Figure | None = None
-    last_cache_mib: Figure | None = None
-    launch_overhead_us: Figure | None = None
-    launch_overhead_fastest_us: Figure | None = None
-    launch_overhead_slowest_us: Figure | None = None
-    threads: Figure | None = None
-    achieved_tflops: Mapping[str, Figure] | None = None
+    peak_tflops_dense: Mapping[str, PositiveDecimal]
+    bandwidth_gb_per_s: PositiveDecimal
+    memory_gb: PositiveDecimal
+    memory_reported_mib: PositiveDecimal | None = None
+    l2_mib: PositiveDecimal | None = None
+    last_cache_mib: PositiveDecimal | None = None
+    launch_overhead_us: PositiveDecimal | None = None
+    launch_overhead_fastest_us: PositiveDecimal | None = None
+    launch_overhead_slowest_us: PositiveDecimal | None = None
+    threads: PositiveDecimal | None = None
+    achieved_tflops: Mapping[str, PositiveDecimal] | None = None
     achieved_source: str | None = None
     memory_reported_source: str | None = None
     is_measured: bool = False
@@ -99,17 +99,17 @@ def read_devices(text: str | bytes, origin: str) -> dict[str, Device]:
     with naming_file(origin):
         document = parse_toml(text.encode() if isinstance(text, str) else text, DEVICE_FILE)
         devices = {"devices": document["devices"]} if "devices" in document else {}
-        tables = as_record(devices, _DeviceFile, DEVICE_FILE, hook=figure).devices
+        tables = as_record(devices, _DeviceFile, DEVICE_FILE, hook=positive_decimal).devices
         if not tables and not {"links", "nodes"} & set(document):
             raise DEVICE_FILE.refusal("describes no devices", "it has no tables named [devices.<id>]")
         return {identifier: _device(identifier, table) for identifier, table in tables.items()}
 
 
-def figure(_: type, value: Any) -> Figure:
+def positive_decimal(_: type, value: Any) -> PositiveDecimal:
     """A figure of a file; anything else is refused."""
     if type(value) not in (int, Decimal) or not Decimal(value).is_finite() or not 0 < value < 10**30:
         raise ValueError("a number above zero (leave out what is not known)")
-    return Figure(value)
+    return PositiveDecimal(value)
 
 
 def _device(identifier: str, table: _DeviceTable) -> Device:
@@ -138,7 +138,7 @@ def _device(identifier: str, table: _DeviceTable) -> Device:
     return device
 
 
-def _rates(rates: Mapping[str, Figure], key: str, complain: _Complain) -> dict[str, int]:
+def _rates(rates: Mapping[str, PositiveDecimal], key: str, complain: _Complain) -> dict[str, int]:
     known = f"rates go by {', '.join(PEAK_NAMES)}"
     if not rates:
         raise complain(f"{key!r} is empty", known)

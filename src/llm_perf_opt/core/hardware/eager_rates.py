@@ -18,8 +18,8 @@ Curve = tuple[tuple[float, float], ...]  # size -> share, by size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """From the low to the high edge of a band: factors around an expected time, or microseconds."""
+class EagerBand:
+    """A low, an expected and a high estimate: factors on an expected time, or microseconds."""
 
     low: float
     expected: float
@@ -48,9 +48,9 @@ class ProductRate:
     unaligned_even: float
     unaligned_channels: float
     small_matrix_us: float
-    table_gap_us: Spread | None = None
-    one_row_gap_us: Spread | None = None
-    release_spread: Spread | None = None
+    table_gap_us: EagerBand | None = None
+    one_row_gap_us: EagerBand | None = None
+    release_spread: EagerBand | None = None
     shares: Curve = ()
 
 
@@ -68,8 +68,8 @@ class EagerRates:
     """The rates of one vendor's GPUs, recorded on `device`; `scaled_spread` holds for its other GPUs."""
 
     device: str
-    spread: Spread
-    scaled_spread: Spread
+    spread: EagerBand
+    scaled_spread: EagerBand
     product: ProductRate
     attention: AttentionRate
     vector: Mapping[str, VectorRate] = field(default_factory=dict)  # by pattern of access

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.device_file import DEVICE_FILE, GIGA, MICRO_IN_NANO, Figure, figure
+from llm_perf_opt.core.hardware.device_file import DEVICE_FILE, GIGA, MICRO_IN_NANO, PositiveDecimal, positive_decimal
 from llm_perf_opt.core.hardware.links import Link, LinkKind, LinkTable, Node
 from llm_perf_opt.core.reading import as_record, naming_file, parse_toml, read_bytes
 
@@ -27,9 +27,9 @@ class _LinkTable:
 
     name: str
     kind: str
-    gb_per_s_each_way: Figure
-    gb_per_s_to_one_peer: Figure | None = None
-    latency_us: Figure | None = None
+    gb_per_s_each_way: PositiveDecimal
+    gb_per_s_to_one_peer: PositiveDecimal | None = None
+    latency_us: PositiveDecimal | None = None
     reduces_in_network: bool | None = None
     sources: tuple[str, ...] = ()
     disagreements: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ def read_links(text: str | bytes, origin: str, known: LinkTable) -> LinkTable:
     with naming_file(origin):
         document = parse_toml(text.encode() if isinstance(text, str) else text, DEVICE_FILE)
         chosen = {key: value for key, value in document.items() if key in TABLES}
-        tables = as_record(chosen, _LinkFile, DEVICE_FILE, hook=figure)
+        tables = as_record(chosen, _LinkFile, DEVICE_FILE, hook=positive_decimal)
         given = {identifier: _link(identifier, table) for identifier, table in tables.links.items()}
         found = LinkTable(links={**known.links, **given}, nodes=known.nodes)
         renewed = {device: _with_links(node, given) for device, node in known.nodes.items()}

@@ -130,7 +130,7 @@ def nested(events: Iterable[ChromeEvent]) -> list[TimedOp]:
     return found
 
 
-class Launches:
+class KernelLaunches:
     """Finds the op that launched a kernel, among the ops of one or more threads.
 
     A kernel carries the id of the op that was running when it was launched. Where it does not, its correlation leads to

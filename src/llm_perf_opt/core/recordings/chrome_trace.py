@@ -15,7 +15,7 @@ from llm_perf_opt.core.recordings.chrome_events import (
     ON_DEVICE,
     ChromeEvent,
     ChromeTrace,
-    Launches,
+    KernelLaunches,
     TimedOp,
     arguments_of,
     nested,
@@ -79,7 +79,7 @@ def recording_of(trace: ChromeTrace) -> Recording:
         spent[_device(event)] += event.duration_ns
     device, others = busiest(spent)
     threads = [nested(ops) for ops in _by_thread(event for event in events if event.cat == "cpu_op").values()]
-    launches = Launches(events, threads)
+    launches = KernelLaunches(events, threads)
     calls = _by_thread(event for event in events if _is_module_call(event))
     modules = [_module_stacks(ops, nested(calls.get(ops[0].event.thread, ()))) for ops in threads]
     ops, first_rows = _ops(threads, modules)
@@ -171,7 +171,7 @@ def _shapes(dims: Any, level: int = 0) -> Iterator[Shape]:
         yield from _shapes(inner, level + 1)
 
 
-def _work(event: ChromeEvent, launches: Launches, first_rows: Sequence[int]) -> DeviceWork:
+def _work(event: ChromeEvent, launches: KernelLaunches, first_rows: Sequence[int]) -> DeviceWork:
     launch, op = launches.launch_of(event), launches.op_of(event)
     duration_ns = event.duration_ns
     if duration_ns < 0:

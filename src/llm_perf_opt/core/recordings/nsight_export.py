@@ -18,7 +18,7 @@ from typing import Any
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.reading import FileKind
 from llm_perf_opt.core.recordings.recording import COPY, FILL, KERNEL, DeviceWork, Recording, busiest
-from llm_perf_opt.core.work_limits import Budget
+from llm_perf_opt.core.work_limits import WorkBudget
 
 SOURCE = "Nsight Systems"
 GPU_TRACE_HEADING = ("Start (ns)", "Duration (ns)", "Name")  # nsys stats -r cuda_gpu_trace
@@ -101,7 +101,7 @@ def read_database_recording(path: Path, kind: FileKind) -> Recording:
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Without the functions that a schema may call, and stopped at the limits of time and memory."""
-    budget = Budget()
+    budget = WorkBudget()
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
         database.execute("PRAGMA trusted_schema = OFF")
         database.execute("PRAGMA cell_size_check = ON")

@@ -17,7 +17,7 @@ from llm_perf_opt.core.recordings.chrome_events import (
     ON_DEVICE,
     ChromeEvent,
     ChromeTrace,
-    Launches,
+    KernelLaunches,
     TimedOp,
     arguments_of,
     nested,
@@ -67,7 +67,7 @@ def read_chrome_trace(document: Mapping[str, Any]) -> ProfiledRun:
     slices = nested(_of_model_thread(events))
     origin_ns = next((one.start_ns for one in slices if _is_module_range(one.event)), 0)
     on_device = [event for event in events if event.cat in ON_DEVICE]
-    device_ns = _device_time(on_device, Launches(events, [slices]), slices)
+    device_ns = _device_time(on_device, KernelLaunches(events, [slices]), slices)
     found: list[Entered | Left | ProfiledOp] = []
     for row, is_end in _steps(slices):
         one = slices[row]
@@ -115,7 +115,7 @@ def _outermost(slices: Sequence[TimedOp], row: int) -> int:
     return row
 
 
-def _device_time(on_device: Sequence[ChromeEvent], launches: Launches, slices: Sequence[TimedOp]) -> Counter[int]:
+def _device_time(on_device: Sequence[ChromeEvent], launches: KernelLaunches, slices: Sequence[TimedOp]) -> Counter[int]:
     """Row of an outermost op -> time of what it launched; what no op launched is nobody's."""
     spent: Counter[int] = Counter()
     for event in on_device:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.core.export_outcome import Check, CompileFigures, CompileTrial, GraphBreak, Outcome, Verdict
+from llm_perf_opt.core.export_outcome import Check, CheckOutcome, CompileFigures, CompileTrial, GraphBreak, Verdict
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, runnable
@@ -26,12 +26,12 @@ _COMPILER_MISSING = ("InvalidCxxCompiler", "CppCompileError", "No working C++ co
 
 def compile_part(
     subject: PartUnderTest, runs: int, modes: Sequence[str] = ("default",)
-) -> tuple[Outcome, tuple[CompileTrial, ...]]:
+) -> tuple[CheckOutcome, tuple[CompileTrial, ...]]:
     """Compile the module with the arguments of its call in each mode, then time eager and compiled runs in turns."""
     started = time.perf_counter()
     call = runnable(subject)
     trials: list[CompileTrial] = []
-    failures: list[Outcome] = []
+    failures: list[CheckOutcome] = []
     try:
         breaks, graphs = _graph_breaks(call)
     except EXPORT_ERRORS as error:
@@ -49,10 +49,10 @@ def compile_part(
         f"{trial.figures.compile_seconds:.1f} s" for trial in trials if trial.figures is not None
     )
     seconds = time.perf_counter() - started
-    return Outcome(check=Check.COMPILE, verdict=Verdict.OK, detail=detail, seconds=seconds), tuple(trials)
+    return CheckOutcome(check=Check.COMPILE, verdict=Verdict.OK, detail=detail, seconds=seconds), tuple(trials)
 
 
-def _refused(subject: PartUnderTest, error: Exception, started: float) -> Outcome:
+def _refused(subject: PartUnderTest, error: Exception, started: float) -> CheckOutcome:
     outcome = failed(Check.COMPILE, error, instead=subject.part.instead, seconds=time.perf_counter() - started)
     return _without_compiler(outcome) or outcome
 
@@ -135,10 +135,10 @@ def _graph_break(found: Any) -> GraphBreak:
     return GraphBreak(reason=str(found.reason).strip().partition("\n")[0][:300], site=site)
 
 
-def _without_compiler(outcome: Outcome) -> Outcome | None:
+def _without_compiler(outcome: CheckOutcome) -> CheckOutcome | None:
     if not any(word in f"{outcome.error} {outcome.reason}" for word in _COMPILER_MISSING):
         return None
-    return Outcome(
+    return CheckOutcome(
         check=Check.COMPILE,
         verdict=Verdict.SKIPPED,
         detail="torch.compile needs a C++ compiler on this machine",

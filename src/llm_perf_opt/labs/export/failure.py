@@ -16,7 +16,7 @@ from types import FrameType
 
 import torch
 
-from llm_perf_opt.core.export_outcome import Check, Outcome, Verdict
+from llm_perf_opt.core.export_outcome import Check, CheckOutcome, Verdict
 from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.harness.quiet import errors_dropped
 
@@ -51,12 +51,12 @@ _REMEDIES = (
 
 def failed(
     check: Check, error: BaseException, *, instead: tuple[str, ...] = (), seconds: float | None = None
-) -> Outcome:
+) -> CheckOutcome:
     """The outcome of a check that raised."""
     chain = list(_causes(error))
     frame = next((found for link in reversed(chain) if (found := _model_frame(link)) is not None), None)
     text = "\n".join(f"{type(link).__name__}: {error_text(link)}" for link in chain)
-    return Outcome(
+    return CheckOutcome(
         check=check,
         verdict=Verdict.FAILED,
         error=type(error).__name__,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from llm_perf_opt.core.export_outcome import Check, Outcome, Parity, Verdict
+from llm_perf_opt.core.export_outcome import Check, CheckOutcome, Parity, Verdict
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, copied_inputs, runnable
@@ -25,13 +25,13 @@ from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly,
 _NEEDED = {Check.ONNX: ("onnx", "onnxscript"), Check.PARITY: ("onnx", "onnxscript", "onnxruntime")}
 
 
-def missing_packages(check: Check) -> Outcome | None:
+def missing_packages(check: Check) -> CheckOutcome | None:
     """The outcome of a check whose packages are not installed; None if all are."""
     for name in _NEEDED[check]:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            return Outcome(
+            return CheckOutcome(
                 check=check,
                 verdict=Verdict.SKIPPED,
                 detail=f"{name} is not installed",
@@ -55,7 +55,7 @@ def onnxruntime_package() -> ModuleType:
 class OnnxFile:
     """The outcome, and the bytes of the file if there is one."""
 
-    outcome: Outcome
+    outcome: CheckOutcome
     content: bytes | None = None
 
 
@@ -91,7 +91,9 @@ def write_onnx(subject: PartUnderTest, program: ExportedProgram) -> OnnxFile:
         f"{weights} weights as inputs"
     )
     return OnnxFile(
-        outcome=Outcome(check=Check.ONNX, verdict=Verdict.OK, detail=detail, seconds=time.perf_counter() - started),
+        outcome=CheckOutcome(
+            check=Check.ONNX, verdict=Verdict.OK, detail=detail, seconds=time.perf_counter() - started
+        ),
         content=content,
     )
 
@@ -105,7 +107,7 @@ def _opset(model: object) -> int:
 TOLERANCE = 1e-3  # of the largest value of an output
 
 
-def compare_runtimes(subject: PartUnderTest) -> tuple[Outcome, Parity | None]:
+def compare_runtimes(subject: PartUnderTest) -> tuple[CheckOutcome, Parity | None]:
     """Run both and measure the largest difference; weights lie beside the ONNX file while it runs."""
     if (absent := missing_packages(Check.PARITY)) is not None:
         return absent, None
@@ -121,7 +123,7 @@ def compare_runtimes(subject: PartUnderTest) -> tuple[Outcome, Parity | None]:
     is_close = parity.max_rel_error <= TOLERANCE
     detail = f"largest difference {parity.max_abs_error:.1e} among values up to {parity.largest_value:.3g}"
     return (
-        Outcome(
+        CheckOutcome(
             check=Check.PARITY,
             verdict=Verdict.OK if is_close else Verdict.FAILED,
             detail=detail,

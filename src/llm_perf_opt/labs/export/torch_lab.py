@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch.export import ExportedProgram
 
-from llm_perf_opt.core.export_outcome import AxisOutcome, Check, ExportOptions, Outcome, PartOutcome, Verdict
+from llm_perf_opt.core.export_outcome import AxisOutcome, Check, CheckOutcome, ExportOptions, PartOutcome, Verdict
 from llm_perf_opt.core.interrupts import Interruptible
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.target import Part, Target
@@ -74,7 +74,7 @@ def _examined(subject: PartUnderTest, target: Target, options: ExportOptions) ->
     return replace(found, files=files.written)
 
 
-def _and(found: PartOutcome, outcome: Outcome) -> PartOutcome:
+def _and(found: PartOutcome, outcome: CheckOutcome) -> PartOutcome:
     return replace(found, outcomes=(*found.outcomes, outcome))
 
 
@@ -129,7 +129,7 @@ def _with_compile(found: PartOutcome, subject: PartUnderTest, options: ExportOpt
     return _and(replace(found, compiled=trials), outcome)
 
 
-def export_part(subject: PartUnderTest, call: TensorsOnly) -> tuple[Outcome, ExportedProgram | None]:
+def export_part(subject: PartUnderTest, call: TensorsOnly) -> tuple[CheckOutcome, ExportedProgram | None]:
     """The static graph of the call at the shapes of the run."""
     started = time.perf_counter()
     try:
@@ -140,7 +140,7 @@ def export_part(subject: PartUnderTest, call: TensorsOnly) -> tuple[Outcome, Exp
         return failed(Check.EXPORT, error, instead=subject.part.instead, seconds=seconds), None
     seconds = time.perf_counter() - started
     detail = f"{len(program.graph.nodes)} nodes"
-    return Outcome(check=Check.EXPORT, verdict=Verdict.OK, detail=detail, seconds=seconds), program
+    return CheckOutcome(check=Check.EXPORT, verdict=Verdict.OK, detail=detail, seconds=seconds), program
 
 
 def _described(subject: PartUnderTest, target: Target) -> PartOutcome:
@@ -178,10 +178,10 @@ def _with_eager_count(found: PartOutcome, call: TensorsOnly) -> PartOutcome:
     )
 
 
-def _dynamic_outcome(axes: tuple[AxisOutcome, ...]) -> Outcome:
+def _dynamic_outcome(axes: tuple[AxisOutcome, ...]) -> CheckOutcome:
     free = [axis.axis for axis in axes if axis.verdict is Verdict.OK]
     fixed = [axis for axis in axes if axis.verdict is Verdict.FAILED]
-    return Outcome(
+    return CheckOutcome(
         check=Check.DYNAMIC,
         verdict=Verdict.OK if free else Verdict.FAILED,
         detail=f"may vary: {', '.join(free) or 'nothing'}",
@@ -190,15 +190,17 @@ def _dynamic_outcome(axes: tuple[AxisOutcome, ...]) -> Outcome:
     )
 
 
-def _not_tried(check: Check, options: ExportOptions, *, has_graph: bool) -> Outcome | None:
+def _not_tried(check: Check, options: ExportOptions, *, has_graph: bool) -> CheckOutcome | None:
     if check not in options.checks:
-        return Outcome(check=check, verdict=Verdict.SKIPPED, detail="not asked for")
-    return None if has_graph else Outcome(check=check, verdict=Verdict.SKIPPED, detail="there is no exported graph")
+        return CheckOutcome(check=check, verdict=Verdict.SKIPPED, detail="not asked for")
+    return (
+        None if has_graph else CheckOutcome(check=check, verdict=Verdict.SKIPPED, detail="there is no exported graph")
+    )
 
 
-def _too_large(check: Check, subject: PartUnderTest, options: ExportOptions) -> Outcome | None:
+def _too_large(check: Check, subject: PartUnderTest, options: ExportOptions) -> CheckOutcome | None:
     if subject.weight_bytes <= options.max_weight_bytes:
         return None
     needed, limit = format_bytes(subject.weight_bytes), format_bytes(options.max_weight_bytes)
     detail = f"its weights take {needed}, over the limit of {limit}"
-    return Outcome(check=check, verdict=Verdict.SKIPPED, detail=detail, remedy="raise --max-weights")
+    return CheckOutcome(check=check, verdict=Verdict.SKIPPED, detail=detail, remedy="raise --max-weights")

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch.export import ExportedProgram
 
-from llm_perf_opt.core.export_outcome import Check, FileCheck, Outcome, Verdict
+from llm_perf_opt.core.export_outcome import Check, CheckOutcome, FileCheck, Verdict
 from llm_perf_opt.core.interrupts import InterruptsWait
 from llm_perf_opt.core.output_files import cannot_write, move_whole
 from llm_perf_opt.core.scratch import scratch_folder
@@ -33,7 +33,7 @@ ONE_FILE_BYTES = 1 << 30  # a protobuf message ends at 2 GiB; above this the wei
 
 def write_weighted(
     subject: PartUnderTest, folder: Path | None, *, with_onnx: bool
-) -> tuple[Outcome, tuple[FileCheck, ...], tuple[Path, ...]]:
+) -> tuple[CheckOutcome, tuple[FileCheck, ...], tuple[Path, ...]]:
     """The .pt2, and the .onnx where ONNX takes the part; the outcome, a check of each, and the files that are kept.
 
     Without a folder the files are checked and dropped.
@@ -123,10 +123,10 @@ def _checked_onnx(
     )
 
 
-def _outcome(subject: PartUnderTest, checks: list[FileCheck], seconds: float) -> Outcome:
+def _outcome(subject: PartUnderTest, checks: list[FileCheck], seconds: float) -> CheckOutcome:
     far = [check for check in checks if check.parity.max_rel_error > TOLERANCE]
     told = ", ".join(f"{check.file} in {check.runtime} {check.parity.max_abs_error:.1e} apart" for check in checks)
-    return Outcome(
+    return CheckOutcome(
         check=Check.WEIGHTS,
         verdict=Verdict.FAILED if far else Verdict.OK,
         detail=f"{format_count(subject.parameters)} weights inside; {told}",

@@ -35,7 +35,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StudyPart:
     """One finished file, as it was written."""
 
     file: str  # below the folder of the study
@@ -59,7 +59,7 @@ class StudyManifest:
     tool_version: str
     points: int
     stems: list[str]
-    parts: dict[str, Part]
+    parts: dict[str, StudyPart]
 
     def text(self) -> bytes:
         """As it is kept."""

@@ -29,8 +29,8 @@ from llm_perf_opt.labs.study.manifest import (
     MANIFEST,
     MANIFEST_FILE,
     RUN_AGAIN,
-    Part,
     StudyManifest,
+    StudyPart,
     columns_digest,
     part_digest,
     part_name,
@@ -233,7 +233,7 @@ class StudyStore:
             if name.endswith(".parquet") and not name.startswith(PREFIX)
         ]
 
-    def write(self, study: str, model: str, stem: str, tables: Iterable[Any], run: str) -> tuple[Part, int]:
+    def write(self, study: str, model: str, stem: str, tables: Iterable[Any], run: str) -> tuple[StudyPart, int]:
         """Write tables as one part, whole or not at all; the part, and how many rows failed."""
         pyarrow, failed, rows = _pyarrow(), 0, 0
         with self._staged(self.folder(study, model)) as staged:
@@ -245,7 +245,7 @@ class StudyStore:
             sha256 = staged.stream.sha256.hexdigest()
             staged.name = part_name(stem, run, sha256, failed=failed > 0)
         columns = columns_digest(arrow_schema())
-        return Part(file=f"model={model}/{staged.name}", sha256=sha256, rows=rows, columns=columns), failed
+        return StudyPart(file=f"model={model}/{staged.name}", sha256=sha256, rows=rows, columns=columns), failed
 
     @contextmanager
     def _staged(self, folder: str) -> Iterator[_Staged]:
@@ -276,7 +276,7 @@ class StudyStore:
                     files.rm(name)
                 raise
 
-    def checked(self, path: str, *, copy: Path | None = None) -> Part:
+    def checked(self, path: str, *, copy: Path | None = None) -> StudyPart:
         """The part at a path, if its bytes are those that were written; `copy` is where they go on the way."""
         pyarrow, digest = _pyarrow(), hashlib.sha256()
         try:
@@ -297,9 +297,9 @@ class StudyStore:
         if (schema.metadata or {}).get(_IDENTITY) != written.encode():
             raise _damaged(path, "it was written as another part")
         columns = columns_digest(schema)
-        return Part(file=f"{model}/{name}", sha256=digest.hexdigest(), rows=rows, columns=columns)
+        return StudyPart(file=f"{model}/{name}", sha256=digest.hexdigest(), rows=rows, columns=columns)
 
-    def is_current(self, part: Part, rows: int) -> bool:
+    def is_current(self, part: StudyPart, rows: int) -> bool:
         """Whether it has all rows of a task, in the columns of this release."""
         own = columns_digest(arrow_schema())
         return part.rows == rows and part.columns == own
@@ -332,7 +332,7 @@ class StudyStore:
         with naming_file(place):
             return read_manifest(raw)
 
-    def finished(self, study: str) -> dict[str, Part | None]:
+    def finished(self, study: str) -> dict[str, StudyPart | None]:
         """Path of each part of the study as it is declared now -> what the manifest says of it.
 
         None: a run that has not ended wrote it, and its name alone says what its bytes must be.
@@ -347,7 +347,7 @@ class StudyStore:
                     fix=RUN_AGAIN,
                 )
             return {}
-        folder, paths = self.folder(study), dict[str, Part | None]()
+        folder, paths = self.folder(study), dict[str, StudyPart | None]()
         for stem in listed.stems:
             if (part := listed.parts.get(stem)) is not None:
                 paths[f"{folder}/{part.file}"] = part

@@ -14,7 +14,7 @@ from typing import Any
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.study_columns import COLUMNS, REAL, TEXT, TRUTH, WHOLE
-from llm_perf_opt.labs.study.manifest import RUN_AGAIN, Part
+from llm_perf_opt.labs.study.manifest import RUN_AGAIN, StudyPart
 from llm_perf_opt.labs.study.parquet_store import INSTALL, StudyStore
 
 VIEW = "points"
@@ -76,7 +76,7 @@ def checked_files(store: StudyStore, studies: Sequence[str], scratch: Path) -> l
         )
     is_local = store.is_local
 
-    def check(number: int, path: str, written: Part | None) -> str:
+    def check(number: int, path: str, written: StudyPart | None) -> str:
         file = scratch / f"{number}.parquet"
         found = store.checked(path, copy=None if is_local else file)
         if written is not None and found != written:

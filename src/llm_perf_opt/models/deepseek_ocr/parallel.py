@@ -28,7 +28,7 @@ MIXTURE = "DeepseekV2MoE"  # the class of a block of experts, in both codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RankPart:
     """The place of this rank among `parts`, and the group of all ranks that sum or gather together."""
 
     index: int
@@ -48,7 +48,7 @@ class Part:
 def spread_model(model: Any, plan: ParallelPlan, config: DeepSeekOcrConfig, *, are_views_split: bool) -> Any:
     """Leave of a whole model the shards of the rank that `torch.distributed` says this process is."""
     group = dist.new_group(group_desc="mesh_tp")
-    part = Part(index=dist.get_rank(group), parts=plan.tp, group=group)
+    part = RankPart(index=dist.get_rank(group), parts=plan.tp, group=group)
     _split_embedding(model.model.embed_tokens, part)
     for layer in model.model.layers:
         if splits_heads(config.decoder, plan):
@@ -79,7 +79,7 @@ def still_whole(before: Mapping[str, int], model: nn.Module) -> tuple[str, ...]:
     return tuple(pattern for pattern, holds in is_whole.items() if holds)
 
 
-def _split_embedding(embedding: Any, part: Part) -> None:
+def _split_embedding(embedding: Any, part: RankPart) -> None:
     """By rows, as transformers and serving engines do it: a rank looks up the tokens it has, and others count as 0."""
     _keep(embedding, 0, part.index, part.parts)
     rows = embedding.weight.shape[0]
@@ -94,7 +94,7 @@ def _split_embedding(embedding: Any, part: Part) -> None:
     embedding.forward = forward
 
 
-def _split_attention(attention: Any, part: Part) -> None:
+def _split_attention(attention: Any, part: RankPart) -> None:
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         _keep(projection, 0, part.index, part.parts)
     _keep(attention.o_proj, 1, part.index, part.parts)
@@ -109,7 +109,7 @@ def _split_mlp(mlp: Any, index: int, parts: int) -> None:
     _keep(mlp.down_proj, 1, index, parts)
 
 
-def _split_mixture(mixture: Any, part: Part, ep: int) -> None:
+def _split_mixture(mixture: Any, part: RankPart, ep: int) -> None:
     """Shared experts over all ranks, routed ones over `ep` shares, each of them over the ranks of its share."""
     per_share = part.parts // ep
     share = part.index // per_share

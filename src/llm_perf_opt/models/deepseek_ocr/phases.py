@@ -27,7 +27,7 @@ def prefill(model: DeepseekOCRForCausalLM, inputs: OcrInputs) -> CausalLmOutput:
 
 
 @dataclass(slots=True, kw_only=True)
-class DecodeStart:
+class OcrDecodeStart:
     """What a decode begins with. `past` goes to the first step, which lets go of it when it has a longer one."""
 
     token: Tensor
@@ -39,7 +39,7 @@ class DecodeStart:
 
 def prepare_decode(
     _: DeepseekOCRForCausalLM, inputs: OcrInputs, config: DecoderConfig, steps: int, head_parts: int = 1
-) -> DecodeStart:
+) -> OcrDecodeStart:
     """A decode that stands alone: a cache of zeros as long as the sequence of the prefill.
 
     The token is always the same: which one comes out changes no shape. Of `head_parts` equal shares of the heads the
@@ -47,7 +47,7 @@ def prepare_decode(
     """
     batch = inputs.input_ids.shape[0]
     token = torch.full((batch, 1), FIRST_TEXT_ID)
-    return DecodeStart(
+    return OcrDecodeStart(
         token=token,
         positions=_positions(token, inputs.num_tokens, steps),
         past=empty_past(config, batch, inputs.num_tokens, inputs.images[0][1].dtype, head_parts),
@@ -55,10 +55,10 @@ def prepare_decode(
     )
 
 
-def follow_prefill(_: DeepseekOCRForCausalLM, before: PhaseBefore, steps: int) -> DecodeStart:
+def follow_prefill(_: DeepseekOCRForCausalLM, before: PhaseBefore, steps: int) -> OcrDecodeStart:
     """A decode that continues a prefill: its cache, the token chosen from its logits, then those that are chosen."""
     inputs: OcrInputs = before.start
-    return DecodeStart(
+    return OcrDecodeStart(
         token=before.token,
         positions=_positions(before.token, inputs.num_tokens, steps),
         past=before.output.past_key_values,
@@ -71,7 +71,7 @@ def _positions(token: Tensor, context_tokens: int, steps: int) -> list[Tensor]:
     return [torch.full(token.shape, context_tokens + step, device=token.device) for step in range(steps)]
 
 
-def decode(model: DeepseekOCRForCausalLM, start: DecodeStart, inputs: OcrInputs | None = None) -> PastKeyValues:
+def decode(model: DeepseekOCRForCausalLM, start: OcrDecodeStart, inputs: OcrInputs | None = None) -> PastKeyValues:
     """One forward of one token for every position, until `choose` gives none.
 
     The inputs of the prefill travel along unread, as in the released generation loop; default: those of `start`.

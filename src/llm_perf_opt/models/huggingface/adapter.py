@@ -41,9 +41,9 @@ from llm_perf_opt.models.huggingface.folder import (
 from llm_perf_opt.models.huggingface.inputs import (
     Fed,
     Found,
+    InputSizes,
     NoInputs,
     Plan,
-    Sizes,
     Subject,
     accepted_modalities,
     fed_by,
@@ -56,7 +56,7 @@ from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_s
 from llm_perf_opt.models.huggingface.parallel import plan_axes, spread_model, uneven_refusal, with_copied_key_heads
 from llm_perf_opt.models.huggingface.parts import guess_parts, guess_stages
 from llm_perf_opt.models.huggingface.phases import DecodeState, decode, follow_prefill, prefill, prepare_decode
-from llm_perf_opt.models.huggingface.probe import Probe
+from llm_perf_opt.models.huggingface.probe import ModelProbe
 from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.models.huggingface.resolved import (
     decoder_depth,
@@ -195,7 +195,7 @@ class HuggingFaceAdapter:
 
     def _probed_targets(self, name: str, workload: HuggingFaceWorkload) -> tuple[Target, ...]:
         build = partial(self._build, workload.attention, workload.dtype)
-        probe = Probe(build, DTYPES[workload.dtype], self._world)
+        probe = ModelProbe(build, DTYPES[workload.dtype], self._world)
         subject = Subject.of(self._model_class, probe.model.config, _sizes(workload, self._model_class))
         found = self._found_inputs(subject, probe, workload)
         fed = fed_by(subject, found.plan, found.modalities)
@@ -232,7 +232,7 @@ class HuggingFaceAdapter:
         )
         return (first,) if state is None else (first, _decode_target(first, probe, state, found.plan, steps))
 
-    def _found_inputs(self, subject: Subject, probe: Probe, workload: HuggingFaceWorkload) -> Found:
+    def _found_inputs(self, subject: Subject, probe: ModelProbe, workload: HuggingFaceWorkload) -> Found:
         try:
             return _accepted_inputs(subject, probe, workload)
         except NoInputs as error:
@@ -246,7 +246,7 @@ class HuggingFaceAdapter:
         return build() if self._world is None else spread_model(build, self._world)
 
 
-def _accepted_inputs(subject: Subject, probe: Probe, workload: HuggingFaceWorkload) -> Found:
+def _accepted_inputs(subject: Subject, probe: ModelProbe, workload: HuggingFaceWorkload) -> Found:
     """What the model runs with: image and sound if asked for, and beside text nothing that it can do without."""
     sizes = {"image": workload.image, "audio": workload.audio_seconds}
     wanted = frozenset(kind for kind, size in sizes.items() if size is not None)
@@ -272,7 +272,7 @@ def _not_fed(subject: Subject, workload: HuggingFaceWorkload, kind: str, why: st
 
 
 def _steps_that_run(
-    subject: Subject, probe: Probe, found: Found, state: DecodeState | None, workload: HuggingFaceWorkload
+    subject: Subject, probe: ModelProbe, found: Found, state: DecodeState | None, workload: HuggingFaceWorkload
 ) -> int:
     """All that were asked for, or none where the model keeps no cache; steps beyond its positions are refused."""
     refusal, steps, new = probe.decode_refusal if state is None else None, workload.decode_steps, workload.new_tokens
@@ -300,7 +300,7 @@ def _positions(fed: Fed, steps: int) -> int:
     return max(fed.context_tokens or 0, (own or 0) + steps)
 
 
-def _decode_notes(subject: Subject, probe: Probe, asked: int, steps: int) -> tuple[str, ...]:
+def _decode_notes(subject: Subject, probe: ModelProbe, asked: int, steps: int) -> tuple[str, ...]:
     if steps or not asked:
         return ()
     if probe.decode_refusal is not None:
@@ -332,7 +332,7 @@ def build_model(model_class: Any, config: Any, attention: str | None, dtype: str
         ) from error
 
 
-def _decode_target(first: Target, probe: Probe, state: DecodeState, plan: Plan, steps: int) -> Target:
+def _decode_target(first: Target, probe: ModelProbe, state: DecodeState, plan: Plan, steps: int) -> Target:
     return replace(
         first,
         phase="decode" if state.new_tokens == 1 else "chunk",
@@ -349,16 +349,16 @@ def _decode_target(first: Target, probe: Probe, state: DecodeState, plan: Plan, 
     )
 
 
-def _decode_runtime(first: Target, probe: Probe, steps: int, new_tokens: int) -> dict[str, Json]:
+def _decode_runtime(first: Target, probe: ModelProbe, steps: int, new_tokens: int) -> dict[str, Json]:
     kept = {name: fact for name, fact in first.runtime.items() if name != EXPECTED_CALLS}
     counts: dict[str, Json] = {"decode_steps": steps} if new_tokens == 1 else {"new_tokens": new_tokens}
     return {**kept, "images": 0, **counts, **expected_decode(probe.model, first.stages, steps)}
 
 
-def _sizes(workload: HuggingFaceWorkload, model_class: Any) -> Sizes:
+def _sizes(workload: HuggingFaceWorkload, model_class: Any) -> InputSizes:
     """A decoder beside an encoder of text begins with its start token, any other with a short prompt of its own."""
     encodes_text = "input_ids" in inspect.signature(model_class.forward).parameters
-    return Sizes(
+    return InputSizes(
         batch=workload.batch,
         prompt_tokens=workload.prompt_tokens,
         image=_image_sides(workload.image),

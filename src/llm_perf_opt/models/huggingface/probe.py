@@ -26,7 +26,7 @@ from llm_perf_opt.models.huggingface.phases import (
 from llm_perf_opt.weightless import Engine
 
 
-class Probe:
+class ModelProbe:
     """A weightless copy of the model, and what its last prefill returned.
 
     `decode_refusal` is what the model said when it would not continue after a prefill that left a cache.

@@ -22,11 +22,11 @@ from llm_perf_opt.analyses.function.figures.costs import (
     undominated,
 )
 from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
-from llm_perf_opt.analyses.function.figures.stage_costs import SUMS, StageCosts
+from llm_perf_opt.analyses.function.figures.stage_costs import SUMS, ProgramCosts
 from llm_perf_opt.analyses.function.form import Form, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import Parting, storages_of
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program, Shape
+from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program, ProgramShape
 from llm_perf_opt.analyses.function.program.rows_of_loops import Row
 from llm_perf_opt.analyses.function.program.unfolding import Unfolded
 from llm_perf_opt.analyses.memory.live_memory import LIVE_ORIGINS
@@ -52,7 +52,7 @@ def looped_figures(program: Program, region: Region) -> FigureForms:
     """The figures of a program with loops in a region in which it runs."""
     apart = _stepped_ops(program, region)
     names = {program.kinds[kind].kind.name for _, kind in apart}
-    found = Rebuilt(program, region, small_region(program, region)).fit_at(StageCosts(program, names).at)
+    found = Rebuilt(program, region, small_region(program, region)).fit_at(ProgramCosts(program, names).at)
     if found.by_point:
         text = f"{', '.join(sorted({figure for _, figure in found.by_point}))}: no polynomial of the workload"
         raise NoRule(Parting(what=NO_RULE, op=None, text=text))
@@ -95,7 +95,7 @@ def _peak_forms(program: Program, region: Region) -> tuple[Form, ...]:
     return undominated([form.terms for form in largest])
 
 
-def _lives(program: Program, shape: Shape, rows: Unfolded) -> Iterator[tuple[Form, int, int]]:
+def _lives(program: Program, shape: ProgramShape, rows: Unfolded) -> Iterator[tuple[Form, int, int]]:
     """How long memory lives in a program of a few blocks, with what further middle blocks leave behind."""
     columns = storages_of(shape.graph)
     lives = zip(columns.origin, columns.born_op, columns.freed_op, shape.block_bytes, rows.storages, strict=True)

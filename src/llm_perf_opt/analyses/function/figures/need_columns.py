@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_perf_opt.analyses.function.columns import Column, Evaluation
-from llm_perf_opt.analyses.function.figures.needs import NecessaryForms, NeedForms, RoutedExperts
+from llm_perf_opt.analyses.function.figures.needs import ExpertForms, NecessaryForms, NeedForms
 from llm_perf_opt.analyses.function.form import Form
 from llm_perf_opt.analyses.necessary.expert_blocks import distinct_experts
 
@@ -22,7 +22,7 @@ def must_read_bytes(needs: NecessaryForms, policy: str, at: Evaluation) -> Colum
     assert needs.bytes is not None
     if not needs.experts:
         return at.of(needs.bytes)
-    found: dict[RoutedExperts, Floats] = {}
+    found: dict[ExpertForms, Floats] = {}
     total = np.zeros(at.size)
     for block in needs.experts:
         if block not in found:
@@ -50,7 +50,7 @@ def sum_of(columns: Sequence[Column]) -> Column:
     return reduce(np.add, parts)
 
 
-def _distinct(block: RoutedExperts, policy: str, at: Evaluation) -> Floats:
+def _distinct(block: ExpertForms, policy: str, at: Evaluation) -> Floats:
     tokens, places = np.unique(at.of(block.tokens), return_inverse=True)
     spread = {"ranks": block.ranks, "ranks_alike": block.ranks_alike}
     known = [distinct_experts(policy, block.experts, block.chosen, int(count), 0, **spread) for count in tokens]

@@ -27,7 +27,7 @@ _Key = tuple[str, str, str]  # figure, stage, dtype; "" where it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedExperts:
+class ExpertForms:
     """The experts of one layer on a rank, as in `ExpertBlock`: `tokens` choose `chosen`, each of so many bytes."""
 
     experts: int
@@ -44,7 +44,7 @@ class NecessaryForms:
 
     flops_by_dtype: Mapping[str, Form]
     bytes: Form | None
-    experts: tuple[RoutedExperts, ...]
+    experts: tuple[ExpertForms, ...]
     forwards: Form  # how often the stage runs: as often as there are sequences, where a loop runs it
 
 
@@ -101,7 +101,7 @@ def _necessary_forms(rebuilt: Rebuilt) -> Mapping[str, NecessaryForms] | None:
     return None if experts is None else {stage: _stage_forms(work, stage, experts.get(stage, ())) for stage in stages}
 
 
-def _stage_forms(work: Fitted[_Key], stage: str, experts: tuple[RoutedExperts, ...]) -> NecessaryForms:
+def _stage_forms(work: Fitted[_Key], stage: str, experts: tuple[ExpertForms, ...]) -> NecessaryForms:
     flops = {dtype: form for (figure, of, dtype), form in work.forms.items() if (figure, of) == ("flops", stage)}
     forwards = work.forms["forwards", stage, ""]
     assert forwards is not None, "how often a stage runs is counted in every graph"
@@ -124,14 +124,14 @@ def _necessary_needs(graph: CallGraph) -> dict[_Key, int | None]:
     return found
 
 
-def _experts(rebuilt: Rebuilt) -> dict[str, tuple[RoutedExperts, ...]] | None:
+def _experts(rebuilt: Rebuilt) -> dict[str, tuple[ExpertForms, ...]] | None:
     """Stage -> the experts of its layers in the order in which they run; None where a policy needs the trace itself."""
     if routing_policy_of(rebuilt.program.skeleton) == AS_TRACED:
         return None
     found = rebuilt.fit(_expert_needs)
     if found.by_point:
         return None
-    by_stage: dict[str, list[RoutedExperts]] = {}
+    by_stage: dict[str, list[ExpertForms]] = {}
     for number in range(1 + max((number for number, _, _ in found.forms), default=-1)):
         facts = {what: form for (place, what, _), form in found.forms.items() if place == number}
         stage = next(stage for place, _, stage in found.forms if place == number)
@@ -140,7 +140,7 @@ def _experts(rebuilt: Rebuilt) -> dict[str, tuple[RoutedExperts, ...]] | None:
         if tokens is None or None in numbers:
             return None
         facts_of_block = {what: int(one or 0) for what, one in zip(_BLOCK, numbers, strict=True)}
-        block = RoutedExperts(tokens=tokens, **facts_of_block)
+        block = ExpertForms(tokens=tokens, **facts_of_block)
         by_stage.setdefault(stage, []).append(block)
     return {stage: tuple(blocks) for stage, blocks in by_stage.items()}
 

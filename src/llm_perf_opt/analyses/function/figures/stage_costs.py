@@ -19,7 +19,7 @@ SUMS = ("flops", "vector_flops", "bytes_moved", "launches", "ops", "unpriced_ops
 _Cost = tuple[int, int, int, int, int, int]  # of one run, in the order of `SUMS`
 
 
-class StageCosts:
+class ProgramCosts:
     """The costs of a program; ops of the names in `without` are left out."""
 
     def __init__(self, program: Program, without: Collection[str] = ()) -> None:

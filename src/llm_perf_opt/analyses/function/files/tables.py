@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from llm_perf_opt.analyses.function.files.layout import FormTerms, FunctionFile, SizedKindRow, StepRow
 from llm_perf_opt.analyses.function.form import Atom, Form, Step, StepKind, monomial
-from llm_perf_opt.analyses.function.program.sized import Listed, Size, SizedKind, SizedMeta, Worded
+from llm_perf_opt.analyses.function.program.sized import RepeatedItem, Size, SizedKind, SizedMeta, Worded
 from llm_perf_opt.core.callgraph.free_form import require_safe
 from llm_perf_opt.core.callgraph.records import Json, OpKind
 from llm_perf_opt.core.reading import FileKind
@@ -84,7 +84,7 @@ class Tables:
             case {"$form": int(row), **rest} if not rest:
                 return self.form(row, where)
             case {"$times": int(row), "item": item, **rest} if not rest:
-                return Listed(self._value(item, where), self.form(row, where))
+                return RepeatedItem(self._value(item, where), self.form(row, where))
             case {"$text": [*parts], **rest} if not rest:
                 return Worded(tuple(self._text_part(part, where) for part in parts))
         if any(key.startswith("$") for key in value):

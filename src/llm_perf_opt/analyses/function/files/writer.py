@@ -17,7 +17,7 @@ from llm_perf_opt.analyses.function.phase_function import PhaseFunction
 from llm_perf_opt.analyses.function.program.alignment import storages_of
 from llm_perf_opt.analyses.function.program.loops import Loop
 from llm_perf_opt.analyses.function.program.program import Program
-from llm_perf_opt.analyses.function.program.sized import Listed, Size, SizedKind, SizedMeta, Worded
+from llm_perf_opt.analyses.function.program.sized import RepeatedItem, Size, SizedKind, SizedMeta, Worded
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
@@ -92,7 +92,7 @@ class _FunctionWriter:
         """Free values, in which a number may be a form."""
         if isinstance(value, Form):
             return {FORM_KEY: self.form(value)}
-        if isinstance(value, Listed):
+        if isinstance(value, RepeatedItem):
             return {TIMES_KEY: self.form(value.times), "item": self.values(value.item)}
         if isinstance(value, Worded):
             return {TEXT_KEY: [self.values(part) for part in value.parts]}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.analyses.function.program.alignment import storages_of
-from llm_perf_opt.analyses.function.program.loop_lists import Entry
+from llm_perf_opt.analyses.function.program.loop_lists import RowTensor
 from llm_perf_opt.analyses.function.program.loop_memory import GIVEN_ORIGINS, homes_of
 from llm_perf_opt.analyses.function.program.loops import Loop
 from llm_perf_opt.analyses.function.program.rows_of_loops import as_column
@@ -20,7 +20,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import Coverage, OpKind, StorageColumns
 
-Tensors = tuple[Sequence[Entry], Sequence[Entry]]  # the inputs and the outputs of an op
+Tensors = tuple[Sequence[RowTensor], Sequence[RowTensor]]  # the inputs and the outputs of an op
 KindAt = Callable[[int, int, Tensors | None], int]  # kind of the old row, block, lists -> kind of the new row
 MetaAt = Callable[[int, int], int]  # tensor of the old row, block -> tensor of the new row
 
@@ -112,7 +112,7 @@ def _metas(
 def with_places(kind: OpKind, tensors: Tensors) -> OpKind:
     """An op with other inputs and outputs."""
 
-    def chosen(items: Sequence[Any], entries: Sequence[Entry]) -> tuple[Any, ...]:
+    def chosen(items: Sequence[Any], entries: Sequence[RowTensor]) -> tuple[Any, ...]:
         return tuple(items[one.place] for one in entries) if items else ()
 
     inputs, outputs = tensors

@@ -16,11 +16,11 @@ from llm_perf_opt.analyses.function.fitting import Fitter, Routed
 from llm_perf_opt.analyses.function.form import AFTER_BLOCK, BLOCK, OF_BLOCK, Form, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import Parting
 from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
-from llm_perf_opt.analyses.function.program.sized import Listed, Size, SizedKind, SizedMeta, Worded
+from llm_perf_opt.analyses.function.program.sized import RepeatedItem, Size, SizedKind, SizedMeta, Worded
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 
 
-class Seen(NamedTuple):
+class SamplePlace(NamedTuple):
     """Where something was seen: the number of the sample, and the block (-1 outside loops)."""
 
     sample: int
@@ -33,15 +33,15 @@ Text = Callable[[], str]
 
 
 @dataclass(eq=False)
-class Sizes:
+class SizeForms:
     """Finds forms of what was seen in several places."""
 
     fitter: Fitter
     _by_samples: dict[tuple[int, ...], Fitter] = field(default_factory=dict, init=False)
     _known: dict[tuple[Any, ...], Form | None] = field(default_factory=dict, init=False)
-    _values: dict[Form, dict[Seen, int]] = field(default_factory=dict, init=False)
+    _values: dict[Form, dict[SamplePlace, int]] = field(default_factory=dict, init=False)
 
-    def size(self, seen: Sequence[Seen], values: Values, routed: Routed | None, what: Text) -> Size:
+    def size(self, seen: Sequence[SamplePlace], values: Values, routed: Routed | None, what: Text) -> Size:
         """A number that is the same wherever blocks do not matter."""
         if len(set(values)) == 1:
             return values[0]
@@ -54,7 +54,7 @@ class Sizes:
             raise NoRule(Parting(what=NO_RULE, op=None, text=f"{what()} is {shown} at the samples"))
         return form if form.constant is None else form.constant
 
-    def _found(self, seen: Sequence[Seen], values: Values, routed: Routed | None) -> Form | None:
+    def _found(self, seen: Sequence[SamplePlace], values: Values, routed: Routed | None) -> Form | None:
         if routed is not None and (form := self._of_expert(seen, values, routed)) is not None:
             return form
         by_sample: dict[int, dict[int, int]] = {}
@@ -79,7 +79,7 @@ class Sizes:
         samples = tuple(sorted(values))
         return self._at(samples).dimension(tuple(values[sample] for sample in samples))
 
-    def bytes_of(self, seen: Sequence[Seen], values: Values, routed: Routed | None, what: Text) -> Size:
+    def bytes_of(self, seen: Sequence[SamplePlace], values: Values, routed: Routed | None, what: Text) -> Size:
         """The bytes of a block of memory, in which dimensions are multiplied."""
         by_sample = {place.sample: value for place, value in zip(seen, values, strict=True)}
         if routed is not None and (form := self._bytes_of_expert(seen, values, routed)) is not None:
@@ -92,7 +92,7 @@ class Sizes:
             raise NoRule(Parting(what=NO_RULE, op=None, text=f"{what()} is {list(by_sample.values())} at the samples"))
         return found if found.constant is None else found.constant
 
-    def _bytes_of_expert(self, seen: Sequence[Seen], values: Values, routed: Routed) -> Form | None:
+    def _bytes_of_expert(self, seen: Sequence[SamplePlace], values: Values, routed: Routed) -> Form | None:
         """So many bytes for each row of the expert whose block it is."""
         share = Form.atom(Step(StepKind.SHARE, routed.tokens, (routed.chosen, routed.experts, OF_BLOCK)))
         rows = share.bound(seen[0].block).at(self.fitter.points[seen[0].sample])
@@ -106,7 +106,7 @@ class Sizes:
             self._by_samples[samples] = replace(self.fitter, points=[self.fitter.points[one] for one in samples])
         return self._by_samples[samples]
 
-    def gives(self, form: Form, seen: Sequence[Seen], values: Values) -> bool:
+    def gives(self, form: Form, seen: Sequence[SamplePlace], values: Values) -> bool:
         """Whether a form has these values where they were seen."""
         known = self._values.setdefault(form, {})
         for place, value in zip(seen, values, strict=True):
@@ -117,7 +117,7 @@ class Sizes:
                 return False
         return True
 
-    def _of_expert(self, seen: Sequence[Seen], values: Values, routed: Routed) -> Form | None:
+    def _of_expert(self, seen: Sequence[SamplePlace], values: Values, routed: Routed) -> Form | None:
         """Rows of the expert whose block it is, and from where to where they lie."""
         for kind, expert in (
             (StepKind.SHARE, OF_BLOCK),
@@ -130,7 +130,11 @@ class Sizes:
         return None
 
     def meta(
-        self, seen: Sequence[Seen], metas: Sequence[TensorMeta], routed: Routed | None, what: str = "a tensor of a call"
+        self,
+        seen: Sequence[SamplePlace],
+        metas: Sequence[TensorMeta],
+        routed: Routed | None,
+        what: str = "a tensor of a call",
     ) -> SizedMeta:
         """A tensor."""
         first = metas[0]
@@ -144,7 +148,7 @@ class Sizes:
 
     def kind(
         self,
-        seen: Sequence[Seen],
+        seen: Sequence[SamplePlace],
         kinds: Sequence[OpKind],
         routed: Routed | None,
         tensors: tuple[Sequence[SizedMeta], Sequence[SizedMeta]] | None = None,
@@ -165,11 +169,11 @@ class Sizes:
         )
 
     def _tensors(
-        self, seen: Sequence[Seen], rows: Sequence[Sequence[TensorMeta]], routed: Routed | None, what: str
+        self, seen: Sequence[SamplePlace], rows: Sequence[Sequence[TensorMeta]], routed: Routed | None, what: str
     ) -> tuple[SizedMeta, ...]:
         return tuple(self.meta(seen, metas, routed, what) for metas in zip(*rows, strict=True))
 
-    def json(self, seen: Sequence[Seen], values: Sequence[Any], routed: Routed | None, what: str) -> Any:
+    def json(self, seen: Sequence[SamplePlace], values: Sequence[Any], routed: Routed | None, what: str) -> Any:
         """A number, or numbers in lists and mappings."""
         first = values[0]
         if all(value == first for value in values):
@@ -183,12 +187,12 @@ class Sizes:
             return type(first)(self.json(seen, items, routed, what) for items in zip(*values, strict=True))
         if is_list and all(item == first[0] for value in values for item in value) and all(values):
             times = self.size(seen, [len(value) for value in values], routed, lambda: f"the length of {what}")
-            return Listed(first[0], Form.of(times))
+            return RepeatedItem(first[0], Form.of(times))
         if all(isinstance(value, str) for value in values):
             return self._worded(seen, [_NUMBER.split(value) for value in values], what)
         raise self._refused(values, what)
 
-    def _worded(self, seen: Sequence[Seen], texts: Sequence[Sequence[str]], what: str) -> Worded:
+    def _worded(self, seen: Sequence[SamplePlace], texts: Sequence[Sequence[str]], what: str) -> Worded:
         """Texts cut into words and numbers."""
         if any(one[::2] != texts[0][::2] for one in texts):
             raise self._refused(["".join(one) for one in texts], what)

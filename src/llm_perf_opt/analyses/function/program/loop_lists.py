@@ -19,7 +19,7 @@ _JOINS = ("aten.cat.", "aten.stack.")
 CUTS = ("aten.unbind.", "aten.split.", "aten.split_with_sizes.", "aten.chunk.", "aten.tensor_split.")
 
 
-class Entry(NamedTuple):
+class RowTensor(NamedTuple):
     """A tensor of a new row: which of the old row's it is, the loop and block that its size is of, its new memory.
 
     `slot` is the same for tensors that stand for each other in the blocks of a loop.
@@ -94,7 +94,7 @@ class Lists:
         self._facts, self._loops, self._homes = facts, facts.loops, facts.homes
         self._counts, self._memory = counts, memory
 
-    def entries(self, row: Row, old_block: int, storages: Sequence[int], offsets: Sequence[int]) -> Iterator[Entry]:
+    def entries(self, row: Row, old_block: int, storages: Sequence[int], offsets: Sequence[int]) -> Iterator[RowTensor]:
         """The tensors of a row."""
         what, where = (storages[offsets[one] : offsets[one + 1]] for one in (row.what, row.where))
         if storages is self._facts.ops.input_storages and not any(one in self._homes for one in where):
@@ -106,7 +106,7 @@ class Lists:
         while at < len(where):
             home = self._homes.get(where[at])
             if home is None:
-                yield Entry(at, at, row.loop, row.block, what[at] if what[at] < 0 else self._fixed(what[at]))
+                yield RowTensor(at, at, row.loop, row.block, what[at] if what[at] < 0 else self._fixed(what[at]))
                 at += 1
                 continue
             length = self._list_length(where, at, home.loop) if home.loop != row.loop else 0
@@ -115,7 +115,7 @@ class Lists:
                 at += length
                 continue
             block = self._block_of(home, row, old_block)
-            yield Entry(at, at, row.loop, row.block, self._memory.one_of_block(home.loop, block, home.place))
+            yield RowTensor(at, at, row.loop, row.block, self._memory.one_of_block(home.loop, block, home.place))
             at += 1
 
     def _fixed(self, storage: int) -> int:
@@ -152,15 +152,15 @@ class Lists:
         is_list = each and not rest and blocks == [place // each for place in range(len(blocks))]
         return len(blocks) if is_list else 0
 
-    def _list(self, storages: Sequence[int], at: int, length: int, loop: int) -> Iterator[Entry]:
+    def _list(self, storages: Sequence[int], at: int, length: int, loop: int) -> Iterator[RowTensor]:
         each = length // self._loops[loop].blocks
         for block, (what, _) in enumerate(sources_of(self._loops[loop], self._counts[loop])):
             for slot in range(at, at + each):
                 place = slot + what * each
                 home = self._homes[storages[place]]
-                yield Entry(place, slot, loop, block, self._memory.one_of_block(loop, block, home.place))
+                yield RowTensor(place, slot, loop, block, self._memory.one_of_block(loop, block, home.place))
 
-    def views(self, row: Row, offsets: Sequence[int]) -> tuple[Entry, ...]:
+    def views(self, row: Row, offsets: Sequence[int]) -> tuple[RowTensor, ...]:
         """The outputs of an op that cuts a tensor into one view for each block of a loop; else nothing."""
         outputs = self._facts.ops.output_storages[offsets[row.what] : offsets[row.what + 1]]
         ahead = [number for number, loop in enumerate(self._loops) if loop.first_op > row.what and loop.length]
@@ -169,13 +169,13 @@ class Lists:
             return self._one_for_each_block(outputs[0], after)
         return self._one_of_each(outputs, is_listed=(outputs[0], len(outputs)) in self._facts.joined)
 
-    def _joined(self, row: Row, inputs: Sequence[int]) -> tuple[Entry, ...]:
+    def _joined(self, row: Row, inputs: Sequence[int]) -> tuple[RowTensor, ...]:
         """The inputs of an op that joins one view of a tensor for each block of a loop; else nothing."""
         if row.loop >= 0 or row.what not in self._facts.joining:
             return ()
         return self._one_of_each(inputs, is_listed=(inputs[0], len(inputs)) in self._facts.cut)
 
-    def _one_of_each(self, storages: Sequence[int], *, is_listed: bool) -> tuple[Entry, ...]:
+    def _one_of_each(self, storages: Sequence[int], *, is_listed: bool) -> tuple[RowTensor, ...]:
         """Views of one tensor, as many as a loop that uses it has blocks, or as an op before or after it has."""
         fitting = [
             n for n, one in enumerate(self._loops) if not one.routed and one.length and one.blocks == len(storages)
@@ -184,6 +184,6 @@ class Lists:
         number = next(iter(using or (fitting if is_listed else ())), -1)
         return self._one_for_each_block(storages[0], number) if number >= 0 else ()
 
-    def _one_for_each_block(self, storage: int, number: int) -> tuple[Entry, ...]:
+    def _one_for_each_block(self, storage: int, number: int) -> tuple[RowTensor, ...]:
         new, sources = self._fixed(storage), enumerate(sources_of(self._loops[number], self._counts[number]))
-        return tuple(Entry(what, 0, number, block, new) for block, (what, _) in sources)
+        return tuple(RowTensor(what, 0, number, block, new) for block, (what, _) in sources)

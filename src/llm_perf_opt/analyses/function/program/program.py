@@ -50,7 +50,7 @@ class NoRule(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shape:
+class ProgramShape:
     """A program with its loops run so many times: `ops.kind` counts in `kinds`, the tensors of calls in `metas`."""
 
     graph: CallGraph
@@ -76,7 +76,7 @@ class Program:
     runtime: Mapping[str, Json]
     oracle_counts: tuple[Size, ...] = ()
     samples: tuple[Mapping[str, int], ...] = field(default=())
-    _shapes: dict[tuple[int, ...], Shape] = field(default_factory=dict, init=False)
+    _shapes: dict[tuple[int, ...], ProgramShape] = field(default_factory=dict, init=False)
     _unfoldings: list[Unfolding] = field(default_factory=list, init=False)  # one, made when first asked for
     _kinds_in_blocks: dict[tuple[int, int], SizedKind] = field(default_factory=dict, init=False)
     _metas_in_blocks: dict[tuple[int, int], SizedMeta] = field(default_factory=dict, init=False)
@@ -119,7 +119,7 @@ class Program:
         forms = (form for kind in self.kinds for form in kind.forms())
         return any(isinstance(atom, Step) and atom.kind is StepKind.CEIL for form in forms for atom in form.atoms())
 
-    def shape(self, counts: tuple[int, ...]) -> Shape:
+    def shape(self, counts: tuple[int, ...]) -> ProgramShape:
         """The program with its loops run so many times."""
         if counts not in self._shapes:
             if len(self._shapes) >= _SHAPES:
@@ -138,9 +138,9 @@ class Program:
         return self._unfoldings[0].rows(counts)
 
 
-def _unfolded(program: Program, counts: tuple[int, ...]) -> Shape:
+def _unfolded(program: Program, counts: tuple[int, ...]) -> ProgramShape:
     if not program.loops:
-        return Shape(
+        return ProgramShape(
             graph=program.skeleton,
             kinds=program.kinds,
             metas=program.metas,
@@ -167,7 +167,7 @@ def _unfolded(program: Program, counts: tuple[int, ...]) -> Shape:
     graph = assembled(program.skeleton, rows, kind_at, metas)
     pairs = zip(rows.storages.what.tolist(), rows.storages.block.tolist(), strict=True)
     sizes = tuple(in_block(program.block_bytes[what], block) for what, block in pairs)
-    return Shape(
+    return ProgramShape(
         graph=graph,
         kinds=tuple(kinds.items),
         metas=tuple(metas.items),

@@ -13,7 +13,7 @@ Size = int | Form
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class RepeatedItem:
     """A list of one thing so many times: what a header says of each sequence."""
 
     item: Json
@@ -122,7 +122,7 @@ def _leaves_of(value: Any) -> Iterator[Any]:
     if isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _leaves_of(item)
-    elif isinstance(value, Listed):
+    elif isinstance(value, RepeatedItem):
         yield from (*_leaves_of(value.item), value.times)
     elif isinstance(value, Worded):
         yield from value.parts
@@ -174,7 +174,7 @@ class Numbers:
         match value:
             case Form():
                 return self(value)
-            case Listed():
+            case RepeatedItem():
                 return [self.json(value.item)] * self(value.times)
             case Worded():
                 return "".join(part if isinstance(part, str) else str(self(part)) for part in value.parts)

@@ -17,8 +17,8 @@ from llm_perf_opt.analyses.function.fitting import Fitter, Routed
 from llm_perf_opt.analyses.function.form import Form, Point
 from llm_perf_opt.analyses.function.program.alignment import Parting, same_program, storages_of
 from llm_perf_opt.analyses.function.program.assembly import Tensors, refolded
-from llm_perf_opt.analyses.function.program.families import Seen, Sizes
-from llm_perf_opt.analyses.function.program.loop_lists import Entry
+from llm_perf_opt.analyses.function.program.families import SamplePlace, SizeForms
+from llm_perf_opt.analyses.function.program.loop_lists import RowTensor
 from llm_perf_opt.analyses.function.program.loop_memory import Home, Irregular, homes_of
 from llm_perf_opt.analyses.function.program.loops import Loop
 from llm_perf_opt.analyses.function.program.program import NoRule, Program
@@ -50,7 +50,7 @@ def _sized(skeleton: CallGraph, loops: Sequence[Loop], graphs: Sequence[CallGrap
         _Sample(number, graph, rows.rows(graph, point))
         for number, (graph, point) in enumerate(zip(graphs, fitter.points, strict=True))
     ]
-    return _Sizing(skeleton, loops, samples, Sizes(fitter)).program()
+    return _Sizing(skeleton, loops, samples, SizeForms(fitter)).program()
 
 
 class _Skeleton:
@@ -87,11 +87,13 @@ class _Sample:
     rows: Unfolded
 
 
-Family = dict[int, list[tuple[Seen, int]]]  # row of the skeleton -> where it was seen, and as what
+Family = dict[int, list[tuple[SamplePlace, int]]]  # row of the skeleton -> where it was seen, and as what
 
 
 class _Sizing:
-    def __init__(self, skeleton: CallGraph, loops: Sequence[Loop], samples: Sequence[_Sample], sizes: Sizes) -> None:
+    def __init__(
+        self, skeleton: CallGraph, loops: Sequence[Loop], samples: Sequence[_Sample], sizes: SizeForms
+    ) -> None:
         self._skeleton, self._loops, self._samples, self._sizes = skeleton, loops, samples, sizes
 
     def program(self) -> Program:
@@ -109,7 +111,8 @@ class _Sizing:
             input_metadata={},
             output_metadata={},
         )
-        graphs, everywhere = [one.graph for one in self._samples], [Seen(one.number, -1) for one in self._samples]
+        graphs = [one.graph for one in self._samples]
+        everywhere = [SamplePlace(one.number, -1) for one in self._samples]
         sizes = self._sizes
         return Program(
             skeleton=skeleton,
@@ -142,7 +145,7 @@ class _Sizing:
             column = ops_of(sample.graph).kind
             for new, row in enumerate(sample.rows.ops):
                 first = self._first(row, spans)
-                families.setdefault(first, []).append((Seen(sample.number, row.block), column[new]))
+                families.setdefault(first, []).append((SamplePlace(sample.number, row.block), column[new]))
                 loops[first] = row.loop
         entries = self._lists(spans)
         known: dict[tuple[object, ...], int] = {}
@@ -180,7 +183,7 @@ class _Sizing:
                 return Row(row, row, number, (row - first) // length)
         return Row(row, row, -1, -1)
 
-    def _kind(self, seen: Sequence[tuple[Seen, int]], entries: Sequence[Tensors] | None, loop: int) -> SizedKind:
+    def _kind(self, seen: Sequence[tuple[SamplePlace, int]], entries: Sequence[Tensors] | None, loop: int) -> SizedKind:
         places = [place for place, _ in seen]
         kinds = [self._samples[place.sample].graph.op_kinds[number] for place, number in seen]
         if entries is None:
@@ -194,18 +197,18 @@ class _Sizing:
 
     def _listed(
         self,
-        places: Sequence[Seen],
-        entries: Sequence[Sequence[Entry]],
+        places: Sequence[SamplePlace],
+        entries: Sequence[Sequence[RowTensor]],
         rows: Sequence[Sequence[TensorMeta]],
         what: str,
     ) -> list[SizedMeta]:
         """Tensors among which is a list over a loop, in the places of the skeleton."""
-        slots: dict[int, tuple[int, list[Seen], list[TensorMeta]]] = {}
+        slots: dict[int, tuple[int, list[SamplePlace], list[TensorMeta]]] = {}
         spots: dict[int, int] = {}
         for place, row, got in zip(places, rows, entries, strict=True):
             for entry, meta in zip(got, row, strict=True):
                 _, where, metas = slots.setdefault(entry.slot, (entry.loop, [], []))
-                where.append(Seen(place.sample, entry.block))
+                where.append(SamplePlace(place.sample, entry.block))
                 metas.append(meta)
                 spots[entry.place] = entry.slot
         sized = {
@@ -216,7 +219,7 @@ class _Sizing:
     def _metas(self, metas: list[SizedMeta], side: str) -> list[int]:
         """Which of `metas` each tensor of the skeleton's calls is; those that are new are added."""
         spans = [(loop.first_call, loop.calls) for loop in self._loops]
-        families: dict[tuple[int, int], list[tuple[Seen, int]]] = {}
+        families: dict[tuple[int, int], list[tuple[SamplePlace, int]]] = {}
         of_loop: dict[tuple[int, int], int] = {}
         spots: dict[tuple[int, int], int] = {}
         for sample in self._samples:
@@ -226,7 +229,7 @@ class _Sizing:
                 first = self._first(row, spans)
                 for entry in tensors.of_row(new, row):
                     slot = first, entry.slot
-                    families.setdefault(slot, []).append((Seen(sample.number, entry.block), column[at]))
+                    families.setdefault(slot, []).append((SamplePlace(sample.number, entry.block), column[at]))
                     of_loop[slot] = entry.loop
                     spots[first, entry.place] = entry.slot
                     at += 1
@@ -250,10 +253,10 @@ class _Sizing:
     def _block_sizes(self, kinds: Sequence[SizedKind], column: Sequence[int]) -> tuple[Size, ...]:
         """A form for each block of memory: that of the tensor that was written into it, or one found from its bytes."""
         homes = homes_of(self._skeleton, self._loops)
-        seen: dict[tuple[int, ...], list[tuple[Seen, int]]] = {}
+        seen: dict[tuple[int, ...], list[tuple[SamplePlace, int]]] = {}
         for sample in self._samples:
             for at, size_bytes in zip(sample.rows.storages, storages_of(sample.graph).bytes, strict=True):
-                place = Seen(sample.number, at.block)
+                place = SamplePlace(sample.number, at.block)
                 seen.setdefault(self._memory_key(at.where, homes), []).append((place, size_bytes))
         written = self._written(kinds, column, homes)
         found: dict[tuple[object, ...], Size] = {}
@@ -290,7 +293,7 @@ class _Sizing:
                         forms.append(form)
         return found
 
-    def _oracle_counts(self, graphs: Sequence[CallGraph], everywhere: Sequence[Seen]) -> tuple[Size, ...]:
+    def _oracle_counts(self, graphs: Sequence[CallGraph], everywhere: Sequence[SamplePlace]) -> tuple[Size, ...]:
         """How often each value was guessed; those of the skeleton where the model asks for others elsewhere."""
         answers = [
             [(one.op, one.policy, one.site) for one in graph.oracle_answers] for graph in (self._skeleton, *graphs)
@@ -302,7 +305,7 @@ class _Sizing:
         return tuple(self._sizes.size(everywhere, [one.count for one in row], None, lambda: what) for row in rows)
 
 
-def _is_plain(entries: Sequence[Entry]) -> bool:
+def _is_plain(entries: Sequence[RowTensor]) -> bool:
     return all(one.slot == at == one.place for at, one in enumerate(entries))
 
 

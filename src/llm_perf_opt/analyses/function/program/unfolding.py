@@ -16,7 +16,7 @@ from itertools import accumulate
 import numpy as np
 
 from llm_perf_opt.analyses.function.program.alignment import storages_of
-from llm_perf_opt.analyses.function.program.loop_lists import Entry, ListFacts, Lists
+from llm_perf_opt.analyses.function.program.loop_lists import ListFacts, Lists, RowTensor
 from llm_perf_opt.analyses.function.program.loop_memory import Irregular, homes_of
 from llm_perf_opt.analyses.function.program.loops import Loop
 from llm_perf_opt.analyses.function.program.rows_of_loops import (
@@ -42,19 +42,19 @@ class TensorsOfRows:
 
     counts: array[int]  # per row
     storages: array[int]  # of all rows, one after the other
-    listed: Mapping[int, tuple[Entry, ...]]  # new row -> its tensors
+    listed: Mapping[int, tuple[RowTensor, ...]]  # new row -> its tensors
 
     @cached_property
     def _starts(self) -> list[int]:
         return offsets_of(self.counts)
 
-    def of_row(self, new: int, row: Row) -> tuple[Entry, ...]:
+    def of_row(self, new: int, row: Row) -> tuple[RowTensor, ...]:
         """The tensors of one row."""
         listed = self.listed.get(new)
         if listed is not None:
             return listed
         storages = self.storages[self._starts[new] : self._starts[new + 1]]
-        return tuple(Entry(at, at, row.loop, row.block, storage) for at, storage in enumerate(storages))
+        return tuple(RowTensor(at, at, row.loop, row.block, storage) for at, storage in enumerate(storages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,10 +174,12 @@ class Unfolding:
         memory = NewMemory(self._homes, storages, counts)
         lists = Lists(self._lists, counts, memory)
 
-        def tensors(rows: Rows, column: _Tensors, views: Callable[[Row], tuple[Entry, ...]] | None) -> TensorsOfRows:
+        def tensors(
+            rows: Rows, column: _Tensors, views: Callable[[Row], tuple[RowTensor, ...]] | None
+        ) -> TensorsOfRows:
             return self._new_tensors(rows, column, memory, lists, views)
 
-        def views(row: Row) -> tuple[Entry, ...]:
+        def views(row: Row) -> tuple[RowTensor, ...]:
             is_cut = row.loop < 0 and row.what in self._lists.cutting
             return lists.views(row, self._lists.ends) if is_cut else ()
 
@@ -206,7 +208,7 @@ class Unfolding:
         column: _Tensors,
         memory: NewMemory,
         lists: Lists,
-        views: Callable[[Row], tuple[Entry, ...]] | None,
+        views: Callable[[Row], tuple[RowTensor, ...]] | None,
     ) -> TensorsOfRows:
         """The tensors of new rows; those of rows that may hold a list are found one by one."""
         counts = column.starts[rows.where + 1] - column.starts[rows.where]
@@ -217,7 +219,7 @@ class Unfolding:
         row = np.repeat(np.arange(len(rows)), plain)
         within = np.arange(len(row)) - np.repeat(np.cumsum(plain) - plain, plain)
         found = self._plain(rows, row, column, within, memory)
-        listed: dict[int, tuple[Entry, ...]] = {}
+        listed: dict[int, tuple[RowTensor, ...]] = {}
         parts: list[Numbers] = []
         done = 0
         ends = np.cumsum(plain)

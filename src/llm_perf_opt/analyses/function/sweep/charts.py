@@ -16,7 +16,7 @@ _STEPS = "A step in a band: from there on other measured efficiencies of kernels
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SweepFigure:
     """One figure that is drawn over batch and over context."""
 
     title: str
@@ -27,29 +27,29 @@ class Figure:
 
 
 _FIGURES = (
-    Figure("FLOPs", "FLOPs", Kind.FLOPS, lambda point: point.flops, "As written: every position and every pair."),
-    Figure(
+    SweepFigure("FLOPs", "FLOPs", Kind.FLOPS, lambda point: point.flops, "As written: every position and every pair."),
+    SweepFigure(
         "Bytes moved",
         "bytes",
         Kind.BYTES,
         lambda point: point.bytes_moved,
         "Each op reads its inputs and writes its outputs.",
     ),
-    Figure(
+    SweepFigure(
         "KV cache",
         "bytes",
         Kind.BYTES,
         lambda point: point.cache_bytes if point.phase != PREFILL else None,
         "What a decode step is handed.",
     ),
-    Figure(
+    SweepFigure(
         "Memory needed",
         "bytes",
         Kind.BYTES,
         lambda point: point.needed_bytes,
         "Weights, buffers, inputs and what is alive at the peak.",
     ),
-    Figure(
+    SweepFigure(
         "Time",
         "time",
         Kind.SECONDS,

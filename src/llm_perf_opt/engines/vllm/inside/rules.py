@@ -31,7 +31,7 @@ _LIBRARIES: list[torch.library.Library] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class UniformBatch:
     """Equal sequences in one step: so many new tokens each, behind so many in the cache."""
 
     sequences: int
@@ -48,10 +48,10 @@ class Batch:
         return {"sequences": self.sequences, "new_tokens": self.new_tokens, "cached_tokens": self.cached_tokens}
 
 
-class Step:
+class RunningStep:
     """What the rules know of the step that runs: its batch, and the layers that vLLM finds by name."""
 
-    batch: Batch | None = None
+    batch: UniformBatch | None = None
     layers: Mapping[str, Any] = {}
 
 
@@ -98,7 +98,7 @@ def _layer(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The layer that an op names among its arguments."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, str) or type(value).__name__ in ("LayerName", "FakeScriptObject"):
-            found = Step.layers.get(_resolve_layer_name(value))
+            found = RunningStep.layers.get(_resolve_layer_name(value))
             if found is not None:
                 return found
     raise LookupError("the op names no layer")
@@ -108,8 +108,8 @@ def _observe(
     engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, facts: dict[str, Any]
 ) -> None:
     if engine.recorder is not None:
-        assert Step.batch is not None
-        engine.recorder.observe(func, args, kwargs, output, {**Step.batch.facts(), **facts})
+        assert RunningStep.batch is not None
+        engine.recorder.observe(func, args, kwargs, output, {**RunningStep.batch.facts(), **facts})
 
 
 def _attention(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:

@@ -18,7 +18,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.target import Json, Target
 from llm_perf_opt.engines.vllm.inside.ranks import VllmWorld
-from llm_perf_opt.engines.vllm.inside.rules import Batch, Step, install_rules
+from llm_perf_opt.engines.vllm.inside.rules import RunningStep, UniformBatch, install_rules
 from llm_perf_opt.engines.vllm.inside.stand_ins import keep_ghosts
 from llm_perf_opt.engines.vllm.jobs import TraceJob
 from llm_perf_opt.weightless.ghost import new_ghost
@@ -60,7 +60,7 @@ class VllmModel:
         if not self._is_warm:
             self._is_warm = True
             bind_caches(self, 1, 1)
-            _step(self, built, Batch(sequences=1, new_tokens=1, cached_tokens=0))
+            _step(self, built, UniformBatch(sequences=1, new_tokens=1, cached_tokens=0))
 
     def _build(self) -> Any:
         model_class = get_model_architecture(self.config.model_config)[0]
@@ -78,15 +78,17 @@ def targets(model: VllmModel, job: TraceJob) -> tuple[Target, ...]:
     """A prefill, and decode on a cache of that length if steps are asked for."""
     is_generating = model.config.model_config.runner_type == "generate"
     steps = [
-        Batch(sequences=job.batch, new_tokens=job.new_tokens, cached_tokens=job.prompt_tokens + step * job.new_tokens)
+        UniformBatch(
+            sequences=job.batch, new_tokens=job.new_tokens, cached_tokens=job.prompt_tokens + step * job.new_tokens
+        )
         for step in range(job.decode_steps if is_generating else 0)
     ]
-    prompt = Batch(sequences=job.batch, new_tokens=job.prompt_tokens, cached_tokens=0)
+    prompt = UniformBatch(sequences=job.batch, new_tokens=job.prompt_tokens, cached_tokens=0)
     phases = [("prefill", [prompt]), ("decode" if job.new_tokens == 1 else "chunk", steps)]
     return tuple(_target(model, job, phase, batches) for phase, batches in phases if batches and batches[0].rows)
 
 
-def _target(model: VllmModel, job: TraceJob, phase: str, batches: Sequence[Batch]) -> Target:
+def _target(model: VllmModel, job: TraceJob, phase: str, batches: Sequence[UniformBatch]) -> Target:
     text = model.config.model_config.hf_text_config
 
     def run(built: Any, given: Sequence[Any]) -> None:
@@ -119,13 +121,13 @@ def _target(model: VllmModel, job: TraceJob, phase: str, batches: Sequence[Batch
     )
 
 
-def _step(model: VllmModel, built: Any, batch: Batch) -> None:
+def _step(model: VllmModel, built: Any, batch: UniformBatch) -> None:
     """One step of the engine: the forward of all tokens, and logits for the last of each sequence."""
     from vllm.distributed import get_pp_group
 
     ids = torch.zeros(batch.rows, dtype=torch.long)
     positions = (torch.arange(batch.new_tokens) + batch.cached_tokens).repeat(batch.sequences)
-    Step.batch, Step.layers = batch, model.layers
+    RunningStep.batch, RunningStep.layers = batch, model.layers
     with model.current(), set_forward_context(None, model.config, num_tokens=batch.rows):
         group = get_pp_group()
         given = [ids, _positions(model, positions)]

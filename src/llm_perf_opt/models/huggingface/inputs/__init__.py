@@ -1,7 +1,7 @@
 """Plausible inputs for any transformers model: guessed from its signature and configuration, corrected by probing."""
 
 from llm_perf_opt.models.huggingface.inputs.fed import Fed, described, fed_by
-from llm_perf_opt.models.huggingface.inputs.plan import Plan, Sizes, Subject, make_inputs
+from llm_perf_opt.models.huggingface.inputs.plan import InputSizes, Plan, Subject, make_inputs
 from llm_perf_opt.models.huggingface.inputs.search import Found, NoInputs, accepted_modalities, find_inputs
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "Found",
     "NoInputs",
     "Plan",
-    "Sizes",
+    "InputSizes",
     "Subject",
     "accepted_modalities",
     "described",

@@ -74,7 +74,7 @@ SIZE_FIELDS = ("image_size", "img_size", "input_size", "size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class TowerImage:
     """The image a tower was made for."""
 
     channels: int
@@ -93,12 +93,12 @@ class Picture:
         return self.width // self.patch
 
 
-def picture(subject: Subject) -> Picture:
+def picture(subject: Subject) -> TowerImage:
     """Size, channels and patch from the vision configuration, with the sizes of the request where it is silent."""
     config = subject.vision()
     sides = subject.sizes.image or _image_size(config) or _image_size(subject.config)
     height, width = sides or (subject.sizes.image_side,) * 2
-    return Picture(
+    return TowerImage(
         channels=number(config, "num_channels", "in_channels", "in_chans", "num_input_channels") or 3,
         height=height,
         width=width,

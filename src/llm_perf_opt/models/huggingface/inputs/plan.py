@@ -22,7 +22,7 @@ AUDIO_SECTIONS = ("audio_config", "audio_encoder_config", "speech_config", "enco
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class InputSizes:
     """How much is fed; `image_side` is for configurations that name no image size.
 
     A prompt of None is the usual one, or what fits where the model has fewer positions. `decoder_tokens` are for the
@@ -49,10 +49,10 @@ class Subject:
     required: frozenset[str]
     class_name: str = ""
     generates: bool = False
-    sizes: Sizes = field(default_factory=Sizes)
+    sizes: InputSizes = field(default_factory=InputSizes)
 
     @staticmethod
-    def of(model_class: type, config: Any, sizes: Sizes | None = None) -> Subject:
+    def of(model_class: type, config: Any, sizes: InputSizes | None = None) -> Subject:
         """Read the signature of `model_class.forward`."""
         parameters = inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
         named = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.kind is not p.VAR_POSITIONAL]
@@ -65,7 +65,7 @@ class Subject:
             required=frozenset(p.name for p in named if p.default is p.empty) - {"self"},
             class_name=model_class.__name__,
             generates=_generates(model_class),
-            sizes=sizes or Sizes(),
+            sizes=sizes or InputSizes(),
         )
 
     def takes(self, *names: str) -> bool:

@@ -69,7 +69,7 @@ class NoInputs(PerfOptError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class InputCandidate:
     """Leaves of the modalities beside text, or a recipe of the model's own; `overrides` come last."""
 
     leaves: Mapping[str, Leaf]
@@ -121,7 +121,7 @@ def find_inputs(subject: Subject, run: Callable[[Plan, str], object], wanted: fr
 class Attempt:
     """A candidate with the corrections it has had so far."""
 
-    def __init__(self, subject: Subject, candidate: Candidate, counts: Mapping[str, int] | None = None) -> None:
+    def __init__(self, subject: Subject, candidate: InputCandidate, counts: Mapping[str, int] | None = None) -> None:
         self._subject = subject
         self._candidate = candidate
         self._counts = counts or dict.fromkeys(candidate.modalities, FIRST_GUESS)
@@ -161,7 +161,7 @@ class Attempt:
         return {lesson.kind: self._counts[lesson.kind] + missing} if lesson.kind in self._counts else {}
 
 
-def compose(subject: Subject, candidate: Candidate, counts: Mapping[str, int]) -> dict[str, Leaf]:
+def compose(subject: Subject, candidate: InputCandidate, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """The keyword arguments of one attempt."""
     if candidate.recipe is not None:
         return {**candidate.recipe.make(subject, counts), **_last_logits(subject, candidate), **candidate.overrides}
@@ -172,7 +172,7 @@ def compose(subject: Subject, candidate: Candidate, counts: Mapping[str, int]) -
     return {**plan, **companions(subject, plan), **_last_logits(subject, candidate), **candidate.overrides}
 
 
-def _last_logits(subject: Subject, candidate: Candidate) -> dict[str, Leaf]:
+def _last_logits(subject: Subject, candidate: InputCandidate) -> dict[str, Leaf]:
     """What `generate` adds to the prefill of a model that can leave out the logits of all positions but the last."""
     name = subject.logits_argument if candidate.entry == "forward" else None
     return {} if name is None else {name: 1}
@@ -184,7 +184,7 @@ def accepted_modalities(subject: Subject) -> tuple[str, ...]:
     return tuple(kind for kind, wanted in names.items() if subject.accepts.intersection(wanted))
 
 
-def candidates(subject: Subject, wanted: frozenset[str] | None = None) -> Iterator[Candidate]:
+def candidates(subject: Subject, wanted: frozenset[str] | None = None) -> Iterator[InputCandidate]:
     """Every combination of modalities the signature allows, each again without a cache.
 
     Some configurations leave a model unable to make its own cache; a forward without one is the same forward. With
@@ -204,26 +204,26 @@ def candidates(subject: Subject, wanted: frozenset[str] | None = None) -> Iterat
         yield from _without_cache(subject, group)
 
 
-def _without_cache(subject: Subject, found: Sequence[Candidate]) -> Iterator[Candidate]:
+def _without_cache(subject: Subject, found: Sequence[InputCandidate]) -> Iterator[InputCandidate]:
     if subject.takes("use_cache"):
         yield from (replace(candidate, overrides={"use_cache": False}) for candidate in found)
 
 
-def _layouts(subject: Subject) -> Iterator[Candidate]:
+def _layouts(subject: Subject) -> Iterator[InputCandidate]:
     """The fullest first."""
     with_text = "input_ids" in subject.accepts
     images = list(image_candidates(subject))
     sounds = list(audio_candidates(subject))
     if (special := RECIPES.get(subject.model_type)) is not None:
         for modalities in special.choices():
-            yield Candidate(leaves={}, modalities=modalities, with_text=False, recipe=special)
+            yield InputCandidate(leaves={}, modalities=modalities, with_text=False, recipe=special)
     for image, sound in product(images[:2], sounds[:6]):
-        yield Candidate(leaves={**image, **sound}, modalities=("image", "audio"), with_text=with_text)
+        yield InputCandidate(leaves={**image, **sound}, modalities=("image", "audio"), with_text=with_text)
     for image in images:
-        yield Candidate(leaves=image, modalities=("image",), with_text=with_text)
+        yield InputCandidate(leaves=image, modalities=("image",), with_text=with_text)
     for sound in sounds:
-        yield Candidate(leaves=sound, modalities=("audio",), with_text=with_text)
+        yield InputCandidate(leaves=sound, modalities=("audio",), with_text=with_text)
     if with_text and subject.main_input != "input_ids":
         for sound in sounds:
-            yield Candidate(leaves=sound, modalities=("audio",), with_text=False)
-    yield Candidate(leaves={}, modalities=(), with_text=with_text)
+            yield InputCandidate(leaves=sound, modalities=("audio",), with_text=False)
+    yield InputCandidate(leaves={}, modalities=(), with_text=with_text)
