@@ -154,7 +154,7 @@ def _deployment(run: MeasuredRun) -> tuple[object, ...]:
 def _table(run: MeasuredRun, timers: dict[tuple[str, str], EngineTimer]) -> StepTable:
     key = (run.device, run.engine)
     if key not in timers:
-        timers[key] = EngineTimer(*key)
+        timers[key] = EngineTimer.of(*key)
     return replace(step_table(deployed_blocks(run), timers[key], engine_plan(run)), origin="")
 
 

@@ -133,7 +133,7 @@ def _blocks(document: Mapping[str, Any], model: str, device: str, plan: Parallel
 
 def table_of(run: RecordedRun) -> StepTable:
     """The step times of the run's device, by measured kernels."""
-    return step_table(traced_blocks(run.model), EngineTimer(run.device, "vllm"), run.plan)
+    return step_table(traced_blocks(run.model), EngineTimer.of(run.device, "vllm"), run.plan)
 
 
 def job_of(run: RecordedRun, table: StepTable) -> ReplayJob:

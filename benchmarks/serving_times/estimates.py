@@ -89,7 +89,7 @@ def estimated(runs: Iterable[MeasuredRun]) -> list[Estimated]:
         groups[run.device, run.engine].append(run)
     found: list[Estimated] = []
     for (device, engine), some in groups.items():
-        times = EngineTimer(device, engine).times([one for run in some for one in _asked(run)])
+        times = EngineTimer.of(device, engine).times([one for run in some for one in _asked(run)])
         pairs = zip(some, times[::2], times[1::2], strict=True)
         found.extend(Estimated(run=run, step=step, prompt=prompt) for run, step, prompt in pairs)
     return found

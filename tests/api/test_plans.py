@@ -141,7 +141,7 @@ def test_plans_are_ranked_and_refused_with_a_reason(answer: lpo.PlansAnswer) -> 
     assert len(names) + len(reasons) == 9
     assert answer.left_out == 20 - 9
     assert answer.best is answer.plans[0]
-    middles = [plan.decode.middle_s for plan in answer.plans if plan.decode is not None]
+    middles = [plan.decode.likely_s for plan in answer.plans if plan.decode is not None]
     assert middles == sorted(middles)
 
 
@@ -163,7 +163,7 @@ def test_a_plan_has_the_figures_of_its_rank(answer: lpo.PlansAnswer) -> None:
     assert plan.weight_bytes == 2 * ((LAYERS * LAYER + 2 * WORDS * HIDDEN) // 4 + NORMS)
     assert plan.cache_bytes == 2 * LAYERS * 2 * TOKENS * WIDTH * 2
     assert plan.decode is not None
-    assert plan.tokens_per_s_per_device == pytest.approx(4 / plan.decode.middle_s / 8)
+    assert plan.tokens_per_s_per_device == pytest.approx(4 / plan.decode.likely_s / 8)
 
 
 def test_the_answer_comes_first(answer: lpo.PlansAnswer) -> None:

@@ -183,4 +183,4 @@ def _rates(
     hardware = find_hardware(device, devices_file)
     for side in sides:
         require_room(side.graphs, hardware)
-    return source_of(hardware, execution, rates)
+    return source_of(hardware, execution, rates, runs=[side.graphs for side in sides])

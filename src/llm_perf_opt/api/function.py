@@ -86,6 +86,11 @@ class TraceFunction:
         graphs = tuple(self._graph(one, point) for one in self.phases)
         return Trace(name=self.name, graphs=graphs, origin=self._traces.origin_at(point))
 
+    def proven_graphs(self) -> tuple[CallGraph, ...]:
+        """Each phase at some point of its first cell; phases without a cell are left out."""
+        cells = [phase.cells[0] for phase in self.phases if phase.cells]
+        return tuple(one.rebuilt.graph({name: ends[0] for name, ends in one.region.items()}) for one in cells)
+
     def chunk_at(self, *, batch: int = 1, context: int, new_tokens: int) -> Trace:
         """The trace of one chunk: `new_tokens` after a cache of `context`. Where no cell proves it, it is traced."""
         point = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}

@@ -117,4 +117,4 @@ def per_rank(
     if device is None:
         return ranks_answer(kinds)
     rates = find_rates(device, devices_file=devices_file, execution=execution, graphs=kinds[0])
-    return ranks_answer(kinds, source_of(rates, execution))
+    return ranks_answer(kinds, source_of(rates, execution, kernels=None, runs=kinds))

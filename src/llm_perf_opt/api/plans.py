@@ -21,10 +21,12 @@ from llm_perf_opt.analyses.ranks.plan_report import (
 )
 from llm_perf_opt.analyses.ranks.replicated import replicated_notes, spreads_little
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
+from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.per_rank import rank_kinds
+from llm_perf_opt.api.prediction import source_of
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.tracing import find_origin, trace_origin, trace_ranks
 from llm_perf_opt.core.callgraph import CallGraph
@@ -33,7 +35,7 @@ from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import KnowsPlans
 from llm_perf_opt.core.report import Level, Note, Report
-from llm_perf_opt.core.units import format_bytes, format_count, format_ratio, format_seconds
+from llm_perf_opt.core.units import format_bytes, format_count, format_ratio
 from llm_perf_opt.core.work_limits import LimitReached
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class PlansAnswer(Answer):
     refused: tuple[RefusedPlans, ...]
     left_out: int  # plans that were not tried
     _graphs: tuple[CallGraph, ...]  # of the best plan; empty where none runs
+    _rates: RateSource
 
     @property
     def best(self) -> PlanFigures | None:
@@ -74,7 +77,7 @@ class PlansAnswer(Answer):
             return f"{self.model}: no plan fits on {self.cluster}.", others
         time = best.decode or best.prefill
         what = "decode step" if best.decode is not None else "prefill"
-        band = "" if time is None else f": {what} {format_seconds(time.low_s)} to {format_seconds(time.high_s)}"
+        band = "" if time is None else f": {what} {time.text}"
         rate = best.tokens_per_s_per_device
         tokens = "" if rate is None else f", {three_digits(rate)} tokens/s per device"
         share = None if time is None else time.communication_share
@@ -109,7 +112,7 @@ class PlansAnswer(Answer):
             yield workload_note(self._graphs[:1])
             yield from deployment_notes(self._graphs)
         if self.plans:
-            yield from DataSheetRates(self.cluster.device, Execution(self.execution), cluster=self.cluster).notes()
+            yield from self._rates.notes()
         yield from plan_notes(self.plans, self.global_batch, left_out=self.left_out)
         best = self.best
         if best is not None and best.kinds[0].replicated and self._graphs:
@@ -158,7 +161,7 @@ def plans(
         copies_key_heads=Execution(execution) is Execution.FUSED,
         **workload,
     )
-    rates = DataSheetRates(cluster.device, Execution(execution), cluster=cluster)
+    rates = source_of(cluster if cluster.count > 1 else cluster.device, execution, kernels=None)
     tried = plans_of(cluster.count, with_experts=_has_experts(origin))
     search = _Search(origin, rates, cluster)
     for number, plan in enumerate(tried[:max_plans], 1):
@@ -174,6 +177,7 @@ def plans(
         refused=tuple(RefusedPlans(plans=tuple(names), reason=why) for why, names in search.refused.items()),
         left_out=max(0, len(tried) - max_plans),
         _graphs=search.graphs,
+        _rates=rates,
     )
 
 
@@ -188,7 +192,7 @@ class _Search:
     """The plans found so far. Plans whose ranks run the same are traced once."""
 
     origin: Origin
-    rates: DataSheetRates
+    rates: RateSource
     cluster: Cluster
     found: list[PlanFigures] = field(default_factory=list)
     refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> plans
@@ -209,7 +213,9 @@ class _Search:
         except PerfOptError as error:
             self._refuse(plan, _reason(plan, error))
             return
-        figures = plan_figures(plan, rank_kinds(_phases(traced), self.rates, plan), self.cluster, batch // shared)
+        kinds = _phases(traced)
+        self.rates.meet([graph for graphs in kinds for graph in graphs])
+        figures = plan_figures(plan, rank_kinds(kinds, self.rates, plan), self.cluster, batch // shared)
         self.found.append(figures)
         if ranked(self.found)[0] is figures:
             self.graphs = traced.graphs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ _AS_DENSE = Note(
 Rates = Hardware | Calibration  # where times come from
 DATA_SHEET, TABLES = "data-sheet", "tables"
 ENGINES = ("vllm", "sglang", "trtllm")
+DEFAULT_ENGINE = ENGINES[0]  # which replays run as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class PredictionAnswer(Answer):
     cluster: Cluster | None = None  # of these devices, where several were named
     execution: str
     rates: str = SOURCE  # the source of the times: data sheet, measured kernels, or a calibration
-    engine: str | None = None  # whose measured kernels; None: the fastest of any, or no measured kernels
+    engine: str | None = None  # whose measured kernels; None: no engine's
     stages: tuple[PredictedStage, ...]
     needed_bytes: int | None  # of the rank that needs most
     serving: ServingFit | None
@@ -277,7 +278,8 @@ def _prediction(
 ) -> PredictionAnswer:
     device = None if isinstance(rates, Calibration) else device_of(rates)
     fit = None if device is None else traced_fit(graphs, device)
-    source, memory = source_of(rates, execution, kernels, engine), largest_need((graphs, *others))
+    source = source_of(rates, execution, kernels, engine, (graphs, *others))
+    memory = largest_need((graphs, *others))
     times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
@@ -286,7 +288,7 @@ def _prediction(
         cluster=rates if isinstance(rates, Cluster) else None,
         execution=execution,
         rates=source.name,
-        engine=engine,
+        engine=source.engine,
         stages=tuple(_stage(graph.phase, stage) for graph, found in zip(graphs, times, strict=True) for stage in found),
         needed_bytes=memory.total_bytes,
         serving=None if fit is None else fit[1],
@@ -346,8 +348,17 @@ def _stage(phase: str, stage: StageTime) -> PredictedStage:
     )
 
 
-def source_of(rates: Rates, execution: str, kernels: str | None = DATA_SHEET, engine: str | None = None) -> RateSource:
-    """The rates as a prediction takes them. `kernels` None: measured tables where they are installed and come near."""
+def source_of(
+    rates: Rates,
+    execution: str,
+    kernels: str | None = DATA_SHEET,
+    engine: str | None = None,
+    runs: Iterable[Sequence[CallGraph]] = (),
+) -> RateSource:
+    """The rates as a prediction takes them. `kernels` None: measured tables where they are installed and come near.
+
+    Of `runs`, the phases of each rank, an engine's steps are known as a whole.
+    """
     if isinstance(rates, Calibration):
         return CalibratedRates(rates)
     below = DataSheetRates(device_of(rates), Execution(execution), cluster=cluster_of(rates))
@@ -357,12 +368,18 @@ def source_of(rates: Rates, execution: str, kernels: str | None = DATA_SHEET, en
     from llm_perf_opt.analyses.time.kernel_rates import require_tables, table_rates
     from llm_perf_opt.analyses.time.recorded_rates import recorded_rates
 
-    found = table_rates(below, engine)
+    found = table_rates(below, engine or DEFAULT_ENGINE if below.is_engine else None)
     if found is None and (kernels == TABLES or engine is not None):
         require_tables(below.device)
     if found is None and system_of(below.device) is None:
         return recorded_rates(below) or below
-    return below if found is None else found
+    if found is None or not found.is_engine:
+        return below if found is None else found
+    from llm_perf_opt.analyses.serving.step_rates import StepRates
+
+    steps = StepRates(found.below, found.tables)
+    steps.meet(graph for graphs in runs for graph in graphs)
+    return steps
 
 
 def _missing_tables(source: RateSource) -> Iterator[Note]:

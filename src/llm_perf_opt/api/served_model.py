@@ -170,7 +170,7 @@ class ServedModel:
         from llm_perf_opt.analyses.serving.engine_time import EngineTimer
         from llm_perf_opt.analyses.serving.step_tables import step_table
 
-        timer = EngineTimer(device.id, ENGINE)
+        timer = EngineTimer.of(device.id, ENGINE)
         table = step_table(self.blocks, timer, plan)
         if plan.pp > 1:
             table = table.corrected(decoding=1 / plan.pp, prompts=1 / plan.pp)  # each stage an equal share
@@ -188,7 +188,7 @@ class ServedModel:
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
             (prompts, Forward(sequences=1, queries=prompt, keys=prompt)),
         )
-        timer, found = EngineTimer(device.id, ENGINE), Counter[str]()
+        timer, found = EngineTimer.of(device.id, ENGINE), Counter[str]()
         times = timer.times([AskedForward(blocks=self.blocks, forward=forward, plan=plan) for _, forward in forwards])
         # Two forwards stand for one mixed step, so they tell shares; how long the step takes, its table tells.
         for (count, _), time in zip(forwards, times, strict=True):

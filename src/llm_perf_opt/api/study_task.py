@@ -185,7 +185,8 @@ def _deployed_tables(task: StudyTask, function: TraceFunction, deployment: Point
 
     assert task.contexts is not None, "a function is asked at contexts"
     cluster = deployment.cluster()
-    rates = source_of(find_rates(cluster if cluster.count > 1 else cluster.device), task.execution, kernels=task.rates)
+    machine = find_rates(cluster if cluster.count > 1 else cluster.device)
+    rates = source_of(machine, task.execution, kernels=task.rates, runs=[function.proven_graphs()])
     fixed = {**_identity(task, deployment), **_machine(deployment), "image_tokens": function.media_tokens}
     fixed |= {"status": OK, "origin": "function", "rates": rates.name}
     served = _Served(function, cluster, task)

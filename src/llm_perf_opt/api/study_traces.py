@@ -86,10 +86,13 @@ class TracedPoints:
                 fix="choose a batch that can be divided",
             )
         cluster = deployment.cluster()
-        rates = source_of(
-            find_rates(cluster if cluster.count > 1 else cluster.device), self.task.execution, kernels=self.task.rates
-        )
         traced = self._in_format(deployment, batch // deployment.replicas, context)
+        rates = source_of(
+            find_rates(cluster if cluster.count > 1 else cluster.device),
+            self.task.execution,
+            kernels=self.task.rates,
+            runs=traced.kinds,
+        )
         first = traced.kinds[0][0]
         length = _length(first)
         figures = _figures(traced, rates, deployment, cluster, batch // deployment.replicas)

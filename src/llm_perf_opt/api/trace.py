@@ -112,7 +112,7 @@ class Trace:
 
         `rates` is "tables", measured kernels of the device or scaled from the nearest, or "data-sheet". Default: tables
         where they are installed (extra `kernels`) and come near the device. `engine` says whose measured kernels run:
-        "vllm", "sglang" or "trtllm", with `execution="fused"`. Default: the fastest of any.
+        "vllm", "sglang" or "trtllm", with `execution="fused"`. Default: vllm.
 
         `decode_steps` adds the whole run: the prefill and so many steps, each with one more token in the cache. They
         are evaluated at once from a few further traces. Default device: the one that the trace was made for.

@@ -46,9 +46,7 @@ RatesOption = Annotated[
 ]
 EngineOption = Annotated[
     Literal["vllm", "sglang", "trtllm"] | None,
-    typer.Option(
-        help="Whose measured kernels run, with --execution fused. Default: the fastest measured of any engine."
-    ),
+    typer.Option(help="Whose measured kernels run, with --execution fused. Default: vllm."),
 ]
 MeasuredOption = Annotated[
     list[str] | None,

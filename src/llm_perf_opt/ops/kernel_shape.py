@@ -1,4 +1,4 @@
-"""The shapes of kernels as tables of measured times list them: matrix products, attention, routed experts.
+"""The shapes of kernels as tables of measured times list them: products, attention, routed experts, states.
 
 FLOPs and bytes are enough for a roofline. A measured table needs the dimensions themselves: a product of 16 rows takes
 as long as one of 8, and attention over 8 key heads longer than over 1.
@@ -62,4 +62,26 @@ class ExpertsShape:
     weight_format: str = "bfloat16"
 
 
-KernelShape = ProductShape | AttentionShape | ExpertsShape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentModuleShape:
+    """A whole module of latent attention in one row: its projections, the absorbed products and attention itself.
+
+    `projections` is the table's format of their weights; `sparse_model` whose indexer picks the keys, None: no indexer.
+    """
+
+    attention: AttentionShape
+    projections: str = "bfloat16"
+    sparse_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """The state of one layer without attention; heads are those of a gated delta rule on one rank, 0: another rule."""
+
+    sequences: int
+    queries: int
+    key_heads: int = 0
+    value_heads: int = 0
+
+
+KernelShape = ProductShape | AttentionShape | ExpertsShape | LatentModuleShape | StateShape

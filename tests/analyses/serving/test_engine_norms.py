@@ -8,9 +8,9 @@ import pytest
 
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks
 from llm_perf_opt.analyses.serving.engine_norms import EngineNorms
-from llm_perf_opt.analyses.serving.engine_step import Forward, VectorWork, forward_kernels
-from llm_perf_opt.core.collectives import Collective
+from llm_perf_opt.analyses.serving.engine_step import Forward, forward_kernels
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.ops.op import KernelKind
 from tests.analyses.serving.test_engine_blocks import blocks_of
 
 STEP = Forward(sequences=16, queries=1, keys=1024)
@@ -23,8 +23,8 @@ def minimax() -> EngineBlocks:
 
 
 def reductions(blocks: EngineBlocks, plan: ParallelPlan) -> Counter[int]:
-    works = forward_kernels(blocks, STEP, plan)
-    return Counter({work.payload_bytes: count for work, count in works if isinstance(work, Collective)})
+    found = [(kernel.collective, count) for kernel, count in forward_kernels(blocks, STEP, plan)]
+    return Counter({one.payload_bytes: count for one, count in found if one is not None})
 
 
 def test_a_norm_over_all_heads_needs_the_squares_of_all_ranks(minimax: EngineBlocks) -> None:
@@ -42,8 +42,8 @@ def test_a_norm_of_single_heads_stays_on_its_rank() -> None:
 
 def test_each_norm_is_a_kernel(minimax: EngineBlocks) -> None:
     def moved(plan: ParallelPlan) -> Counter[float]:
-        works = forward_kernels(minimax, STEP, plan)
-        return Counter({work.bytes_moved: count for work, count in works if isinstance(work, VectorWork)})
+        kernels = forward_kernels(minimax, STEP, plan)
+        return Counter({one.bytes_moved: count for one, count in kernels if one.kind is KernelKind.VECTOR})
 
     each = 2 * 16 * (48 + 8) * 128 / 2 * 2  # read and written, half of the numbers each, two bytes
     assert moved(ParallelPlan())[each] == 2 * 62

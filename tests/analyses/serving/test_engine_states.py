@@ -8,10 +8,11 @@ import pytest
 
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks
 from llm_perf_opt.analyses.serving.engine_states import EngineStates
-from llm_perf_opt.analyses.serving.engine_step import Forward, StateWork, forward_kernels
+from llm_perf_opt.analyses.serving.engine_step import Forward, forward_kernels
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, WorkKind
 from llm_perf_opt.analyses.serving.step_tables import StepRange, step_table
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.ops.kernel_shape import StateShape
 from tests.analyses.kernels.measured_tables import needs_tables
 from tests.analyses.serving.test_engine_blocks import blocks_of
 
@@ -33,9 +34,9 @@ def test_heads_and_bytes_are_those_of_the_model(mixed: EngineBlocks) -> None:
 
 
 def test_a_rank_has_its_share_of_the_heads(mixed: EngineBlocks) -> None:
-    works = forward_kernels(mixed, STEP, ParallelPlan(tp=8))
-    ((work, count),) = [(work, count) for work, count in works if isinstance(work, StateWork)]
-    assert (work.key_heads, work.value_heads, work.sequences, count) == (2, 8, 16, 45)
+    kernels = forward_kernels(mixed, STEP, ParallelPlan(tp=8))
+    ((shape, count),) = [(one.shape, count) for one, count in kernels if isinstance(one.shape, StateShape)]
+    assert (shape, count) == (StateShape(sequences=16, queries=1, key_heads=2, value_heads=8), 45)
 
 
 def test_every_layer_with_attention_leaves_none() -> None:
@@ -45,7 +46,7 @@ def test_every_layer_with_attention_leaves_none() -> None:
 @needs_tables
 def test_a_measured_rule_takes_its_row(mixed: EngineBlocks) -> None:
     """On a B200 with 8 heads and 16 sequences SGLang measured 2.1 us for the convolution and 5.8 us for the rule."""
-    timer = EngineTimer("b200-sxm", "sglang")
+    timer = EngineTimer.of("b200-sxm", "sglang")
     asked = AskedForward(blocks=mixed, forward=STEP, plan=ParallelPlan(tp=8))
     (time,) = timer.times([asked])
     assert time.by_kind[WorkKind.STATES] == pytest.approx(45 * 7.9e-6, rel=0.02)
@@ -58,7 +59,7 @@ def test_a_measured_rule_takes_its_row(mixed: EngineBlocks) -> None:
 def test_prompts_of_one_step_share_a_launch(mixed: EngineBlocks) -> None:
     """SGLang measured 150 us for eight prompts of 1,024 tokens at once, and 75 us for one alone."""
     reach = StepRange(tokens=8192, sequences=64, context=16384)
-    table = step_table(mixed, EngineTimer("b200-sxm", "sglang"), ParallelPlan(tp=8), reach=reach)
+    table = step_table(mixed, EngineTimer.of("b200-sxm", "sglang"), ParallelPlan(tp=8), reach=reach)
     assert table.states is not None
     assert table.states(8, 1024) == pytest.approx(45 * 149e-6, rel=0.05)
     assert table.states(1, 1024) == pytest.approx(45 * 74.5e-6, rel=0.05)

@@ -50,27 +50,22 @@ def test_the_fit_of_the_package_names_its_records() -> None:
 def test_a_forward_is_the_sum_of_its_kernels() -> None:
     from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
     from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S
-    from llm_perf_opt.analyses.serving.engine_step import Forward, VectorWork, forward_kernels
-    from llm_perf_opt.analyses.serving.engine_time import (
-        VECTOR_BANDWIDTH,
-        VECTOR_FLOOR_S,
-        AskedForward,
-        EngineTimer,
-        WorkKind,
-    )
+    from llm_perf_opt.analyses.serving.engine_step import Forward, forward_kernels
+    from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, WorkKind
+    from llm_perf_opt.analyses.time.kernel_rates import VECTOR_BANDWIDTH, VECTOR_FLOOR_S
     from llm_perf_opt.core.parallel_plan import ParallelPlan
     from tests.analyses.serving.test_engine_blocks import blocks_of
 
     blocks, forward, plan = blocks_of("qwen2-0.5b"), Forward(sequences=8, queries=1, keys=512), ParallelPlan()
-    (time,) = EngineTimer("h100-sxm", "vllm").times([AskedForward(blocks=blocks, forward=forward, plan=plan)])
+    (time,) = EngineTimer.of("h100-sxm", "vllm").times([AskedForward(blocks=blocks, forward=forward, plan=plan)])
     works = list(forward_kernels(blocks, forward, plan))
-    shapes = [(work, count) for work, count in works if not isinstance(work, VectorWork)]
-    table = kernel_tables("h100-sxm", "vllm").times([work for work, _ in shapes]).seconds
+    shapes = [(kernel.shape, count) for kernel, count in works if kernel.shape is not None]
+    table = kernel_tables("h100-sxm", "vllm").times([shape for shape, _ in shapes]).seconds
     from_tables = sum(count * seconds for (_, count), seconds in zip(shapes, table, strict=True))
     vectors = sum(
-        count * (VECTOR_FLOOR_S + work.bytes_moved / (VECTOR_BANDWIDTH * 3.35e12))
-        for work, count in works
-        if isinstance(work, VectorWork)
+        count * (VECTOR_FLOOR_S + kernel.bytes_moved / (VECTOR_BANDWIDTH * 3.35e12))
+        for kernel, count in works
+        if kernel.shape is None
     )
     gaps = LAUNCH_GAP_S * sum(count for _, count in works)
     assert time.unknown == 0

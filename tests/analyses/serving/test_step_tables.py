@@ -26,7 +26,7 @@ def table_of(tensor: int) -> StepTable:
     from llm_perf_opt.analyses.serving.step_tables import step_table
     from llm_perf_opt.core.parallel_plan import ParallelPlan
 
-    return step_table(blocks_of(MODEL), EngineTimer(DEVICE, ENGINE), ParallelPlan(tp=tensor), padded_to=())
+    return step_table(blocks_of(MODEL), EngineTimer.of(DEVICE, ENGINE), ParallelPlan(tp=tensor), padded_to=())
 
 
 def forward_s(tensor: int, sequences: int, queries: int, keys: int) -> float:
@@ -36,7 +36,7 @@ def forward_s(tensor: int, sequences: int, queries: int, keys: int) -> float:
 
     forward = Forward(sequences=sequences, queries=queries, keys=keys)
     asked = AskedForward(blocks=blocks_of(MODEL), forward=forward, plan=ParallelPlan(tp=tensor))
-    (time,) = EngineTimer(DEVICE, ENGINE).times([asked])
+    (time,) = EngineTimer.of(DEVICE, ENGINE).times([asked])
     return time.seconds
 
 

@@ -11,7 +11,6 @@ from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.analyses.serving.request_time import request_fit
 from llm_perf_opt.analyses.time import kernel_rates
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.analyses.time.eager_time import RECORDED
 from llm_perf_opt.analyses.time.kernel_rates import KernelTableRates, require_tables, table_rates
 from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.analyses.time.prediction_notes import prediction_notes
@@ -79,7 +78,7 @@ def test_a_step_is_the_sum_of_its_kernels(dense: dict[str, CallGraph]) -> None:
     assert stage.lower_bound_s is not None
     assert stage.lower_bound_s <= stage.wall.low <= (stage.wall.expected or 0.0) <= stage.wall.high
     assert sum(stage.by_origin.values()) == pytest.approx(1.0)
-    assert {TimeOrigin.MEASURED, RECORDED} <= set(stage.by_origin)
+    assert {TimeOrigin.MEASURED, TimeOrigin.ROOFLINE} <= set(stage.by_origin)
     fit = request_fit().tpot
     assert stage.device_time.high == pytest.approx(by_hand * fit.high), "served steps differ by more than kernels do"
     assert stage.device_time.low == pytest.approx(max(by_hand * fit.low, stage.lower_bound_s))
@@ -90,7 +89,7 @@ def test_kernels_that_read_from_caches_do_not_make_a_step_faster_than_memory(den
     rates = rates_of()
     work = stage_works(dense["decode"])
     shapes = {piece.shape for some in rates.pieces(dense["decode"], work).values() for piece, _ in some}
-    instant = kernel_rates._TableTime(TimeOrigin.MEASURED, Band(1e-9, 1e-9, 1e-9))
+    instant = kernel_rates.KernelTime(TimeOrigin.MEASURED, Band(1e-9, 1e-9, 1e-9))
     rates._known.update(dict.fromkeys((shape for shape in shapes if shape is not None), instant))
     (stage,) = predict(dense["decode"], rates)
     assert stage.lower_bound is not None

@@ -38,10 +38,12 @@ from llm_perf_opt.analyses.function.program.alignment import Parting
 from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
 from llm_perf_opt.analyses.function.search.boxes import BoxSearch
 from llm_perf_opt.analyses.function.search.cells import Cell, CellSearch, OpenRegion
+from llm_perf_opt.analyses.serving.step_rates import Step, StepRates, forward_at
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.kernel_rates import KernelTableRates
 from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.analyses.time.rates import RateSource
+from llm_perf_opt.analyses.time.stage_work import stage_works
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 
@@ -154,8 +156,19 @@ class FunctionCell:
         places, distinct = _distinct_points(points)
         if isinstance(rates, KernelTableRates) and kernels is not None and necessary is not None:
             at = Evaluation({name: np.array([point[name] for point in distinct]) for name in points})
-            return times_by_tables(kernels, necessary, policy, distinct, at, rates, exchanges).taken(places)
+            steps = self._steps(distinct, rates)
+            return times_by_tables(kernels, necessary, policy, distinct, at, rates, exchanges, steps).taken(places)
         return times_by_point([predict(self.rebuilt.graph(point), rates) for point in distinct]).taken(places)
+
+    def _steps(self, points: Sequence[Point], rates: KernelTableRates) -> dict[str, list[Step]]:
+        """The decoder's stage at every point, where an engine's rates know it as a whole."""
+        if not isinstance(rates, StepRates) or not points:
+            return {}
+        graph = self.rebuilt.graph(points[0])
+        decoder = rates.decoder_of(graph)
+        if decoder is None or rates.step_of(graph, stage_works(graph)) is None:
+            return {}
+        return {graph.phase: [rates.step(decoder, [forward_at(graph.phase, point)]) for point in points]}
 
 
 def _unknown(at: Evaluation) -> Column:

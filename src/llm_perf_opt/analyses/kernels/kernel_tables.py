@@ -20,10 +20,18 @@ from llm_perf_opt.analyses.kernels.systems import SystemForDevice, system_named
 from llm_perf_opt.analyses.kernels.tables import ENGINES, data_folder
 from llm_perf_opt.analyses.kernels.times import Estimate, Flags, Floats, TimeOrigin, Times
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import (
+    AttentionShape,
+    ExpertsShape,
+    KernelShape,
+    LatentModuleShape,
+    ProductShape,
+    StateShape,
+)
 
+_STATE_NAMES = ("sequences", "queries", "key_heads", "value_heads")
 Numbers = NDArray[np.float64] | NDArray[np.int64]
-S = TypeVar("S", ProductShape, AttentionShape, ExpertsShape)
+S = TypeVar("S", ProductShape, AttentionShape, ExpertsShape, LatentModuleShape, StateShape)
 
 
 @lru_cache(maxsize=32)
@@ -122,6 +130,20 @@ class KernelTables:
             yield places, self._attentions(queries)
         for places, layers in _grouped(shapes, ExpertsShape, lambda shape: (shape.weight_format,)):
             yield places, self.experts(experts_query(layers), weight_format=layers[0].weight_format)
+        for places, modules in _grouped(shapes, LatentModuleShape, _module_key):
+            yield places, self._modules(modules)
+        for places, states in _grouped(shapes, StateShape, lambda _: ()):
+            yield places, self.recurrent(RecurrentQuery(**_named_columns(states, _STATE_NAMES)))
+
+    def _modules(self, shapes: Sequence[LatentModuleShape]) -> Times:
+        first, attentions = shapes[0], [shape.attention for shape in shapes]
+        columns = _named_columns(attentions, ("sequences", "queries", "keys", "heads"))
+        (rank,) = _columns(attentions, ("latent_rank",))
+        return self.latent_modules(
+            LatentQuery(**columns, rank=rank),
+            cache_format=first.attention.cache_format,
+            module=Module(projections=first.projections, sparse_model=first.sparse_model),
+        )
 
     def _attentions(self, shapes: Sequence[AttentionShape]) -> Times:
         first = shapes[0]
@@ -135,7 +157,7 @@ class KernelTables:
 def attention_query(shapes: Sequence[AttentionShape]) -> AttentionQuery:
     """Shapes as columns; a window that holds every key is none."""
     names = ("sequences", "queries", "keys", "heads", "key_heads", "width", "value_width")
-    columns = dict(zip(names, _columns(shapes, names), strict=True))
+    columns = _named_columns(shapes, names)
     windows = [0 if shape.window is None or shape.window >= shape.keys else shape.window for shape in shapes]
     return AttentionQuery(**columns, window=np.array(windows, np.float64))
 
@@ -178,6 +200,10 @@ def _attention_key(shape: AttentionShape) -> tuple[object, ...]:
     return (shape.cache_format, shape.is_causal, shape.latent_rank is not None)
 
 
+def _module_key(shape: LatentModuleShape) -> tuple[object, ...]:
+    return (shape.attention.cache_format, shape.projections, shape.sparse_model)
+
+
 def _grouped(
     shapes: Sequence[KernelShape], kind: type[S], key: Callable[[S], tuple[object, ...]]
 ) -> Iterable[tuple[NDArray[np.intp], list[S]]]:
@@ -194,6 +220,10 @@ def _grouped(
 def _columns(shapes: Sequence[S], names: Sequence[str]) -> list[Floats]:
     """Dimensions as columns. One of 0 leaves a kernel without work, which still takes a launch: it is read as 1."""
     return [np.maximum(np.array([getattr(shape, name) for shape in shapes], np.float64), 1.0) for name in names]
+
+
+def _named_columns(shapes: Sequence[S], names: Sequence[str]) -> dict[str, Floats]:
+    return dict(zip(names, _columns(shapes, names), strict=True))
 
 
 def _floats(numbers: Numbers) -> Floats:

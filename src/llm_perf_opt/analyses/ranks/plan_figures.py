@@ -16,6 +16,7 @@ from llm_perf_opt.analyses.ranks.rank_figures import RankFigures, RankTime
 from llm_perf_opt.analyses.ranks.rank_report import room_left
 from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +27,18 @@ class PlanTime:
     low_s: float
     high_s: float
     communication_share: float | None
+    expected_s: float | None = None  # None: the source of the times gives ends alone
 
     @property
-    def middle_s(self) -> float:
-        """As far, by factors, from one end of the band as from the other."""
-        return math.sqrt(self.low_s * self.high_s)
+    def likely_s(self) -> float:
+        """What is expected, or as far, by factors, from one end of the band as from the other."""
+        return math.sqrt(self.low_s * self.high_s) if self.expected_s is None else self.expected_s
+
+    @property
+    def text(self) -> str:
+        """`24.4 ms (20.1 to 29.0 ms)`, or the ends alone."""
+        ends = f"{format_seconds(self.low_s)} to {format_seconds(self.high_s)}"
+        return ends if self.expected_s is None else f"{format_seconds(self.expected_s)} ({ends})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +46,7 @@ class PlanFigures:
     """A plan that runs. Bytes are those of the rank that has the most, or the least left; None is unknown.
 
     `batch` are the sequences of each rank: `dp` and `fsdp` share the whole batch. `tokens_per_s_per_device` is of
-    decode steps in the middle of their band, one batch in flight.
+    decode steps as expected, or in the middle of their band, one batch in flight.
     """
 
     plan: ParallelPlan
@@ -86,7 +94,7 @@ def plan_figures(plan: ParallelPlan, kinds: Sequence[RankFigures], cluster: Clus
         cache_bytes=max(caches, default=None),
         prefill=prefill,
         decode=decode,
-        tokens_per_s_per_device=None if decode is None else whole / decode.middle_s / cluster.count,
+        tokens_per_s_per_device=None if decode is None else whole / decode.likely_s / cluster.count,
         kinds=tuple(kinds),
     )
 
@@ -125,6 +133,7 @@ def _over_stages(plan: ParallelPlan, kinds: Sequence[RankFigures], phase: str) -
         lower_bound_s=_pipeline_bound(times),
         low_s=low if phase == DECODE else longest,
         high_s=high,
+        expected_s=_expected(times),
         communication_share=None if None in exposed or not high else sum(one or 0.0 for one in exposed) / high,
     )
 
@@ -140,8 +149,15 @@ def _of_slowest(times: Sequence[RankTime]) -> PlanTime:
         lower_bound_s=None if None in bounds else max(bound or 0.0 for bound in bounds),
         low_s=max(time.low_s for time in times),
         high_s=slowest.high_s,
+        expected_s=slowest.expected_s,
         communication_share=slowest.exposed_share,
     )
+
+
+def _expected(times: Sequence[tuple[int, RankTime]]) -> float | None:
+    """Stage after stage."""
+    known = [count * time.expected_s for count, time in times if time.expected_s is not None]
+    return sum(known) if len(known) == len(times) else None
 
 
 def _pipeline_bound(times: Sequence[tuple[int, RankTime]]) -> float | None:
@@ -155,13 +171,13 @@ def _pipeline_bound(times: Sequence[tuple[int, RankTime]]) -> float | None:
 
 
 def ranked(plans: Sequence[PlanFigures]) -> tuple[PlanFigures, ...]:
-    """Those that fit first; by the middle of the decode step, or of the prefill without one; then by memory left."""
+    """Those that fit first; by the decode step, or the prefill without one; then by memory left."""
     return tuple(sorted(plans, key=_order))
 
 
 def _order(plan: PlanFigures) -> tuple[bool, float, int]:
     time = plan.decode or plan.prefill
-    return plan.fits is False, math.inf if time is None else time.middle_s, -(plan.memory_left_bytes or 0)
+    return plan.fits is False, math.inf if time is None else time.likely_s, -(plan.memory_left_bytes or 0)
 
 
 def plans_of(devices: int, *, with_experts: bool) -> tuple[ParallelPlan, ...]:

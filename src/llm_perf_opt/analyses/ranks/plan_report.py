@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.ranks.plan_figures import PlanFigures, PlanTime
 from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.report import BarChart, Cell, Chart, Column, Kind, Note, Series, Table, table_of
-from llm_perf_opt.core.units import format_bytes, format_seconds
+from llm_perf_opt.core.units import format_bytes
 
 PLANS_TABLE = "Plans"
 REFUSED_TABLE = "Plans that are refused, and why"
@@ -34,8 +34,8 @@ def plans_table(plans: Sequence[PlanFigures]) -> Table:
             Column("weights", Kind.BYTES): lambda plan: plan.weight_bytes,
             Column("KV cache", Kind.BYTES): lambda plan: plan.cache_bytes,
             Column("batch of a rank", Kind.COUNT): lambda plan: plan.batch,
-            **_time_columns("step", lambda plan: plan.decode),
-            **_time_columns("prefill", lambda plan: plan.prefill),
+            **_time_columns("step", plans, lambda plan: plan.decode),
+            **_time_columns("prefill", plans, lambda plan: plan.prefill),
             Column("tokens/s per device", Kind.COUNT): lambda plan: _rounded(plan.tokens_per_s_per_device),
         },
     )
@@ -44,12 +44,17 @@ def plans_table(plans: Sequence[PlanFigures]) -> Table:
 _PlanCell = Callable[[PlanFigures], Cell]
 
 
-def _time_columns(name: str, time_of: Callable[[PlanFigures], PlanTime | None]) -> dict[Column, _PlanCell]:
+def _time_columns(
+    name: str, plans: Sequence[PlanFigures], time_of: Callable[[PlanFigures], PlanTime | None]
+) -> dict[Column, _PlanCell]:
     def cell(figure: Callable[[PlanTime], Cell]) -> _PlanCell:
         return lambda plan: None if (time := time_of(plan)) is None else figure(time)
 
+    is_expected = any(time.expected_s is not None for plan in plans if (time := time_of(plan)) is not None)
+    expected = {Column(name, Kind.SECONDS): cell(lambda time: time.expected_s)} if is_expected else {}
     return {
         Column(f"{name} bound", Kind.SECONDS): cell(lambda time: time.lower_bound_s),
+        **expected,
         Column(f"{name} low", Kind.SECONDS): cell(lambda time: time.low_s),
         Column(f"{name} high", Kind.SECONDS): cell(lambda time: time.high_s),
         Column(f"{name} communication", Kind.RATIO): cell(lambda time: time.communication_share),
@@ -77,10 +82,9 @@ def too_large(plans: Sequence[PlanFigures]) -> Iterator[RefusedPlans]:
 def best_table(best: PlanFigures, cluster: Cluster) -> Table:
     """The answer, in one row."""
     time, what = (best.decode, "decode step") if best.decode is not None else (best.prefill, "prefill")
-    band = None if time is None else f"{format_seconds(time.low_s)} to {format_seconds(time.high_s)}"
     cells: dict[Column, Cell] = {
         Column("plan"): best.name,
-        Column(what): band,
+        Column(what): None if time is None else time.text,
         Column("of it communication, at most", Kind.RATIO): None if time is None else time.communication_share,
         Column("memory left on a rank", Kind.BYTES): best.memory_left_bytes,
         Column("tokens/s per device", Kind.COUNT): _rounded(best.tokens_per_s_per_device),
@@ -115,8 +119,9 @@ def plan_notes(plans: Sequence[PlanFigures], batch: int, *, left_out: int) -> It
     shared = f"The batch is {sequences} in all, shared by the replicas of dp and the ranks of fsdp."
     if plans:
         yield Note(
-            "Ranked: plans that fit first, by the middle of the decode step's band, then by memory left. Bytes are of "
-            "the fullest rank; memory left is what a serving engine has free beside weights, working memory and cache."
+            "Ranked: plans that fit first, by the decode step as expected or in the middle of its band, then by memory "
+            "left. Bytes are of the fullest rank; memory left is what an engine has free beside weights, working "
+            "memory and cache."
         )
         shared += (
             " Communication is the share of the high edge that nothing hides if none of it overlaps; the low edge "

@@ -42,6 +42,7 @@ class RankTime:
     lower_bound_s: float | None
     low_s: float
     high_s: float
+    expected_s: float | None = None  # None: the source gives ends alone
     communication: Band | None
     exposed: Band | None
     weights_s: float | None
@@ -199,6 +200,7 @@ def rank_time(stages: Sequence[StageTime], device: Device) -> RankTime:
         lower_bound_s=None if None in bounds else sum(bound or 0.0 for bound in bounds),
         low_s=wall.low,
         high_s=wall.high,
+        expected_s=wall.expected,
         communication=_all(None if one.communication is None else one.communication.band for one in asked),
         exposed=_all(stage.exposed for stage in asked),
         weights_s=_weights_s(stages, device),

@@ -58,6 +58,7 @@ def ranks_table(kinds: Sequence[RankFigures]) -> Table:
 def communication_table(kinds: Sequence[RankFigures]) -> Table:
     """Bound and band of each phase of each kind of rank, and its communication."""
     rows: list[_Row] = [(kind, phase) for kind in kinds for phase in kind.phases if phase.time is not None]
+    is_expected = any(phase.time is not None and phase.time.expected_s is not None for _, phase in rows)
     return Table(
         title="Time of each kind of rank",
         columns=(
@@ -65,6 +66,7 @@ def communication_table(kinds: Sequence[RankFigures]) -> Table:
             Column("phase"),
             Column("lower bound", Kind.SECONDS),
             Column("low", Kind.SECONDS),
+            *((Column("expected", Kind.SECONDS),) if is_expected else ()),
             Column("high", Kind.SECONDS),
             Column("communication low", Kind.SECONDS),
             Column("communication high", Kind.SECONDS),
@@ -78,6 +80,7 @@ def communication_table(kinds: Sequence[RankFigures]) -> Table:
                 phase.phase,
                 time.lower_bound_s,
                 time.low_s,
+                *((time.expected_s,) if is_expected else ()),
                 time.high_s,
                 None if time.communication is None else time.communication.low,
                 None if time.communication is None else time.communication.high,

@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analyses.kernels.times import TimeOrigin
-from llm_perf_opt.analyses.serving.engine_step import VALUE_BYTES, EngineWork, StateWork, VectorWork, forward_kernels
-from llm_perf_opt.analyses.serving.engine_time import KINDS, AskedForward, ForwardTime, WorkKind
+from llm_perf_opt.analyses.serving.engine_step import VALUE_BYTES, forward_kernels
+from llm_perf_opt.analyses.serving.engine_time import AskedForward, ForwardTime, WorkKind, kind_of
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.rates import OpRun, Overhead, RateTime
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
-from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.hardware.calibration import Calibration
 from llm_perf_opt.ops.grouped_experts import touched_experts
-from llm_perf_opt.ops.kernel_shape import AttentionShape, KernelShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, ProductShape
+from llm_perf_opt.ops.op import Kernel, KernelKind
 
 
 class CalibratedTimer:
@@ -28,7 +28,7 @@ class CalibratedTimer:
 
     def __init__(self, calibration: Calibration, dtype: str) -> None:
         self._rates, self._dtype = CalibratedRates(calibration), dtype
-        self._known: dict[EngineWork, float | None] = {}
+        self._known: dict[Kernel, float | None] = {}
 
     def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
         """The time of each forward."""
@@ -36,15 +36,14 @@ class CalibratedTimer:
 
     def _time(self, asked: AskedForward) -> ForwardTime:
         by_kind, kernels, unknown = Counter[WorkKind](), 0, 0
-        for work, count in forward_kernels(asked.blocks, asked.forward, asked.plan):
+        for kernel, count in forward_kernels(asked.blocks, asked.forward, asked.plan):
             kernels += count
-            if work not in self._known:
-                self._known[work] = self._seconds(work)
-            if (seconds := self._known[work]) is None:
+            if kernel not in self._known:
+                self._known[kernel] = self._seconds(kernel)
+            if (seconds := self._known[kernel]) is None:
                 unknown += count
             else:
-                kind = KINDS[type(work)]
-                by_kind[kind] += count * seconds  # type: ignore[assignment]
+                by_kind[kind_of(kernel)] += count * seconds  # type: ignore[assignment]
         found = sum(by_kind.values())
         gaps = kernels * _expected_s(self._rates.duration(Overhead.MODULE_CALL) or ())
         return ForwardTime(
@@ -54,20 +53,21 @@ class CalibratedTimer:
             unknown=unknown,
         )
 
-    def _seconds(self, work: EngineWork) -> float | None:
+    def _seconds(self, kernel: Kernel) -> float | None:
         """As the calibrated prediction prices the ops; None: one of them was not measured."""
-        if isinstance(work, Collective):
+        if kernel.kind is KernelKind.COMMUNICATION:
             return None
         total = 0.0
-        for kind in self._ops(work):
+        for kind in self._ops(kernel):
             if (times := self._rates.duration(OpRun(kind))) is None:
                 return None
             total += _expected_s(times)
         return total
 
-    def _ops(self, work: KernelShape | VectorWork | StateWork) -> Iterator[OpKind]:
-        if isinstance(work, VectorWork | StateWork):
-            values = self._meta(max(1, round(work.bytes_moved / (2 * VALUE_BYTES))))  # read and written
+    def _ops(self, kernel: Kernel) -> Iterator[OpKind]:
+        work = kernel.shape
+        if kernel.kind is KernelKind.VECTOR:
+            values = self._meta(max(1, round(kernel.bytes_moved / (2 * VALUE_BYTES))))  # read and written
             yield OpKind(name="aten.copy.default", inputs=(values, values), outputs=(values,))
         elif isinstance(work, ProductShape):
             yield from [self._linear(work.rows, work.columns, work.depth)] * work.count
@@ -78,7 +78,7 @@ class CalibratedTimer:
                 for tokens, width in ((work.queries, work.width), (keys, work.width), (keys, work.value_width))
             )
             yield OpKind(name="aten.scaled_dot_product_attention.default", inputs=(query, key, value), outputs=(query,))
-        else:
+        elif isinstance(work, ExpertsShape):
             touched = touched_experts(work.experts, work.chosen, work.tokens)
             rows = max(1, round(work.tokens * work.chosen / touched))
             yield from [self._linear(rows, 2 * work.inner, work.hidden)] * touched

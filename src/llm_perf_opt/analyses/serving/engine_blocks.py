@@ -2,7 +2,8 @@
 
 Products that read one input and are shared alike are one product: query, key and value, or gate and up. How ranks share
 a product follows from its place: in a block the last product is split by its rows, those that feed it by their columns,
-and a projection onto a latent vector or onto the scores of experts is whole on every rank.
+and a projection onto a latent vector or onto the scores of experts is whole on every rank. A trace of one rank of a
+plan gives the blocks of the whole model as well: what its ranks share is as many times as large.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anat
 from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite
 from llm_perf_opt.analyses.necessary.decoder_needs import FIRST_FORWARD, AttentionLayers, DecoderNeeds, decoder_needs
 from llm_perf_opt.analyses.necessary.read_once import cache_bytes_by_call, cache_number_bytes
+from llm_perf_opt.analyses.necessary.stage_needs import expert_type, product_type
 from llm_perf_opt.analyses.serving.engine_norms import EngineNorms, engine_norms
 from llm_perf_opt.analyses.serving.engine_states import EngineStates, engine_states
+from llm_perf_opt.analyses.time.fused_experts import tensor_ranks
 from llm_perf_opt.analyses.time.fusions import readers_of_one_input
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.callgraph.weight_matrices import Role, module_of, weight_matrices
+from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.table import op_family
@@ -46,6 +50,9 @@ class DecoderPart(StrEnum):
     HEAD = "head"  # needed for the last token of a sequence alone
 
 
+_ATTENTIONS = (DecoderPart.ATTENTION, DecoderPart.LATENT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProduct:
     """A product `[tokens, depth] x [depth, columns]` that each of `layers` layers launches once.
@@ -57,6 +64,7 @@ class EngineProduct:
     columns: int
     depth: int
     weight_format: str
+    dtype: str  # of the multiplication
     split: Split
     key_columns: int = 0
     key_heads: int = 1
@@ -81,6 +89,7 @@ class EngineExperts:
     experts: int
     chosen: int
     weight_format: str
+    dtype: str  # of the multiplication
     layers: int = 1
 
     @property
@@ -123,20 +132,43 @@ def engine_blocks(graph: CallGraph) -> EngineBlocks:
     blocks: dict[int, list[_Member]] = {}
     for block, member in _members(graph, anatomy):
         blocks.setdefault(block, []).append(member)
-    merged = Counter(product for one in _products(blocks, anatomy) for product in one)
+    found = [product for one in _products(blocks, anatomy) for product in one]
+    ranks, hidden = max((one.ranks for some in blocks.values() for one in some), default=1), _hidden(found)
+    merged = Counter(_onto_hidden(product, hidden, ranks) for product in found)
     products = tuple(replace(one, layers=count) for one, count in merged.items())
     experts = tuple(replace(one, layers=count) for one, count in Counter(_experts(graph, anatomy)).items())
+    of_heads = [one.ranks for some in blocks.values() for one in some if one.product.part in _ATTENTIONS]
+    heads_ranks = max(of_heads, default=1)
     return EngineBlocks(
-        hidden=max((product.depth for product in products if product.part is DecoderPart.HEAD), default=0),
+        hidden=hidden,
         layers=(layers := _layers(graph, blocks)),
         products=products,
-        attentions=needs.attentions,
+        attentions=tuple(_of_all_heads(layer, heads_ranks) for layer in needs.attentions),
         experts=experts,
-        norms=engine_norms(graph, anatomy),
+        norms=engine_norms(graph, anatomy, heads_ranks),
         states=engine_states(graph, layers - sum(layer.layers for layer in needs.attentions), needs.state_bytes),
         needs=needs,
         cache_number_bytes=cache_number_bytes(graph),
     )
+
+
+def _hidden(products: Sequence[EngineProduct]) -> int:
+    """The width of what goes from layer to layer: into the head, or on a rank without one out of the last products."""
+    into_head = [product.depth for product in products if product.part is DecoderPart.HEAD]
+    return max(into_head or [product.columns for product in products if product.split is Split.ROWS], default=0)
+
+
+def _onto_hidden(product: EngineProduct, hidden: int, ranks: int) -> EngineProduct:
+    """A last product of a block whose columns the traced plan divided in place of its rows."""
+    if product.split is not Split.ROWS or ranks == 1 or product.columns * ranks != hidden:
+        return product
+    return replace(product, columns=hidden, depth=product.depth // ranks)
+
+
+def _of_all_heads(layer: AttentionLayers, ranks: int) -> AttentionLayers:
+    """The attention of which one of `ranks` was traced; each of them has the latent vectors whole."""
+    cached = layer.cached_bytes * (1 if layer.latent is not None else ranks)
+    return replace(layer, heads=layer.heads * ranks, cached_bytes=cached)
 
 
 def heads_cached(token_bytes: int, width: int, number_bytes: int) -> int:
@@ -151,6 +183,7 @@ class _Member:
     row: int
     source: int  # the first product that reads the same input
     product: EngineProduct
+    ranks: int  # that share the weight in the trace
 
 
 def _products(blocks: dict[int, list[_Member]], anatomy: Anatomy) -> Iterator[list[EngineProduct]]:
@@ -159,10 +192,24 @@ def _products(blocks: dict[int, list[_Member]], anatomy: Anatomy) -> Iterator[li
     for block, members in blocks.items():
         merged: dict[tuple[object, ...], EngineProduct] = {}
         for member, split in zip(members, _splits(members, attended.get(block)), strict=True):
-            one = replace(member.product, split=split)
+            one = _of_all_ranks(replace(member.product, split=split), member.ranks)
             key = (member.source, split, one.depth, one.weight_format, one.is_expansion, one.part)
             merged[key] = _joined(merged[key], one) if key in merged else one
         yield list(merged.values())
+
+
+def _of_all_ranks(product: EngineProduct, ranks: int) -> EngineProduct:
+    """The product of which one of `ranks` was traced."""
+    if product.split is Split.ROWS:
+        return replace(product, depth=product.depth * ranks)
+    if product.split is Split.WHOLE:
+        return product
+    return replace(
+        product,
+        columns=product.columns * ranks,
+        key_columns=product.key_columns * ranks,
+        key_heads=product.key_heads * ranks if product.key_columns else 1,
+    )
 
 
 def _joined(first: EngineProduct, second: EngineProduct) -> EngineProduct:
@@ -201,6 +248,8 @@ def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]
     roles = weight_matrices(graph)
     sites = {site.call: site for site in anatomy.attentions}
     key_heads = _key_heads(graph, anatomy)
+    ranks = (plan_in(graph.deployment) or ParallelPlan()).tp
+    whole = replicated_in(graph.deployment) or frozenset()
     for product in anatomy.products:
         kind = graph.op_kinds[ops.kind[product.row]]
         if anatomy.forward_of_ops[product.row] != FIRST_FORWARD or op_family(kind.name) is WorkFamily.CONVOLUTION:
@@ -210,7 +259,15 @@ def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]
         role = Role.HEAD if _is_embedding(graph, product) else roles.get(product.weight.name)
         part = _part(role, sites.get(block), is_inside=calls.parent[block] in sites)
         one = _engine_product(product, part, sites.get(block), key_heads.get(block, 1))
-        yield block, _Member(row=product.row, source=source.get(product.row, product.row), product=one)
+        yield (
+            block,
+            _Member(
+                row=product.row,
+                source=source.get(product.row, product.row),
+                product=one,
+                ranks=1 if layer_pattern(product.weight.name) in whole else ranks,
+            ),
+        )
 
 
 def _is_embedding(graph: CallGraph, product: WeightProduct) -> bool:
@@ -250,6 +307,7 @@ def _engine_product(
         columns=columns,
         depth=product.elements // columns,
         weight_format=product.weight.meta.dtype,
+        dtype=product_type(product),
         split=Split.WHOLE,
         key_columns=columns if is_key else 0,
         key_heads=key_heads if is_key else 1,
@@ -291,8 +349,9 @@ def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[EngineExperts]:
         first, last = (graph.op_kinds[ops.kind[row]] for row in (block.rows[0], block.rows[-1]))
         yield EngineExperts(
             hidden=first.inputs[0].shape[-1],
-            inner=last.inputs[0].shape[-1],
-            experts=block.experts,
+            inner=last.inputs[0].shape[-1] * tensor_ranks(graph, block),
+            experts=block.experts * block.ranks,
             chosen=block.chosen,
             weight_format=first.inputs[1].dtype,
+            dtype=expert_type(graph, block),
         )

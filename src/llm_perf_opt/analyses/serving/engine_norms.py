@@ -15,6 +15,7 @@ from llm_perf_opt.analyses.necessary.decoder_needs import FIRST_FORWARD
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of
 from llm_perf_opt.core.callgraph.weight_matrices import module_of
+from llm_perf_opt.core.parallel_plan import layer_pattern, replicated_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +32,18 @@ class EngineNorms:
     layers: int = 1
 
 
-def engine_norms(graph: CallGraph, anatomy: Anatomy) -> tuple[EngineNorms, ...]:
-    """Those of the first forward; layers that are alike are counted together."""
-    return tuple(replace(one, layers=count) for one, count in Counter(_norms(graph, anatomy)).items())
+def engine_norms(graph: CallGraph, anatomy: Anatomy, ranks: int = 1) -> tuple[EngineNorms, ...]:
+    """Those of the first forward, of which one of `ranks` was traced; layers that are alike are counted together."""
+    return tuple(replace(one, layers=count) for one, count in Counter(_norms(graph, anatomy, ranks)).items())
 
 
-def _norms(graph: CallGraph, anatomy: Anatomy) -> Iterator[EngineNorms]:
+def _norms(graph: CallGraph, anatomy: Anatomy, ranks: int) -> Iterator[EngineNorms]:
     widths: dict[str, list[int]] = {}  # path of an attention -> of the norms inside it
+    whole = replicated_in(graph.deployment) or frozenset()
     for parameter in graph.parameters:
         if len(parameter.meta.shape) == 1 and parameter.name.endswith(".weight"):
-            widths.setdefault(module_of(module_of(parameter.name)), []).append(parameter.meta.shape[0])
+            width = parameter.meta.shape[0] * (1 if layer_pattern(parameter.name) in whole else ranks)
+            widths.setdefault(module_of(module_of(parameter.name)), []).append(width)
     paths = calls_of(graph).path
     for site in anatomy.attentions:
         found = widths.get(graph.paths[paths[site.call]], []) if site.call >= 0 else []
@@ -50,6 +53,6 @@ def _norms(graph: CallGraph, anatomy: Anatomy) -> Iterator[EngineNorms]:
             yield EngineNorms(norms=len(found), numbers=sum(found), is_whole=True)
             continue
         across = sum(width > max(site.qk_width, site.v_width) for width in found)
-        heads = max(1, site.lanes // max(1, anatomy.positions.batch))
+        heads = max(1, site.lanes // max(1, anatomy.positions.batch)) * ranks
         numbers = sum(found) if across else len(found) * heads * site.qk_width
         yield EngineNorms(norms=len(found), numbers=numbers, across_heads=across)

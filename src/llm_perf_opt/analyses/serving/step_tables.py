@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks, EngineProduct
 from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, ForwardTime, TimesForwards, WorkKind
@@ -83,7 +86,8 @@ class _Asked:
             blocks = replace(blocks, attentions=(), experts=(), norms=(), states=None, layers=0)
         found = self._times(blocks, [Forward(sequences=one, queries=1, keys=1) for one in at])
         self.seen += found
-        return Curve(at=tuple(map(float, at)), seconds=tuple(part(time) for time in found))
+        seconds = rising(np.array([part(time) for time in found]))
+        return Curve(at=tuple(map(float, at)), seconds=tuple(seconds.tolist()))
 
     def surface(
         self,
@@ -95,9 +99,11 @@ class _Asked:
         """The time inside attention, or in other kinds of work that depend on sequences."""
         forwards = [forward(one, other) for one in across for other in along]
         found = self._times(replace(self._blocks, products=self._latent_products(), experts=()), forwards)
-        seconds = [sum(one.by_kind.get(kind, 0.0) for kind in kinds) for one in found]
-        rows = [tuple(seconds[start : start + len(along)]) for start in range(0, len(seconds), len(along))]
-        return Surface(across=tuple(map(float, across)), along=tuple(map(float, along)), seconds=tuple(rows))
+        seconds = np.array([sum(one.by_kind.get(kind, 0.0) for kind in kinds) for one in found])
+        rows = rising(seconds.reshape(len(across), len(along)))
+        return Surface(
+            across=tuple(map(float, across)), along=tuple(map(float, along)), seconds=tuple(map(tuple, rows.tolist()))
+        )
 
     def states(self, reach: StepRange) -> Surface:
         """The time in the states of recurrent layers, of which a step launches one kernel for all its prompts."""
@@ -120,6 +126,20 @@ class _Asked:
                 fix="choose another device or engine, or leave requests aside: llm-perf-opt predict --rates data-sheet",
             )
         return found
+
+
+def rising(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times that never fall along an axis, for those of measured kernels, which do by their errors.
+
+    Between the longest of all smaller steps and the shortest of all larger ones, which could have been padded to: the
+    middle of both, so that errors stay as likely to either side. Times that rise already stay as they are.
+    """
+    longest = shortest = seconds
+    for axis in range(seconds.ndim):
+        longest = np.maximum.accumulate(longest, axis=axis)
+        shortest = np.flip(np.minimum.accumulate(np.flip(shortest, axis), axis=axis), axis)
+    middle: NDArray[np.float64] = np.sqrt(longest * shortest)
+    return middle
 
 
 def _without_attention(time: ForwardTime) -> float:

@@ -47,10 +47,10 @@ class TimedPhase:
 
     def predict(self, rates: RateSource) -> tuple[StageTime, ...]:
         """Every stage in which something runs that takes time, in order."""
-        pieces = self._pieces(rates)
+        pieces, expected = self._pieces(rates), rates.expected_s(self.graph, self._works)
         least = {} if rates.cluster is None else self._exchanges
         return tuple(
-            stage_time(work, pieces[work.name], rates, least.get(work.name))
+            stage_time(work, pieces[work.name], rates, least.get(work.name), expected.get(work.name))
             for work in self._works
             if pieces[work.name]
         )

@@ -17,7 +17,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.necessary.read_once import preparation
@@ -73,6 +73,18 @@ class CalibratedRates:
         yield Note("Low and high: all work at the fastest, or all at the slowest try of the calibration.")
         if self.calibration.is_smoke:
             yield Note("The calibration tried the smallest sizes only: these times mean nothing.", Level.WARNING)
+
+    @property
+    def engine(self) -> str | None:
+        """No engine's in particular."""
+        return None
+
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Kernels are timed as they come: nothing is learnt of a run."""
+
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        """None: times are those of ops."""
+        return {}
 
     def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
         """The ops of each stage, its module calls, and the bytes that the system hands out while it runs."""

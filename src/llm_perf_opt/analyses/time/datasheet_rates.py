@@ -7,7 +7,7 @@ within about a fifth on the devices whose small products do not run from their c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -80,6 +80,18 @@ class DataSheetRates:
         fused = fused_kernels(graph, least=True) if self.execution is Execution.FUSED else {}
         return {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
 
+    @property
+    def engine(self) -> str | None:
+        """No engine's in particular."""
+        return None
+
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Kernels are timed as they come: nothing is learnt of a run."""
+
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        """None: times are those of kernels."""
+        return {}
+
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         """The device time of one launch; nothing but kernels is described."""
         if not isinstance(piece, Kernel):
@@ -140,6 +152,18 @@ class RatesAbove:
     def is_engine(self) -> bool:
         """Whether a serving engine runs the kernels."""
         return self.below.is_engine
+
+    @property
+    def engine(self) -> str | None:
+        """No engine's in particular."""
+        return None
+
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Kernels are timed as they come: nothing is learnt of a run."""
+
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        """None: times are those of kernels."""
+        return {}
 
     def launch_time(self) -> Band:
         """Of the host, as by the data sheet."""

@@ -73,18 +73,24 @@ def _shape(graph: CallGraph, block: ExpertBlock) -> ExpertsShape | None:
     hidden, inner = _depth(graph, block.rows[0]), _depth(graph, block.rows[-1])
     if hidden is None or inner is None:
         return None
-    plan = plan_in(graph.deployment) or ParallelPlan()
-    tensor_ranks = 1 if block.ranks > 1 or _is_whole(graph, block) else plan.tp
+    ranks = tensor_ranks(graph, block)
     return ExpertsShape(
         tokens=max(1, -(-block.made_tokens * block.ranks // block.ranks_alike)),
         hidden=hidden,
-        inner=inner * tensor_ranks,
+        inner=inner * ranks,
         experts=block.experts * block.ranks,
         chosen=block.chosen,
-        tensor_ranks=tensor_ranks,
+        tensor_ranks=ranks,
         expert_ranks=block.ranks,
         weight_format=_weight_format(graph, block),
     )
+
+
+def tensor_ranks(graph: CallGraph, block: ExpertBlock) -> int:
+    """How many ranks share each expert of the block."""
+    if block.ranks > 1 or _is_whole(graph, block):
+        return 1
+    return (plan_in(graph.deployment) or ParallelPlan()).tp
 
 
 def _depth(graph: CallGraph, row: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Tables of a prediction by measured kernels: the origin of the times, and what an engine fuses."""
+"""Tables of a prediction by measured kernels: the origin of the times, what an engine launches, and what it fuses."""
 
 from __future__ import annotations
 
@@ -25,9 +25,46 @@ def origin_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
         )
 
 
-def fusion_table(graphs: Sequence[CallGraph]) -> Table:
-    """Which rules applied in which stage, how often, and the launches before and after."""
-    uses: list[RuleUse] = [use for graph in graphs for use in fused_run(graph).rules]
+def step_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
+    """The kernels of steps that an engine runs as a whole, by what they do."""
+    rows = [
+        (stage.name, rate, count, seconds)
+        for stage in stages
+        if stage.is_step
+        for rate, (count, seconds) in _by_rate(stage).items()
+    ]
+    if rows:
+        yield Table(
+            title="What an engine launches in a step",
+            columns=(
+                Column("stage"),
+                Column("kernel"),
+                Column("launches", Kind.COUNT),
+                Column("expected", Kind.SECONDS),
+            ),
+            rows=tuple(rows),
+        )
+
+
+def _by_rate(stage: StageTime) -> dict[str, tuple[int, float]]:
+    """What a kernel is timed as -> launches and seconds of one device, the longest first."""
+    found: dict[str, tuple[int, float]] = {}
+    for piece in stage.pieces:
+        for time in piece.times:
+            count, seconds = found.get(time.rate, (0, 0.0))
+            found[time.rate] = (count + piece.count, seconds + piece.count * (time.band.expected or 0.0))
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+def fusion_tables(graphs: Sequence[CallGraph], stages: Sequence[StageTime]) -> Iterator[Table]:
+    """Which rules applied in the other stages, how often, and the launches before and after."""
+    steps = {stage.name for stage in stages if stage.is_step}
+    uses: list[RuleUse] = [use for graph in graphs for use in fused_run(graph).rules if use.stage not in steps]
+    if uses:
+        yield _fusion_table(uses)
+
+
+def _fusion_table(uses: Sequence[RuleUse]) -> Table:
     return Table(
         title="What an engine fuses",
         columns=(

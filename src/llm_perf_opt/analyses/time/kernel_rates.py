@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analyses.kernels.exchanges import Exchange
 from llm_perf_opt.analyses.kernels.kernel_tables import KernelTables, kernel_tables
+from llm_perf_opt.analyses.kernels.recurrent import MEASURED_KERNELS
 from llm_perf_opt.analyses.kernels.systems import system_of
 from llm_perf_opt.analyses.kernels.tables import data_folder, missing_packages
 from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
@@ -19,7 +20,7 @@ from llm_perf_opt.analyses.serving.request_time import banded, request_fit
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, RatesAbove
 from llm_perf_opt.analyses.time.eager_time import eager_time, launched_alone
 from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
-from llm_perf_opt.analyses.time.lower_bound import LowerBound
+from llm_perf_opt.analyses.time.lower_bound import BoundBy, LowerBound
 from llm_perf_opt.analyses.time.rates import Band, Piece, Pieces, RateTime
 from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
@@ -27,8 +28,15 @@ from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device, load_devices
 from llm_perf_opt.core.report import Note
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape
-from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
+from llm_perf_opt.ops.kernel_shape import (
+    AttentionShape,
+    ExpertsShape,
+    KernelShape,
+    LatentModuleShape,
+    ProductShape,
+    StateShape,
+)
+from llm_perf_opt.ops.op import Kernel, KernelKind
 
 SOURCE = "measured kernels"
 EAGER_TABLES = "vllm"  # whose 16-bit products are those of plain PyTorch
@@ -41,10 +49,31 @@ _EXCHANGES = {
 }
 
 
+VECTOR_FLOOR_S = 1.5e-6  # half of what the tables' own tool grants a kernel that is bound by its bytes, gap included
+VECTOR_BANDWIDTH = 0.8  # share of the data sheet, by the same tool's system files
+MODULE_ENGINES = ("vllm", "trtllm")  # whose dense modules of latent attention were measured whole
+
+
 @dataclass(frozen=True, slots=True)
-class _TableTime:
+class KernelTime:
+    """A kernel without the rest before it, which is `launches` of the device's where a row is the sum of several."""
+
     origin: TimeOrigin
     band: Band
+    launches: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """What is expected."""
+        return self.band.expected or 0.0
+
+
+_FAMILIES: Mapping[type, str] = {
+    ProductShape: "products",
+    ExpertsShape: "experts",
+    LatentModuleShape: "latent attention",
+    StateShape: "recurrent layers",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +81,17 @@ class KernelTableRates(RatesAbove):
     """Measured kernels of a device, or of the nearest that was measured."""
 
     tables: KernelTables
-    _known: dict[KernelShape | Collective, _TableTime | None] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[KernelShape | Collective, KernelTime | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
         """The origin of its times."""
         return SOURCE
+
+    @property
+    def engine(self) -> str | None:
+        """That of the tables, where an engine runs the kernels."""
+        return self.tables.engine if self.is_engine else None
 
     def notes(self) -> Iterator[Note]:
         """Who launches the kernels, and whose tables time them."""
@@ -92,22 +126,56 @@ class KernelTableRates(RatesAbove):
     def learn(self, kernels: Iterable[Kernel]) -> None:
         """Ask the tables for all shapes at once, which is far quicker than one by one."""
         shapes = {kernel.shape for kernel in kernels if kernel.shape is not None} - self._known.keys()
-        ordered = [shape for shape in shapes if shape is not None]
-        if ordered:
-            self._known.update(zip(ordered, _answers(self.tables.times(ordered)), strict=True))
+        if ordered := [shape for shape in shapes if shape is not None]:
+            self._learn(ordered)
+
+    def _learn(self, shapes: Sequence[KernelShape]) -> None:
+        self._known.update(zip(shapes, _answers(self.tables.times(shapes)), strict=True))
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         """The device time of one launch, by the first that describes it: recordings of eager runs, a table, a roof."""
         below = self.below.duration(piece)
-        if below is None or not isinstance(piece, Kernel):
+        if not isinstance(piece, Kernel) or (below is None and piece.kind is not KernelKind.COMMUNICATION):
             return below
         if not self.is_engine and (recorded := eager_time(piece, self.device)) is not None:
             return (recorded,)
-        found, what = self._found(piece)
+        found = self.measured(piece)
         if found is None:
-            return tuple(self._by_roofline(piece, time) for time in below)
-        band = _behind_another(found.band) if self.is_engine else launched_alone(found.band, piece, self.device)
-        return (RateTime(source=SOURCE, rate=what, band=band, bound_by=below[0].bound_by, origin=str(found.origin)),)
+            return None if below is None else tuple(self._by_roofline(time) for time in below)
+        band = _behind_another(found) if self.is_engine else launched_alone(found.band, piece, self.device)
+        bound_by = BoundBy.COMMUNICATION if below is None else below[0].bound_by
+        return (RateTime(source=SOURCE, rate=_family(piece), band=band, bound_by=bound_by, origin=str(found.origin)),)
+
+    def measured(self, kernel: Kernel) -> KernelTime | None:
+        """A captured kernel by its table, or by its bytes where it is bound by those; None: no table describes it."""
+        if kernel.kind is KernelKind.COMMUNICATION:
+            return self._exchange(kernel.collective) or self._on_links(kernel)
+        found = self._in_table(kernel.shape)
+        if found is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
+            needed = kernel.bytes_moved - kernel.avoidable_bytes
+            seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
+            fast, slow = UNKNOWN_SPREAD
+            return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
+        return found
+
+    def _on_links(self, kernel: Kernel) -> KernelTime | None:
+        """An exchange that no table has, by the links of the cluster."""
+        below = self.below.duration(kernel)
+        return None if below is None else KernelTime(TimeOrigin.ROOFLINE, below[0].band.expected_in_the_middle())
+
+    def knows(self, kernel: Kernel) -> bool:
+        """Whether a table has its shape."""
+        return self._in_table(kernel.shape) is not None
+
+    def _in_table(self, shape: KernelShape | None) -> KernelTime | None:
+        if shape is None or (isinstance(shape, StateShape) and not shape.value_heads):
+            return None
+        if isinstance(shape, LatentModuleShape) and not shape.sparse_model and self.tables.engine not in MODULE_ENGINES:
+            return None
+        if shape not in self._known:
+            self._learn([shape])
+        found = self._known[shape]
+        return replace(found, launches=MEASURED_KERNELS) if found and isinstance(shape, StateShape) else found
 
     def likely_s(self, lower_bound: LowerBound) -> float:
         """Bytes at the best bandwidth that the tables themselves show: a sum of kernels below that read from caches."""
@@ -126,46 +194,39 @@ class KernelTableRates(RatesAbove):
         served = banded(kernels.expected, request_fit().tpot)
         return Band(min(kernels.low, served.low), max(kernels.high, served.high), kernels.expected)
 
-    def _by_roofline(self, kernel: Kernel, time: RateTime) -> RateTime:
-        """Fused vector work as a kernel of PyTorch that moves as many bytes; all else in the middle of its ends."""
-        if self.is_engine and kernel.kind is KernelKind.VECTOR:
-            needed = kernel.bytes_moved - kernel.avoidable_bytes
-            plain = replace(kernel, bytes_moved=needed, avoidable_bytes=0, pattern=AccessPattern.VECTORISED)
-            if (recorded := eager_time(plain, self.device)) is not None and recorded.band.expected is not None:
-                return replace(recorded, band=_behind_another(recorded.band))
+    def _by_roofline(self, time: RateTime) -> RateTime:
+        """In the middle of its ends."""
         band = time.band.expected_in_the_middle()
-        return replace(time, band=_behind_another(band) if self.is_engine else band, origin=str(TimeOrigin.ROOFLINE))
+        if self.is_engine:
+            band += Band(LAUNCH_GAP_S, LAUNCH_GAP_S, LAUNCH_GAP_S)
+        return replace(time, band=band, origin=str(TimeOrigin.ROOFLINE))
 
-    def _found(self, kernel: Kernel) -> tuple[_TableTime | None, str]:
-        if kernel.kind is KernelKind.COMMUNICATION:
-            return self._exchange(kernel.collective), str(kernel.collective.kind if kernel.collective else kernel.kind)
-        shape = kernel.shape
-        if shape is None:
-            return None, ""
-        if shape not in self._known:
-            self.learn((kernel,))
-        return self._known[shape], _family(shape)
-
-    def _exchange(self, collective: Collective | None) -> _TableTime | None:
-        """Within one node of a cluster; between nodes no table was measured."""
-        if collective is None or self.cluster is None or collective.kind not in _EXCHANGES:
+    def _exchange(self, collective: Collective | None) -> KernelTime | None:
+        """Within one node; between nodes no table was measured. Without a cluster all ranks are in one."""
+        if collective is None or collective.kind not in _EXCHANGES:
             return None
-        placement = self.cluster.placement(collective.group)
-        if placement is None or placement.nodes > 1 or placement.ranks < 2:
+        ranks = collective.group.size
+        if self.cluster is not None:
+            placement = self.cluster.placement(collective.group)
+            if placement is None or placement.nodes > 1:
+                return None
+            ranks = placement.ranks
+        if ranks < 2:
             return None
         if collective not in self._known:
             exchange, size = _EXCHANGES[collective.kind], collective.payload_bytes
-            times = self.tables.one_exchange(exchange, placement.ranks, size, by_engine=self.is_engine)
+            times = self.tables.one_exchange(exchange, ranks, size, by_engine=self.is_engine)
             self._known[collective] = next(_answers(times))
         return self._known[collective]
 
 
-def _behind_another(kernel: Band) -> Band:
+def _behind_another(kernel: KernelTime) -> Band:
     """A captured kernel starts when the one before has ended, after a short rest."""
-    return kernel + Band(LAUNCH_GAP_S, LAUNCH_GAP_S, LAUNCH_GAP_S)
+    rest = LAUNCH_GAP_S * kernel.launches
+    return kernel.band + Band(rest, rest, rest)
 
 
-def _answers(times: Times) -> Iterator[_TableTime | None]:
+def _answers(times: Times) -> Iterator[KernelTime | None]:
     """Per kernel its origin and band; None: no table describes it."""
     for seconds, origin, low, high in zip(
         times.seconds.tolist(), times.origins, times.spread_low.tolist(), times.spread_high.tolist(), strict=True
@@ -174,13 +235,17 @@ def _answers(times: Times) -> Iterator[_TableTime | None]:
             yield None
             continue
         fast, slow = UNKNOWN_SPREAD if math.isnan(low) or math.isnan(high) else (low, high)
-        yield _TableTime(origin, Band(seconds * min(fast, 1.0), seconds * max(slow, 1.0), seconds))
+        yield KernelTime(origin, Band(seconds * min(fast, 1.0), seconds * max(slow, 1.0), seconds))
 
 
-def _family(shape: KernelShape) -> str:
+def _family(kernel: Kernel) -> str:
+    """The table that times it."""
+    shape = kernel.shape
+    if kernel.collective is not None:
+        return str(kernel.collective.kind)
     if isinstance(shape, AttentionShape):
         return "attention" if shape.latent_rank is None else "latent attention"
-    return "experts" if isinstance(shape, ExpertsShape) else "products"
+    return _FAMILIES.get(type(shape), f"{kernel.kind}, by its bytes")
 
 
 def table_rates(below: DataSheetRates, engine: str | None = None) -> KernelTableRates | None:

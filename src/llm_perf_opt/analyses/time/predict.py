@@ -53,6 +53,7 @@ class StageTime:
     busy_time: Band
     is_engine: bool = False  # pieces are an engine's kernels, not those of the code as written
     communication: Communication | None = None  # None: the stage exchanges nothing with other ranks
+    is_step: bool = False  # an engine's step, which its source knows as a whole
     raised_from_s: float | None = None  # the sum of its kernels, where less than its bytes can take was expected
 
     @property
@@ -120,20 +121,32 @@ class StageTime:
 def predict(graph: CallGraph, rates: RateSource) -> tuple[StageTime, ...]:
     """Every stage of one phase in which something runs that takes time, in order."""
     works = stage_works(graph, with_necessary=rates.device is not None)
-    pieces = rates.pieces(graph, works)
+    pieces, expected = rates.pieces(graph, works), rates.expected_s(graph, works)
     least = {} if rates.cluster is None else least_exchanges(graph)
     return tuple(
-        stage_time(work, pieces[work.name], rates, least.get(work.name)) for work in works if pieces[work.name]
+        stage_time(work, pieces[work.name], rates, least.get(work.name), expected.get(work.name))
+        for work in works
+        if pieces[work.name]
     )
 
 
 def stage_time(
-    work: StageWork, pieces: Pieces, rates: RateSource, exchanges: Mapping[Collective, int] | None = None
+    work: StageWork,
+    pieces: Pieces,
+    rates: RateSource,
+    exchanges: Mapping[Collective, int] | None = None,
+    expected_s: float | None = None,
 ) -> StageTime:
-    """One piece of work, done in these pieces; `exchanges` are the collectives that no engine can do without."""
+    """One piece of work, done in these pieces; `exchanges` are the collectives that no engine can do without.
+
+    `expected_s` is what all pieces take together where the source knows that as a whole.
+    """
     timed, untimed = _timed(pieces, rates)
     bound, fewest = bounds_of(work.necessary, rates.device)
     kernels, links = (_sum(timed, on_links=on_links) for on_links in (False, True))
+    if expected_s is not None:
+        share = expected_s / ((kernels.expected or 0.0) + (links.expected or 0.0))
+        kernels, links = kernels.times(share), links.times(share)
     likely = kernels if bound is None else kernels.expected_at_least(rates.likely_s(bound))
     busy, links = rates.of_stage(likely), rates.of_stage(links)
     if bound is not None:
@@ -158,6 +171,7 @@ def stage_time(
         busy_time=busy,
         is_engine=rates.is_engine,
         communication=exchanged,
+        is_step=expected_s is not None,
         raised_from_s=None if likely is kernels else kernels.expected,
     )
 

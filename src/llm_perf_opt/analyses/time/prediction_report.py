@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.cost.coverage import counted_or_unknown, known_sum, priced_sum
-from llm_perf_opt.analyses.time.kernel_origin_tables import fusion_table, origin_tables
+from llm_perf_opt.analyses.time.kernel_origin_tables import fusion_tables, origin_tables, step_tables
 from llm_perf_opt.analyses.time.lower_bound import is_known
 from llm_perf_opt.analyses.time.predict import StageTime, predict, total_wall
 from llm_perf_opt.analyses.time.prediction_notes import bound_claim, has_experts, prediction_notes
@@ -44,7 +44,8 @@ def prediction_report(
             *origin_tables(stages),
             _detail_table(stages),
             *_communication_tables(stages),
-            *((fusion_table(graphs),) if rates.is_engine and any(stage.by_origin for stage in stages) else ()),
+            *step_tables(stages),
+            *(fusion_tables(graphs, stages) if rates.is_engine and any(stage.by_origin for stage in stages) else ()),
             roofline_table(op_rooflines(graphs, rates.device)[:_SHOWN_OPS]),
         ),
         notes=notes,

@@ -153,12 +153,25 @@ class RateSource(Protocol):
         """Whether a serving engine runs the kernels, with its own for short all-reduces."""
         ...
 
+    @property
+    def engine(self) -> str | None:
+        """Whose kernels they are; None: no engine's in particular."""
+        ...
+
     def notes(self) -> Iterator[Note]:
         """What a reader must know of these rates."""
         ...
 
     def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
         """Stage -> what this source times in it, and how often that runs."""
+        ...
+
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Learn what a source can know of runs as a whole, from all their phases, before these are timed."""
+        ...
+
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        """Stage -> what all its pieces take together, of stages that the source knows as a whole."""
         ...
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:

@@ -12,11 +12,12 @@ from llm_perf_opt.analyses.function.figures.needs import NecessaryForms
 from llm_perf_opt.analyses.function.figures.times import AnsweredBy, TimeColumns, times_by_point
 from llm_perf_opt.analyses.function.form import Point
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork
+from llm_perf_opt.analyses.serving.step_rates import Step
 from llm_perf_opt.analyses.time.kernel_rates import KernelTableRates
 from llm_perf_opt.analyses.time.predict import StageTime, stage_time
+from llm_perf_opt.analyses.time.rates import Piece, Pieces
 from llm_perf_opt.analyses.time.stage_work import work_of
 from llm_perf_opt.core.collectives import Collective
-from llm_perf_opt.ops.op import Kernel
 
 
 def times_by_tables(
@@ -27,35 +28,43 @@ def times_by_tables(
     at: Evaluation,
     rates: KernelTableRates,
     exchanges: ExchangeCounts | None = None,
+    steps: Mapping[str, Sequence[Step]] | None = None,
 ) -> TimeColumns:
-    """The times of all points from forms, as a prediction of each point gives them; `at` evaluates the same points."""
+    """The times of all points from forms, as a prediction of each point gives them; `at` evaluates the same points.
+
+    `steps` has the stages that an engine's rates know as a whole, at every point.
+    """
+    steps = steps or {}
+    forms = {name: counts for name, counts in kernels.items() if name not in steps}
     found = [
-        {name: [(kernel.at(point), count) for kernel, count in counts.items()] for name, counts in kernels.items()}
+        {name: [(kernel.at(point), count) for kernel, count in counts.items()] for name, counts in forms.items()}
         for point in points
     ]
     rates.learn(kernel for stages in found for pieces in stages.values() for kernel, _ in pieces)
     necessary = {name: _necessary(needs.get(name), policy, at) for name in kernels}
-    predictions = [
-        [
-            _stage(name, necessary[name][place], pieces, rates, _exchanges(exchanges, name, point))
-            for name, pieces in found[place].items()
-        ]
-        for place, point in enumerate(points)
-    ]
+
+    def stage(name: str, place: int) -> StageTime:
+        step = steps[name][place] if name in steps else None
+        pieces = found[place][name] if step is None else step.pieces
+        exchanged = _exchanges(exchanges, name, points[place])
+        return _stage(name, necessary[name][place], pieces, rates, exchanged, None if step is None else step.seconds)
+
+    predictions = [[stage(name, place) for name in kernels] for place in range(len(points))]
     return replace(times_by_point(predictions), origin=AnsweredBy.FORM)
 
 
 def _stage(
     name: str,
     necessary: NecessaryWork | None,
-    pieces: Sequence[tuple[Kernel, int]],
+    pieces: Pieces,
     rates: KernelTableRates,
     exchanges: Mapping[Collective, int],
+    expected_s: float | None,
 ) -> StageTime:
-    counts: dict[Kernel, int] = {}
+    counts: dict[Piece, int] = {}
     for kernel, count in pieces:  # two forms may give one kernel at a point
         counts[kernel] = counts.get(kernel, 0) + count
-    return stage_time(work_of(name, {}, necessary), tuple(counts.items()), rates, exchanges)
+    return stage_time(work_of(name, {}, necessary), tuple(counts.items()), rates, exchanges, expected_s)
 
 
 def _exchanges(exchanges: ExchangeCounts | None, name: str, point: Point) -> dict[Collective, int]:
