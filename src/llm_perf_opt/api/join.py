@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.analyses.join.attribution import ENOUGH, join_recording
-from llm_perf_opt.analyses.join.costs import Evidence
 from llm_perf_opt.analyses.join.join_report import ENOUGH_FLOPS, Joined, join_report
 from llm_perf_opt.analyses.join.plausibility import TOO_MUCH, too_fast
 from llm_perf_opt.analyses.join.totals import EvidenceShare, JoinedTotal, UnattributedKernel, join_totals
@@ -65,12 +64,6 @@ class JoinAnswer(Answer):
     def found_flops(self) -> float | None:
         """The share of the FLOPs of the traced forwards whose ops have kernels: low where another run was recorded."""
         return self._joined.found_flops
-
-    @property
-    def attributed_to_ops(self) -> float:
-        """The share of the kernel time that belongs to an op."""
-        by_place_ns = sum(share.device_ns for share in self.evidence if share.evidence is Evidence.PLACE)
-        return self._joined.share(self.total.device_ns - by_place_ns)
 
     def report(self) -> Report:
         """The answer in three lines, stages, modules, ops, the evidence, and what no op explains."""
