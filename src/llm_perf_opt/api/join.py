@@ -14,6 +14,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.record_fields import filled
 from llm_perf_opt.core.recordings.read import read_recording
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_count
@@ -95,7 +96,9 @@ def join_answer(
     joined = join_recording(found, graph)
     totals = join_totals(joined, graph, chosen)
     fast = too_fast(joined, graph, chosen)
-    return JoinAnswer(
+    return filled(
+        JoinAnswer,
+        totals,
         model=graph.model,
         phase=graph.phase,
         recorded_by=found.source,
@@ -103,12 +106,6 @@ def join_answer(
         device=chosen,
         forwards=joined.forwards,
         device_ns=found.device_ns,
-        stages=totals.stages,
-        modules=totals.modules,
-        op_kinds=totals.op_kinds,
-        total=totals.total,
-        evidence=totals.evidence,
-        without_op=totals.without_op,
         too_fast=fast,
         _joined=Joined(graph=graph, recording=found, joined=joined, totals=totals, device=chosen, too_fast=fast),
     )
