@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pytest
 from msgspec import Struct
@@ -53,7 +55,7 @@ def test_rows_of_several_records_keep_their_order() -> None:
     assert [one.name for one in all_filled(Named, sources)] == ["b", "a"]
 
 
-def test_a_mapping_that_is_no_dict_is_written_as_one() -> None:
-    from types import MappingProxyType
-
+def test_a_mapping_that_is_no_dict_is_written_as_one_and_nothing_else_is() -> None:
     assert plain_values({"sizes": MappingProxyType({"a": 1})}) == {"sizes": {"a": 1}}
+    with pytest.raises(TypeError, match="mapping"):
+        plain_values({"sizes": array("q")})

@@ -126,7 +126,8 @@ def plain_values(record: object) -> dict[str, Any]:
     """The record of a file as the dicts, lists and numbers of its JSON text; NaN and infinities raise."""
     import msgspec
 
-    document: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record, enc_hook=dict), allow_nan=False))
+    plain = msgspec.to_builtins(record, enc_hook=lambda mapping: {**mapping})  # a mapping of any other type than dict
+    document: dict[str, Any] = json.loads(json.dumps(plain, allow_nan=False))
     return document
 
 
