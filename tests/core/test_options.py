@@ -29,7 +29,7 @@ def test_a_declaration_says_everything_once() -> None:
     declared = Workload.options()
     assert list(declared) == ["prompt_tokens", "decode_steps", "new_tokens", "batch", "dtype", "attention"]
     batch = declared["batch"]
-    assert (batch.kind, batch.default, batch.at_least, batch.flag) == (int, 1, 1, "--batch")
+    assert (batch.kind, batch.default, batch.at_least) == (int, 1, 1)
     assert declared["dtype"].choices == ("bfloat16", "float16", "float32")
     assert declared["prompt_tokens"].kind is int and declared["prompt_tokens"].default is None
     assert all(one.help.endswith(".") for one in declared.values())

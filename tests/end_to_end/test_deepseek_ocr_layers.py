@@ -14,7 +14,7 @@ import torch
 from llm_perf_opt.analyses.cost.module_costs import module_costs
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.queries import kinds_of, ops_in_module
+from llm_perf_opt.core.callgraph.queries import ops_in_module, ops_of
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
@@ -46,7 +46,8 @@ def flops_of(path: str) -> int:
 
 def flops_of_op(path: str, op: str) -> int:
     graph = run_of_512_tokens()
-    kinds = [kind for rows in ops_in_module(graph, path) for kind in kinds_of(graph, rows) if op in kind.name]
+    numbers = [ops_of(graph).kind[row] for rows in ops_in_module(graph, path) for row in rows]
+    kinds = [graph.op_kinds[number] for number in numbers if op in graph.op_kinds[number].name]
     costs = [price(kind) for kind in kinds]
     assert costs
     return sum(cost.flops for cost in costs if cost is not None)

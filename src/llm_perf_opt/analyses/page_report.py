@@ -18,6 +18,7 @@ from llm_perf_opt.core.report import (
     Report,
     Series,
     Table,
+    known_table_of,
     table_of,
 )
 from llm_perf_opt.core.units import format_count, format_flops, format_seconds
@@ -88,7 +89,7 @@ def _cost_table(pages: Sequence[PageCost]) -> Table:
         Column("of both", Kind.FLOPS): lambda page: page.run.flops,
         Column("KV cache", Kind.BYTES): lambda page: page.run.cache_bytes,
     }
-    return _known(table_of("What a page costs", pages, _without_grid(pages, cells)))
+    return known_table_of("What a page costs", pages, _without_grid(pages, cells))
 
 
 def _time_table(pages: Sequence[PageCost], machine: str | None) -> Table:
@@ -100,7 +101,7 @@ def _time_table(pages: Sequence[PageCost], machine: str | None) -> Table:
         Column("decode step, low", Kind.SECONDS): lambda page: page.run.decode_step_low_s,
         Column("decode step, high", Kind.SECONDS): lambda page: page.run.decode_step_high_s,
     }
-    return _known(table_of(f"How long it takes on {machine}", pages, _without_grid(pages, cells)))
+    return known_table_of(f"How long it takes on {machine}", pages, _without_grid(pages, cells))
 
 
 def _without_grid(pages: Sequence[PageCost], cells: Cells) -> Cells:
@@ -129,16 +130,6 @@ def _added_table(added: Sequence[AddedCrops], *, has_times: bool) -> Table:
 def _number(value: float | None) -> float | None:
     """Whole numbers as such."""
     return None if value is None else int(value) if value.is_integer() else value
-
-
-def _known(table: Table) -> Table:
-    """The table without columns of which nothing is known for any row."""
-    kept = [place for place, _ in enumerate(table.columns) if any(row[place] is not None for row in table.rows)]
-    return Table(
-        title=table.title,
-        columns=tuple(table.columns[place] for place in kept),
-        rows=tuple(tuple(row[place] for place in kept) for row in table.rows),
-    )
 
 
 def _charts(pages: Sequence[PageCost], machine: str | None) -> Iterator[Chart]:

@@ -26,6 +26,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.output_files import make_folder, require_free, write_together
 from llm_perf_opt.core.plugins import REPORTERS
+from llm_perf_opt.core.record_fields import filled
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.core.source_figures import SourceFigures
@@ -256,13 +257,9 @@ def cost_answer(
     """The answer that these figures give."""
     traced = {graph.phase for graph in graphs}
     silent = [entry for entry in static.ledger.missing if entry[0] == COUNTED]
-    return CostAnswer(
-        model=static.model,
-        workload=static.workload,
-        deployment=static.deployment,
-        stages=static.stages,
-        ledger=static.ledger,
-        parameters=static.parameters,
+    return filled(
+        CostAnswer,
+        static,
         stopped={phase: reason for _, phase, _, reason in silent if phase not in traced},
         memory=memory,
         attention_cases=cases,

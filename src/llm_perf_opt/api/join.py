@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.analyses.join.attribution import ENOUGH, join_recording
-from llm_perf_opt.analyses.join.costs import Evidence
 from llm_perf_opt.analyses.join.join_report import ENOUGH_FLOPS, Joined, join_report
 from llm_perf_opt.analyses.join.plausibility import TOO_MUCH, too_fast
 from llm_perf_opt.analyses.join.totals import EvidenceShare, JoinedTotal, UnattributedKernel, join_totals
@@ -15,6 +14,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.record_fields import filled
 from llm_perf_opt.core.recordings.read import read_recording
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_count
@@ -66,12 +66,6 @@ class JoinAnswer(Answer):
         """The share of the FLOPs of the traced forwards whose ops have kernels: low where another run was recorded."""
         return self._joined.found_flops
 
-    @property
-    def attributed_to_ops(self) -> float:
-        """The share of the kernel time that belongs to an op."""
-        by_place_ns = sum(share.device_ns for share in self.evidence if share.evidence is Evidence.PLACE)
-        return self._joined.share(self.total.device_ns - by_place_ns)
-
     def report(self) -> Report:
         """The answer in three lines, stages, modules, ops, the evidence, and what no op explains."""
         return join_report(self._joined)
@@ -102,7 +96,9 @@ def join_answer(
     joined = join_recording(found, graph)
     totals = join_totals(joined, graph, chosen)
     fast = too_fast(joined, graph, chosen)
-    return JoinAnswer(
+    return filled(
+        JoinAnswer,
+        totals,
         model=graph.model,
         phase=graph.phase,
         recorded_by=found.source,
@@ -110,12 +106,6 @@ def join_answer(
         device=chosen,
         forwards=joined.forwards,
         device_ns=found.device_ns,
-        stages=totals.stages,
-        modules=totals.modules,
-        op_kinds=totals.op_kinds,
-        total=totals.total,
-        evidence=totals.evidence,
-        without_op=totals.without_op,
         too_fast=fast,
         _joined=Joined(graph=graph, recording=found, joined=joined, totals=totals, device=chosen, too_fast=fast),
     )

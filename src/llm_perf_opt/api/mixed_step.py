@@ -12,6 +12,7 @@ from llm_perf_opt.analyses.function.phase_function import FunctionCell, PhaseFun
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.chunk_function import BATCH, CONTEXT, NEW_TOKENS
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.record_fields import filled
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 
 DECODE, PREFILL = "decode", "prefill"
@@ -100,19 +101,14 @@ class MixedSteps:
         sequences = _sequences(chunks, decodes)
         cell, program = self._program_of(sequences)
         found = program.figures(sequences)
-        return MixedStepAnswer(
+        return filled(
+            MixedStepAnswer,
+            found,
             model=self.model,
             sequences=len(sequences),
             new_tokens=sum(one.new_tokens for one in sequences),
             cached_tokens=sum(one.cached_tokens for one in sequences),
-            flops=found.flops,
-            vector_flops=found.vector_flops,
-            bytes_moved=found.bytes_moved,
             bytes_moved_at_most=found.at_most("bytes_moved"),
-            shared_bytes=found.shared_bytes,
-            launches=found.launches,
-            unpriced_ops=found.unpriced_ops,
-            unpacked=found.unpacked,
             checked=self._checked(program, sequences),
             region=cell.region,
         )

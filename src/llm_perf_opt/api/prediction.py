@@ -72,11 +72,6 @@ class PredictedStage:
     exposed_share: float | None = None
     origins: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def launch_bound(self) -> bool | None:
-        """Whether launching kernels takes longer than running them; None: not known."""
-        return None if self.bound_by is None else self.bound_by == "launches"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBand:

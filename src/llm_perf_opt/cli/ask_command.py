@@ -11,6 +11,7 @@ from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
     JsonOption,
+    ReportFileOption,
     VerboseOption,
     choose_reporter,
     reserve_page,
@@ -27,7 +28,6 @@ QuestionArgument = Annotated[
 SqlOption = Annotated[str | None, typer.Option(metavar="QUERY", help="Any select on the table `points` instead.")]
 SecondsOption = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long --sql may take.")]
 StudyOption = Annotated[str | None, typer.Option(metavar="NAME", help="Which of several studies. Default: all.")]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
 PageOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page with the frontier, costs, filters and tables.")
 ]
@@ -39,7 +39,7 @@ def ask(
     sql: SqlOption = None,
     study: StudyOption = None,
     max_seconds: SecondsOption = 60.0,
-    out: OutOption = None,
+    out: ReportFileOption = None,
     page: PageOption = None,
     force: ForceOption = False,
     format_name: FormatOption = None,

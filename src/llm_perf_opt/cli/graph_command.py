@@ -9,17 +9,14 @@ from typing import Annotated, Literal
 import typer
 
 from llm_perf_opt.cli.leaving import put
-from llm_perf_opt.cli.model_options import CacheOption, WeightsOption
-from llm_perf_opt.cli.output import JsonOption, VerboseOption
+from llm_perf_opt.cli.model_options import CacheOption, TraceArgument, WeightsOption
+from llm_perf_opt.cli.output import ForceFileOption, JsonOption, VerboseOption, asked_format
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import DRAWINGS
 from llm_perf_opt.core.protocols import FitsOneScreen
 
-SourceArgument = Annotated[
-    Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
-]
 PhaseOption = Annotated[
     str | None,
     typer.Option(help="Which phase of a run; the prefill if absent. A page holds all of them and begins with it."),
@@ -51,11 +48,10 @@ MinShareOption = Annotated[
 UngroupedOption = Annotated[
     bool, typer.Option("--ungrouped", help="Fold nothing: every module a box, all open; dot draws the call graph.")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 
 
 def graph(
-    source: SourceArgument,
+    source: TraceArgument,
     phase: PhaseOption = None,
     rank: RankOption = None,
     format_name: FormatOption = None,
@@ -70,7 +66,7 @@ def graph(
     ungrouped: UngroupedOption = False,
     weights: WeightsOption = None,
     cache: CacheOption = None,
-    force: ForceOption = False,
+    force: ForceFileOption = False,
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -112,16 +108,8 @@ def graph(
 
 
 def _format_of(format_name: str | None, out: Path | None, json_wanted: bool) -> str:
-    if json_wanted and format_name not in (None, "json"):
-        raise UsageError(
-            f"--json and --format {format_name} contradict each other.",
-            why="--json is short for --format json",
-            fix="give one of the two",
-        )
-    if json_wanted or format_name is not None:
-        return "json" if format_name is None else format_name
-    if out is None:
-        return "text"
+    if (name := asked_format(format_name, json_wanted)) is not None or out is None:
+        return "text" if name is None else name
     from llm_perf_opt.api.graph import drawing_format_of
 
     return drawing_format_of(out)

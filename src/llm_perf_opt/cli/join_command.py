@@ -8,18 +8,21 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.cli.model_options import DevicesOption
-from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
+from llm_perf_opt.cli.model_options import DevicesOption, TraceArgument
+from llm_perf_opt.cli.output import (
+    ForceFileOption,
+    FormatOption,
+    JsonOption,
+    ReportFileOption,
+    VerboseOption,
+    choose_reporter,
+    show,
+)
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import free_file, write_result
-from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.protocols import Reporter
 from llm_perf_opt.core.units import format_ratio
 
-SourceArgument = Annotated[
-    Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
-]
 RecordingArgument = Annotated[
     Path,
     typer.Argument(
@@ -37,8 +40,6 @@ StepOption = Annotated[
 DeviceOption = Annotated[
     str | None, typer.Option(metavar="ID", help="Whose peaks count. Default: the device that the recording names.")
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Exit 1 if less than 95 % of the time is attributed, or another run was recorded."),
@@ -46,14 +47,14 @@ StrictOption = Annotated[
 
 
 def join(
-    source: SourceArgument,
+    source: TraceArgument,
     recording: RecordingArgument,
     phase: PhaseOption = None,
     step: StepOption = None,
     device: DeviceOption = None,
     devices: DevicesOption = None,
-    out: OutOption = None,
-    force: ForceOption = False,
+    out: ReportFileOption = None,
+    force: ForceFileOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
@@ -65,7 +66,7 @@ def join(
     """
     from llm_perf_opt.api.tracing import load_phase
 
-    reporter = _reporter(format_name, json_wanted, out)
+    reporter = choose_reporter(format_name, json_wanted, out)
     if out is not None:
         free_file(out, force=force)
     answer = load_phase(source, phase).join(recording, step=step, device=device, devices_file=devices)
@@ -83,11 +84,3 @@ def join(
             "device allows; the notes say which of them fails",
             fix="trace the workload that was recorded: the same batch, lengths, attention and library version",
         )
-
-
-def _reporter(format_name: str | None, json_wanted: bool, out: Path | None) -> Reporter:
-    if out is None or format_name or json_wanted:
-        return choose_reporter(format_name, json_wanted)
-    from llm_perf_opt.api.answer import report_format_of
-
-    return REPORTERS.get(report_format_of(out))()

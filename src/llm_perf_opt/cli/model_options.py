@@ -30,6 +30,9 @@ ModelArgument = Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help=MODEL
 SourceArgument = Annotated[
     str, typer.Argument(metavar="MODEL_OR_TRACE", help=f"{MODEL_HELP} Or a trace made earlier.", show_default=False)
 ]
+TraceArgument = Annotated[
+    Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
+]
 RoutingOption = Annotated[
     str | None,
     typer.Option(
@@ -84,8 +87,8 @@ def takes_workload(
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
             parameters += _parameters(defaults, without) if parameter.name == "workload" else [parameter]
-        parameters += [_parameter(name, option, option.default) for name, option in beside.items()]
-        _declare(with_workload, own, parameters)
+        parameters += [parameter_of(name, option, option.default) for name, option in beside.items()]
+        declare(with_workload, own, parameters)
         return takes_limits(with_workload)
 
     return decorated
@@ -101,25 +104,27 @@ def takes_limits(verb: Callable[..., None]) -> Callable[..., None]:
             verb(**given)
 
     own = inspect.signature(verb, eval_str=True)
-    added = [_parameter(name, option, option.default) for name, option in WorkLimits.options().items()]
-    _declare(within_limits, own, [*own.parameters.values(), *added])
+    added = [parameter_of(name, option, option.default) for name, option in WorkLimits.options().items()]
+    declare(within_limits, own, [*own.parameters.values(), *added])
     return within_limits
 
 
-def _declare(verb: Callable[..., None], own: inspect.Signature, parameters: Sequence[inspect.Parameter]) -> None:
+def declare(verb: Callable[..., None], own: inspect.Signature, parameters: Sequence[inspect.Parameter]) -> None:
+    """Let typer see these parameters of a verb in the place of its own."""
     verb.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def _parameters(defaults: Mapping[str, Any], without: Collection[str]) -> list[inspect.Parameter]:
     return [
-        _parameter(name, declared, defaults.get(name, declared.default), takers)
+        parameter_of(name, declared, defaults.get(name, declared.default), takers)
         for name, (declared, takers) in workload_options().items()
         if name not in without
     ]
 
 
-def _parameter(name: str, declared: Option, default: Any, takers: Sequence[str] = ()) -> inspect.Parameter:
+def parameter_of(name: str, declared: Option, default: Any, takers: Sequence[str] = ()) -> inspect.Parameter:
+    """The parameter of a verb that takes a declared option."""
     return inspect.Parameter(
         name,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,

@@ -18,6 +18,10 @@ from llm_perf_opt.core.protocols import FitsOneScreen, Reporter
 from llm_perf_opt.core.report import Report
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
+ForceFileOption = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
+ReportFileOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")
+]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Exit 1 if an op has no price or a difference has no cause.")
 ]
@@ -28,15 +32,25 @@ VerboseOption = Annotated[
 ]
 
 
-def choose_reporter(format_name: str | None, json_wanted: bool) -> Reporter:
-    """The format asked for; called before the work starts, so that a wrong name costs nothing."""
+def choose_reporter(format_name: str | None, json_wanted: bool, out: Path | None = None) -> Reporter:
+    """The format asked for, or that of the file; called before the work starts, so that a wrong name costs nothing."""
+    name = asked_format(format_name, json_wanted)
+    if not name and out is not None:
+        from llm_perf_opt.api.answer import report_format_of
+
+        name = report_format_of(out)
+    return REPORTERS.get(name or "text")()
+
+
+def asked_format(format_name: str | None, json_wanted: bool) -> str | None:
+    """The name behind --format or --json; None where neither is given."""
     if json_wanted and format_name not in (None, "json"):
         raise UsageError(
             f"--json and --format {format_name} contradict each other.",
             why="--json is short for --format json",
             fix="give one of the two",
         )
-    return REPORTERS.get("json" if json_wanted else format_name or "text")()
+    return "json" if json_wanted else format_name
 
 
 def reserve_page(out: Path | None, *, force: bool) -> None:

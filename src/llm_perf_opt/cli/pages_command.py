@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +21,7 @@ from llm_perf_opt.cli.output import (
     ForceOption,
     FormatOption,
     JsonOption,
+    ReportFileOption,
     VerboseOption,
     choose_reporter,
     model_prints_apart,
@@ -40,7 +40,6 @@ SizesOption = Annotated[
 GridsOption = Annotated[
     str | None, typer.Option(metavar="GRID,GRID,...", help="Grids of crops in place of sizes: 1x1,2x2,2x3.")
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
 
 
 @takes_workload()
@@ -55,7 +54,7 @@ def pages(
     weights: WeightsOption = None,
     cache: CacheOption = None,
     routing: RoutingOption = None,
-    out: OutOption = None,
+    out: ReportFileOption = None,
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,

@@ -11,6 +11,7 @@ import typer
 
 from llm_perf_opt.cli.model_options import (
     CacheOption,
+    DevicesOption,
     ModelArgument,
     RoutingOption,
     TrustOption,
@@ -41,9 +42,6 @@ ClusterOption = Annotated[
         show_default=False,
     ),
 ]
-DevicesFileOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template.")
-]
 GlobalBatchOption = Annotated[
     int, typer.Option(min=1, help="Sequences that run together on all devices; replicas of dp and ranks of fsdp share.")
 ]
@@ -64,7 +62,7 @@ def plan(
     workload: Mapping[str, Any],
     requests: TrafficOptions,
     global_batch: GlobalBatchOption = 1,
-    devices_file: DevicesFileOption = None,
+    devices_file: DevicesOption = None,
     execution: ExecutionOption = "fused",
     max_plans: MaxPlansOption = 64,
     weights: WeightsOption = None,

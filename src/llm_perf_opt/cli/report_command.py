@@ -18,13 +18,20 @@ from llm_perf_opt.cli.model_options import (
     takes_workload,
     trace_or_load,
 )
-from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import (
+    FormatOption,
+    JsonOption,
+    ReportFileOption,
+    VerboseOption,
+    choose_reporter,
+    model_prints_apart,
+    show,
+)
 from llm_perf_opt.cli.predict_command import ExecutionOption, SeveralOption
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
-from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.protocols import FitsOneScreen, Reporter
+from llm_perf_opt.core.protocols import FitsOneScreen
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.stages import StagesAnswer
@@ -41,7 +48,6 @@ ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try what ex
 SweepOption = Annotated[
     bool, typer.Option("--sweep", help="Also over batch 1..64 and context 1k..8k; takes a minute more.")
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page in a browser.")]
 
@@ -58,7 +64,7 @@ def report(
     execution: ExecutionOption = "eager",
     exports: ExportsOption = False,
     sweep: SweepOption = False,
-    out: OutOption = None,
+    out: ReportFileOption = None,
     force: ForceOption = False,
     open_page: OpenOption = False,
     format_name: FormatOption = None,
@@ -70,7 +76,7 @@ def report(
 
     Of traces made earlier, without --out and --device, it prints the per-stage tables alone; that needs no torch.
     """
-    reporter = _reporter(format_name, json_wanted, out)
+    reporter = choose_reporter(format_name, json_wanted, out)
     _refuse_overwriting(out, force=force, open_page=open_page)
     formats, longer = {"weights": weights, "cache": cache}, {"exports": exports, "sweep": sweep}
     if execution != "eager" and device is None:
@@ -153,14 +159,6 @@ def _whole(
         return traced.report(
             device=found or None, execution=execution, exports=longer["exports"], sweep=longer["sweep"]
         )
-
-
-def _reporter(format_name: str | None, json_wanted: bool, out: Path | None) -> Reporter:
-    if out is None or format_name or json_wanted:
-        return choose_reporter(format_name, json_wanted)
-    from llm_perf_opt.api.answer import report_format_of
-
-    return REPORTERS.get(report_format_of(out))()
 
 
 def _refuse_overwriting(out: Path | None, *, force: bool, open_page: bool) -> None:

@@ -6,10 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-import typer
-
+from llm_perf_opt.cli.model_options import declare, parameter_of
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import OptionRecord, option
 
@@ -90,19 +89,7 @@ def takes_traffic(verb: Callable[..., None]) -> Callable[..., None]:
     declared = TrafficOptions.options()
     own = inspect.signature(verb, eval_str=True)
     kept = [one for one in own.parameters.values() if one.name != "requests"]
-    added = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=None,
-            annotation=Annotated[
-                one.text_kind | None, typer.Option(min=one.at_least, metavar=one.metavar, help=one.help)
-            ],
-        )
-        for name, one in declared.items()
-    ]
-    with_traffic.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
-    with_traffic.__annotations__ = {one.name: one.annotation for one in (*kept, *added)}
+    declare(with_traffic, own, [*kept, *(parameter_of(name, one, one.default) for name, one in declared.items())])
     return with_traffic
 
 

@@ -31,11 +31,6 @@ class Option:
     header_none: tuple[object, ...] = ()  # what the header of a trace says where nothing was set
 
     @property
-    def flag(self) -> str:
-        """As the command line spells it: `--prompt-tokens`."""
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
     def text_kind(self) -> type:
         """The type that a command line or a configuration file gives: text where `read` makes the value of it."""
         return str if self.read is not None else self.kind

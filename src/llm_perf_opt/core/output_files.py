@@ -123,10 +123,11 @@ def _refused(what: str, error: OSError) -> PerfOptError:
 
 
 def plain_values(record: object) -> dict[str, Any]:
-    """The record of a file as the mappings, lists and numbers of its JSON text; NaN and infinities raise."""
+    """The record of a file as the dicts, lists and numbers of its JSON text; NaN and infinities raise."""
     import msgspec
 
-    document: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record), allow_nan=False))
+    plain = msgspec.to_builtins(record, enc_hook=lambda mapping: {**mapping})  # a mapping of any other type than dict
+    document: dict[str, Any] = json.loads(json.dumps(plain, allow_nan=False))
     return document
 
 

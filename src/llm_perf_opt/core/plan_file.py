@@ -16,15 +16,12 @@ is part of its folder here takes no such rules. DeepSeek-OCR takes how the views
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.reading import FileKind, as_record, naming_file, parse_foreign_json, parse_toml, read_bytes
-
-Rules = Mapping[str, str]  # pattern of module paths -> style
 
 PLAN_FILE = FileKind(
     name="plan file",

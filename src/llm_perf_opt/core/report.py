@@ -7,7 +7,7 @@ nothing. A row of the wrong length, a value that is not finite or a line that ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -210,6 +210,12 @@ def table_of(
         rows=tuple(tuple(cell(item) for cell in cells.values()) for item in items),
         footer=() if total is None else tuple(cell(total) for cell in cells.values()),
     )
+
+
+def known_table_of(title: str, items: Sequence[Item], cells: Mapping[Column, Callable[[Item], Cell]]) -> Table:
+    """The same without columns of which nothing is known for any item."""
+    known = {column: cell for column, cell in cells.items() if any(cell(item) is not None for item in items)}
+    return table_of(title, items, known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import UNSET
+
 from llm_perf_opt.core.graph_metric import metric_named
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.output_files import plain_values
+from llm_perf_opt.core.record_fields import all_filled, filled
 from llm_perf_opt.core.report import Axis, BarChart, Cell, Chart, LineChart, Report, SpanChart, Table
 from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.formats.view_file import (
@@ -44,15 +47,13 @@ class JsonDrawing:
 
 def _view_object(view: GraphView) -> dict[str, Any]:
     pairs = [pair for root in view.roots for pair in _with_parents(root, None)]
-    file = ViewFile(
+    file = filled(
+        ViewFile,
+        view,
         schema_version=VIEW_VERSION,
-        title=view.title,
-        caption=view.caption,
-        stages=view.stages,
-        totals=FiguresRow(**asdict(view.totals)),
-        is_ungrouped=view.is_ungrouped,
+        totals=filled(FiguresRow, view.totals),
         boxes=tuple(_box_row(box, parent) for box, parent in pairs),
-        arrows=tuple(ArrowRow(inside=box.id, **asdict(arrow)) for box, _ in pairs for arrow in box.arrows),
+        arrows=tuple(filled(ArrowRow, arrow, inside=box.id) for box, _ in pairs for arrow in box.arrows),
     )
     return plain_values(file)
 
@@ -64,37 +65,18 @@ def _with_parents(box: Box, parent: str | None) -> Iterator[tuple[Box, str | Non
 
 
 def _box_row(box: Box, parent: str | None) -> BoxRow:
-    return BoxRow(
-        id=box.id,
+    return filled(
+        BoxRow,
+        box,
         parent=parent,
-        label=box.label,
-        class_name=box.class_name,
-        path=box.path,
-        stage=box.stage,
-        is_open=box.is_open,
-        is_split=box.is_split,
-        is_left_out=box.is_left_out,
-        instances=box.instances,
-        calls=box.calls,
-        calls_per_instance=box.calls_per_instance,
-        loops=tuple(LoopRow(**asdict(loop), text=loop.text) for loop in box.loops),
-        figures=FiguresRow(**asdict(box.figures)),
-        own=FiguresRow(**asdict(box.own)),
-        constructor_params=dict(box.constructor_params),
-        layer_context=dict(box.layer_context),
-        inputs=tuple(TensorsRow(**asdict(group)) for group in box.inputs),
-        outputs=tuple(TensorsRow(**asdict(group)) for group in box.outputs),
-        members=box.members,
-        member_calls=box.member_calls,
-        **(_collectives(box) if box.collectives else {}),
+        loops=all_filled(LoopRow, box.loops),
+        figures=filled(FiguresRow, box.figures),
+        own=filled(FiguresRow, box.own),
+        inputs=all_filled(TensorsRow, box.inputs),
+        outputs=all_filled(TensorsRow, box.outputs),
+        collectives=all_filled(CollectivesRow, box.collectives) or UNSET,
+        own_collectives=all_filled(CollectivesRow, box.own_collectives) if box.collectives else UNSET,
     )
-
-
-def _collectives(box: Box) -> dict[str, Any]:
-    return {
-        name: tuple(CollectivesRow(**asdict(part)) for part in parts)
-        for name, parts in (("collectives", box.collectives), ("own_collectives", box.own_collectives))
-    }
 
 
 def _list(key: str, items: Sequence[object]) -> str:
@@ -145,7 +127,7 @@ def _chart_object(chart: Chart) -> dict[str, object]:
                 "unit": UNIT_OF.get(chart.kind),
                 "is_stacked": chart.is_stacked,
                 "categories": list(chart.categories),
-                "series": [{"name": series.name, "values": list(series.values)} for series in chart.series],
+                "series": list(map(asdict, chart.series)),
             }
         case LineChart():
             lines = [{"name": line.name, "style": line.style, "points": line.points} for line in chart.lines]
@@ -156,18 +138,15 @@ def _chart_object(chart: Chart) -> dict[str, object]:
                 "x": _axis_object(chart.x),
                 "y": _axis_object(chart.y),
                 "lines": lines,
-                "marks": [{"x": mark.x, "y": mark.y, "text": mark.text} for mark in chart.marks],
+                "marks": list(map(asdict, chart.marks)),
             }
         case SpanChart():
-            spans = [
-                {"lane": span.lane, "name": span.name, "start": span.start, "end": span.end} for span in chart.spans
-            ]
             return {
                 "type": "span",
                 "title": chart.title,
                 "caption": chart.caption,
                 "axis": _axis_object(chart.axis),
-                "spans": spans,
+                "spans": list(map(asdict, chart.spans)),
             }
 
 

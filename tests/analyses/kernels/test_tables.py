@@ -40,20 +40,12 @@ def test_only_known_engines_are_listed(folder: Path) -> None:
     assert tables.newest("h100_sxm", "gemm", "vllm", folder) is None
 
 
-def test_the_inventory_counts_rows_by_family_engine_and_version(folder: Path) -> None:
-    found = tables.inventory("h100_sxm", folder)
-    assert found[("gemm", "trtllm", "1.0.0")] == 4
-    assert len(found) == 3
-    assert tables.inventory("a100_sxm", folder) == {}
-
-
 def test_of_equal_rows_the_shortest_counts_and_zero_is_no_time(folder: Path) -> None:
     table = tables.newest("h100_sxm", "gemm", "trtllm", folder)
     assert table is not None
     columns = tables.read_rows(table, ("m", "n"))
     assert columns["m"].tolist() == [1, 2]
     assert columns["seconds"].tolist() == [0.25e-3, 1e-3]
-    assert tables.row_count(table) == 4
 
 
 def test_a_column_that_older_files_lack_takes_its_default(folder: Path) -> None:

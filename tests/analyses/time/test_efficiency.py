@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analyses.time.efficiency import model_mfu, stage_efficiency
+from llm_perf_opt.analyses.time.efficiency import stage_efficiency
 from llm_perf_opt.analyses.time.lower_bound import BoundBy, lower_bound
 from llm_perf_opt.analyses.time.roofline import efficiency_table, roofline_chart, roofline_of_bands
 from llm_perf_opt.core.errors import PerfOptError
@@ -81,7 +81,6 @@ def test_what_is_unknown_stays_unknown() -> None:
     )
     assert (stage.mfu, stage.mbu, stage.intensity, stage.of_attainable) == (None, None, None, None)
     assert (stage.lower_bound_s, stage.bound_by) == (None, None)
-    assert model_mfu([stage], CARD, "bfloat16") is None
     assert efficiency_table([stage]).rows[0][1:4] == (1.0, None, None)
 
 
@@ -103,17 +102,6 @@ def test_weights_that_a_cache_may_hold_have_no_mbu() -> None:
     assert mbu(40) is None
     assert mbu(60) == 0.6
     assert mbu(60, forwards=2) is None
-
-
-def test_the_model_figure_is_all_flops_over_all_time() -> None:
-    prefill, decode = (
-        stage_efficiency(
-            name, flops=flops, bytes_moved=1, weight_bytes=0, seconds=seconds, device=CARD, dtype="bfloat16"
-        )
-        for name, flops, seconds in (("prefill", 900, 2.0), ("decode", 100, 3.0))
-    )
-    assert model_mfu([prefill, decode], CARD, "bfloat16") == 1000 / 5.0 / 1000
-    assert prefill.mfu == 0.45
 
 
 def test_a_time_that_is_no_time_is_refused() -> None:

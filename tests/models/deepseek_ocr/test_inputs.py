@@ -40,7 +40,6 @@ def test_the_sequence_is_bos_then_image_then_text() -> None:
     )
     ids = inputs.input_ids[1].tolist()
     assert inputs.num_tokens == 294
-    assert inputs.num_image_tokens == 273
     assert ids == [0] + [128815] * 273 + list(range(5, 25))
     assert torch.equal(inputs.images_seq_mask, inputs.input_ids == 128815)
     assert inputs.images_spatial_crop.tolist() == [[1, 1], [1, 1]]

@@ -38,11 +38,6 @@ class Deadline:
     pages: int
     seconds: float
 
-    @property
-    def hours(self) -> float:
-        """The time in hours."""
-        return self.seconds / _HOUR_S
-
     def __str__(self) -> str:
         return f"{self.pages:,} pages in {_time_text(self.seconds)}"
 

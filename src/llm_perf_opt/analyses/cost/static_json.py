@@ -6,13 +6,12 @@ The schema is published beside this file as `static_compute.schema.json`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from msgspec import UNSET
 
 from llm_perf_opt.analyses.collectives import family_collectives
-from llm_perf_opt.analyses.cost.coverage import PriceCoverage, known_sum
+from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.cost.static_file import (
     STATIC_VERSION,
@@ -34,10 +33,13 @@ from llm_perf_opt.analyses.cost.static_file import (
     TotalRow,
     UnpricedRow,
 )
-from llm_perf_opt.analyses.reconcile import FIGURES, FigureDifference, FlopsDifference
+from llm_perf_opt.analyses.reconcile import Ledger
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.output_files import plain_values
-from llm_perf_opt.core.source_figures import Method, ModuleFigure, SourceFigures
+from llm_perf_opt.core.record_fields import all_filled, filled
+from llm_perf_opt.core.source_figures import Method, SourceFigures
+
+_CONVENTION = "one multiply-add is two FLOPs; causal attention is not halved"
 
 
 def static_compute_json(
@@ -51,34 +53,19 @@ def static_compute_json(
 
     `memory` is the memory analysis of the same run, if there was one; the collectives are those of `graphs`.
     """
-    ledger = static.ledger
+    coverage = static.coverage
+    unpriced = () if coverage is None else all_filled(UnpricedRow, coverage.unpriced)
     file = StaticFile(
         schema_version=STATIC_VERSION,
-        metadata=MetadataRow(
-            tool_version=tool_version,
-            library_versions=dict(static.library_versions),
-            model=static.model,
-            workload=dict(static.workload),
-            deployment=dict(static.deployment),
-            flop_convention="one multiply-add is two FLOPs; causal attention is not halved",
-        ),
+        metadata=filled(MetadataRow, static, tool_version=tool_version, flop_convention=_CONVENTION),
         total=_total(static),
         stages=tuple(map(_stage, static.stages)),
         sources=_by_source(figures for stage in static.stages for figures in stage.sources),
         whole_runs=_by_source(static.whole_runs),
-        ledger=LedgerRow(
-            entries=tuple(map(_entry, ledger.entries)),
-            figures=tuple(map(_figure, ledger.figures)),
-            missing=tuple(
-                MissingRow(source=source, phase=phase, stage=stage, reason=reason)
-                for source, phase, stage, reason in ledger.missing
-            ),
-            unexplained=len(ledger.unexplained),
-            one_source_only=tuple(SingleRow(**asdict(single)) for single in ledger.single),
-        ),
-        coverage=_coverage(static.coverage),
+        ledger=_ledger(static.ledger),
+        coverage=None if coverage is None else filled(CoverageRow, coverage, unpriced=unpriced),
         memory=None if memory is None else dict(memory),
-        notes=tuple(static.notes),
+        notes=static.notes,
         collectives=tuple(_collectives(graphs)) or UNSET,
     )
     return plain_values(file)
@@ -87,59 +74,39 @@ def static_compute_json(
 def _collectives(graphs: Sequence[CallGraph]) -> Iterator[CollectivesRow]:
     for graph in graphs:
         for part in family_collectives(graph):
-            asked = part.collective
-            yield CollectivesRow(
-                phase=graph.phase,
-                stage=part.stage,
-                kind=str(asked.kind),
-                modules=part.family,
-                ranks=asked.group.size,
-                group=str(asked.group),
-                axis=asked.axis,
-                count=part.count,
-                payload_bytes=asked.payload_bytes,
-            )
+            ranks = part.collective.group
+            named = {"phase": graph.phase, "stage": part.stage, "modules": part.family, "count": part.count}
+            yield filled(CollectivesRow, part.collective, ranks=ranks.size, group=str(ranks), **named)
 
 
 def _total(static: StaticCompute) -> TotalRow:
-    return TotalRow(
-        parameters=static.parameters,
-        active_parameters=static.active_parameters,
-        flops=static.flops,
-        flops_at_least=static.flops_at_least,
+    return filled(
+        TotalRow,
+        static,
         is_complete=static.flops is not None,
         macs=_halved(static.flops),
         bytes_moved=known_sum(stage.first("bytes_moved") for stage in static.stages),
-        weight_bytes=static.last("weight_bytes"),
-        kv_cache_bytes=static.last("kv_cache_bytes"),
-        kv_bytes_per_token=static.last("kv_bytes_per_token"),
+        **{name: static.last(name) for name in ("weight_bytes", "kv_cache_bytes", "kv_bytes_per_token")},
     )
 
 
 def _stage(stage: StageCompute) -> StageRow:
     preferred, cost = stage.preferred, stage.cost
-    return StageRow(
-        phase=stage.phase,
-        name=stage.name,
-        parameters=stage.first("parameters"),
-        active_parameters=stage.first("active_parameters"),
-        flops=stage.flops,
-        flops_at_least=stage.flops_at_least,
+    of_sources = ("parameters", "active_parameters", "activations", "bytes_moved")
+    of_trace = ("activation_bytes", "peak_live_bytes", "calls")
+    return filled(
+        StageRow,
+        stage,
         is_complete=preferred is not None,
         macs=_halved(stage.flops),
         flops_source=None if preferred is None else preferred.source,
-        flops_method=None if preferred is None else preferred.method.value,
-        isolated_flops=stage.isolated_flops,
-        isolated_by=stage.isolated_by,
+        flops_method=None if preferred is None else preferred.method,
         extracted_flops=stage.by_method(Method.EXTRACTED),
         analytic_flops=stage.by_method(Method.CLOSED_FORM),
-        activations=stage.first("activations"),
-        bytes_moved=stage.first("bytes_moved"),
-        activation_bytes=None if cost is None else cost.activation_bytes,
-        peak_live_bytes=None if cost is None else cost.peak_live_bytes,
-        calls=None if cost is None else cost.calls,
-        operators=tuple(OperatorRow(**asdict(operator)) for operator in stage.operators),
+        operators=all_filled(OperatorRow, stage.operators),
         notes=tuple(f"{source.source}: {note}" for source in stage.sources for note in source.notes),
+        **{name: stage.first(name) for name in of_sources},
+        **{name: None if cost is None else getattr(cost, name) for name in of_trace},
     )
 
 
@@ -151,81 +118,36 @@ def _by_source(found: Iterable[SourceFigures]) -> dict[str, tuple[SourceRow, ...
 
 
 def _figures_of_source(figures: SourceFigures) -> SourceRow:
-    return SourceRow(
-        phase=figures.phase,
-        stage=figures.stage,
-        method=figures.method.value,
-        unit=figures.unit,
-        routing=figures.routing,
+    modules = (
+        filled(ModuleRow, one, counted_flops=one.flops, counted_macs=one.macs, operators=dict(one.operators))
+        for one in figures.modules
+    )
+    return filled(
+        SourceRow,
+        figures,
         flops=figures.flops if figures.is_complete else None,
-        is_complete=figures.is_complete,
         counted_flops=figures.flops,
         counted_macs=_halved(figures.flops),
-        left_out_ops=figures.left_out_ops,
-        completed_flops=figures.completed_flops,
-        completed_with=figures.completed_with,
-        tensors=figures.tensors,
-        **{figure: getattr(figures, figure) for figure in FIGURES},
-        failure=figures.failure,
-        seconds=figures.seconds,
-        operators=tuple(OperatorRow(**asdict(operator)) for operator in figures.operators),
-        blind_spots=tuple(BlindSpotRow(**asdict(spot)) for spot in figures.blind_spots),
-        modules=tuple(map(_module, figures.modules)),
-        uncalled_modules=figures.uncalled_modules,
-        notes=figures.notes,
+        operators=all_filled(OperatorRow, figures.operators),
+        blind_spots=all_filled(BlindSpotRow, figures.blind_spots),
+        modules=tuple(modules),
     )
 
 
-def _module(module: ModuleFigure) -> ModuleRow:
-    return ModuleRow(
-        path=module.path,
-        counted_flops=module.flops,
-        counted_macs=module.macs,
-        completed_flops=module.completed_flops,
-        activations=module.activations,
-        operators=dict(module.operators),
+def _ledger(ledger: Ledger) -> LedgerRow:
+    entries = (
+        filled(EntryRow, one, difference_flops=one.flops, explanations=all_filled(ExplanationRow, one.explanations))
+        for one in ledger.entries
     )
-
-
-def _entry(entry: FlopsDifference) -> EntryRow:
-    return EntryRow(
-        phase=entry.phase,
-        stage=entry.stage,
-        family=None if entry.family is None else entry.family.value,
-        left=entry.left,
-        right=entry.right,
-        left_flops=entry.left_flops,
-        right_flops=entry.right_flops,
-        difference_flops=entry.flops,
-        unexplained_flops=entry.unexplained_flops,
-        one_source=entry.one_source,
-        explanations=tuple(ExplanationRow(**asdict(one)) for one in entry.explanations),
-    )
-
-
-def _figure(entry: FigureDifference) -> FigureRow:
-    return FigureRow(
-        phase=entry.phase,
-        stage=entry.stage,
-        figure=entry.figure,
-        left=entry.left,
-        right=entry.right,
-        left_value=entry.left_value,
-        right_value=entry.right_value,
-        difference=entry.difference,
-        cause=entry.cause,
-        detail=entry.detail,
-    )
-
-
-def _coverage(coverage: PriceCoverage | None) -> CoverageRow | None:
-    if coverage is None:
-        return None
-    return CoverageRow(
-        ops=coverage.ops,
-        priced_ops=coverage.priced_ops,
-        flops_bound=coverage.flops_bound,
-        unpriced=tuple(UnpricedRow(**asdict(op)) for op in coverage.unpriced),
+    return LedgerRow(
+        entries=tuple(entries),
+        figures=all_filled(FigureRow, ledger.figures),
+        missing=tuple(
+            MissingRow(source=source, phase=phase, stage=stage, reason=reason)
+            for source, phase, stage, reason in ledger.missing
+        ),
+        unexplained=len(ledger.unexplained),
+        one_source_only=all_filled(SingleRow, ledger.single),
     )
 
 

@@ -45,15 +45,6 @@ class Fitter:
         """The size of a dimension, a count or an argument."""
         return self._find(values, is_size=False)
 
-    def of_expert(self, values: Values, expert: int) -> Form | None:
-        """The same of something that is one expert's: how many rows it has, and from where to where they lie."""
-        for one in self.routed:
-            for kind, place in ((StepKind.SHARE, expert), (StepKind.OFFSET, expert), (StepKind.OFFSET, expert + 1)):
-                step = Step(kind, one.tokens, (one.chosen, one.experts, place))
-                if place <= one.experts and all(step.at(p) == v for p, v in zip(self.points, values, strict=True)):
-                    return Form.atom(step)
-        return None
-
     def size(self, values: Values) -> Form | None:
         """The bytes of a block of memory, in which dimensions are multiplied."""
         return self._find(values, is_size=True)

@@ -117,21 +117,6 @@ def column_names(table: TableFile) -> tuple[str, ...]:
     return tuple(str(row[0]) for row in rows)
 
 
-def row_count(table: TableFile) -> int:
-    """How many rows a file holds."""
-    return int(_connection().execute("select count(*) from read_parquet(?)", [str(table.path)]).fetchall()[0][0])
-
-
-def inventory(system: str, folder: Path | None = None) -> Mapping[tuple[str, str, str], int]:
-    """Family, engine and version -> how many rows of a system were measured."""
-    rows: dict[tuple[str, str, str], int] = {}
-    for table in list_tables(folder):
-        if table.system == system:
-            key = (table.family, table.engine, table.version)
-            rows[key] = rows.get(key, 0) + row_count(table)
-    return rows
-
-
 def read_rows(
     table: TableFile, keys: Sequence[str], *, where: str = "true", defaults: Mapping[str, int | str] | None = None
 ) -> Columns:

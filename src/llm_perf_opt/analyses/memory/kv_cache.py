@@ -30,9 +30,6 @@ class TracedKvCache:
     bytes_per_token: int  # added by one new token of each sequence of the batch; 0 where it does not grow
 
 
-Held = tuple[TensorMeta, int]  # a tensor and the row of its storage
-
-
 def kv_cache(graphs: Sequence[CallGraph]) -> TracedKvCache | None:
     """The cache that the phases of one run share; None where none of them decodes, as in a prefill alone."""
     decoding = (graph for graph in graphs if graph.phase in STEPS)

@@ -41,16 +41,7 @@ def memory_json(memory: RunMemory, cases: Sequence[AttentionCase] = ()) -> dict[
             "bytes_per_token": memory.cache.bytes_per_token,
         },
         "phases": [_phase(phase) for phase in memory.phases],
-        "attention_cases": [
-            {
-                "phase": case.phase,
-                "stage": case.stage,
-                "modules": case.modules,
-                "eager": None if case.eager is None else asdict(case.eager),
-                "fused": None if case.fused is None else asdict(case.fused),
-            }
-            for case in cases
-        ],
+        "attention_cases": list(map(asdict, cases)),
     }
 
 

@@ -21,6 +21,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
+from llm_perf_opt.core.record_fields import filled
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.cost import elements
@@ -207,22 +208,14 @@ class ExpertFinder:
     def _block(self, path: str, found: _Found) -> ExpertBlock:
         mine = list(self._weights_of(path, found.experts))
         matrices = sum(elements(weight.meta) for weight in mine if _is_matrix(weight, path))
-        return ExpertBlock(
+        return filled(
+            ExpertBlock,
+            found,
             path=path,
-            experts=found.experts,
-            chosen=found.chosen,
-            tokens=found.tokens,
-            made_tokens=found.made_tokens,
             matrix_elements_each=matrices // found.experts,
             bytes_each=sum(tensor_bytes(weight.meta) for weight in mine) // found.experts,
-            touched=found.touched,
-            flops=found.flops,
-            dtype=found.dtype,
             rows=tuple(found.rows),
-            is_tail=found.is_tail,
             storages=frozenset(weight.storage for weight in mine),
-            ranks=found.ranks,
-            ranks_alike=found.ranks_alike,
         )
 
     def _weights_of(self, path: str, experts: int) -> Iterator[Parameter]:

@@ -68,11 +68,6 @@ class RankPhase:
     time: RankTime | None = None  # None: no device was named
 
     @property
-    def collective_count(self) -> int:
-        """Of all kinds."""
-        return sum(one.count for one in self.collectives)
-
-    @property
     def sent_bytes(self) -> int | None:
         """By this rank to others, in all collectives; None while one of them is unknown."""
         known = [one.sent_bytes for one in self.collectives if one.sent_bytes is not None]

@@ -307,20 +307,6 @@ def with_serving_fit(report: Report, found: TracedFit | None) -> Report:
     )
 
 
-def serving_parts_table(needs: ServingNeeds) -> Table:
-    """Every term of the weights and of the working memory on one device."""
-    working = () if needs.working is None else needs.working.terms
-    rows = [("weights", term.name, term.bytes) for term in needs.weights]
-    rows += [("working memory", term.name, term.bytes) for term in working]
-    outside = "CUDA modules, communication buffers" + (", captured graphs" if needs.engine.graph_bytes else "")
-    rows.append(("outside PyTorch", outside, needs.engine.outside_torch(needs.devices)))
-    return Table(
-        title=f"What {needs.engine.name} holds beside the cache",
-        columns=(Column("part"), Column("what it is"), Column("bytes", Kind.BYTES)),
-        rows=tuple(rows),
-    )
-
-
 def serving_notes(needs: ServingNeeds, fit: ServingFit) -> Iterator[Note]:
     """What the answer rests on, and what limits it."""
     by_memory = ", both by memory alone" if fit.context_limit == BY_MEMORY else ""

@@ -20,6 +20,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.reading import MODEL_FILE, read_bytes
+from llm_perf_opt.core.record_fields import filled
 from llm_perf_opt.core.study import Study, StudyModel, combinations
 from llm_perf_opt.core.study_columns import SCHEMA_VERSION
 from llm_perf_opt.core.study_file import FUNCTION_SUFFIX
@@ -159,7 +160,9 @@ def _tasks(
     for number, group in enumerate(groups):
         deployments = tuple(_deployment(study, basis, *one) for one in group)
         hashes = [one.inputs_hash for one in deployments]
-        yield StudyTask(
+        yield filled(
+            StudyTask,
+            study,
             study=study.name,
             model=model,
             workload=workload,
@@ -167,13 +170,7 @@ def _tasks(
             way=way,
             deployments=deployments,
             batches=() if way == REPLAY else study.batches,
-            contexts=study.contexts,
-            generated_tokens=study.generated_tokens,
-            execution=study.execution,
-            rates=study.rates,
-            currency=study.currency,
             versions=known,
-            trust_remote_code=study.trust_remote_code,
             key=short_hash([*identity, way, group[0] if way == FILE else number]),
             digest=short_hash([hashes, study.batches, study.contexts]),
         )

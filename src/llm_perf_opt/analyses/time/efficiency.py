@@ -121,14 +121,6 @@ def launch_overhead_s(device: Device) -> float:
     return efficiency_priors().eager_launch_us.low * 1e-6
 
 
-def model_mfu(stages: Sequence[StageEfficiency], device: Device, dtype: str) -> float | None:
-    """FLOPs of all stages over all their time: given prefill and decode, the figure of the model."""
-    flops = [stage.flops for stage in stages]
-    if not stages or None in flops:
-        return None
-    return sum(count for count in flops if count) / sum(stage.seconds for stage in stages) / device.peak(dtype)
-
-
 MEASURED_SLACK = 0.05  # by which a run may beat a peak that was itself measured
 
 

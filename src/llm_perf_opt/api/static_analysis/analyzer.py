@@ -27,6 +27,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.plugins import REPORTERS, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.record_fields import filled
 from llm_perf_opt.core.source_figures import Method, OperatorFigure, SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_flops
@@ -118,20 +119,15 @@ def stages_of(static: StaticCompute) -> dict[str, StageAnalysisResult]:
 
 
 def _stage_result(stage: StageCompute) -> StageAnalysisResult:
-    return StageAnalysisResult(
+    return filled(
+        StageAnalysisResult,
+        stage,
         stage=stage.name,
-        phase=stage.phase,
         params=stage.first("parameters"),
-        flops=stage.flops,
-        flops_at_least=stage.flops_at_least,
         activations=stage.first("activations"),
-        operators=stage.operators,
-        isolated_flops=stage.isolated_flops,
-        isolated_by=stage.isolated_by,
         extracted_flops=stage.by_method(Method.EXTRACTED),
         analytic_flops=stage.by_method(Method.CLOSED_FORM),
         notes=tuple(_notes(stage)),
-        sources=stage.sources,
     )
 
 

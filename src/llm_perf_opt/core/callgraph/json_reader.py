@@ -28,6 +28,7 @@ from llm_perf_opt.core.callgraph.records import (
     TensorMeta,
 )
 from llm_perf_opt.core.reading import FileKind, decode_json, naming_file, read_bytes
+from llm_perf_opt.core.record_fields import all_filled, filled
 from llm_perf_opt.core.sealing import check_seal
 
 if TYPE_CHECKING:
@@ -127,35 +128,15 @@ class _GraphReader:
             require_safe(getattr(file, name), name, CALLGRAPH_FILE)
         for path, params in file.constructor_params.items():
             require_safe(params, f"constructor_params[{path[:80]!r}]", CALLGRAPH_FILE)
-        coverage = file.coverage
-        graph = CallGraph(
-            tool_version=file.tool_version,
-            library_versions=file.library_versions,
-            model=file.model,
-            workload=file.workload,
-            deployment=file.deployment,
-            phase=file.phase,
-            tracer=file.tracer,
+        graph = filled(
+            CallGraph,
+            file,
             stages=tuple((stage.name, stage.paths) for stage in file.stages),
-            runtime=file.runtime,
-            oracle_answers=tuple(
-                OracleAnswer(op=row.op, policy=row.policy, site=row.site, count=row.count)
-                for row in file.oracle_answers
-            ),
-            stopped_in=file.stopped_in,
-            notes=file.notes,
-            coverage=Coverage(ops=coverage.ops, op_kinds=coverage.op_kinds) if coverage else None,
-            call_counts=file.call_counts,
-            root_calls=file.root_calls,
-            edges=file.edges,
-            op_call_counts=file.op_call_counts,
-            module_children=file.module_children,
-            module_types=file.module_types,
-            constructor_params=file.constructor_params,
+            oracle_answers=all_filled(OracleAnswer, file.oracle_answers),
+            coverage=filled(Coverage, file.coverage) if file.coverage else None,
             input_metadata=self._observations(file.input_metadata),
             output_metadata=self._observations(file.output_metadata),
             events=tuple(self._events()),
-            paths=file.paths,
             tensor_metas=self._metas,
             op_kinds=self._op_kinds(),
             ops=OpColumns(**_columns(file.ops)) if file.ops else None,
@@ -214,14 +195,11 @@ class _GraphReader:
             limit = f"at most {_MAX_PARTS} parts on {_MAX_PART_LEVELS} levels"
             raise CALLGRAPH_FILE.malformed(f"{where}.parts", limit, list(row.parts))
         require_safe(row.arguments, f"{where}.arguments", CALLGRAPH_FILE)
-        kind = OpKind(
-            name=row.name,
+        kind = filled(
+            OpKind,
+            row,
             inputs=_rows_of(self._metas, row.inputs, f"{where}.inputs"),
             outputs=_rows_of(self._metas, row.outputs, f"{where}.outputs"),
-            arguments=row.arguments,
-            input_names=row.input_names,
-            output_aliases=row.output_aliases,
-            mutates=row.mutates,
             parts=tuple(part.kind for part in parts),
         )
         return _SizedKind(kind, ops, levels)
@@ -230,12 +208,7 @@ class _GraphReader:
         table = self._file.storages
         if not table:
             return None
-        return StorageColumns(
-            bytes=table.bytes,
-            born_op=table.born_op,
-            freed_op=table.freed_op,
-            origin=_rows_of(ORIGINS, table.origin, "storages.origin"),
-        )
+        return filled(StorageColumns, table, origin=_rows_of(ORIGINS, table.origin, "storages.origin"))
 
     def _parameters(self) -> Iterator[Parameter]:
         table = self._file.parameters

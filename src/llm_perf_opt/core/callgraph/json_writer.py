@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
 from itertools import islice
 from operator import sub
 from pathlib import Path
@@ -78,15 +79,12 @@ def _header(graph: CallGraph) -> dict[str, Json]:
         "tracer": graph.tracer,
         "stages": [{"name": name, "paths": list(paths)} for name, paths in graph.stages],
         "runtime": dict(graph.runtime),
-        "oracle_answers": [
-            {"op": answer.op, "policy": answer.policy, "site": answer.site, "count": answer.count}
-            for answer in graph.oracle_answers
-        ],
+        "oracle_answers": list(map(asdict, graph.oracle_answers)),
         "stopped_in": graph.stopped_in,
         "notes": list(graph.notes),
     }
     if graph.coverage is not None:
-        header["coverage"] = {"ops": graph.coverage.ops, "op_kinds": graph.coverage.op_kinds}
+        header["coverage"] = asdict(graph.coverage)
     return header
 
 
@@ -136,9 +134,9 @@ class _Details:
             "parameters": parameters,
         }
         if graph.ops is not None:
-            details["ops"] = _op_columns(graph.ops)
+            details["ops"] = _columns(graph.ops)
         if graph.calls is not None:
-            details["calls"] = _call_columns(graph.calls)
+            details["calls"] = _columns(graph.calls)
         if graph.storages is not None:
             details["storages"] = _storage_columns(graph.storages)
         return details
@@ -174,42 +172,15 @@ class _Details:
         }
 
 
-def _op_columns(ops: OpColumns) -> dict[str, Json]:
-    return {
-        "kind": _deltas(ops.kind),
-        "call": _deltas(ops.call),
-        "input_storages": _deltas(ops.input_storages),
-        "output_storages": _deltas(ops.output_storages),
-    } | _measured(duration_ns=ops.duration_ns, device_ns=ops.device_ns)
-
-
-def _call_columns(calls: CallColumns) -> dict[str, Json]:
-    return {
-        "path": _deltas(calls.path),
-        "parent": _deltas(calls.parent),
-        "first_op": _deltas(calls.first_op),
-        "end_op": _deltas(calls.end_op),
-        "input_count": _deltas(calls.input_count),
-        "output_count": _deltas(calls.output_count),
-        "input_metas": _deltas(calls.input_metas),
-        "input_storages": _deltas(calls.input_storages),
-        "output_metas": _deltas(calls.output_metas),
-        "output_storages": _deltas(calls.output_storages),
-    } | _measured(started_ns=calls.started_ns, ended_ns=calls.ended_ns)
-
-
-def _measured(**columns: array[int]) -> dict[str, Json]:
-    """Times, left out where there are none."""
-    return {name: _deltas(column) for name, column in columns.items() if column}
+def _columns(table: OpColumns | CallColumns) -> dict[str, Json]:
+    """Every column by its name; those of times are left out where nothing was measured."""
+    columns = ((one.name, getattr(table, one.name)) for one in fields(table))
+    return {name: _deltas(column) for name, column in columns if column or not name.endswith("_ns")}
 
 
 def _storage_columns(storages: StorageColumns) -> dict[str, Json]:
-    return {
-        "bytes": _deltas(storages.bytes),
-        "born_op": _deltas(storages.born_op),
-        "freed_op": _deltas(storages.freed_op),
-        "origin": _deltas(array("q", map(ORIGINS.index, storages.origin))),
-    }
+    numbers = {name: _deltas(getattr(storages, name)) for name in ("bytes", "born_op", "freed_op")}
+    return {**numbers, "origin": _deltas(array("q", map(ORIGINS.index, storages.origin)))}
 
 
 def _deltas(column: array[int]) -> list[int]:

@@ -76,11 +76,6 @@ def forward_of_ops(graph: CallGraph) -> array[int]:
     return array("q", accumulate(int(row in begins) for row in range(len(ops_of(graph).kind))))
 
 
-def kinds_of(graph: CallGraph, rows: range) -> Iterator[OpKind]:
-    """The kind of each op in `rows`."""
-    return map(graph.op_kinds.__getitem__, ops_of(graph).kind[rows.start : rows.stop : rows.step])
-
-
 def count_kinds(graph: CallGraph, rows: range | None = None) -> dict[OpKind, int]:
     """How often each kind ran, among `rows` or all ops: the short way to any sum over ops."""
     column = ops_of(graph).kind

@@ -31,7 +31,6 @@ _MIDDLES = {  # name -> the two edges: as far, by factors, from one as from the 
     "cost_per_million_requests": ("cost_per_million_requests_low", "cost_per_million_requests_high"),
 }
 _SQL_TYPES = {TEXT: "varchar", WHOLE: "bigint", REAL: "double", TRUTH: "boolean"}
-MIDDLES = tuple(_MIDDLES)  # columns that the view has besides those of the files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,11 +91,6 @@ class OcrInputs:
         """Length of the sequence, and so of the cache after prefill."""
         return self.input_ids.shape[1]
 
-    @property
-    def num_image_tokens(self) -> int:
-        """Positions per page that vision fills."""
-        return int(self.images_seq_mask[0].sum())
-
     def to(self, device: torch.device | str) -> OcrInputs:
         """The same inputs in the memory of a device."""
         return OcrInputs(

@@ -19,6 +19,7 @@ from llm_perf_opt.core.callgraph.json_layout import column_from_deltas
 from llm_perf_opt.core.callgraph.records import Json
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.reading import naming_file, read_json
+from llm_perf_opt.core.record_fields import filled
 from llm_perf_opt.core.sealing import sealed_lines
 
 SCHEMA_VERSION = 1
@@ -57,12 +58,4 @@ def read_function(path: Path) -> SavedFunction:
         require_safe(file.workload, "workload", FUNCTION_FILE)
         require_safe(file.deployment, "deployment", FUNCTION_FILE)
         phases, chunk = phases_of(file)
-        return SavedFunction(
-            name=file.function_of,
-            tool_version=file.tool_version,
-            workload=file.workload,
-            deployment=file.deployment,
-            media_tokens=file.media_tokens,
-            phases=phases,
-            chunk=chunk,
-        )
+        return filled(SavedFunction, file, name=file.function_of, phases=phases, chunk=chunk)

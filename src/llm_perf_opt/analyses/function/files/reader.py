@@ -12,6 +12,8 @@ from dataclasses import replace
 from itertools import combinations, islice
 from typing import Any
 
+from msgspec.structs import asdict
+
 from llm_perf_opt.analyses.function.figures.costs import Region
 from llm_perf_opt.analyses.function.files.layout import CallsRow, FunctionFile, OpsRow, ParametersRow, ProgramRow
 from llm_perf_opt.analyses.function.files.records import from_row
@@ -37,6 +39,7 @@ from llm_perf_opt.core.callgraph.records import (
     StorageColumns,
     TensorMeta,
 )
+from llm_perf_opt.core.record_fields import filled
 
 _MOST_REGIONS = 4096  # of a phase
 _MOST_OPS = 2**24  # of a loop at the first sample
@@ -100,7 +103,7 @@ class _PhaseReader:
                 tensor_metas=tuple(_meta_at(meta, sample) for meta in metas),
                 storages=self._storages(row, blocks, where),
                 oracle_answers=tuple(
-                    OracleAnswer(op=one.op, policy=one.policy, site=one.site, count=_number(count, sample))
+                    filled(OracleAnswer, one, count=_number(count, sample))
                     for one, count in zip(row.oracle_answers, counts, strict=True)
                 ),
             )
@@ -150,17 +153,10 @@ class _PhaseReader:
         model = rows_of(self._file.models, (row.model,), f"{where}.model")[0]
         tables = self._tables
         return CallGraph(
-            tool_version=model.tool_version,
-            library_versions=model.library_versions,
-            model=model.model,
-            deployment=model.deployment,
+            **asdict(model),
             phase=row.phase,
-            tracer=model.tracer,
             stages=tuple((stage.name, stage.paths) for stage in row.stages),
             notes=row.notes,
-            module_children=model.module_children,
-            module_types=model.module_types,
-            constructor_params=model.constructor_params,
             paths=rows_of(self._file.paths, tables.column(row.paths, where), f"{where}.paths"),
             parameters=rows_of(self._parameters, (row.parameters,), f"{where}.parameters")[0],
             ops=OpColumns(**self._columns(row.ops, f"{where}.ops")),

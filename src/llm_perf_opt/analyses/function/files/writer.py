@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import islice
 from operator import sub
 from typing import Any
 
-from llm_perf_opt.analyses.function.files.layout import FORM_KEY, TEXT_KEY, TIMES_KEY
+from llm_perf_opt.analyses.function.files.layout import FORM_KEY, TEXT_KEY, TIMES_KEY, ModelRow
 from llm_perf_opt.analyses.function.files.records import Writers, to_row
 from llm_perf_opt.analyses.function.form import Atom, Form
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction
@@ -22,6 +22,8 @@ from llm_perf_opt.core.callgraph.event_logs import ORIGINS
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import Json
+from llm_perf_opt.core.output_files import plain_values
+from llm_perf_opt.core.record_fields import filled
 
 _TABLES = ("atoms", "forms", "columns", "paths", "tensors", "kinds", "models", "parameters")
 
@@ -132,17 +134,7 @@ class _FunctionWriter:
         return self._tables["paths"].row(path, path)
 
     def _model(self, graph: CallGraph) -> int:
-        row = {
-            "tool_version": graph.tool_version,
-            "library_versions": dict(graph.library_versions),
-            "model": graph.model,
-            "deployment": dict(graph.deployment),
-            "tracer": graph.tracer,
-            "module_children": {path: list(children) for path, children in graph.module_children.items()},
-            "module_types": dict(graph.module_types),
-            "constructor_params": {path: dict(params) for path, params in graph.constructor_params.items()},
-        }
-        return self._tables["models"].row(row)
+        return self._tables["models"].row(plain_values(filled(ModelRow, graph)))
 
     def _parameters(self, graph: CallGraph) -> int:
         metas = [SizedMeta(one.meta.shape, one.meta.dtype, one.meta.device) for one in graph.parameters]
@@ -178,9 +170,6 @@ class _FunctionWriter:
             "loops": [to_row(loop, Loop, self._special) for loop in program.loops],
             "workload": self.values(program.workload),
             "runtime": self.values(program.runtime),
-            "oracle_answers": [
-                {"op": one.op, "policy": one.policy, "site": one.site, "count": self.size(count)}
-                for one, count in answers
-            ],
+            "oracle_answers": [{**asdict(one), "count": self.size(count)} for one, count in answers],
             "samples": [dict(point) for point in program.samples],
         }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.function.sweep.findings import SEQUENCE, AddedCost, Bend, LargestBatch
 from llm_perf_opt.analyses.function.sweep.points import PREFILL, PointOrigin, SweepPoint
 from llm_perf_opt.core.number_ranges import NumberRange, thinned
-from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Table, table_of
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Table, known_table_of, table_of
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_seconds
 
 EVERY_POINT, GLANCE, CELLS, OPEN = "Every point", "At a glance", "Proven cells", "Not proven"
@@ -167,7 +167,7 @@ _LEFT_OUT_IN_SHORT = ("vector FLOPs", "weights", "peak", "figures from")
 
 def points_table(points: Sequence[SweepPoint], title: str = EVERY_POINT) -> Table:
     """A row per phase and point; a column of which nothing is known is left out."""
-    return _known(table_of(title, points, _COST))
+    return known_table_of(title, points, _COST)
 
 
 def short_table(points: Sequence[SweepPoint]) -> Table:
@@ -178,16 +178,7 @@ def short_table(points: Sequence[SweepPoint]) -> Table:
     shown = [point for point in points if point.batch in batches and point.context in contexts]
     cells = {column: cell for column, cell in _COST.items() if column.name not in _LEFT_OUT_IN_SHORT}
     title = EVERY_POINT if len(shown) == len(points) else f"{len(shown):,} of {len(points):,} points"
-    return _known(table_of(title, shown, cells))
-
-
-def _known(table: Table) -> Table:
-    kept = [place for place, _ in enumerate(table.columns) if any(row[place] is not None for row in table.rows)]
-    return Table(
-        title=table.title,
-        columns=tuple(table.columns[place] for place in kept),
-        rows=tuple(tuple(row[place] for place in kept) for row in table.rows),
-    )
+    return known_table_of(title, shown, cells)
 
 
 def proof_tables(cells: Sequence[ProvenCell], left_open: Sequence[OpenCell]) -> tuple[Table, ...]:
