@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -53,6 +53,10 @@ class MeasuredKernels:
         return False
 
     @property
+    def engine(self) -> str | None:
+        return None
+
+    @property
     def cluster(self) -> Cluster | None:
         return self.below.cluster
 
@@ -61,6 +65,12 @@ class MeasuredKernels:
 
     def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
         return self.below.pieces(graph, works)
+
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        self.below.meet(graphs)
+
+    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
+        return self.below.expected_s(graph, works)
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         if isinstance(piece, Kernel) and piece.kind is KernelKind.MATMUL:
