@@ -13,6 +13,9 @@ from benchmarks.serving_times.deployed import deployed_blocks, engine_plan
 from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, ForwardTime
 from llm_perf_opt.analyses.serving.request_time import RequestLoad, time_per_token
+from llm_perf_opt.analyses.serving.step_tables import step_table
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.serving.step_table import StepTable
 
 FROZEN_DEVICES = frozenset({"b300-sxm", "gb300"})
 FROZEN_MODELS = frozenset({"kimi-k2.5", "glm-5", "qwen3.5-397b-a17b"})
@@ -41,6 +44,18 @@ class Estimated:
     run: MeasuredRun
     step: ForwardTime
     prompt: ForwardTime
+    step_more_s: float  # of the table of steps, which every verb asks, over the sum of the step's kernels
+    prompt_more_s: float
+
+    @property
+    def step_s(self) -> float:
+        """A step, as the verbs print it."""
+        return self.step.seconds + self.step_more_s
+
+    @property
+    def prompt_s(self) -> float:
+        """One prompt, as the verbs print it."""
+        return self.prompt.seconds + self.prompt_more_s
 
     @property
     def load(self) -> RequestLoad:
@@ -53,7 +68,7 @@ class Estimated:
     @property
     def tpot_s(self) -> float:
         """Expected time per output token."""
-        return time_per_token(self.step.seconds, self.prompt.seconds, self.load)
+        return time_per_token(self.step_s, self.prompt_s, self.load)
 
     @property
     def is_frozen(self) -> bool:
@@ -89,9 +104,24 @@ def estimated(runs: Iterable[MeasuredRun]) -> list[Estimated]:
         groups[run.device, run.engine].append(run)
     found: list[Estimated] = []
     for (device, engine), some in groups.items():
-        times = EngineTimer.of(device, engine).times([one for run in some for one in _asked(run)])
-        pairs = zip(some, times[::2], times[1::2], strict=True)
-        found.extend(Estimated(run=run, step=step, prompt=prompt) for run, step, prompt in pairs)
+        timer = EngineTimer.of(device, engine)
+        times = timer.times([one for run in some for one in _asked(run)])
+        tables: dict[tuple[int, ParallelPlan], StepTable] = {}
+        for run, step, prompt in zip(some, times[::2], times[1::2], strict=True):
+            blocks, plan = deployed_blocks(run), engine_plan(run)
+            key = (id(blocks), plan)  # which are kept, and of which there are few
+            if key not in tables:
+                tables[key] = step_table(blocks, timer, plan)
+            sequences, table = run.in_flight or 1, tables[key]
+            found.append(
+                Estimated(
+                    run=run,
+                    step=step,
+                    prompt=prompt,
+                    step_more_s=table.seconds(sequences, sequences * run.mean_context) - step.seconds,
+                    prompt_more_s=table.seconds(0, 0, [(run.prompt_tokens, 0)]) - prompt.seconds,
+                )
+            )
     return found
 
 

@@ -1,6 +1,7 @@
 """What is fitted to served requests: the gap between kernels, the shares of a first token, and two quantiles each.
 
-Only clean runs that are not frozen take part. `leave_one_out` fits without each model in turn and estimates it with
+Only clean runs that are not frozen take part; the edges of the band of TPOT are those of all that are not frozen, since
+a reader does not know which of his runs will be clean. `leave_one_out` fits without each model in turn and estimates it with
 what the others gave: that is how the figures of the development set are judged.
 """
 
@@ -100,7 +101,7 @@ def fitted(found: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> RequestFi
     fit = RequestFit(
         fitted_to="silicon_sample.csv, aggregated, without the frozen systems and models",
         records=len(clean),
-        tpot=_quantiles([(one.run.tpot_s or 0) / one.tpot_s for one in clean]),
+        tpot=_quantiles([(one.run.tpot_s or 0) / at_gap(one, gap_s).tpot_s for one in found]),
         ttft=Quantiles(low=1.0, high=1.0),
         first_token=shares,
     )
@@ -123,7 +124,7 @@ def judged(found: Sequence[Estimated], fit: RequestFit) -> list[Judged]:
 
 def _ttft(one: Estimated, fit: RequestFit) -> float:
     shares = fit.first_token.get(one.sender, fit.first_token[ALL])
-    return time_to_first(one.tpot_s, one.prompt.seconds, one.load, shares)
+    return time_to_first(one.tpot_s, one.prompt_s, one.load, shares)
 
 
 def _quantiles(ratios: Sequence[float]) -> Quantiles:
@@ -132,7 +133,7 @@ def _quantiles(ratios: Sequence[float]) -> Quantiles:
 
 
 def _shares(some: Sequence[Estimated]) -> FirstToken:
-    rows = [(1.0, one.prompt.seconds, one.load.in_flight * one.prompt.seconds, one.tpot_s) for one in some]
+    rows = [(1.0, one.prompt_s, one.load.in_flight * one.prompt_s, one.tpot_s) for one in some]
     measured = [one.run.ttft_s or 1.0 for one in some]
     found = fit_first_token(rows, measured, begin=(0.02, 1.0, 0.1, 1.0), tries=400)
     constant, prompts, others, steps = (round(value, 5) for value in found)

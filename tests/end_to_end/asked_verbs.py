@@ -304,7 +304,8 @@ def plan_verb(question: Question) -> Told | None:
     """`plan`: the row of the question's plan."""
     for row in _rows(_plans(question.run), "Plans"):
         if row.get("plan") == question.plan:  # the table of refused plans has no such column
-            named = {_PLAN_KEYS.get(key, ("", key)): figure for key, figure in row.items()}
+            keys = _PLAN_KEYS if "step_seconds" in row else {key: _by_sheet(name) for key, name in _PLAN_KEYS.items()}
+            named = {keys.get(key, ("", key)): figure for key, figure in row.items()}
             return {(phase, _of_plan(question, key)): figure for (phase, key), figure in named.items()}
     return None
 
@@ -321,10 +322,17 @@ _PLAN_KEYS = {
     for word, phase in (("step", "decode"), ("prefill", "prefill"))
     for key, name in (
         ("bound_seconds", "lower_bound_seconds"),
-        ("low_seconds", "data_sheet_low_seconds"),
-        ("high_seconds", "data_sheet_high_seconds"),
+        ("low_seconds", "low_seconds"),
+        ("seconds", "expected_seconds"),
+        ("high_seconds", "high_seconds"),
     )
 }
+
+
+def _by_sheet(name: tuple[str, str]) -> tuple[str, str]:
+    """Where nothing is expected, the ends are of the data sheet."""
+    phase, key = name
+    return phase, _OF_SHEET.get(key, key)
 
 
 @cache
@@ -347,10 +355,13 @@ def study_verb(question: Question) -> Told | None:
     (row,) = (row for row in _study(question.run) if (row["plan"], row["device"]) == (question.plan, question.device))
     if row["status"] != "ok":
         return None
+    is_measured = row["decode_expected_s"] is not None
+    names = {column: key if is_measured else _OF_SHEET.get(key, key) for column, key in _STUDY_KEYS.items()}
     return {
         (phase, _of_plan(question, key)): row[f"{phase}_{column}"]
         for phase in PHASES
-        for column, key in _STUDY_KEYS.items()
+        for column, key in names.items()
+        if column != "expected_s" or is_measured
     }
 
 
@@ -365,8 +376,9 @@ _STUDY_KEYS = {
     "necessary_flops": "necessary_flops",
     "necessary_bytes": "must_be_read_bytes",
     "lower_bound_s": "lower_bound_seconds",
-    "low_s": "data_sheet_low_seconds",
-    "high_s": "data_sheet_high_seconds",
+    "low_s": "low_seconds",
+    "expected_s": "expected_seconds",
+    "high_s": "high_seconds",
 }
 
 
@@ -384,6 +396,7 @@ def _study(run: Run) -> Sequence[Mapping[str, Any]]:
         },
         "devices": list(run.devices),
         "execution": run.execution,
+        "rates": None,
     }
     with TemporaryDirectory() as folder:
         file = Path(folder) / "study.yaml"

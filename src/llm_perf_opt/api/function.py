@@ -145,14 +145,15 @@ class TraceFunction:
         devices_file: Path | None = None,
         execution: str = Execution.EAGER,
     ) -> TimeColumns:
-        """Times at many points at once, as `predict` gives them for one by the data sheet or by a calibration."""
+        """Times at many points at once, as `predict` gives them for one."""
         from llm_perf_opt.analyses.function.points import sizes_in_range
         from llm_perf_opt.api.prediction import find_rates, source_of
 
         rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
         columns = self._inside(phase, points)
         with sizes_in_range():
-            return self.phase(phase).times(columns, source_of(rates, execution))
+            source = source_of(rates, execution, kernels=None, runs=[self.proven_graphs()])
+            return self.phase(phase).times(columns, source)
 
     def _inside(self, phase: str, points: Mapping[str, Any]) -> Points:
         """Points as columns, every one of them in a cell."""

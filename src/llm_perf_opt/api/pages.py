@@ -11,9 +11,11 @@ from typing import Any
 from llm_perf_opt.analyses.page_costs import AddedCrops, PageCost, RunCost, added_crops, run_cost, smaller_grid
 from llm_perf_opt.analyses.page_report import grid_text, page_lines, page_report
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_text
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
+from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.prediction import source_of
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.callgraph import CallGraph
@@ -88,7 +90,7 @@ def pages(
         **workload,
     )
     shown = _pages_to_show(origin, sizes, grids)
-    rates = None if hardware is None else DataSheetRates(hardware, Execution(execution))
+    rates = None if hardware is None else source_of(hardware, execution, kernels=None)
     runs = _Runs(origin, rates)
     costs = tuple(
         PageCost(name=name, pixels=None if size is None else size.pixels, run=runs.of(given))
@@ -145,7 +147,7 @@ def _pages_to_show(
 class _Runs:
     """Traces each way of showing a page once; all of them share one built model."""
 
-    def __init__(self, origin: Origin, rates: DataSheetRates | None) -> None:
+    def __init__(self, origin: Origin, rates: RateSource | None) -> None:
         self._origin, self._rates = origin, rates
         self._tracer: Tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
         self._build: Any = None
@@ -161,6 +163,8 @@ class _Runs:
             adapter, deployment = self._origin.adapter, self._origin.deployment
             graphs = trace_targets(self._tracer, adapter, targets, deployment).graphs
             self.first = self.first or graphs
+            if self._rates is not None:
+                self._rates.meet(graphs)
             self._known[key] = run_cost(graphs, self._rates)
         return self._known[key]
 

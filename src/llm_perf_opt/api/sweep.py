@@ -14,9 +14,11 @@ from llm_perf_opt.analyses.function.sweep.findings import added_costs, bends, la
 from llm_perf_opt.analyses.function.sweep.points import BATCH, CONTEXT, PREFILL, Pair, PhaseSweep, SweepPoint
 from llm_perf_opt.analyses.function.sweep.report import OpenCell, ProvenCell, range_text
 from llm_perf_opt.analyses.serving.fit import traced_needs
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
+from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.function_files import load_function
 from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware
+from llm_perf_opt.api.prediction import source_of
 from llm_perf_opt.api.sweep_answer import SweepAnswer
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.callgraph import CallGraph
@@ -160,7 +162,7 @@ def sweep_answer(
     _refuse_rows(batches, contexts)
     one = None if device is None else device_of(device)
     cluster = None if device is None else cluster_of(device)
-    rates = None if one is None else DataSheetRates(one, Execution(execution), cluster=cluster)
+    rates = None if device is None else source_of(device, execution, kernels=None, runs=[function.proven_graphs()])
     phases = tuple(_phase_sweep(one, rates, trace_phase, function.workload.new_tokens) for one in function.phases)
     pairs: list[Pair] = [*product(batches.values, contexts.values)]
     unproven = {pair for phase in phases for pair, held in zip(pairs, phase.proven(pairs), strict=True) if not held}
@@ -203,12 +205,13 @@ def sweep_answer(
         _function=function,
         _phases=phases,
         _graphs=graphs,
+        _rates=rates,
     )
 
 
 def _phase_sweep(
     function: PhaseFunction,
-    rates: DataSheetRates | None,
+    rates: RateSource | None,
     trace_phase: Callable[[str, Any], CallGraph],
     new_tokens: int,
 ) -> PhaseSweep:

@@ -28,7 +28,7 @@ from llm_perf_opt.analyses.function.sweep.report import (
     short_table,
 )
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_text
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device
@@ -73,6 +73,7 @@ class SweepAnswer(Answer):
     _function: TraceFunction
     _phases: tuple[PhaseSweep, ...]
     _graphs: tuple[CallGraph, ...]  # of one point, for the description of the workload
+    _rates: RateSource | None
 
     @property
     def headline(self) -> str:
@@ -165,8 +166,8 @@ class SweepAnswer(Answer):
             "Context: the tokens that a prefill computes, and that a decode step finds in the cache; image tokens "
             "count. A decode row is one step. FLOPs are as written: a multiply-add counts as two."
         )
-        if self.device is not None:
-            yield from DataSheetRates(self.device, Execution(self.execution)).notes()
+        if self._rates is not None:
+            yield from self._rates.notes()
 
     def _proof_notes(self) -> Iterator[Note]:
         return proof_notes(self.points, self.traces)

@@ -56,7 +56,7 @@ class Study:
     prices: Mapping[str, float] = field(default_factory=dict)
     currency: str = "USD"
     execution: str = "fused"
-    rates: str = "data-sheet"
+    rates: str | None = "data-sheet"  # None: as `predict` chooses them
     trust_remote_code: bool = False  # said by whoever runs it, never by a file
 
     @property

@@ -56,7 +56,7 @@ class StudyDocument:
     prices: dict[str, float] = field(default_factory=dict)  # of one device for one hour
     currency: str = "USD"
     execution: str = "fused"
-    rates: str = "data-sheet"
+    rates: str | None = "data-sheet"
     traffic: Any = None
     trust_remote_code: bool = False  # a wish: a file cannot give that permission
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 import llm_perf_opt as lpo
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, engine_blocks
+from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.step_tables import rising
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from tests.analyses.kernels.measured_tables import needs_tables
@@ -58,6 +59,22 @@ def test_a_prediction_is_the_step_that_a_replay_takes(model: str, plan: dict[str
     prefill, decode = (stage.expected_s for stage in answer.stages)
     assert decode == pytest.approx(table.seconds(6, 6 * 201), rel=1e-12)
     assert prefill == pytest.approx(table.seconds(0, 0, [(200, 0)] * 6), rel=1e-12)
+
+
+@needs_tables
+def test_a_product_that_no_table_has_is_in_the_step_by_its_roofline() -> None:
+    from llm_perf_opt.analyses.kernels.times import TimeOrigin
+    from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer
+    from llm_perf_opt.core.hardware import find_device
+
+    blocks, forward = blocks_of("qwen2-0.5b"), Forward(sequences=4, queries=1, keys=64)
+    wide = replace(blocks, products=tuple(replace(one, weight_format="float32") for one in blocks.products))
+    (time,) = EngineTimer.of("h100-sxm", ENGINE).times(
+        [AskedForward(blocks=wide, forward=forward, plan=ParallelPlan())]
+    )
+    weights = sum(4 * one.columns * one.depth * one.layers for one in wide.products)
+    assert time.unknown == 0
+    assert time.by_origin[TimeOrigin.ROOFLINE] > weights / find_device("h100-sxm").bandwidth_bytes_per_s
 
 
 @needs_tables

@@ -147,19 +147,21 @@ class KernelTableRates(RatesAbove):
         return (RateTime(source=SOURCE, rate=_family(piece), band=band, bound_by=bound_by, origin=str(found.origin)),)
 
     def measured(self, kernel: Kernel) -> KernelTime | None:
-        """A captured kernel by its table, or by its bytes where it is bound by those; None: no table describes it."""
+        """A captured kernel by its table, of an engine also by its bytes or its roofline; None: neither has it."""
         if kernel.kind is KernelKind.COMMUNICATION:
-            return self._exchange(kernel.collective) or self._on_links(kernel)
+            return self._exchange(kernel.collective) or self._by_data_sheet(kernel)
         found = self._in_table(kernel.shape)
-        if found is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
+        if found is not None or not self.is_engine:
+            return found
+        if kernel.kind is KernelKind.VECTOR:
             needed = kernel.bytes_moved - kernel.avoidable_bytes
             seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
             fast, slow = UNKNOWN_SPREAD
             return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
-        return found
+        return self._by_data_sheet(kernel)
 
-    def _on_links(self, kernel: Kernel) -> KernelTime | None:
-        """An exchange that no table has, by the links of the cluster."""
+    def _by_data_sheet(self, kernel: Kernel) -> KernelTime | None:
+        """What no table has: an exchange by the links of the cluster, a product of 32 bits by its roofline."""
         below = self.below.duration(kernel)
         return None if below is None else KernelTime(TimeOrigin.ROOFLINE, below[0].band.expected_in_the_middle())
 

@@ -32,6 +32,7 @@ class AddedCost:
     needed_bytes: int | None
     low_s: float | None
     high_s: float | None
+    expected_s: float | None
 
 
 def added_costs(sweep: PhaseSweep, batches: NumberRange, contexts: NumberRange) -> Iterator[AddedCost]:
@@ -70,6 +71,7 @@ def _added(what: str, before: SweepPoint, after: SweepPoint) -> AddedCost:
         needed_bytes=more("needed_bytes"),
         low_s=more("low_s"),
         high_s=more("high_s"),
+        expected_s=more("expected_s"),
     )
 
 

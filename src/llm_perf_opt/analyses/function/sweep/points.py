@@ -59,6 +59,7 @@ class SweepPoint:
     lower_bound_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None
+    expected_s: float | None = None  # of measured kernels; a data sheet has ends alone
     bound_by: str | None = None
     failure: str | None = None  # why the trace of this point failed
 
@@ -73,7 +74,7 @@ class SweepPoint:
         return self.tokens / self.low_s if self.low_s else None
 
 
-_TIMES = ("lower_bound_s", "low_s", "high_s", "bound_by")
+_TIMES = ("lower_bound_s", "low_s", "high_s", "expected_s", "bound_by")
 _OF_THE_POINT = ("phase", BATCH, CONTEXT, "origin", "tokens", "failure")
 _WHOLE = tuple(one.name for one in fields(SweepPoint) if one.name not in (*_OF_THE_POINT, *_TIMES))
 

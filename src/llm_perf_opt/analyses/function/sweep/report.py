@@ -83,7 +83,7 @@ def added_line(added: Sequence[AddedCost]) -> str:
 
 def _short_text(one: AddedCost) -> str:
     work = "FLOPs not known" if one.flops is None else format_flops(one.flops)
-    return work if one.low_s is None or one.high_s is None else f"{work}, {_time_text(one.low_s, one.high_s)}"
+    return ", ".join(filter(None, (work, _time_text(one))))
 
 
 def largest_line(largest: Sequence[LargestBatch]) -> str:
@@ -101,16 +101,20 @@ def _added_text(one: AddedCost) -> str:
         None if one.flops is None else format_flops(one.flops),
         None if one.bytes_moved is None else f"{format_bytes(one.bytes_moved)} moved",
         None if one.cache_bytes is None else f"{format_bytes(one.cache_bytes)} of cache",
-        None if one.low_s is None or one.high_s is None else _time_text(one.low_s, one.high_s),
+        _time_text(one),
     ]
     return ", ".join(part for part in parts if part) or "not known"
 
 
-def _time_text(low_s: float, high_s: float) -> str:
-    """A difference of two bands; what is below a picosecond is the rounding of floats."""
-    if max(abs(low_s), abs(high_s)) < _NOTHING_S:
+def _time_text(one: AddedCost) -> str | None:
+    """A difference of two times, or of two bands; what is below a picosecond is the rounding of floats."""
+    ends = (one.low_s, one.high_s) if one.expected_s is None else (one.expected_s,)
+    known = [end for end in ends if end is not None]
+    if len(known) < len(ends):
+        return None
+    if max(map(abs, known)) < _NOTHING_S:
         return "no time"
-    return f"{format_seconds(low_s if abs(low_s) > _NOTHING_S else 0.0)} to {format_seconds(high_s)}"
+    return " to ".join(format_seconds(end if abs(end) > _NOTHING_S else 0.0) for end in known)
 
 
 def _largest_text(one: LargestBatch) -> str:
@@ -155,8 +159,11 @@ _COST: Cells = {
     Column("peak", Kind.BYTES): lambda point: point.peak_bytes,
     Column("needed in all", Kind.BYTES): lambda point: point.needed_bytes,
     Column("lower bound", Kind.SECONDS): lambda point: point.lower_bound_s,
-    Column("data sheet low", Kind.SECONDS): lambda point: point.low_s,
-    Column("data sheet high", Kind.SECONDS): lambda point: point.high_s,
+    Column("data sheet low", Kind.SECONDS): lambda point: point.low_s if point.expected_s is None else None,
+    Column("data sheet high", Kind.SECONDS): lambda point: point.high_s if point.expected_s is None else None,
+    Column("low", Kind.SECONDS): lambda point: None if point.expected_s is None else point.low_s,
+    Column("expected", Kind.SECONDS): lambda point: point.expected_s,
+    Column("high", Kind.SECONDS): lambda point: None if point.expected_s is None else point.high_s,
     Column("tokens per s, low", Kind.COUNT): lambda point: point.tokens_per_s_low,
     Column("tokens per s, high", Kind.COUNT): lambda point: point.tokens_per_s_high,
     Column("limited by"): lambda point: point.bound_by,
