@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.breadth.marked_section import show_sections
 from benchmarks.serving_times import page
 from benchmarks.serving_times.estimates import Estimated, aggregated_runs, estimated
-from benchmarks.serving_times.fitting import Judged, at_gap, fit_gap, fitted, judged, leave_one_out, write
+from benchmarks.serving_times.fitting import Judged, fit_gap, fitted, judged, leave_one_out, write
 from benchmarks.serving_times.judgement import after_measurements, by_group, by_origin, figures, order, sets
 from benchmarks.serving_times.other_answers import read_answers
 
@@ -26,12 +26,11 @@ DEVELOPMENT, FROZEN = "development", "frozen"
 
 
 def judged_sets(found: list[Estimated]) -> tuple[dict[str, list[Judged]], float]:
-    """The development runs by fits to other models, the frozen ones by the fit to all of development; and its gap."""
+    """The development runs by fits to other models, the frozen ones as the package has it; and what a gap would be."""
     development = [one for one in found if not one.is_frozen]
     gap_s = fit_gap([one for one in development if one.is_clean])
-    fit = fitted(development, gap_s)
-    frozen = [at_gap(one, gap_s) for one in found if one.is_frozen]
-    return {DEVELOPMENT: list(leave_one_out(development)), FROZEN: judged(frozen, fit)}, gap_s
+    frozen = [one for one in found if one.is_frozen]
+    return {DEVELOPMENT: list(leave_one_out(development)), FROZEN: judged(frozen, fitted(development))}, gap_s
 
 
 def data_of(found: list[Estimated]) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def main() -> None:
     found = estimated(aggregated_runs())
     if options.fit:
         development = [one for one in found if not one.is_frozen]
-        write(fitted(development, fit_gap([one for one in development if one.is_clean])))
+        write(fitted(development))
     data = data_of(found)
     show_sections(DOCS / "serving-times.md", page.sections(data), is_written=options.docs)
     if options.docs:

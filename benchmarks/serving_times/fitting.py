@@ -1,8 +1,8 @@
 """What is fitted to served requests: the gap between kernels, the shares of a first token, and two quantiles each.
 
 Only clean runs that are not frozen take part; the edges of the band of TPOT are those of all that are not frozen, since
-a reader does not know which of his runs will be clean. `leave_one_out` fits without each model in turn and estimates it with
-what the others gave: that is how the figures of the development set are judged.
+a reader does not know which of his runs will be clean. `leave_one_out` fits without each model in turn and estimates it
+with what the others gave: that is how the figures of the development set are judged.
 """
 
 from __future__ import annotations
