@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 
 MIB, GIB = 2**20, 2**30
 
@@ -47,7 +48,8 @@ class ServingEngine:
     """The memory habits of one range of versions.
 
     `outside_torch_bytes` is what the process takes without PyTorch's allocator (CUDA modules, NCCL buffers) after the
-    engine's first look at the device: for one device, and for each of several. `graph_bytes` is what captured graphs
+    engine's first look at the device: for one device, for each of several that share layers, and for each of several
+    stages that do not. `graph_bytes` is what captured graphs
     take of the share `utilisation`; 0 where they are captured outside of it.
     """
 
@@ -58,14 +60,19 @@ class ServingEngine:
     copies_mxfp4_scales: bool  # on Hopper: the swizzled scales stand beside those of the checkpoint
     outside_torch_bytes: int
     outside_torch_parallel_bytes: int
+    outside_torch_pipeline_bytes: int
     sources: tuple[str, ...]
     utilisation: float = 0.9  # the default of `gpu_memory_utilization`
     graph_bytes: int = 0
 
-    def outside_torch(self, devices: int) -> int:
-        """What each of so many devices loses outside PyTorch, captured graphs included where they count."""
-        own = self.outside_torch_bytes if devices == 1 else self.outside_torch_parallel_bytes
-        return own + self.graph_bytes
+    def outside_torch(self, plan: ParallelPlan) -> int:
+        """What a rank of a plan loses outside PyTorch, captured graphs included where they count.
+
+        Stages of a pipeline send to one another without the buffers that an all-reduce keeps.
+        """
+        is_shared = plan.stage_ranks > 1
+        alone = self.outside_torch_bytes if plan.pp == 1 else self.outside_torch_pipeline_bytes
+        return (self.outside_torch_parallel_bytes if is_shared else alone) + self.graph_bytes
 
 
 _SAMPLER_FILE = "vllm/v1/sample/ops/topk_topp_sampler.py"
@@ -80,6 +87,7 @@ VLLM_0_11_0 = ServingEngine(
     copies_mxfp4_scales=False,
     outside_torch_bytes=round(0.15 * GIB),
     outside_torch_parallel_bytes=round(0.6 * GIB),
+    outside_torch_pipeline_bytes=round(0.15 * GIB),
     sources=(
         f"vllm v0.11.0: {_SAMPLER_FILE}: FlashInfer where it is installed, as in the released image",
         f"vllm v0.11.0: {_PROFILE_FILE}",
@@ -96,6 +104,7 @@ VLLM_0_12 = ServingEngine(
     copies_mxfp4_scales=True,
     outside_torch_bytes=VLLM_0_11_0.outside_torch_bytes,
     outside_torch_parallel_bytes=VLLM_0_11_0.outside_torch_parallel_bytes,
+    outside_torch_pipeline_bytes=VLLM_0_11_0.outside_torch_pipeline_bytes,
     sources=(
         f"vllm v0.12.0: {_SAMPLER_FILE}: FlashInfer is off by default since pull request 26859",
         f"vllm v0.12.0: {_PROFILE_FILE}",
@@ -111,11 +120,12 @@ VLLM_0_19 = ServingEngine(
     copies_mxfp4_scales=False,
     outside_torch_bytes=round(0.25 * GIB),
     outside_torch_parallel_bytes=round(2.1 * GIB),
+    outside_torch_pipeline_bytes=round(0.07 * GIB),
     sources=(
         f"vllm v0.19.0: {_SAMPLER_FILE} and topk_topp_triton.py, since pull request 33538",
         f"vllm v0.19.0: {_PROFILE_FILE}; vllm/v1/worker/workspace.py, since 0.13",
         f"outside PyTorch: accuracy/accuracy_report.md of {_PLANNER} @ 8f9dbb8: 0.25 GiB on one H100 (0.13 before "
-        "0.18), 2.06 to 2.17 GiB on each of two or four",
+        "0.18), 2.06 to 2.17 GiB on each of two or four, 0.07 on each stage of a pipeline",
     ),
 )
 VLLM_0_32 = replace(
