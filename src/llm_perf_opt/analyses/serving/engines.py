@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 
@@ -112,6 +113,16 @@ VLLM_0_12 = ServingEngine(
         *VLLM_0_11_0.sources[3:],
     ),
 )
+VLLM_0_16 = replace(
+    VLLM_0_12,
+    name="vLLM 0.13 to 0.16",
+    keeps_expert_workspace=True,
+    pads_encoder_outputs=False,
+    sources=(
+        "vllm v0.15.0: vllm/v1/worker/workspace.py and gpu_model_runner.py (profile_run)",
+        *VLLM_0_12.sources,
+    ),
+)
 VLLM_0_19 = ServingEngine(
     name="vLLM 0.17 to 0.19",
     sampler=SamplerKind.TRITON,
@@ -141,7 +152,27 @@ VLLM_0_32 = replace(
         *VLLM_0_19.sources,
     ),
 )
-ENGINES = {engine.name: engine for engine in (VLLM_0_11_0, VLLM_0_12, VLLM_0_19, VLLM_0_32)}
+# The first version of each; the last one that is not later than a version is that version's.
+ENGINES = {
+    (0, 11, 0): VLLM_0_11_0,
+    (0, 11, 1): VLLM_0_12,
+    (0, 13): VLLM_0_16,
+    (0, 17): VLLM_0_19,
+    (0, 21): VLLM_0_32,
+}
+
+
+def engine_of_version(version: str) -> ServingEngine:
+    """Of a version of vLLM such as `0.19.0`."""
+    numbers = tuple(int(part) for part in version.split("."))
+    found = [engine for first, engine in ENGINES.items() if first <= numbers]
+    if not found:
+        raise UsageError(
+            f"How vLLM {version} uses memory is not known.", why="the oldest known is 0.11.0", fix="name a later one"
+        )
+    return found[-1]
+
+
 DEFAULT_ENGINE = VLLM_0_32  # the version that replays run
 
 
