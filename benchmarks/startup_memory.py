@@ -274,6 +274,7 @@ MODELS = {
             "original_max_position_embeddings": 2048,
             "rope_theta": 10_000.0,
             "vocab_size": 51_200,
+            "pad_token_id": None,
         },
     ),
     "microsoft/phi-4": Served(config="microsoft--phi-4"),
