@@ -94,6 +94,78 @@ def test_ranks_and_whole_models_give_one_account(name: str, tmp_path: Path) -> N
     assert replayed.cache_tokens % 16 == 0
 
 
+VISIBLE_MIB = 81_559 - 512  # an H100, less what the driver keeps
+CUBLAS, UNITS = 32 * 2**20, 132
+CHUNK, ROWS, HIDDEN, INNER, WORDS, LAYERS = 8192, 1024, 64, 96, 256, 4
+
+
+def _working(between: int) -> int:
+    """The wider of two moments: logits of 1,024 rows, or the widest products of a chunk, all in bfloat16."""
+    sampling = (CHUNK + 2 * ROWS) * HIDDEN * 2 + ROWS * WORDS * (2 + 4 + 4 + 4) + UNITS * WORDS * 4
+    return CUBLAS + max(sampling, CHUNK * 2 * (3 * HIDDEN + between))
+
+
+def _tokens(weights: int, working: int, outside_gib: float, block_bytes: int) -> int:
+    """Whole blocks of 16 tokens in 92 % of the memory; half a GiB of captured graphs counts as outside PyTorch."""
+    room = int(VISIBLE_MIB * 2**20 * 0.92) - weights - working - round(outside_gib * 2**30) - 2**29
+    return room // block_bytes * 16
+
+
+def test_a_dense_model_by_hand(tmp_path: Path) -> None:
+    """Queries 64 x 64, keys and values 32 x 64 each, output 64 x 64, three of 96 x 64; norms; 2,048 angles of 8."""
+    folder = _folder(tmp_path / "model", {"model_type": "llama"})
+    matrices = 2 * WORDS * HIDDEN + LAYERS * (2 * 64 * 64 + 2 * 32 * 64 + 3 * INNER * HIDDEN)
+    norms, table = (2 * LAYERS + 1) * HIDDEN, 2048 * 8
+    block = 16 * LAYERS * 2 * 4 * 8 * 2  # keys and values of four heads of eight
+    one = _tokens(2 * (matrices + norms + table), _working(3 * INNER), 0.25, block)
+    assert _replayed(folder, ParallelPlan()).cache_tokens == one
+    two = _tokens(2 * (matrices // 2 + norms + table), _working(3 * INNER // 2), 2.1, block // 2)
+    assert _replayed(folder, ParallelPlan(tp=2)).cache_tokens == two
+    # Two stages: two layers each, the embedding with the first, a norm and the head with the last, which also samples.
+    layers = LAYERS // 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * INNER * HIDDEN + 2 * HIDDEN)
+    stage = _tokens(2 * (layers + WORDS * HIDDEN + HIDDEN + table), _working(3 * INNER), 0.07, block // 2)
+    assert _replayed(folder, ParallelPlan(pp=2)).cache_tokens == stage
+
+
+def test_few_key_heads_are_repeated_by_hand(tmp_path: Path) -> None:
+    """Two heads of keys on four ranks: each rank has one, in its weights and in its cache."""
+    folder = _folder(tmp_path / "model", {"model_type": "llama", "num_key_value_heads": 2})
+    shared = (2 * WORDS * HIDDEN + LAYERS * (2 * 64 * 64 + 3 * INNER * HIDDEN)) // 4
+    repeated = LAYERS * 2 * 8 * 64
+    weights = 2 * (shared + repeated + (2 * LAYERS + 1) * HIDDEN + 2048 * 8)
+    # A quarter of gate, up and activated values is narrower than what attention gives and the MLP takes, both hidden.
+    assert 3 * INNER // 4 < 2 * HIDDEN
+    expected = _tokens(weights, _working(2 * HIDDEN), 2.1, 16 * LAYERS * 2 * 8 * 2)
+    assert _replayed(folder, ParallelPlan(tp=4)).cache_tokens == expected
+
+
+def test_a_latent_cache_is_whole_on_every_rank_by_hand(tmp_path: Path) -> None:
+    """16 + 8 numbers for each token and layer, however many ranks there are."""
+    folder = _folder(tmp_path / "model", MODELS["latent vectors"][0])
+    for ranks in (1, 2):
+        fit = _replayed(folder, ParallelPlan(tp=ranks))
+        assert fit.room_bytes is not None
+        assert fit.cache_tokens == fit.room_bytes // (16 * LAYERS * 24 * 2) * 16
+        assert fit.cache_bytes == 48 * LAYERS * 24 * 2  # 40 tokens are three blocks
+
+
+def test_a_window_keeps_its_own_blocks_by_hand(tmp_path: Path) -> None:
+    """Every second of four layers keeps 16 tokens, so a sequence of 40 takes 3 + 1 blocks of two layers each."""
+    folder = _folder(tmp_path / "model", MODELS["every second layer with a window"][0])
+    fit = _replayed(folder, ParallelPlan())
+    layer = 16 * 2 * 4 * 8 * 2
+    assert fit.cache_bytes == 2 * 3 * layer + 2 * 1 * layer
+    assert fit.room_bytes is not None
+    assert fit.largest_batch == fit.room_bytes // fit.cache_bytes
+
+
+def test_the_fullest_stage_speaks_for_a_pipeline(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "model", MODELS["dense"][0])
+    predicted = lpo.trace(folder, pp=2, prompt_tokens=CONTEXT - 1).predict("2x h100-sxm").serving
+    assert predicted is not None
+    assert predicted.cache_tokens == _replayed(folder, ParallelPlan(pp=2)).cache_tokens
+
+
 def test_every_plan_of_the_table_holds_what_a_replay_of_it_holds(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "model", MODELS["dense"][0])
     answer = lpo.plans(folder, "4x h100-sxm", prompt_tokens=CONTEXT - 1, global_batch=4)

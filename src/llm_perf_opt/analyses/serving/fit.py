@@ -129,7 +129,11 @@ def fullest_fit(
         fit_of(serving_needs(graphs, device, plan=plan.of_rank(rank), limits=limits), device, batch=1, context=context)
         for rank in plan.kinds_of_rank()
     ]
-    return min(fits, key=lambda fit: -1 if fit.cache_tokens is None else fit.cache_tokens)
+    return min(fits, key=_tokens)
+
+
+def _tokens(fit: ServingFit) -> int:
+    return -1 if fit.cache_tokens is None else fit.cache_tokens
 
 
 def _decode_step(graphs: Sequence[CallGraph]) -> CallGraph | None:
@@ -290,6 +294,13 @@ def traced_fit(graphs: Sequence[CallGraph], device: Device) -> TracedFit | None:
     steps = decode.runtime.get("decode_steps", 1)
     needs = serving_needs(graphs, device)
     return needs, fit_of(needs, device, batch=decode.workload.get("batch", 1), context=context + steps)
+
+
+def fullest_traced_fit(kinds: Sequence[Sequence[CallGraph]], device: Device) -> TracedFit | None:
+    """The same for the phases of each kind of rank: of the rank that holds the fewest tokens."""
+    found = [traced_fit(graphs, device) for graphs in kinds]
+    known = [one for one in found if one is not None]
+    return min(known, key=lambda one: _tokens(one[1])) if len(known) == len(found) else None
 
 
 def _collectives(graph: CallGraph) -> Iterator[Collective]:
