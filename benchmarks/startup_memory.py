@@ -489,16 +489,21 @@ def sections(data: Mapping[str, Any]) -> dict[str, str]:
 
 def _errors(data: Mapping[str, Any]) -> str:
     rows = [
-        f"| {TITLES[part]} | {one['models']} | {one['records']} | {one['cache']['median']:.1%} "
-        f"| {one['cache']['p90']:.1%} | {one['activation']['median']:.1%} | {one['activation']['p90']:.1%} |"
+        f"| {TITLES[part]} | {one['models']} | {one['records']} | {one['cache']['median']:.2%} "
+        f"| {one['cache']['p90']:.2%} | {one['activation']['median']:.1%} | {one['activation']['p90']:.1%} |"
         for part, one in data["parts"].items()
     ]
     head = "| records | models | number | KV cache: median | p90 | activation: median | p90 |"
-    return "\n".join((head, "|---|--:|--:|--:|--:|--:|--:|", *rows))
+    twice = data["derivations"]
+    said = (
+        f"Two derivations of the measured cache, where both are possible ({twice['records']} records), differ by "
+        f"{twice['median']:.2%} (median) and {twice['p90']:.2%} (p90)."
+    )
+    return "\n".join((head, "|---|--:|--:|--:|--:|--:|--:|", *rows, "", said))
 
 
 def _largest(data: Mapping[str, Any]) -> str:
-    """The records with the largest error of either figure, one of each kind."""
+    """The records with the largest error of either figure."""
 
     def worst(row: Mapping[str, Any]) -> float:
         return max(abs(row["cache_error"]), abs(row["activation_error"] or 0))
