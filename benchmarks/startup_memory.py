@@ -21,7 +21,7 @@ from typing import Any
 import llm_perf_opt
 from benchmarks.breadth.marked_section import show_sections
 from llm_perf_opt.analyses.serving.engines import engine_of_version, total_bytes
-from llm_perf_opt.analyses.serving.fit import serving_fit, serving_needs
+from llm_perf_opt.analyses.serving.fit import rank_memory, serving_fit
 from llm_perf_opt.analyses.serving.held_memory import engine_weights
 from llm_perf_opt.analyses.serving.working_memory import EncoderItem
 from llm_perf_opt.api.deployed_traces import deployed
@@ -367,7 +367,7 @@ def judged(start: StartUp) -> Judged:
     served, device = MODELS[start.model], find_device("h100-sxm")
     plan, engine = ParallelPlan(tp=start.tp, pp=start.pp), engine_of_version(start.version)
     # Of a pipeline the records hold the log of a stage that does not sample: the first.
-    needs = serving_needs([_graph(start)], device, plan=plan, engine=engine, encoder=served.image)
+    needs = rank_memory([_graph(start)], device, plan=plan, engine=engine, encoder=served.image)
     assert needs.working is not None
     fit = serving_fit(
         weights_bytes=total_bytes(needs.weights) + served.beside_bytes // (start.tp * start.pp),

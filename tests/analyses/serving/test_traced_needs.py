@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analyses.serving.engines import VLLM_0_11_0, VLLM_0_12, total_bytes
-from llm_perf_opt.analyses.serving.fit import fit_of, serving_needs, serving_notes
+from llm_perf_opt.analyses.serving.fit import fit_of, rank_memory, serving_notes
 from llm_perf_opt.analyses.serving.held_memory import cache_per_sequence, engine_weights, trained_context
 from llm_perf_opt.analyses.serving.working_memory import ForwardWidths, forward_widths
 from llm_perf_opt.core.callgraph.graph import CallGraph
@@ -91,12 +91,12 @@ def test_mxfp4_scales_stand_twice_on_hopper_and_biases_are_float32() -> None:
 
 def test_notes_say_what_the_needs_rest_on_and_needs_are_unknown_without_a_decode_step() -> None:
     graph = decode_step("llama31-8b")
-    needs = serving_needs([graph], H100, plan=ParallelPlan(tp=2), engine=VLLM_0_12)
+    needs = rank_memory([graph], H100, plan=ParallelPlan(tp=2), engine=VLLM_0_12)
     fit = fit_of(needs, H100, batch=1, context=1000)
     assert fit.outside_torch_bytes == VLLM_0_12.outside_torch_parallel_bytes
     notes = [note.text for note in serving_notes(needs, fit)]
     assert any("8,192 tokens" in note and "1,024 sequences" in note for note in notes)
     assert any("trained length" in note for note in notes)
-    blind = serving_needs([replace(graph, phase="prefill")], H100)
+    blind = rank_memory([replace(graph, phase="prefill")], H100)
     assert (blind.working, blind.cache) == (None, None)
     assert fit_of(blind, H100, batch=1, context=1).fits is None

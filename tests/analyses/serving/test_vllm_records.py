@@ -22,7 +22,7 @@ from llm_perf_opt.analyses.serving.engines import (
     ServingEngine,
     total_bytes,
 )
-from llm_perf_opt.analyses.serving.fit import ServingFit, ServingNeeds, fit_of, serving_fit, serving_needs
+from llm_perf_opt.analyses.serving.fit import RankMemory, ServingFit, fit_of, rank_memory, serving_fit
 from llm_perf_opt.analyses.serving.working_memory import EncoderItem
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -66,9 +66,9 @@ each_server = pytest.mark.parametrize(
 
 
 @cache
-def _needs(model: str, devices: int) -> ServingNeeds:
+def _needs(model: str, devices: int) -> RankMemory:
     served = SERVED[model]
-    return serving_needs(
+    return rank_memory(
         [decode_step(served.folder)],
         H100,
         plan=ParallelPlan(tp=devices),
@@ -77,7 +77,7 @@ def _needs(model: str, devices: int) -> ServingNeeds:
     )
 
 
-def _needs_of(record: dict[str, Any]) -> ServingNeeds:
+def _needs_of(record: dict[str, Any]) -> RankMemory:
     return _needs(record["model"], record["tensor_parallel"])
 
 
@@ -182,6 +182,6 @@ def test_working_memory_agrees_with_figures_that_took_no_part(
 ) -> None:
     limits = BatchLimits(chunk_tokens=8192, sequences=sequences)
     plan = ParallelPlan(tp=devices)
-    working = serving_needs([decode_step(folder)], H100, plan=plan, engine=engine, limits=limits).working
+    working = rank_memory([decode_step(folder)], H100, plan=plan, engine=engine, limits=limits).working
     assert working is not None
     assert working.bytes / GIB == pytest.approx(published_gib, abs=0.01)

@@ -42,7 +42,7 @@ BY_MEMORY, BY_TRAINING, BY_NOTHING = "memory", "trained length", "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingNeeds:
+class RankMemory:
     """The account of one rank's memory: what it has to hold, whatever the batch. None: the trace does not tell."""
 
     plan: ParallelPlan  # of which it is a rank
@@ -86,7 +86,7 @@ class ServingFit:
     context_limit: str | None
 
 
-def serving_needs(
+def rank_memory(
     graphs: Sequence[CallGraph],
     device: Device,
     *,
@@ -94,7 +94,7 @@ def serving_needs(
     engine: ServingEngine = DEFAULT_ENGINE,
     limits: BatchLimits | None = None,
     encoder: EncoderItem | None = None,
-) -> ServingNeeds:
+) -> RankMemory:
     """Read from the traced phases of one run what a rank of a plan holds, by default of the plan that was traced.
 
     A trace of the whole model answers for every plan, a trace of a rank for its own. Without a decode step neither the
@@ -108,7 +108,7 @@ def serving_needs(
     weights = engine_weights(graph, device, engine=engine, plan=plan, decode=decode)
     gathered = 2 * max((one.payload_bytes for one in _collectives(graph) if _gathers_weights(one, plan)), default=0)
     terms = (MemoryTerm(name="weights of two layers, gathered", bytes=gathered),) if gathered else ()
-    return ServingNeeds(
+    return RankMemory(
         plan=plan,
         engine=engine,
         limits=limits,
@@ -126,7 +126,7 @@ def fullest_fit(
 ) -> ServingFit:
     """Of the ranks of a plan the one with room for the fewest tokens: it sets how many blocks every rank hands out."""
     fits = [
-        fit_of(serving_needs(graphs, device, plan=plan.of_rank(rank), limits=limits), device, batch=1, context=context)
+        fit_of(rank_memory(graphs, device, plan=plan.of_rank(rank), limits=limits), device, batch=1, context=context)
         for rank in plan.kinds_of_rank()
     ]
     return min(fits, key=_tokens)
@@ -141,7 +141,7 @@ def _decode_step(graphs: Sequence[CallGraph]) -> CallGraph | None:
 
 
 def fit_of(
-    needs: ServingNeeds, device: Device, *, batch: int, context: int, utilisation: float | None = None
+    needs: RankMemory, device: Device, *, batch: int, context: int, utilisation: float | None = None
 ) -> ServingFit:
     """The fit of needs that were read from a trace; by default at the engine's own share of the memory."""
     return serving_fit(
@@ -282,7 +282,7 @@ def serving_fit_table(fits: Sequence[ServingFit]) -> Table:
     )
 
 
-TracedFit = tuple[ServingNeeds, ServingFit]
+TracedFit = tuple[RankMemory, ServingFit]
 
 
 def traced_fit(graphs: Sequence[CallGraph], device: Device) -> TracedFit | None:
@@ -292,7 +292,7 @@ def traced_fit(graphs: Sequence[CallGraph], device: Device) -> TracedFit | None:
     if decode is None or not isinstance(context, int) or context < 1:
         return None
     steps = decode.runtime.get("decode_steps", 1)
-    needs = serving_needs(graphs, device)
+    needs = rank_memory(graphs, device)
     return needs, fit_of(needs, device, batch=decode.workload.get("batch", 1), context=context + steps)
 
 
@@ -325,7 +325,7 @@ def with_serving_fit(report: Report, found: TracedFit | None) -> Report:
     )
 
 
-def serving_notes(needs: ServingNeeds, fit: ServingFit) -> Iterator[Note]:
+def serving_notes(needs: RankMemory, fit: ServingFit) -> Iterator[Note]:
     """What the answer rests on, and what limits it."""
     by_memory = ", both by memory alone" if fit.context_limit == BY_MEMORY else ""
     yield Note(
