@@ -39,18 +39,22 @@ _LATENT = {
     "num_key_value_heads": 8,
 }
 _ROUTED = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
-# name -> (fields of its configuration, ranks)
-MODELS: dict[str, tuple[dict[str, Any], int]] = {
-    "dense": ({"model_type": "llama"}, 2),
-    "as many key heads as ranks": ({"model_type": "llama", "num_key_value_heads": 2}, 2),
-    "fewer key heads than ranks": ({"model_type": "llama", "num_key_value_heads": 2}, 4),
-    "tied": ({"model_type": "llama", "tie_word_embeddings": True}, 2),
-    "biases": ({"model_type": "qwen2"}, 4),
-    "norms of heads": ({"model_type": "qwen3"}, 2),
-    "every layer with a window": ({"model_type": "mistral", "sliding_window": 16}, 2),
-    "every second layer with a window": ({"model_type": "gemma2", "sliding_window": 16}, 2),
-    "experts": ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}, 2),
-    "many small experts": ({"model_type": "qwen3_moe", **_ROUTED, "num_experts": 8}, 2),
+# name -> (fields of its configuration, its plan)
+MODELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "dense": ({"model_type": "llama"}, {"tp": 2}),
+    "as many key heads as ranks": ({"model_type": "llama", "num_key_value_heads": 2}, {"tp": 2}),
+    "fewer key heads than ranks": ({"model_type": "llama", "num_key_value_heads": 2}, {"tp": 4}),
+    "tied": ({"model_type": "llama", "tie_word_embeddings": True}, {"tp": 2}),
+    "biases": ({"model_type": "qwen2"}, {"tp": 4}),
+    "norms of heads": ({"model_type": "qwen3"}, {"tp": 2}),
+    "every layer with a window": ({"model_type": "mistral", "sliding_window": 16}, {"tp": 2}),
+    "every second layer with a window": ({"model_type": "gemma2", "sliding_window": 16}, {"tp": 2}),
+    "experts": ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}, {"tp": 2}),
+    "experts that ranks deal out": (
+        {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"tp": 2, "ep": 2},
+    ),
+    "many small experts": ({"model_type": "qwen3_moe", **_ROUTED, "num_experts": 8}, {"tp": 2}),
     "latent vectors": (
         {
             "model_type": "deepseek_v3",
@@ -62,7 +66,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
             "topk_group": 1,
             "first_k_dense_replace": 1,
         },
-        2,
+        {"tp": 2},
     ),
 }
 
@@ -81,11 +85,11 @@ def _replayed(folder: Path, plan: ParallelPlan) -> ServingFit:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_and_whole_models_give_one_account(name: str, tmp_path: Path) -> None:
-    fields, ranks = MODELS[name]
+    fields, sizes = MODELS[name]
     folder = _folder(tmp_path / "model", fields)
-    replayed = _replayed(folder, ParallelPlan(tp=ranks))
-    traced = lpo.trace(folder, tp=ranks, prompt_tokens=CONTEXT - 1, copies_key_heads=True)
-    predicted = traced.predict(f"{ranks}x h100-sxm").serving
+    replayed = _replayed(folder, ParallelPlan(**sizes))
+    traced = lpo.trace(folder, **sizes, prompt_tokens=CONTEXT - 1, copies_key_heads=True)
+    predicted = traced.predict(f"{sizes['tp']}x h100-sxm").serving
     assert predicted is not None
     assert predicted == replayed
     kinds = [one.graphs for one in traced.ranks]
@@ -164,6 +168,25 @@ def test_the_fullest_stage_speaks_for_a_pipeline(tmp_path: Path) -> None:
     predicted = lpo.trace(folder, pp=2, prompt_tokens=CONTEXT - 1).predict("2x h100-sxm").serving
     assert predicted is not None
     assert predicted.cache_tokens == _replayed(folder, ParallelPlan(pp=2)).cache_tokens
+
+
+def test_a_model_with_a_plan_of_its_own_has_one_account_as_well() -> None:
+    whole, rank = (lpo.trace("deepseek-ocr-tiny", **plan) for plan in ({}, {"tp": 2}))
+    replayed = fullest_fit(whole.graphs, H100, ParallelPlan(tp=2), context=CONTEXT, limits=default_limits(H100))
+    predicted = rank.predict("2x h100-sxm").serving
+    assert predicted is not None
+    assert predicted.cache_tokens == replayed.cache_tokens
+
+
+def test_groups_with_attention_of_their_own_share_the_experts_by_hand(tmp_path: Path) -> None:
+    """Four experts of three matrices of 96 x 64 in each layer; two groups have two each, and all else whole."""
+    folder = _folder(tmp_path / "model", MODELS["experts"][0])
+    experts = LAYERS * 4 * 3 * INNER * HIDDEN
+    router, attention = 4 * HIDDEN, 2 * 64 * 64 + 2 * 32 * 64
+    rest = 2 * WORDS * HIDDEN + LAYERS * (attention + router) + (2 * LAYERS + 1) * HIDDEN + 2048 * 8
+    groups = _replayed(folder, ParallelPlan(attention_dp=2, ep=2))
+    assert groups.weights_bytes == 2 * (rest + experts // 2)
+    assert _replayed(folder, ParallelPlan()).weights_bytes == 2 * (rest + experts)
 
 
 def test_every_plan_of_the_table_holds_what_a_replay_of_it_holds(tmp_path: Path) -> None:

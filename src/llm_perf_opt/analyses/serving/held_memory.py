@@ -208,9 +208,10 @@ def _share(graph: CallGraph, weight: Parameter, plan: ParallelPlan) -> int:
     if traced.fsdp > 1 or (traced.tp > 1 and replicated is None):
         return held
     whole = held if layer_pattern(weight.name) in (replicated or ()) else held * traced.tp
-    if len(weight.meta.shape) < 2:
+    if (dimensions := len(weight.meta.shape)) < 2:
         return whole
-    return -(-whole // (plan.tp * (plan.attention_dp if ".experts." in weight.name else 1)))
+    is_expert = dimensions == 3 or ".experts." in weight.name  # a stack of all, or one of them
+    return -(-whole // (plan.tp * (plan.attention_dp if is_expert else 1)))
 
 
 def _repeated(blocks: EngineBlocks, ranks: int) -> Iterator[int]:
