@@ -101,8 +101,8 @@ def test_reading_figures_renders_nothing(name: str, monkeypatch: pytest.MonkeyPa
 
 WORKED_OUT = {  # what an answer knows before it is shown, by where its report would work it out
     "stages": ["cost.stage_costs.stage_costs", "necessary.necessary_table.necessary_by_stage"],
-    "memory": ["serving.fit.serving_needs"],
-    "predict": ["time.prediction_report.predict", "serving.fit.serving_needs", "memory.need._phase"],
+    "memory": ["serving.fit.rank_memory"],
+    "predict": ["time.prediction_report.predict", "serving.fit.rank_memory", "memory.need._phase"],
     "compare": ["compare.side.stage_costs"],
 }
 

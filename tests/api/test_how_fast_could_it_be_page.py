@@ -21,5 +21,5 @@ def test_the_output_at_the_head_of_the_page_is_what_predict_prints() -> None:
     report = lpo.trace("deepseek-ocr", image="1240x1754").predict("h100-sxm", rates="data-sheet").report()
     assert shown in REPORTERS.get("text")().render(report)
     fits, serves = (table.title for table in report.tables[1:3])
-    assert fits.startswith("Does it fit on"), "the page calls it the second"
+    assert fits.startswith("Does this forward fit on"), "the page calls it the second"
     assert serves.startswith("Does it serve"), "and this the next"

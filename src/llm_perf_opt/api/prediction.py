@@ -11,7 +11,7 @@ from llm_perf_opt.analyses.measured.correction_report import Correction, with_co
 from llm_perf_opt.analyses.memory.need import RunMemory, need_table
 from llm_perf_opt.analyses.memory.shortage import Shortage, largest_need
 from llm_perf_opt.analyses.run_description import deployment_notes
-from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
+from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, fullest_traced_fit, with_serving_fit
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.datasheet_rates import SOURCE, DataSheetRates, Execution
 from llm_perf_opt.analyses.time.predict import StageTime, predict
@@ -147,7 +147,7 @@ class PredictionAnswer(Answer):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has the memory; None where one of the two is not known."""
+        """Whether the device has the memory for this run as written; None: not known. For a server, see `serving`."""
         if self.device is None or self.needed_bytes is None:
             return None
         return self.needed_bytes <= self.device.memory_bytes
@@ -272,7 +272,7 @@ def _prediction(
     engine: str | None,
 ) -> PredictionAnswer:
     device = None if isinstance(rates, Calibration) else device_of(rates)
-    fit = None if device is None else traced_fit(graphs, device)
+    fit = None if device is None else fullest_traced_fit((graphs, *others), device)
     source = source_of(rates, execution, kernels, engine, (graphs, *others))
     memory = largest_need((graphs, *others))
     times = tuple(tuple(predict(graph, source)) for graph in graphs)

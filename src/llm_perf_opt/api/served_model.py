@@ -16,8 +16,8 @@ from llm_perf_opt.analyses.capacity.steady_state import MeanRequest, ReplicaLimi
 from llm_perf_opt.analyses.memory.kv_cache import DECODE
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, engine_blocks
 from llm_perf_opt.analyses.serving.engine_step import Forward
-from llm_perf_opt.analyses.serving.engines import default_limits, total_bytes
-from llm_perf_opt.analyses.serving.fit import fit_of, serving_needs
+from llm_perf_opt.analyses.serving.engines import default_limits
+from llm_perf_opt.analyses.serving.fit import fullest_fit
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.api.origin import Origin
@@ -116,27 +116,20 @@ class ServedModel:
             sequences=max_sequences or defaults.sequences,
             chunk_tokens=max_batched_tokens or defaults.chunk_tokens,
         )
-        needs = serving_needs(self.trace.graphs, device, devices=plan.tp, limits=limits)
         length = round(mean.prompt_tokens + mean.output_tokens)
-        weights = total_bytes(needs.weights)
-        fit = fit_of(needs, device, batch=1, context=length)
-        room = fit.room_bytes
-        if room is None or needs.cache is None or fit.cache_tokens is None:
+        fit = fullest_fit(self.trace.graphs, device, plan, context=length, limits=limits)
+        if fit.room_bytes is None or fit.cache_tokens is None:
             raise PerfOptError(
                 f"The cache of {self.origin.name} is not known.",
                 why="its decode step keeps no keys and values that a trace could see",
                 fix="trace a model with a cache",
             )
-        room += weights - weights // plan.pp  # a stage holds its share of the layers, and of their cache
-        experts = sum(block.stored_bytes for block in self.blocks.experts) // plan.tp
-        room += experts - experts // plan.attention_dp  # which the groups of a replica share
-        cache_tokens = needs.cache.tokens_in(room * plan.pp, length) or 0
-        if cache_tokens < length:
+        if fit.cache_tokens < length:
             return None
         taken = ReplicaLimits(
             sequences=limits.sequences,
             batched_tokens=limits.chunk_tokens,
-            cache_tokens=cache_tokens,
+            cache_tokens=fit.cache_tokens,
         )
         table = self._table(device, plan)
         states = tuple(steady_states(table, mean, taken.of_groups(plan.attention_dp)))
@@ -150,7 +143,9 @@ class ServedModel:
             states=states,
             best=most_requests(list(states), *((promise.tpot_s, promise.ttft_s) if promise else ())),
         )
-        return Replica(considered=considered, settings=self._settings(device, plan, taken, room, seen), table=table)
+        return Replica(
+            considered=considered, settings=self._settings(device, plan, taken, fit.room_bytes, seen), table=table
+        )
 
     def _settings(
         self, device: Device, plan: ParallelPlan, limits: ReplicaLimits, room: int, seen: SeenDevice | None

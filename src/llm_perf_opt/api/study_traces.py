@@ -10,7 +10,7 @@ from typing import Any
 from llm_perf_opt.analyses.function.figures.needs import figures_of
 from llm_perf_opt.analyses.function.figures.times import times_by_point
 from llm_perf_opt.analyses.ranks.plan_figures import PlanTime, plan_figures
-from llm_perf_opt.analyses.serving.fit import fit_of, traced_needs
+from llm_perf_opt.analyses.serving.fit import fit_of, rank_memory
 from llm_perf_opt.analyses.studies.figures import Figures, named, time_figures, together
 from llm_perf_opt.analyses.studies.phase_times import TimedPhase
 from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
@@ -269,7 +269,7 @@ def served_batches(
     kinds: Sequence[Sequence[CallGraph]], device: Device, contexts: Sequence[int]
 ) -> dict[int, int | None]:
     """Context -> the most sequences of it that a serving engine holds on the fullest rank; None: not known."""
-    needs = [traced_needs(graphs, device) for graphs in kinds]
+    needs = [rank_memory(graphs, device) for graphs in kinds]
     found: dict[int, int | None] = {}
     for context in contexts:
         most = [fit_of(one, device, batch=1, context=context).largest_batch for one in needs]

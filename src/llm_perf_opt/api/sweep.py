@@ -13,7 +13,7 @@ from llm_perf_opt.analyses.function.phase_function import PhaseFunction
 from llm_perf_opt.analyses.function.sweep.findings import added_costs, bends, largest_batch, shown_values
 from llm_perf_opt.analyses.function.sweep.points import BATCH, CONTEXT, PREFILL, Pair, PhaseSweep, SweepPoint
 from llm_perf_opt.analyses.function.sweep.report import OpenCell, ProvenCell, range_text
-from llm_perf_opt.analyses.serving.fit import traced_needs
+from llm_perf_opt.analyses.serving.fit import rank_memory
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.function_files import load_function
@@ -172,7 +172,7 @@ def sweep_answer(
     batch, context = min(pairs, key=lambda pair: (pair in failed, pair in unproven))
     graphs = function.at(batch=batch, context=context).graphs
     steps = [phase for phase in phases if phase.phase != PREFILL]
-    serving = None if one is None else traced_needs(graphs, one)
+    serving = None if one is None else rank_memory(graphs, one)
     return SweepAnswer(
         model=graphs[0].model,
         device=one,

@@ -110,7 +110,7 @@ def test_a_device_that_holds_all_but_one_byte_is_too_small() -> None:
     assert needed is not None
     device = find_device("a10g")
     table = memory_report(memory, device=device).tables[0]
-    assert (table.title, [row[1] for row in table.rows]) == (f"Does it fit on {device.name}?", ["yes", "yes"])
+    assert (table.title, [row[1] for row in table.rows]) == (f"Does this forward fit on {device.name}?", ["yes", "yes"])
     assert table.rows[0][4:] == memory_report(memory).tables[0].rows[0][1:], "a device adds columns and changes none"
     shares = [row[1:3] for row in need_table(memory, replace(device, memory_bytes=needed)).rows]
     assert ("yes", 1.0) in shares

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.analyses.serving.engines import VLLM_0_19, VLLM_0_32, BatchLimits, visible_bytes
-from llm_perf_opt.analyses.serving.fit import ServingNeeds, fit_of, serving_fit
+from llm_perf_opt.analyses.serving.fit import RankMemory, fit_of, serving_fit
 from llm_perf_opt.analyses.serving.held_memory import CacheLayers, CachePerSequence
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from tests.analyses.serving.made_deployments import made_cache, made_device, made_fit
 
 sizes = st.integers(min_value=1, max_value=10**13)
@@ -89,8 +90,8 @@ def test_a_state_and_a_window_are_paid_once_for_each_sequence() -> None:
 
 def test_the_share_of_the_memory_is_the_default_of_the_version() -> None:
     """0.9 until 0.20; then 0.92, of which captured graphs take their part."""
-    needs = ServingNeeds(
-        devices=1,
+    needs = RankMemory(
+        plan=ParallelPlan(),
         engine=VLLM_0_19,
         limits=BatchLimits(chunk_tokens=1, sequences=1),
         weights=(),

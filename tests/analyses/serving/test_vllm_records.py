@@ -22,9 +22,10 @@ from llm_perf_opt.analyses.serving.engines import (
     ServingEngine,
     total_bytes,
 )
-from llm_perf_opt.analyses.serving.fit import ServingFit, ServingNeeds, fit_of, serving_fit, serving_needs
+from llm_perf_opt.analyses.serving.fit import RankMemory, ServingFit, fit_of, rank_memory, serving_fit
 from llm_perf_opt.analyses.serving.working_memory import EncoderItem
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from tests.analyses.serving.traced_models import FACTS, decode_step
 
 pytestmark = pytest.mark.slow
@@ -65,14 +66,18 @@ each_server = pytest.mark.parametrize(
 
 
 @cache
-def _needs(model: str, devices: int) -> ServingNeeds:
+def _needs(model: str, devices: int) -> RankMemory:
     served = SERVED[model]
-    return serving_needs(
-        [decode_step(served.folder)], H100, devices=devices, engine=served.engine, encoder=served.encoder
+    return rank_memory(
+        [decode_step(served.folder)],
+        H100,
+        plan=ParallelPlan(tp=devices),
+        engine=served.engine,
+        encoder=served.encoder,
     )
 
 
-def _needs_of(record: dict[str, Any]) -> ServingNeeds:
+def _needs_of(record: dict[str, Any]) -> RankMemory:
     return _needs(record["model"], record["tensor_parallel"])
 
 
@@ -176,6 +181,7 @@ def test_working_memory_agrees_with_figures_that_took_no_part(
     folder: str, devices: int, engine: ServingEngine, sequences: int, published_gib: float
 ) -> None:
     limits = BatchLimits(chunk_tokens=8192, sequences=sequences)
-    working = serving_needs([decode_step(folder)], H100, devices=devices, engine=engine, limits=limits).working
+    plan = ParallelPlan(tp=devices)
+    working = rank_memory([decode_step(folder)], H100, plan=plan, engine=engine, limits=limits).working
     assert working is not None
     assert working.bytes / GIB == pytest.approx(published_gib, abs=0.01)

@@ -227,7 +227,7 @@ def need_table(memory: RunMemory, device: Device | None = None) -> Table:
         rows = tuple((phase.phase, *_need(phase)) for phase in memory.phases)
         return Table(title="Memory that a device needs", columns=(_PHASE, *_NEED), rows=rows)
     rows = tuple((phase.phase, *_answer(phase, device), *_need(phase)) for phase in memory.phases)
-    return Table(title=f"Does it fit on {device.name}?", columns=(_PHASE, *_ANSWER, *_NEED), rows=rows)
+    return Table(title=f"Does this forward fit on {device.name}?", columns=(_PHASE, *_ANSWER, *_NEED), rows=rows)
 
 
 def _need(phase: PhaseMemory) -> tuple[Cell, ...]:

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 
 MIB, GIB = 2**20, 2**30
 
@@ -47,7 +49,8 @@ class ServingEngine:
     """The memory habits of one range of versions.
 
     `outside_torch_bytes` is what the process takes without PyTorch's allocator (CUDA modules, NCCL buffers) after the
-    engine's first look at the device: for one device, and for each of several. `graph_bytes` is what captured graphs
+    engine's first look at the device: for one device, for each of several that share layers, and for each of several
+    stages that do not. `graph_bytes` is what captured graphs
     take of the share `utilisation`; 0 where they are captured outside of it.
     """
 
@@ -58,14 +61,19 @@ class ServingEngine:
     copies_mxfp4_scales: bool  # on Hopper: the swizzled scales stand beside those of the checkpoint
     outside_torch_bytes: int
     outside_torch_parallel_bytes: int
+    outside_torch_pipeline_bytes: int
     sources: tuple[str, ...]
     utilisation: float = 0.9  # the default of `gpu_memory_utilization`
     graph_bytes: int = 0
 
-    def outside_torch(self, devices: int) -> int:
-        """What each of so many devices loses outside PyTorch, captured graphs included where they count."""
-        own = self.outside_torch_bytes if devices == 1 else self.outside_torch_parallel_bytes
-        return own + self.graph_bytes
+    def outside_torch(self, plan: ParallelPlan) -> int:
+        """What a rank of a plan loses outside PyTorch, captured graphs included where they count.
+
+        Stages of a pipeline send to one another without the buffers that an all-reduce keeps.
+        """
+        is_shared = plan.stage_ranks > 1
+        alone = self.outside_torch_bytes if plan.pp == 1 else self.outside_torch_pipeline_bytes
+        return (self.outside_torch_parallel_bytes if is_shared else alone) + self.graph_bytes
 
 
 _SAMPLER_FILE = "vllm/v1/sample/ops/topk_topp_sampler.py"
@@ -80,6 +88,7 @@ VLLM_0_11_0 = ServingEngine(
     copies_mxfp4_scales=False,
     outside_torch_bytes=round(0.15 * GIB),
     outside_torch_parallel_bytes=round(0.6 * GIB),
+    outside_torch_pipeline_bytes=round(0.15 * GIB),
     sources=(
         f"vllm v0.11.0: {_SAMPLER_FILE}: FlashInfer where it is installed, as in the released image",
         f"vllm v0.11.0: {_PROFILE_FILE}",
@@ -96,11 +105,22 @@ VLLM_0_12 = ServingEngine(
     copies_mxfp4_scales=True,
     outside_torch_bytes=VLLM_0_11_0.outside_torch_bytes,
     outside_torch_parallel_bytes=VLLM_0_11_0.outside_torch_parallel_bytes,
+    outside_torch_pipeline_bytes=VLLM_0_11_0.outside_torch_pipeline_bytes,
     sources=(
         f"vllm v0.12.0: {_SAMPLER_FILE}: FlashInfer is off by default since pull request 26859",
         f"vllm v0.12.0: {_PROFILE_FILE}",
         "vllm v0.12.0: quantization/mxfp4.py: `w13_weight_scale` is kept after `_swizzle_mxfp4`, biases become float32",
         *VLLM_0_11_0.sources[3:],
+    ),
+)
+VLLM_0_16 = replace(
+    VLLM_0_12,
+    name="vLLM 0.13 to 0.16",
+    keeps_expert_workspace=True,
+    pads_encoder_outputs=False,
+    sources=(
+        "vllm v0.15.0: vllm/v1/worker/workspace.py and gpu_model_runner.py (profile_run)",
+        *VLLM_0_12.sources,
     ),
 )
 VLLM_0_19 = ServingEngine(
@@ -111,11 +131,12 @@ VLLM_0_19 = ServingEngine(
     copies_mxfp4_scales=False,
     outside_torch_bytes=round(0.25 * GIB),
     outside_torch_parallel_bytes=round(2.1 * GIB),
+    outside_torch_pipeline_bytes=round(0.07 * GIB),
     sources=(
         f"vllm v0.19.0: {_SAMPLER_FILE} and topk_topp_triton.py, since pull request 33538",
         f"vllm v0.19.0: {_PROFILE_FILE}; vllm/v1/worker/workspace.py, since 0.13",
         f"outside PyTorch: accuracy/accuracy_report.md of {_PLANNER} @ 8f9dbb8: 0.25 GiB on one H100 (0.13 before "
-        "0.18), 2.06 to 2.17 GiB on each of two or four",
+        "0.18), 2.06 to 2.17 GiB on each of two or four, 0.07 on each stage of a pipeline",
     ),
 )
 VLLM_0_32 = replace(
@@ -131,7 +152,27 @@ VLLM_0_32 = replace(
         *VLLM_0_19.sources,
     ),
 )
-ENGINES = {engine.name: engine for engine in (VLLM_0_11_0, VLLM_0_12, VLLM_0_19, VLLM_0_32)}
+# The first version of each; the last one that is not later than a version is that version's.
+ENGINES = {
+    (0, 11, 0): VLLM_0_11_0,
+    (0, 11, 1): VLLM_0_12,
+    (0, 13): VLLM_0_16,
+    (0, 17): VLLM_0_19,
+    (0, 21): VLLM_0_32,
+}
+
+
+def engine_of_version(version: str) -> ServingEngine:
+    """Of a version of vLLM such as `0.19.0`."""
+    numbers = tuple(int(part) for part in version.split("."))
+    found = [engine for first, engine in ENGINES.items() if first <= numbers]
+    if not found:
+        raise UsageError(
+            f"How vLLM {version} uses memory is not known.", why="the oldest known is 0.11.0", fix="name a later one"
+        )
+    return found[-1]
+
+
 DEFAULT_ENGINE = VLLM_0_32  # the version that replays run
 
 

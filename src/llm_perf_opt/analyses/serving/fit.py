@@ -18,6 +18,8 @@ from llm_perf_opt.analyses.serving.held_memory import (
     CachePerSequence,
     cache_per_sequence,
     engine_weights,
+    stage_of,
+    traced_plan,
     trained_context,
 )
 from llm_perf_opt.analyses.serving.working_memory import (
@@ -32,7 +34,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, collective_of
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_bytes, format_ratio
 
@@ -40,20 +42,21 @@ BY_MEMORY, BY_TRAINING, BY_NOTHING = "memory", "trained length", "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingNeeds:
-    """What one device of a deployment has to hold, whatever the batch. None: the trace does not tell.
+class RankMemory:
+    """The account of one rank's memory: what it has to hold, whatever the batch. None: the trace does not tell."""
 
-    With `is_traced_rank` the trace is that of one rank of a plan: its tensors are shares already.
-    """
-
-    devices: int
+    plan: ParallelPlan  # of which it is a rank
     engine: ServingEngine
     limits: BatchLimits
     weights: tuple[MemoryTerm, ...]
     working: WorkingMemory | None
     cache: CachePerSequence | None
     trained_context: int | None
-    is_traced_rank: bool = False
+
+    @property
+    def devices(self) -> int:
+        """That hold the model together."""
+        return self.plan.replica_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,37 +86,62 @@ class ServingFit:
     context_limit: str | None
 
 
-def serving_needs(
+def rank_memory(
     graphs: Sequence[CallGraph],
     device: Device,
     *,
-    devices: int = 1,
+    plan: ParallelPlan | None = None,
     engine: ServingEngine = DEFAULT_ENGINE,
     limits: BatchLimits | None = None,
     encoder: EncoderItem | None = None,
-) -> ServingNeeds:
-    """Read from the traced phases of one run what each of `devices` tensor-parallel devices holds.
+) -> RankMemory:
+    """Read from the traced phases of one run what a rank of a plan holds, by default of the plan that was traced.
 
-    Without a decode step neither the cache nor the working memory is known.
+    A trace of the whole model answers for every plan, a trace of a rank for its own. Without a decode step neither the
+    cache nor the working memory is known. Where weights are fully sharded, two layers are there whole: one runs while
+    the next is gathered.
     """
-    decode = next((graph for graph in graphs if graph.phase == "decode" and graph.storages is not None), None)
-    limits = limits or default_limits(device)
-    widths = None if decode is None else forward_widths(decode, ranks=devices)
-    return ServingNeeds(
-        devices=devices,
+    graph, decode = graphs[0], _decode_step(graphs)
+    plan, limits = plan or traced_plan(graph), limits or default_limits(device)
+    is_last = plan.stage_of(plan.rank or 0) == plan.pp - 1
+    widths = None if decode is None else forward_widths(decode, plan=plan, is_last=is_last)
+    weights = engine_weights(graph, device, engine=engine, plan=plan, decode=decode)
+    gathered = 2 * max((one.payload_bytes for one in _collectives(graph) if _gathers_weights(one, plan)), default=0)
+    terms = (MemoryTerm(name="weights of two layers, gathered", bytes=gathered),) if gathered else ()
+    return RankMemory(
+        plan=plan,
         engine=engine,
         limits=limits,
-        weights=engine_weights(graphs[0], device, engine=engine, ranks=devices),
+        weights=(*weights, *terms),
         working=None
         if widths is None
         else working_memory(widths, engine=engine, limits=limits, device=device, encoder=encoder),
-        cache=None if decode is None else cache_per_sequence(decode, ranks=devices),
-        trained_context=trained_context(graphs[0]),
+        cache=None if decode is None else cache_per_sequence(decode, plan=plan, stage=stage_of(decode, plan)),
+        trained_context=trained_context(graph),
     )
 
 
+def fullest_fit(
+    graphs: Sequence[CallGraph], device: Device, plan: ParallelPlan, *, context: int, limits: BatchLimits
+) -> ServingFit:
+    """Of the ranks of a plan the one with room for the fewest tokens: it sets how many blocks every rank hands out."""
+    fits = [
+        fit_of(rank_memory(graphs, device, plan=plan.of_rank(rank), limits=limits), device, batch=1, context=context)
+        for rank in plan.kinds_of_rank()
+    ]
+    return min(fits, key=_tokens)
+
+
+def _tokens(fit: ServingFit) -> int:
+    return -1 if fit.cache_tokens is None else fit.cache_tokens
+
+
+def _decode_step(graphs: Sequence[CallGraph]) -> CallGraph | None:
+    return next((graph for graph in graphs if graph.phase == "decode" and graph.storages is not None), None)
+
+
 def fit_of(
-    needs: ServingNeeds, device: Device, *, batch: int, context: int, utilisation: float | None = None
+    needs: RankMemory, device: Device, *, batch: int, context: int, utilisation: float | None = None
 ) -> ServingFit:
     """The fit of needs that were read from a trace; by default at the engine's own share of the memory."""
     return serving_fit(
@@ -125,7 +153,7 @@ def fit_of(
         batch=batch,
         context=context,
         utilisation=needs.engine.utilisation if utilisation is None else utilisation,
-        outside_torch_bytes=needs.engine.outside_torch(needs.devices),
+        outside_torch_bytes=needs.engine.outside_torch(needs.plan),
         trained_context=needs.trained_context,
     )
 
@@ -254,35 +282,25 @@ def serving_fit_table(fits: Sequence[ServingFit]) -> Table:
     )
 
 
-TracedFit = tuple[ServingNeeds, ServingFit]
+TracedFit = tuple[RankMemory, ServingFit]
 
 
 def traced_fit(graphs: Sequence[CallGraph], device: Device) -> TracedFit | None:
     """The needs of a traced run, and whether `device` serves its batch and context; None where nothing was decoded."""
-    decode = next((graph for graph in graphs if graph.phase == "decode" and graph.storages is not None), None)
+    decode = _decode_step(graphs)
     context = None if decode is None else decode.workload.get("context_tokens")
     if decode is None or not isinstance(context, int) or context < 1:
         return None
     steps = decode.runtime.get("decode_steps", 1)
-    needs = traced_needs(graphs, device)
+    needs = rank_memory(graphs, device)
     return needs, fit_of(needs, device, batch=decode.workload.get("batch", 1), context=context + steps)
 
 
-def traced_needs(graphs: Sequence[CallGraph], device: Device) -> ServingNeeds:
-    """The needs of a traced run on one device, or of one rank of a plan.
-
-    A rank has the buffers of several devices and, where weights are fully sharded, two layers whole: one runs while
-    the next is gathered.
-    """
-    needs, graph = serving_needs(graphs, device), graphs[0]
-    plan = plan_in(graph.deployment)
-    if plan is None:
-        return needs
-    gathered = 2 * max(
-        (found.payload_bytes for found in _collectives(graph) if _gathers_weights(found, plan)), default=0
-    )
-    terms = (MemoryTerm(name="weights of two layers, gathered", bytes=gathered),) if gathered else ()
-    return replace(needs, devices=plan.replica_ranks, weights=(*needs.weights, *terms), is_traced_rank=True)
+def fullest_traced_fit(kinds: Sequence[Sequence[CallGraph]], device: Device) -> TracedFit | None:
+    """The same for the phases of each kind of rank: of the rank that holds the fewest tokens."""
+    found = [traced_fit(graphs, device) for graphs in kinds]
+    known = [one for one in found if one is not None]
+    return min(known, key=lambda one: _tokens(one[1])) if len(known) == len(found) else None
 
 
 def _collectives(graph: CallGraph) -> Iterator[Collective]:
@@ -307,7 +325,7 @@ def with_serving_fit(report: Report, found: TracedFit | None) -> Report:
     )
 
 
-def serving_notes(needs: ServingNeeds, fit: ServingFit) -> Iterator[Note]:
+def serving_notes(needs: RankMemory, fit: ServingFit) -> Iterator[Note]:
     """What the answer rests on, and what limits it."""
     by_memory = ", both by memory alone" if fit.context_limit == BY_MEMORY else ""
     yield Note(
@@ -319,12 +337,10 @@ def serving_notes(needs: ServingNeeds, fit: ServingFit) -> Iterator[Note]:
         yield Note(
             f"The room holds {fit.cache_tokens:,} tokens of such sequences, in blocks of {needs.cache.block_tokens}."
         )
-    if needs.is_traced_rank:
-        yield Note(f"Bytes are those of the traced rank, one of {needs.devices} that hold the model.")
-    elif needs.devices > 1:
+    if needs.devices > 1:
         yield Note(
-            f"{needs.devices} devices share every layer (tensor parallel): matrices are divided, the cache as far as "
-            "there are key-value heads."
+            f"Bytes are those of one rank of {needs.devices} that hold the model: matrices are divided, the cache as "
+            "far as there are key-value heads."
         )
     if needs.working is not None:
         yield Note(f"The working memory is largest in {_MOMENTS[needs.working.moment]}.")

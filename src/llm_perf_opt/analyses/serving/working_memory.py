@@ -10,11 +10,12 @@ named in the engine's source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
+from llm_perf_opt.analyses.necessary.anatomy import Anatomy, anatomy_of
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart
 from llm_perf_opt.analyses.serving.engines import (
     BatchLimits,
     MemoryTerm,
@@ -23,10 +24,12 @@ from llm_perf_opt.analyses.serving.engines import (
     cublas_workspace_bytes,
     total_bytes,
 )
+from llm_perf_opt.analyses.serving.held_memory import traced_plan, whole_blocks
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 
 _MATRICES_OF_AN_EXPERT = 3  # gate, up, down
@@ -47,69 +50,28 @@ class ForwardWidths:
     value_bytes: int = 2
 
 
-@dataclass(slots=True)
-class _Group:
-    """Products of one input."""
-
-    storage: int
-    in_width: int
-    out_widths: list[int]
-
-
 @found_once
-def forward_widths(graph: CallGraph, *, ranks: int = 1) -> ForwardWidths | None:
-    """The widths of a decoder whose step `graph` is, on one of `ranks` tensor-parallel devices; None without a head.
+def forward_widths(graph: CallGraph, *, plan: ParallelPlan, is_last: bool = True) -> ForwardWidths | None:
+    """The widths of a decoder whose step `graph` is, on one rank of a plan; None where it multiplies with no weight.
 
-    The last product is the head. What is as wide as the residual stream is whole on every rank, everything else is
-    divided. Experts are taken as gated: three matrices of equal size.
+    Products of one input are one product, and each is shared as an engine shares it. Experts are taken as gated: three
+    matrices of equal size. Only the last stage of a pipeline has a head.
     """
-    anatomy = anatomy_of(graph)
-    groups = list(_groups(graph, anatomy))
-    if not groups:
+    anatomy, blocks = anatomy_of(graph), whole_blocks(graph)
+    if not blocks.products:
         return None
-    *layers, head = groups
-    hidden = head.in_width
-
-    def share(width: int) -> int:
-        return width if width == hidden else -(-width // ranks)
-
-    pairs = [
-        sum(map(share, group.out_widths)) + share(following.in_width) for group, following in pairwise([*layers, head])
-    ]
+    heads = [product.columns for product in blocks.products if product.part is DecoderPart.HEAD]
+    layers = [one for one in blocks.products if one.part is not DecoderPart.HEAD and not one.is_expansion]
+    parts = [one.shared_by(plan.tp) for one in layers]
+    pairs = [columns + into for (columns, _), (_, into) in pairwise([*parts, (0, blocks.hidden)])]
+    expert_ranks = 1 if plan.ep > 1 else plan.tp // traced_plan(graph).tp
     return ForwardWidths(
-        hidden=hidden,
-        vocabulary=max(head.out_widths),
+        hidden=blocks.hidden,
+        vocabulary=max(heads, default=0) if is_last else 0,
         between_products=max(pairs, default=0),
-        routed=max(_routed(anatomy, hidden, ranks), default=0),
+        routed=max(_routed(anatomy, blocks.hidden, expert_ranks), default=0),
         value_bytes=_value_bytes(graph, anatomy),
     )
-
-
-def _groups(graph: CallGraph, anatomy: Anatomy) -> Iterator[_Group]:
-    """The products of the first forward in order, those of one input together."""
-    ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
-    current: _Group | None = None
-    for product in _first_products(anatomy):
-        kind = graph.op_kinds[ops.kind[product.row]]
-        storages = ops.input_storages[starts[product.row] : starts[product.row + 1]]
-        place = next((place for place, storage in enumerate(storages) if storage not in anatomy.weights), None)
-        if place is None or not kind.inputs[place].shape or not kind.outputs:
-            continue
-        out_width = kind.outputs[0].shape[-1]
-        if current is not None and current.storage == storages[place]:
-            current.out_widths.append(out_width)
-            continue
-        if current is not None:
-            yield current
-        current = _Group(storages[place], kind.inputs[place].shape[-1], [out_width])
-    if current is not None:
-        yield current
-
-
-def _first_products(anatomy: Anatomy) -> Sequence[WeightProduct]:
-    return [
-        product for product in anatomy.products if anatomy.forward_of_ops[product.row] == 1 and not product.is_expansion
-    ]
 
 
 def _routed(anatomy: Anatomy, hidden: int, ranks: int) -> Iterator[int]:
@@ -124,9 +86,8 @@ def _routed(anatomy: Anatomy, hidden: int, ranks: int) -> Iterator[int]:
 
 
 def _value_bytes(graph: CallGraph, anatomy: Anatomy) -> int:
-    head = _first_products(anatomy)[-1]
-    logits = graph.op_kinds[ops_of(graph).kind[head.row]].outputs[0]
-    return tensor_bytes(replace(logits, shape=(1,)))
+    last = graph.op_kinds[ops_of(graph).kind[anatomy.products[-1].row]].outputs[0]
+    return tensor_bytes(replace(last, shape=(1,)))
 
 
 SAMPLING, FORWARD = "sampling", "forward"
@@ -199,6 +160,8 @@ def _sampling(
     widths: ForwardWidths, engine: ServingEngine, limits: BatchLimits, device: Device
 ) -> Iterator[MemoryTerm]:
     rows, vocabulary = limits.sampled_rows, widths.vocabulary
+    if not vocabulary:  # a stage of a pipeline before the last
+        return
     hidden = (limits.chunk_tokens + 2 * rows) * widths.hidden * widths.value_bytes
     yield MemoryTerm(name="hidden states of the chunk and of the sampled rows, twice", bytes=hidden)
     yield MemoryTerm(name="logits", bytes=rows * vocabulary * widths.value_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from llm_perf_opt.analyses.function.sweep.points import Pair, PhaseSweep, SweepPoint
-from llm_perf_opt.analyses.serving.fit import ServingNeeds, fit_of
+from llm_perf_opt.analyses.serving.fit import RankMemory, fit_of
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.number_ranges import NumberRange
 
@@ -138,7 +138,7 @@ class LargestBatch:
 
 
 def largest_batch(
-    sweeps: Sequence[PhaseSweep], batches: NumberRange, context: int, device: Device, serving: ServingNeeds | None
+    sweeps: Sequence[PhaseSweep], batches: NumberRange, context: int, device: Device, serving: RankMemory | None
 ) -> LargestBatch:
     """The largest batch for which every phase fits."""
     served = None if serving is None else fit_of(serving, device, batch=1, context=context + 1).largest_batch
