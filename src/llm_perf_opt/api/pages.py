@@ -13,9 +13,8 @@ from llm_perf_opt.analyses.page_report import grid_text, page_lines, page_report
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_text
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.origin import Origin, find_origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
-from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
