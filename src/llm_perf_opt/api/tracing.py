@@ -96,18 +96,17 @@ def trace(
     chosen |= {"with_stack": with_stack, "with_modules": with_modules, "profile_memory": profile_memory}
     running = _able_to_draw(make_tracer(tracer, **seen, **chosen, keep_in=folder), wanted)
     plan = _checked_plan(taken_plan(workload), tracer, hardware)
+    kept: dict[str, Any] = {"out": folder, "force": force, "events": events}
     if _is_of_engine(workload, tracer, args, kwargs):
         asked: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing, "trusts": trust_remote_code}
-        kept_in: dict[str, Any] = {"out": folder, "force": force, "events": events}
-        return Trace.of(trace_engine_code(named, hardware, plan, workload, **kept_in, **asked))
+        return Trace.of(trace_engine_code(named, hardware, plan, workload, **kept, **asked))
     found: dict[str, Any] = {**seen, "trust_remote_code": trust_remote_code, **workload}
     origin = find_origin(named, args, kwargs, device=hardware_id(hardware), weights=weights, cache=cache, **found)
     _require_stages(origin, stage)
-    kept: dict[str, Any] = {"force": force, "keep_partial": keep_partial, "events": events}
+    kept["keep_partial"] = keep_partial
     if plan.is_spread:
-        return Trace.of(trace_ranks(origin, plan, folder, **kept))
-    run = trace_origin(origin, running, pictures=wanted, beside=_BESIDE.get(tracer, ()), out=folder, **kept)
-    return Trace.of(run)
+        return Trace.of(trace_ranks(origin, plan, **kept))
+    return Trace.of(trace_origin(origin, running, pictures=wanted, beside=_BESIDE.get(tracer, ()), **kept))
 
 
 def _able_to_draw(running: Tracer, wanted: Sequence[ModulePicture]) -> Tracer:
