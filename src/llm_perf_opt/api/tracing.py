@@ -90,13 +90,12 @@ def trace(
     """
     named = _named(model, workload, trust_remote_code)
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
-    folder, wanted = None if out is None else Path(out), as_pictures(pictures)
+    kept: dict[str, Any] = {"out": None if out is None else Path(out), "force": force, "events": events}
     seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
     chosen: dict[str, Any] = {"load_weights": load_weights, "only": only, "stage": stage}
     chosen |= {"with_stack": with_stack, "with_modules": with_modules, "profile_memory": profile_memory}
-    running = _able_to_draw(make_tracer(tracer, **seen, **chosen, keep_in=folder), wanted)
+    running, wanted = _able_to_draw(make_tracer(tracer, **seen, **chosen, keep_in=kept["out"]), pictures)
     plan = _checked_plan(taken_plan(workload), tracer, hardware)
-    kept: dict[str, Any] = {"out": folder, "force": force, "events": events}
     if _is_of_engine(workload, tracer, args, kwargs):
         asked: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing, "trusts": trust_remote_code}
         return Trace.of(trace_engine_code(named, hardware, plan, workload, **kept, **asked))
@@ -109,11 +108,12 @@ def trace(
     return Trace.of(trace_origin(origin, running, pictures=wanted, beside=_BESIDE.get(tracer, ()), **kept))
 
 
-def _able_to_draw(running: Tracer, wanted: Sequence[ModulePicture]) -> Tracer:
-    """The tracer; one that cannot draw what is wanted is refused before any work."""
+def _able_to_draw(running: Tracer, pictures: Sequence[ModulePicture | str]) -> tuple[Tracer, tuple[ModulePicture, ...]]:
+    """The tracer, and the pictures that are wanted; one that cannot draw is refused before any work."""
+    wanted = as_pictures(pictures)
     if wanted:
         drawing_tracer(running)
-    return running
+    return running, wanted
 
 
 def _seen_hardware(
