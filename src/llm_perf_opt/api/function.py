@@ -31,7 +31,6 @@ from llm_perf_opt.core.workload import Workload
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.function.columns import Column, Points
     from llm_perf_opt.analyses.function.figures.times import TimeColumns
-    from llm_perf_opt.api.mixed_step import MixedStepAnswer, MixedSteps
     from llm_perf_opt.core.hardware.calibration import Calibration
 
 log = logging.getLogger(__name__)
@@ -106,18 +105,6 @@ class RunFunction(Generic[R_co]):
 
     def _with(self, graphs: tuple[CallGraph, ...], origin: Origin | None) -> R_co:
         return replace(self._run, name=self.name, graphs=graphs, origin=origin, failures={}, files=(), others=())
-
-    def mixed_step(self, *, chunks: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> MixedStepAnswer:
-        """One packed step: chunks of (new, cached) tokens, and sequences that decode on so many cached tokens."""
-        return self._mixed_steps.answer(chunks, decodes)
-
-    @cached_property
-    def _mixed_steps(self) -> MixedSteps:
-        from llm_perf_opt.api.mixed_step import MixedSteps
-
-        return MixedSteps(
-            model=self.name, chunk=self.phase(CHUNK), phases={phase.phase: phase for phase in self.phases}
-        )
 
     def _graph(self, phase: PhaseFunction, point: Point) -> CallGraph:
         from llm_perf_opt.analyses.function.points import sizes_in_range

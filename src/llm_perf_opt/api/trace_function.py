@@ -1,14 +1,18 @@
-"""A trace as a function of batch and context, and what it is asked: a sweep of both, and a file to keep it in."""
+"""A trace as a function of batch and context, and what it is asked: packed steps, a sweep, a file to keep it in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
+from llm_perf_opt.analyses.memory.kv_cache import CHUNK
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.function import BATCH, CONTEXT, R, R_co, RunFunction
 from llm_perf_opt.api.function_files import save_function
 from llm_perf_opt.api.hardware import Hardware, find_hardware
+from llm_perf_opt.api.mixed_step import MixedStepAnswer, MixedSteps
 from llm_perf_opt.api.sweep import sweep_answer
 from llm_perf_opt.api.sweep_answer import SweepAnswer
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
@@ -26,6 +30,16 @@ class TraceFunction(RunFunction[R_co]):
     def of(cls, function: RunFunction[R]) -> TraceFunction[R]:
         """The same function, with what can be asked of it."""
         return TraceFunction(**{field.name: getattr(function, field.name) for field in fields(function)})
+
+    def mixed_step(self, *, chunks: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> MixedStepAnswer:
+        """One packed step: chunks of (new, cached) tokens, and sequences that decode on so many cached tokens."""
+        return self._mixed_steps.answer(chunks, decodes)
+
+    @cached_property
+    def _mixed_steps(self) -> MixedSteps:
+        return MixedSteps(
+            model=self.name, chunk=self.phase(CHUNK), phases={phase.phase: phase for phase in self.phases}
+        )
 
     def sweep(
         self,
