@@ -77,7 +77,7 @@ def prepare(job: Job, place: Path) -> None:
 
 
 def _is_known(name: str) -> bool:
-    from llm_perf_opt.api.tracing import find_adapter
+    from llm_perf_opt.api.origin import find_adapter
     from llm_perf_opt.core.errors import PerfOptError
 
     try:

@@ -24,7 +24,7 @@ from llm_perf_opt.analyses.function.search.sampling import Stride
 from llm_perf_opt.analyses.memory.kv_cache import kv_cache
 from llm_perf_opt.analyses.memory.live_memory import live_bytes
 from llm_perf_opt.analyses.memory.need import weight_bytes_by_stage
-from llm_perf_opt.api.function import TraceFunction
+from llm_perf_opt.api.trace_function import TraceFunction
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds, ops_of
 from llm_perf_opt.ops.table import kernels_of, price

@@ -75,8 +75,8 @@ def picture(asked: Asked) -> Offer:
 
 def serving(asked: Asked) -> Offer:
     from llm_perf_opt.analyses.capacity.steady_state import MeanRequest
+    from llm_perf_opt.api.origin import find_origin
     from llm_perf_opt.api.served_model import ServedModel
-    from llm_perf_opt.api.tracing import find_origin
     from llm_perf_opt.core.hardware import find_device
     from llm_perf_opt.core.parallel_plan import ParallelPlan
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from llm_perf_opt.analyses.capacity.outcome import outcome
 from llm_perf_opt.analyses.capacity.steady_state import mean_request
+from llm_perf_opt.api.origin import find_origin
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
-from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.parallel_plan import ParallelPlan

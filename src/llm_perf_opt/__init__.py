@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.catalogue import InstallationAnswer, ModelsAnswer, doctor, known_models
     from llm_perf_opt.api.cluster import ClusterAnswer, cluster
     from llm_perf_opt.api.comparison import ComparisonAnswer
-    from llm_perf_opt.api.cost import cost
     from llm_perf_opt.api.cost_answer import CostAnswer
+    from llm_perf_opt.api.costing import cost
     from llm_perf_opt.api.devices import DeviceAnswer, DevicesAnswer, device, devices
     from llm_perf_opt.api.export import ExportAnswer, export
-    from llm_perf_opt.api.function import TraceFunction
-    from llm_perf_opt.api.function_files import load_function
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.join import JoinAnswer
     from llm_perf_opt.api.memory import MemoryAnswer
@@ -48,10 +46,11 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.static_analysis.inputs import AnalysisConfig
     from llm_perf_opt.api.study import StudyAnswer, study
     from llm_perf_opt.api.study_page import study_page
-    from llm_perf_opt.api.sweep import sweep
     from llm_perf_opt.api.sweep_answer import SweepAnswer
+    from llm_perf_opt.api.sweeping import sweep
     from llm_perf_opt.api.trace import Trace
-    from llm_perf_opt.api.tracing import load, trace
+    from llm_perf_opt.api.trace_function import TraceFunction
+    from llm_perf_opt.api.tracing import load, load_function, trace
     from llm_perf_opt.api.what_if import AttentionAnswer
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import device_template
@@ -126,14 +125,14 @@ __all__ = [
 _HOMES = {
     "trace": "api.tracing",
     "load": "api.tracing",
-    "load_function": "api.function_files",
+    "load_function": "api.tracing",
     "read_result": "api.result_files",
     "profile": "api.profile.profile",
     "ProfileAnswer": "api.profile.profiling",
-    "cost": "api.cost",
+    "cost": "api.costing",
     "pages": "api.pages",
     "PagesAnswer": "api.pages",
-    "sweep": "api.sweep",
+    "sweep": "api.sweeping",
     "SweepAnswer": "api.sweep_answer",
     "plans": "api.plans",
     "study": "api.study",
@@ -156,7 +155,7 @@ _HOMES = {
     "known_models": "api.catalogue",
     "doctor": "api.catalogue",
     "Trace": "api.trace",
-    "TraceFunction": "api.function",
+    "TraceFunction": "api.trace_function",
     "Answer": "api.answer",
     "StagesAnswer": "api.stages",
     "CostAnswer": "api.cost_answer",

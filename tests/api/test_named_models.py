@@ -11,8 +11,8 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.analyses.run_description import run_notes
 from llm_perf_opt.api.engine_code import _as_named, _folder_of
+from llm_perf_opt.api.origin import find_origin
 from llm_perf_opt.api.served_model import engine_folder
-from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.study import Study
 from llm_perf_opt.models.huggingface.names.resolve import NamedModel, find_model

@@ -28,9 +28,8 @@ from llm_perf_opt import (
 from llm_perf_opt.analyses import cost
 from llm_perf_opt.analyses.cost.static_figures import StageCompute
 from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of
-from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.origin import Origin, find_adapter
 from llm_perf_opt.api.static_analysis.analyzer import isolated_only, report_of_run, without_fallback
-from llm_perf_opt.api.tracing import find_adapter
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.protocols import ModelAdapter

@@ -11,8 +11,8 @@ import pytest
 from llm_perf_opt.analyses.compare import compare
 from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.api.deployed_traces import redeployed
-from llm_perf_opt.api.origin import Origin
-from llm_perf_opt.api.tracing import find_adapter, trace_origin
+from llm_perf_opt.api.origin import Origin, find_adapter
+from llm_perf_opt.api.traced_run import trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.workload import Deployment, Workload

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+
+import llm_perf_opt
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -51,24 +54,59 @@ def test_few_files_are_fragments() -> None:
 
 
 def imported_modules(file: Path) -> Iterator[str]:
-    """Modules of the package that `file` imports when it is loaded: not for type checkers, not inside functions."""
-    for node in ast.parse(file.read_text("utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "llm_perf_opt":
+    """Modules of the package that `file` imports: when it is loaded, inside functions, and for type checkers."""
+    for node in nodes(file):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
+def circles(needs: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is left when all are taken away that need nothing which is left: who imports itself by a detour."""
+    while free := {name for name, needed in needs.items() if not needed & needs.keys()}:
+        needs = {name: needed for name, needed in needs.items() if name not in free}
+    return needs
+
+
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """A room's `__init__` may list what is in the room; otherwise the imports of the house form no cycle."""
+    """An import that waits in a function, or is there for types alone, is one that a reader has to follow as well.
+
+    A room's `__init__` may list what is in the room; otherwise the imports of the house form no cycle.
+    """
     modules = {
         ".".join(file.relative_to(ROOT / "src").with_suffix("").parts): file
         for file in SOURCES
         if file.name != "__init__.py"
     }
-    needs = {name: {found for found in imported_modules(file) if found in modules} for name, file in modules.items()}
-    while free := {name for name, needed in needs.items() if not needed & needs.keys()}:
-        needs = {name: needed for name, needed in needs.items() if name not in free}
-    assert needs == {}
+    assert circles({name: modules.keys() & imported_modules(file) for name, file in modules.items()}) == {}
+
+
+def test_a_circle_is_found_in_functions_and_behind_type_checking(tmp_path: Path) -> None:
+    for name, text in {
+        "first": "if TYPE_CHECKING:\n    from llm_perf_opt import second\n",
+        "second": "def ask():\n    import llm_perf_opt.third\n",
+        "third": "from llm_perf_opt.first import anything\n",
+        "fourth": "from llm_perf_opt.first import anything\n",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    modules = {f"llm_perf_opt.{file.stem}": file for file in tmp_path.iterdir()}
+    needs = {name: modules.keys() & imported_modules(file) for name, file in modules.items()}
+    assert needs["llm_perf_opt.first"] == {"llm_perf_opt.second"}
+    assert {"llm_perf_opt.first", "llm_perf_opt.second", "llm_perf_opt.third"} <= circles(needs).keys()
+
+
+def test_the_import_rule_holds_for_types_and_inside_functions() -> None:
+    """import-linter reads every import unless it is told to pass over those for type checkers."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    assert not settings.get("exclude_type_checking_imports", False)
+
+
+def test_no_room_has_the_name_of_a_question() -> None:
+    """Python binds a package that was imported to its name in the front door: `lpo.cost(...)` would call a package."""
+    rooms = {file.parent.name for file in (ROOT / "src" / "llm_perf_opt").glob("*/__init__.py")}
+    assert rooms & {*llm_perf_opt.__all__} == set()
 
 
 def test_no_function_is_longer_than_a_page() -> None:

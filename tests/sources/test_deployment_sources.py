@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.api.cost import cost_of
-from llm_perf_opt.api.origin import Origin
-from llm_perf_opt.api.tracing import find_adapter
+from llm_perf_opt.api.origin import Origin, find_adapter
 from llm_perf_opt.core.workload import Workload
 
 pytest.importorskip("transformers", minversion="5", reason="the models come from transformers")

@@ -13,8 +13,7 @@ import torch
 from llm_perf_opt.analyses.reconcile import reconcile
 from llm_perf_opt.api.cost import cost_of
 from llm_perf_opt.api.cost_answer import CostAnswer
-from llm_perf_opt.api.origin import Origin
-from llm_perf_opt.api.tracing import find_adapter
+from llm_perf_opt.api.origin import Origin, find_adapter
 from llm_perf_opt.core.source_figures import SourceFigures, WorkFamily, flops_in
 from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.harness.isolation import build_on_ghosts

@@ -36,9 +36,9 @@ from llm_perf_opt.api.capacity_search import (
     worth_replaying,
 )
 from llm_perf_opt.api.measured_server import MeasuredServer, read_server
+from llm_perf_opt.api.origin import find_origin
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
-from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.cluster import Cluster

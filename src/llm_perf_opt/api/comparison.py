@@ -29,6 +29,8 @@ from llm_perf_opt.analyses.first_lines import change_text, counted, listed
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.deployed_traces import deployed_device
 from llm_perf_opt.api.hardware import Hardware, find_hardware, require_room
+from llm_perf_opt.api.rate_sources import refuse_rates, source_of
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops
@@ -36,7 +38,6 @@ from llm_perf_opt.core.units import format_bytes, format_count, format_flops
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.compare import BudgetCheck
     from llm_perf_opt.analyses.time.rates import RateSource
-    from llm_perf_opt.api.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,8 @@ class ComparisonAnswer(Answer):
 
 
 def comparison_answer(
-    left: Trace,
-    right: Trace,
+    left: TracedRun,
+    right: TracedRun,
     *,
     phases: Sequence[str] = (),
     budgets: Sequence[str] = (),
@@ -133,7 +134,7 @@ def comparison_answer(
 
 
 def _compared(
-    sides: tuple[Trace, Trace],
+    sides: tuple[TracedRun, TracedRun],
     comparisons: tuple[Comparison, ...],
     lone: tuple[LonePhase, ...],
     budgets: Sequence[Budget],
@@ -156,7 +157,7 @@ def _compared(
 
 
 def _rates(
-    sides: tuple[Trace, Trace],
+    sides: tuple[TracedRun, TracedRun],
     budgets: Sequence[Budget],
     device: str | Hardware | None,
     *,
@@ -165,8 +166,6 @@ def _rates(
     rates: str | None,
 ) -> RateSource | None:
     """What times both runs: a device that is named, or the one that both were made for where a budget needs it."""
-    from llm_perf_opt.api.prediction import refuse_rates, source_of
-
     timed = [budget.text for budget in budgets if budget.is_time]
     if device is None and timed:
         made_for = {deployed_device(side.graphs) for side in sides}

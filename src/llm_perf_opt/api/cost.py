@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Literal, cast
 
 from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.cost.counted import counted, counted_run
@@ -14,6 +14,7 @@ from llm_perf_opt.analyses.cost.static_figures import static_compute
 from llm_perf_opt.api.cost_answer import CostAnswer, cost_answer
 from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.trace_files import workload_of
+from llm_perf_opt.api.traced_run import TracedRun, trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
@@ -25,9 +26,6 @@ from llm_perf_opt.core.source_figures import Method, SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_seconds
 
-if TYPE_CHECKING:
-    pass
-
 log = logging.getLogger(__name__)
 
 ESTIMATE = "vllm-estimate"  # of vLLM's own code alone
@@ -37,54 +35,18 @@ SOURCES_OF_A_TRACE = (COUNTED, "closed-form")  # those that run nothing
 Sources = Sequence[str] | Literal["all"]
 
 
-def cost(
-    model: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    sources: Sources = "all",
-    weights: str | None = None,
-    cache: str | None = None,
-    routing: str | None = None,
-    torch_device: str | None = None,
-    trust_remote_code: bool = False,
-    code: str = "reference",
-    **workload: Any,
-) -> CostAnswer:
-    """What a model costs from every source, or from those that are named. The options are those of `lpo.trace`.
-
-    The same as `lpo.trace(...).cost(sources)`, but nothing is traced where `counted` is not among the sources. A phase
-    in which the model raises is unknown, and the others are counted.
-    """
-    from llm_perf_opt.api.tracing import find_origin, trace
-
-    check_sources(sources)
-    if code != "reference":
-        formats: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
-        traced = trace(model, args, kwargs, code=code, trust_remote_code=trust_remote_code, **formats, **workload)
-        return traced.cost(None if sources == "all" else sources)
-    origin = find_origin(
-        model,
-        args,
-        kwargs,
-        weights=weights,
-        cache=cache,
-        routing=routing,
-        torch_device=torch_device,
-        trust_remote_code=trust_remote_code,
-        **workload,
-    )
-    return cost_of(origin, sources)
-
-
 def cost_of(origin: Origin, sources: Sources = "all") -> CostAnswer:
     """The same for a model and workload that were found before."""
     names = check_sources(_sources_of_rank(sources, origin.plan))
     if COUNTED not in names:
         return ask_sources((), origin, names)
-    from llm_perf_opt.api.tracing import trace_origin  # closed forms alone need no tracer
+    return cost_of_run(trace_origin(origin, keep_partial=True), names, other_attention=True)
 
-    return trace_origin(origin, keep_partial=True).cost(names, other_attention=True)
+
+def cost_of_run(run: TracedRun, sources: Sources | None = None, *, other_attention: bool = False) -> CostAnswer:
+    """The same for a run that was traced before."""
+    other = run._other_attention if other_attention and run.graphs else ()
+    return ask_sources(run.graphs, run.origin, sources, failures=run.failures, other_attention=other)
 
 
 def check_sources(sources: Sources | None) -> tuple[str, ...]:

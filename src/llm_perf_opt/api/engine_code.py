@@ -14,9 +14,9 @@ from typing import Any
 
 from llm_perf_opt.api.deployed_traces import redeployed
 from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, hardware_id
-from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.trace_files import rank_folder
 from llm_perf_opt.api.traced_phases import reserve_folder, write_graphs
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
@@ -51,7 +51,7 @@ def trace_engine_code(
     out: Path | None = None,
     force: bool = False,
     events: bool = False,
-) -> Trace:
+) -> TracedRun:
     """One rank of each kind of the plan as vLLM runs it; the first with the others."""
     asked = Workload.make(**workload)
     ranks = plan.kinds_of_rank()
@@ -69,7 +69,7 @@ def trace_engine_code(
             kept = redeployed(_with_events(graphs) if events else graphs, deployment)
             kept = _as_named(model, kept)
             files = () if folder is None else write_graphs(kept, folder, force=force)
-            traces.append(Trace(name=str(model), graphs=kept, files=files))
+            traces.append(TracedRun(name=str(model), graphs=kept, files=files))
     return replace(traces[0], others=tuple(traces[1:]))
 
 

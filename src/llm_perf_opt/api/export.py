@@ -25,7 +25,7 @@ from llm_perf_opt.api.export_names import (
     target_of,
     weight_values,
 )
-from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.origin import Origin, find_origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_phase
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
@@ -127,8 +127,6 @@ def export(
     out, force
         A folder for .pt2, .onnx, listings and the matrix, and whether to overwrite those in it.
     """
-    from llm_perf_opt.api.tracing import find_origin
-
     if dtype is not None or isinstance(model, str | Path):
         workload["dtype"] = dtype or "float32"
     origin = find_origin(model, args, kwargs, trust_remote_code=trust_remote_code, **workload)

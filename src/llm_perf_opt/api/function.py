@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from llm_perf_opt.analyses.function.figures.costs import Region
 from llm_perf_opt.analyses.function.form import Point
@@ -17,13 +17,12 @@ from llm_perf_opt.analyses.function.search.traces import Traces
 from llm_perf_opt.analyses.memory.kv_cache import CHUNK
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.chunk_function import NEW_TOKENS, ChunkTraces, chunk_function, phase_not_proven
-from llm_perf_opt.api.hardware import Hardware, find_hardware
+from llm_perf_opt.api.hardware import Hardware
 from llm_perf_opt.api.origin import Origin
-from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
 from llm_perf_opt.core.protocols import KnowsLengths, Tracer
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
@@ -32,11 +31,12 @@ from llm_perf_opt.core.workload import Workload
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.function.columns import Column, Points
     from llm_perf_opt.analyses.function.figures.times import TimeColumns
-    from llm_perf_opt.api.mixed_step import MixedStepAnswer, MixedSteps
-    from llm_perf_opt.api.sweep_answer import SweepAnswer
     from llm_perf_opt.core.hardware.calibration import Calibration
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=TracedRun)
+R_co = TypeVar("R_co", bound=TracedRun, covariant=True)
 
 BATCH, CONTEXT = "batch", "context"
 TRACES = 40  # at most, for each phase
@@ -54,7 +54,7 @@ class PointTraces(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TraceFunction:
+class RunFunction(Generic[R_co]):
     """What a model runs, as a function of how many sequences run together and how long their context is.
 
     `context` counts the tokens that a prefill computes, and that a decode step finds in the cache: prompt and image
@@ -67,6 +67,7 @@ class TraceFunction:
     workload: Workload  # that was varied
     origin: Origin | None
     media_tokens: int  # of the context: what images and sound add to the prompt
+    _run: R_co = field(repr=False)  # that was varied, or an empty one: those at other points are of its kind
     _traces: PointTraces = field(repr=False)
     chunk: PhaseFunction | None = None  # a step of several new tokens, over `batch`, `new_tokens` and `context`
     _chunk_traces: ChunkTraces | None = field(default=None, repr=False)
@@ -80,19 +81,19 @@ class TraceFunction:
             raise UsageError(f"There is no phase {name!r}.", why=f"there are: {known}", fix="choose one")
         return found
 
-    def at(self, *, batch: int = 1, context: int) -> Trace:
-        """The trace of one point. A phase that no cell proves there is traced."""
+    def at(self, *, batch: int = 1, context: int) -> R_co:
+        """The run at one point. A phase that no cell proves there is traced."""
         point = {BATCH: batch, CONTEXT: context}
         graphs = tuple(self._graph(one, point) for one in self.phases)
-        return Trace(name=self.name, graphs=graphs, origin=self._traces.origin_at(point))
+        return self._with(graphs, self._traces.origin_at(point))
 
     def proven_graphs(self) -> tuple[CallGraph, ...]:
         """Each phase at some point of its first cell; phases without a cell are left out."""
         cells = [phase.cells[0] for phase in self.phases if phase.cells]
         return tuple(one.rebuilt.graph({name: ends[0] for name, ends in one.region.items()}) for one in cells)
 
-    def chunk_at(self, *, batch: int = 1, context: int, new_tokens: int) -> Trace:
-        """The trace of one chunk: `new_tokens` after a cache of `context`. Where no cell proves it, it is traced."""
+    def chunk_at(self, *, batch: int = 1, context: int, new_tokens: int) -> R_co:
+        """The run of one chunk: `new_tokens` after a cache of `context`. Where no cell proves it, it is traced."""
         point = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}
         phase = self.phase(CHUNK)
         found, traces = phase.graph_at(point), self._chunk_traces
@@ -100,19 +101,10 @@ class TraceFunction:
             raise phase_not_proven(phase, point)
         graph = traces.graph(point) if found is None and traces is not None else found
         assert graph is not None
-        return Trace(name=self.name, graphs=(graph,), origin=None if traces is None else traces.origin_at(point))
+        return self._with((graph,), None if traces is None else traces.origin_at(point))
 
-    def mixed_step(self, *, chunks: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> MixedStepAnswer:
-        """One packed step: chunks of (new, cached) tokens, and sequences that decode on so many cached tokens."""
-        return self._mixed_steps.answer(chunks, decodes)
-
-    @cached_property
-    def _mixed_steps(self) -> MixedSteps:
-        from llm_perf_opt.api.mixed_step import MixedSteps
-
-        return MixedSteps(
-            model=self.name, chunk=self.phase(CHUNK), phases={phase.phase: phase for phase in self.phases}
-        )
+    def _with(self, graphs: tuple[CallGraph, ...], origin: Origin | None) -> R_co:
+        return replace(self._run, name=self.name, graphs=graphs, origin=origin, failures={}, files=(), others=())
 
     def _graph(self, phase: PhaseFunction, point: Point) -> CallGraph:
         from llm_perf_opt.analyses.function.points import sizes_in_range
@@ -147,7 +139,7 @@ class TraceFunction:
     ) -> TimeColumns:
         """Times at many points at once, as `predict` gives them for one."""
         from llm_perf_opt.analyses.function.points import sizes_in_range
-        from llm_perf_opt.api.prediction import find_rates, source_of
+        from llm_perf_opt.api.rate_sources import find_rates, source_of
 
         rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
         columns = self._inside(phase, points)
@@ -165,36 +157,6 @@ class TraceFunction:
         if outside is not None:
             raise outside_cells(phase, outside, has_model=self.origin is not None)
         return columns
-
-    def sweep(
-        self,
-        *,
-        batch: Given | NumberRange | None = None,
-        context: Given | NumberRange | None = None,
-        points: int = POINTS,
-        device: str | Hardware | None = None,
-        devices_file: Path | None = None,
-        execution: str = Execution.EAGER,
-    ) -> SweepAnswer:
-        """Cost, memory and time over a grid of batches and contexts, by default over the whole range of both."""
-        from llm_perf_opt.api.sweep import sweep_answer
-
-        domain = self.phases[0].domain
-        ranges = (
-            given if isinstance(given, NumberRange) else read_range(given or domain[name], name, points=points)
-            for name, given in ((BATCH, batch), (CONTEXT, context))
-        )
-        batches, contexts = ranges
-        hardware = None if device is None else find_hardware(device, devices_file)
-        return sweep_answer(
-            self, self._traces.graph, batches=batches, contexts=contexts, device=hardware, execution=execution
-        )
-
-    def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Keep it in one file, which `load_function` reads without torch. `force` overwrites."""
-        from llm_perf_opt.api.function_files import save_function
-
-        return save_function(self, Path(path), force=force)
 
 
 def outside_cells(phase: str, point: Point, *, has_model: bool) -> UsageError:
@@ -297,15 +259,15 @@ class _PhaseTraces:
 
 
 def trace_function(
-    trace: Trace,
+    run: R,
     *,
     batch: int | tuple[int, int],
     context: tuple[int, int],
     new_tokens: tuple[int, int] | None = None,
     traces: int = TRACES,
-) -> TraceFunction:
+) -> RunFunction[R]:
     """The function of a traced model over ranges of batch and context, both ends included."""
-    origin = trace.origin
+    origin = run.origin
     if origin is None or origin.is_module:
         raise UsageError(
             "This trace cannot be varied.",
@@ -313,19 +275,19 @@ def trace_function(
             "or is of a module with given inputs",
             fix="trace the model by its name or folder",
         )
-    if "prompt_tokens" not in trace.graphs[0].workload:
+    if "prompt_tokens" not in run.graphs[0].workload:
         raise UsageError(
-            f"{trace.name} has no context that could vary.",
+            f"{run.name} has no context that could vary.",
             why="it takes no prompt: its inputs have one size",
             fix="trace it with each batch",
         )
-    media = _media_tokens(trace)
+    media = _media_tokens(run)
     made = _PhaseTraces(origin, media)
     batches = batch if isinstance(batch, tuple) else (batch, batch)
     refuse_workload(batch=batches[1], tokens=context[1], decode_steps=1)  # the far corner is traced like any other
     domain: Region = {BATCH: batches, CONTEXT: context}
     hints, boundaries, phases = _hints(origin), list[int](), list[PhaseFunction]()
-    for graph in (one for one in trace.graphs if new_tokens is None or one.phase != CHUNK):
+    for graph in (one for one in run.graphs if new_tokens is None or one.phase != CHUNK):
         held = Traces(trace=partial(made.graph, graph.phase), budget=traces, is_traced=made.is_known)
         search = CellSearch(
             traces=held,
@@ -341,12 +303,13 @@ def trace_function(
         if new_tokens is None
         else ChunkTraces(origin=origin, media_tokens=media, after_all_phases=made.keeps_state)
     )
-    return TraceFunction(
-        name=trace.name,
+    return RunFunction(
+        name=run.name,
         phases=tuple(phases),
         workload=origin.workload,
         origin=origin,
         media_tokens=media,
+        _run=run,
         _traces=made,
         chunk=None
         if chunks is None or new_tokens is None
@@ -357,8 +320,8 @@ def trace_function(
     )
 
 
-def _media_tokens(trace: Trace) -> int:
-    workload = trace.graphs[0].workload
+def _media_tokens(run: TracedRun) -> int:
+    workload = run.graphs[0].workload
     prompt = int(workload.get("prompt_tokens", 0))
     return int(workload.get("context_tokens", prompt)) - prompt
 

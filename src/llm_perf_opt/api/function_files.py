@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from llm_perf_opt import __version__
 from llm_perf_opt.analyses.function.files.function_file import SavedFunction, read_function, write_function
 from llm_perf_opt.analyses.function.files.tables import FUNCTION_FILE
 from llm_perf_opt.analyses.function.form import Point
-from llm_perf_opt.api.function import BATCH, CONTEXT, TraceFunction, outside_cells
+from llm_perf_opt.api.function import BATCH, CONTEXT, R, RunFunction, outside_cells
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.free_form import json_safe
 from llm_perf_opt.core.errors import UsageError
@@ -37,7 +38,7 @@ class _SavedTraces:
         raise outside_cells(phase, point, has_model=False)
 
 
-def save_function(function: TraceFunction, path: Path, *, force: bool) -> Path:
+def save_function(function: RunFunction[TracedRun], path: Path, *, force: bool) -> Path:
     """Write the function; the name ends in `.function.json`."""
     if not path.name.endswith(FUNCTION_SUFFIX):
         raise UsageError(
@@ -50,7 +51,7 @@ def save_function(function: TraceFunction, path: Path, *, force: bool) -> Path:
     return path
 
 
-def _saved(function: TraceFunction) -> SavedFunction:
+def _saved(function: RunFunction[TracedRun]) -> SavedFunction:
     if function.origin is None and isinstance(function._traces, _SavedTraces):
         return function._traces.saved
     assert function.origin is not None, "a function is made from a model, or read from a file"
@@ -69,8 +70,8 @@ def _options(record: OptionRecord) -> Mapping[str, Any]:
     return {name: json_safe(getattr(record, name)) for name in record.options()}
 
 
-def load_function(path: str | Path) -> TraceFunction:
-    """A saved function. Needs no torch. It refuses points outside its cells, since there is no model to trace."""
+def read_run_function(path: str | Path, kind: Callable[..., R]) -> RunFunction[R]:
+    """A saved function whose points are runs of a `kind`; there is no model to trace a point outside its cells."""
     path = Path(path)
     saved = read_function(path)
     with naming_file(path):
@@ -80,12 +81,13 @@ def load_function(path: str | Path) -> TraceFunction:
         workload = Workload.make(
             **{name: saved.workload[name] for name in Workload.options() if name in saved.workload}
         )
-    return TraceFunction(
+    return RunFunction(
         name=saved.name,
         phases=saved.phases,
         workload=workload,
         origin=None,
         media_tokens=saved.media_tokens,
         chunk=saved.chunk,
+        _run=kind(name=saved.name, graphs=()),
         _traces=_SavedTraces(saved),
     )

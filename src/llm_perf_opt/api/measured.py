@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.measured.applied import Applied, applied, corrected
 from llm_perf_opt.analyses.measured.correction import centre, corrected_band
@@ -16,13 +15,11 @@ from llm_perf_opt.analyses.measured.remaining_error import Remaining
 from llm_perf_opt.analyses.time.predict import predict, total_wall
 from llm_perf_opt.analyses.time.rates import Band, RateSource
 from llm_perf_opt.api.measured_points import MeasuredPoints, PhaseTimes, found_times, joined_run, own_point
+from llm_perf_opt.api.predicted_run import PredictedRun, PredictedSteps
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import DECODE
-
-if TYPE_CHECKING:
-    from llm_perf_opt.api.predicted_run import PredictedRun, PredictedSteps
-    from llm_perf_opt.api.trace import Trace
 
 Given = str | Path | Measured | Sequence[str | Path]
 
@@ -41,7 +38,7 @@ def read_given(measured: Given) -> Measured:
     return measured if isinstance(measured, Measured) else read_measured(measured)
 
 
-def corrected_times(trace: Trace, source: RateSource, times: PhaseTimes, measured: Given) -> Corrected:
+def corrected_times(trace: TracedRun, source: RateSource, times: PhaseTimes, measured: Given) -> Corrected:
     """The prediction of a trace, corrected. A measurement below the lower bound of its own work is refused."""
     given = read_given(measured)
     maker = MeasuredPoints(trace=trace, source=source, times=times)

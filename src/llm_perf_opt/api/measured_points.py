@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.measured.applied import FoundTime
 from llm_perf_opt.analyses.measured.correction_report import MeasuredPoint
@@ -15,15 +14,14 @@ from llm_perf_opt.analyses.measured.predicted_points import PredictedPoint, batc
 from llm_perf_opt.analyses.measured.recorded_run import recorded_run
 from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.rates import RateSource
+from llm_perf_opt.api.join import JoinAnswer, join_answer
+from llm_perf_opt.api.traced_run import TracedRun, trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.units import format_count, format_ratio, format_seconds
 from llm_perf_opt.core.workload import Workload
-
-if TYPE_CHECKING:
-    from llm_perf_opt.api.trace import Trace
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ _MOST_POINTS = 8  # that are predicted by tracing the model again
 class MeasuredPoints:
     """Predictions at measured workloads, each made once; and what must be said of them."""
 
-    trace: Trace
+    trace: TracedRun
     source: RateSource
     times: PhaseTimes
     warnings: list[str] = field(default_factory=list)
@@ -128,8 +126,6 @@ class MeasuredPoints:
 
     def _traced(self, workload: Workload | None, words: str, run: MeasuredRun) -> PredictedPoint | None:
         """The model traced with another workload; None, and a warning, where that cannot be."""
-        from llm_perf_opt.api.tracing import trace_origin
-
         origin, why = self.trace.origin, "a saved trace holds no model to trace with that workload"
         if origin is not None and workload is not None and not origin.is_module and len(self._known) < _MOST_POINTS:
             log.info("Predicting what was measured: %s.", words)
@@ -246,9 +242,8 @@ def found_times(run: MeasuredRun, maker: MeasuredPoints) -> Iterator[FoundTime]:
         yield FoundTime(run=run, time=time, scale=scale, predicted=predicted, point=point, is_contradicted=is_other)
 
 
-def joined_run(trace: Trace, path: Path, maker: MeasuredPoints) -> MeasuredRun:
+def joined_run(trace: TracedRun, path: Path, maker: MeasuredPoints) -> MeasuredRun:
     """A recording on the phase that explains most of it."""
-    from llm_perf_opt.api.join import JoinAnswer, join_answer
 
     def explained(answer: JoinAnswer) -> float:
         return answer.attributed * min(1.0, answer.found_flops or 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +14,10 @@ from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, require_room
-from llm_perf_opt.api.origin import Origin
-from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
+from llm_perf_opt.api.traced_run import is_eager
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.report import Report
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -90,24 +85,4 @@ def eager_and_fused(
     graphs: Sequence[CallGraph], other: Sequence[CallGraph]
 ) -> tuple[Sequence[CallGraph], Sequence[CallGraph]]:
     """The runs of the two kinds of attention, of which `graphs` are one and `other` the other."""
-    return (graphs, other) if _is_eager(graphs) else (other, graphs)
-
-
-def _is_eager(graphs: Sequence[CallGraph]) -> bool:
-    return bool(graphs[0].workload.get("attention", "eager") == "eager")
-
-
-def trace_other_attention(origin: Origin, graphs: Sequence[CallGraph]) -> tuple[CallGraph, ...]:
-    """The same workload with the other kind of attention; nothing where the model has but one."""
-    finished = [graph for graph in graphs if graph.stopped_in is None]
-    if not finished:
-        return ()
-    other = "sdpa" if _is_eager(finished) else "eager"
-    try:
-        tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
-        targets = origin.targets(attention=other)
-        traced = trace_targets(tracer, origin.adapter, targets, origin.deployment, keep_partial=True)
-    except PerfOptError as error:
-        log.info("No figures for %s attention: %s", other, error.what)
-        return ()
-    return tuple(graph for graph in traced.graphs if graph.stopped_in is None)
+    return (graphs, other) if is_eager(graphs) else (other, graphs)

@@ -1,17 +1,25 @@
-"""What a trace was made from: a model with its workload and deployment, which can be run again."""
+"""What a trace is made from: a model that was found, with its workload and deployment, which can be run again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.protocols import ModelAdapter
+from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
+from llm_perf_opt.core.protocols import CopiesKeyHeads, ModelAdapter, SpreadsOverRanks
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.run_watch import RunWatch
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, Workload
+from llm_perf_opt.models.huggingface.names.resolve import NamedModel, find_model
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +47,93 @@ class Origin:
         """
         with OneRun(), RunWatch(f"{self.name}, looking for its inputs"):
             return self.adapter.targets(replace(self.workload, **changed) if changed else self.workload)
+
+
+def find_origin(
+    model: str | Path | NamedModel | torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    device: str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    routing: str | None = None,
+    torch_device: str | None = None,
+    trust_remote_code: bool = False,
+    copies_key_heads: bool = False,
+    **workload: Any,
+) -> Origin:
+    """The model and its workload, checked before anything runs; the parameters are those of `trace`.
+
+    Of a plan it is the rank that was asked for, by default the first. With `copies_key_heads` a model whose ranks
+    outnumber its key heads is spread as engines do; otherwise its own code refuses that.
+    """
+    named = find_model(str(model), trust_remote_code) if isinstance(model, (str, Path)) else model
+    adapter = module_adapter(named, args, kwargs) or find_adapter(named, trust_remote_code)
+    if copies_key_heads and isinstance(adapter, CopiesKeyHeads):
+        adapter = adapter.copying_key_heads()
+    is_module = not isinstance(named, NamedModel)
+    plan = taken_plan(workload)
+    asked = make_workload(adapter, **workload)
+    refuse_workload(
+        batch=asked.batch,
+        tokens=asked.prompt_tokens or 0,
+        decode_steps=asked.decode_steps,
+        new_tokens=asked.new_tokens,
+    )
+    origin = Origin(
+        name=adapter.title if is_module else str(named),
+        adapter=adapter,
+        workload=asked,
+        deployment=Deployment.make(device=device, weights=weights, cache=cache),
+        routing=routing,
+        torch_device=torch_device,
+        is_module=is_module,
+    )
+    return on_rank(origin, plan.of_rank(plan.kinds_of_rank()[0])) if plan.is_spread else origin
+
+
+def find_adapter(model: object, trust_remote_code: bool = False) -> ModelAdapter:
+    """The adapter of a registered name, of a folder, or of any other name: `models/huggingface/names/resolve.py`."""
+    named = model if isinstance(model, NamedModel) else find_model(str(model), trust_remote_code)
+    if named.registered is not None:
+        return MODELS.get(named.registered)()
+    assert named.folder is not None, "a name is a registered one or has a folder"
+    shown = named.name if named.source else None
+    return FOLDERS.get("huggingface")(named.folder, trust_remote_code, name=shown, source=named.source)
+
+
+def module_adapter(
+    model: str | Path | NamedModel | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> ModelAdapter | None:
+    """The adapter of a module that is called with these arguments; None for a name or a folder, which takes none."""
+    if not isinstance(model, (str, Path, NamedModel)):
+        from llm_perf_opt.models.single_module.adapter import SingleModuleAdapter
+
+        return SingleModuleAdapter(model, args, kwargs)
+    if args or kwargs:
+        raise UsageError(
+            "args and kwargs are for a module.",
+            why=f"{str(model)!r} makes its own inputs from the workload",
+            fix="leave them out, and give image=, prompt_tokens= or batch= instead",
+        )
+    return None
+
+
+def taken_plan(workload: dict[str, Any]) -> ParallelPlan:
+    """The parallel plan among the keywords of a workload, which are left without it."""
+    given = {name: workload.pop(name) for name in ParallelPlan.options() if name in workload}
+    if isinstance(given.get("plan"), Path):
+        given["plan"] = str(given["plan"])
+    return ParallelPlan.make(**given)
+
+
+def on_rank(origin: Origin, plan: ParallelPlan) -> Origin:
+    """The same model and workload as one rank of a plan runs them."""
+    if not isinstance(origin.adapter, SpreadsOverRanks):
+        raise UsageError(
+            f"{origin.name} cannot be spread over ranks.",
+            why="nothing says which of its modules could be shared between ranks",
+            fix="leave tp, ep, pp and fsdp out, or trace a Hugging Face folder",
+        )
+    return replace(origin, adapter=origin.adapter.on_rank(plan), plan=plan)

@@ -14,10 +14,9 @@ from llm_perf_opt.analyses.run_description import deployment_notes, workload_tex
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.origin import Origin
-from llm_perf_opt.api.prediction import source_of
+from llm_perf_opt.api.origin import Origin, find_origin
+from llm_perf_opt.api.rate_sources import source_of
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
-from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device

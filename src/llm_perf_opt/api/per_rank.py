@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.ranks.rank_figures import Balance, RankFigures, balances, rank_figures
 from llm_perf_opt.analyses.ranks.rank_report import rank_notes, rank_tables
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
+from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.deployed_traces import deployed_device
+from llm_perf_opt.api.hardware import Hardware
+from llm_perf_opt.api.rate_sources import find_rates, source_of
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Report
-
-if TYPE_CHECKING:
-    from llm_perf_opt.api.hardware import Hardware
-    from llm_perf_opt.api.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -108,12 +108,15 @@ def _figures(graphs: Phases, rates: RateSource | None, known: PhaseTimes | None)
 
 
 def per_rank(
-    trace: Trace, device: str | Hardware | None, *, devices_file: Path | None, execution: str
+    run: TracedRun,
+    device: str | Hardware | None = None,
+    *,
+    devices_file: Path | None = None,
+    execution: str = Execution.EAGER,
 ) -> RanksAnswer | None:
-    """The answer for a trace; `device` is one, or a cluster."""
-    from llm_perf_opt.api.prediction import find_rates, source_of
-
-    kinds = [one._finished() for one in trace.ranks]
+    """The answer for a run; `device` is one, or a cluster, by default what the run was made for."""
+    kinds = [one._finished() for one in run.ranks]
+    device = deployed_device(run.graphs) if device is None else device
     if device is None:
         return ranks_answer(kinds)
     rates = find_rates(device, devices_file=devices_file, execution=execution, graphs=kinds[0])

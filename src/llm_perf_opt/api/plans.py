@@ -24,11 +24,10 @@ from llm_perf_opt.analyses.run_description import deployment_notes, workload_not
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.origin import Origin, find_origin
 from llm_perf_opt.api.per_rank import rank_kinds
-from llm_perf_opt.api.prediction import source_of
-from llm_perf_opt.api.trace import Trace
-from llm_perf_opt.api.tracing import find_origin, trace_origin, trace_ranks
+from llm_perf_opt.api.rate_sources import source_of
+from llm_perf_opt.api.traced_run import TracedRun, trace_origin, trace_ranks
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
@@ -197,7 +196,7 @@ class _Search:
     found: list[PlanFigures] = field(default_factory=list)
     refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> plans
     graphs: tuple[CallGraph, ...] = ()
-    _traced: dict[tuple[ParallelPlan, int], Trace] = field(default_factory=dict)
+    _traced: dict[tuple[ParallelPlan, int], TracedRun] = field(default_factory=dict)
 
     def add(self, plan: ParallelPlan) -> None:
         """Trace a plan and keep its figures, or the reason why there are none."""
@@ -220,7 +219,7 @@ class _Search:
         if ranked(self.found)[0] is figures:
             self.graphs = traced.graphs
 
-    def _trace(self, plan: ParallelPlan, batch: int) -> Trace:
+    def _trace(self, plan: ParallelPlan, batch: int) -> TracedRun:
         key = (replace(plan, dp=1), batch)
         if key not in self._traced:
             origin = replace(self.origin, workload=replace(self.origin.workload, batch=batch))
@@ -237,5 +236,5 @@ def _reason(plan: ParallelPlan, error: PerfOptError) -> str:
     return " ".join(part for part in (None if names_plan and error.why else error.what, error.why) if part)
 
 
-def _phases(trace: Trace) -> Sequence[tuple[CallGraph, ...]]:
+def _phases(trace: TracedRun) -> Sequence[tuple[CallGraph, ...]]:
     return [one._finished() for one in trace.ranks]

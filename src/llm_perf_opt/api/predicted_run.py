@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.analyses.memory.kv_cache import DECODE
 from llm_perf_opt.analyses.time.predict import StageTime, total_wall
 from llm_perf_opt.analyses.time.rates import RateSource
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.errors import PerfOptError
@@ -23,7 +24,6 @@ from llm_perf_opt.core.work_limits import refuse_decode_steps
 if TYPE_CHECKING:
     from llm_perf_opt.analyses.function.figures.times import TimeColumns
     from llm_perf_opt.analyses.function.phase_function import PhaseFunction
-    from llm_perf_opt.api.trace import Trace
 
 RUN_TABLE = "The whole run"
 RUN_TRACES = 24  # at most, to find the function of the decode step
@@ -95,7 +95,7 @@ class PredictedRun:
 
 
 def predicted_run(
-    trace: Trace, times: tuple[tuple[StageTime, ...], ...], rates: RateSource, decode_steps: int
+    trace: TracedRun, times: tuple[tuple[StageTime, ...], ...], rates: RateSource, decode_steps: int
 ) -> PredictedRun | None:
     """The run of so many steps; None where the model does not decode. `times` are those of the phases of the trace."""
     decode = next((graph for graph in trace.graphs if graph.phase == DECODE), None)
@@ -124,7 +124,7 @@ def predicted_run(
 
 
 def _decode_times(
-    trace: Trace, decode: CallGraph, rates: RateSource, steps: int
+    trace: TracedRun, decode: CallGraph, rates: RateSource, steps: int
 ) -> tuple[TimeColumns | None, int, str | None]:
     """The times of all steps, the traces that were made, and why there are no times."""
     import numpy as np
@@ -142,7 +142,7 @@ def _decode_times(
 
 
 @found_once
-def _decode_function(trace: Trace, decode: CallGraph, steps: int) -> PhaseFunction:
+def _decode_function(trace: TracedRun, decode: CallGraph, steps: int) -> PhaseFunction:
     """The decode step as a function of its context; it holds for every device."""
     from llm_perf_opt.api.function import trace_function
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llm_perf_opt.analyses.first_lines import three_digits
 from llm_perf_opt.analyses.memory.shortage import Shortage
@@ -16,15 +16,13 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, hardware_id
 from llm_perf_opt.api.prediction import PredictionAnswer
 from llm_perf_opt.api.prediction_words import execution_text, run_text
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.shared_work import shared_work
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of
 from llm_perf_opt.core.units import format_count
-
-if TYPE_CHECKING:
-    from llm_perf_opt.api.trace import Trace
 
 ALL = "all"
 _HOUR_S, _MILLION = 3_600, 1_000_000
@@ -212,14 +210,15 @@ def is_several(device: str | None) -> bool:
 
 
 def predictions_answer(
-    trace: Trace,
+    run: TracedRun,
+    predict: Callable[..., PredictionAnswer],
     devices: str | Sequence[str | Hardware],
     *,
     devices_file: Path | None = None,
     prices: Mapping[str, float] | None = None,
     **options: Any,
 ) -> PredictionsAnswer:
-    """The prediction of one trace on each device; `options` are those of `Trace.predict`."""
+    """The prediction of one run on each device; `options` are those of `predict`, which is `Trace.predict`."""
     found = find_devices(devices, devices_file)
     _refuse_prices(prices or {}, found)
     rows: list[DevicePrediction] = []
@@ -227,7 +226,7 @@ def predictions_answer(
     with shared_work():
         for hardware in found:
             try:
-                answer = trace.predict(hardware, **options)
+                answer = predict(hardware, **options)
             except UsageError:
                 raise
             except PerfOptError as refusal:
@@ -235,12 +234,12 @@ def predictions_answer(
             else:
                 rows.append(_row(hardware, answer, (prices or {}).get(device_of(hardware).id)))
     return PredictionsAnswer(
-        model=trace.graphs[0].model,
+        model=run.graphs[0].model,
         execution=options.get("execution", "eager"),
         engine=options.get("engine"),
         devices=tuple(sorted(rows, key=_rank)),
         refused=refused,
-        _graphs=trace.graphs,
+        _graphs=run.graphs,
     )
 
 

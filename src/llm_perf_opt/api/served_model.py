@@ -21,9 +21,8 @@ from llm_perf_opt.analyses.serving.fit import fullest_fit
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.predict import predict
 from llm_perf_opt.api.origin import Origin
-from llm_perf_opt.api.prediction import source_of
-from llm_perf_opt.api.trace import Trace
-from llm_perf_opt.api.tracing import trace_origin
+from llm_perf_opt.api.rate_sources import source_of
+from llm_perf_opt.api.traced_run import TracedRun, trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
@@ -57,10 +56,10 @@ class ServedModel:
         self.origin, self._folder, self._pages = origin, folder, pages
         self._tokens: dict[str, PageTokens] = {}
         self._encoders: dict[str, Curve] = {}
-        self._page_traces: list[tuple[int, Trace]] = []
+        self._page_traces: list[tuple[int, TracedRun]] = []
 
     @cached_property
-    def trace(self) -> Trace:
+    def trace(self) -> TracedRun:
         """Of one request on one device: everything else follows from it."""
         if not self._pages:
             return trace_origin(self.origin)
@@ -220,7 +219,7 @@ class ServedModel:
             self._encoders[device.id] = curve
         return self._encoders[device.id]
 
-    def _traces_of_pages(self) -> list[tuple[int, Trace]]:
+    def _traces_of_pages(self) -> list[tuple[int, TracedRun]]:
         """The smallest page, the largest, and one between, by their image tokens."""
         if not self._page_traces:
             by_tokens = {self.page_tokens(size).image: size for size in self._pages}

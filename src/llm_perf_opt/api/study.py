@@ -19,7 +19,7 @@ from llm_perf_opt.analyses.first_lines import counted
 from llm_perf_opt.analyses.studies.tasks import StudyTask, points_of, study_tasks
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.prediction import refuse_rates
+from llm_perf_opt.api.rate_sources import refuse_rates
 from llm_perf_opt.api.study_task import TaskOutcome, reason_of, run_task, write_failure
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.errors import PerfOptError, UsageError

@@ -13,10 +13,9 @@ from llm_perf_opt.analyses.studies.figures import Figures, costs
 from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
 from llm_perf_opt.api.capacity_replays import Replays
 from llm_perf_opt.api.capacity_search import PlanCandidate
-from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.origin import Origin, find_origin
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
-from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.page_sizes import PageSize
 from llm_perf_opt.core.parallel_plan import ParallelPlan

@@ -23,10 +23,11 @@ from llm_perf_opt.analyses.studies.tasks import (
     StudyTask,
     workload_text,
 )
-from llm_perf_opt.api.function import TraceFunction
-from llm_perf_opt.api.prediction import find_rates, source_of
+from llm_perf_opt.api.function import RunFunction
+from llm_perf_opt.api.rate_sources import find_rates, source_of
 from llm_perf_opt.api.study_replays import replays_of
 from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batches
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
@@ -155,7 +156,7 @@ def _function_tables(task: StudyTask) -> Iterator[Any]:
             yield _failed_table(task, deployment, list(task.pairs()), reason_of(refusal))
 
 
-def _function(task: StudyTask) -> TraceFunction:
+def _function(task: StudyTask) -> RunFunction[TracedRun]:
     if task.way == FILE:
         if task.plan.is_spread or task.workload or any(one.weights or one.cache for one in task.deployments):
             raise PerfOptError(
@@ -173,14 +174,14 @@ def _function(task: StudyTask) -> TraceFunction:
 
 
 @lru_cache(maxsize=2)
-def _loaded(path: str) -> TraceFunction:
+def _loaded(path: str) -> RunFunction[TracedRun]:
     """A process that evaluates many tasks of one function reads it once."""
-    from llm_perf_opt.api.function_files import load_function
+    from llm_perf_opt.api.function_files import read_run_function
 
-    return load_function(path)
+    return read_run_function(path, TracedRun)
 
 
-def _deployed_tables(task: StudyTask, function: TraceFunction, deployment: PointDeployment) -> Iterator[Any]:
+def _deployed_tables(task: StudyTask, function: RunFunction[TracedRun], deployment: PointDeployment) -> Iterator[Any]:
     from llm_perf_opt.analyses.function.points import sizes_in_range
 
     assert task.contexts is not None, "a function is asked at contexts"
@@ -209,7 +210,7 @@ def _deployed_tables(task: StudyTask, function: TraceFunction, deployment: Point
 class _Served:
     """The largest batch that a serving engine holds, for every context of a function."""
 
-    function: TraceFunction
+    function: RunFunction[TracedRun]
     cluster: Cluster
     task: StudyTask
     _known: dict[int, int | None] | None = None

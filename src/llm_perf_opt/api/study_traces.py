@@ -17,10 +17,11 @@ from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.deployed_traces import redeployed
-from llm_perf_opt.api.function import TraceFunction
+from llm_perf_opt.api.function import RunFunction
 from llm_perf_opt.api.per_rank import rank_kinds
-from llm_perf_opt.api.prediction import find_rates, source_of
+from llm_perf_opt.api.rate_sources import find_rates, source_of
 from llm_perf_opt.api.sweep import media_tokens
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
@@ -106,7 +107,7 @@ class TracedPoints:
             rates=rates.name,
         )
 
-    def function(self, deployment: PointDeployment) -> TraceFunction:
+    def function(self, deployment: PointDeployment) -> RunFunction[TracedRun]:
         """The function of the task, in the formats of a deployment, over all its batches and contexts."""
         assert self.task.contexts is not None, "a function is one of the context"
         shares = [one.replicas for one in self.task.deployments]

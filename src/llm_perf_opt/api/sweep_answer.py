@@ -30,6 +30,9 @@ from llm_perf_opt.analyses.function.sweep.report import (
 from llm_perf_opt.analyses.run_description import deployment_notes, workload_text
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.function import RunFunction
+from llm_perf_opt.api.function_files import save_function
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.cluster import Cluster
@@ -41,7 +44,6 @@ from llm_perf_opt.core.report import Chart, Note, Report, Table
 if TYPE_CHECKING:
     import pandas
 
-    from llm_perf_opt.api.function import TraceFunction
 
 _OF_THE_POINT = ("batch", "prompt_tokens", "context_tokens", "inputs")  # what differs from point to point
 _SMOOTH = 48  # points of a curve, where they cost nothing
@@ -70,7 +72,7 @@ class SweepAnswer(Answer):
     cells: tuple[ProvenCell, ...]
     open_regions: tuple[OpenCell, ...]
     traces: int
-    _function: TraceFunction
+    _function: RunFunction[TracedRun]
     _phases: tuple[PhaseSweep, ...]
     _graphs: tuple[CallGraph, ...]  # of one point, for the description of the workload
     _rates: RateSource | None
@@ -129,7 +131,7 @@ class SweepAnswer(Answer):
 
     def save_function(self, path: str | Path, *, force: bool = False) -> Path:
         """Keep the function that the points come from; `sweep` and `lpo.load_function` take it."""
-        return self._function.save(path, force=force)
+        return save_function(self._function, Path(path), force=force)
 
     def to_pandas(self, table: str | None = None) -> pandas.DataFrame:
         """Every point as a data frame of raw numbers, or another one of `tables`."""

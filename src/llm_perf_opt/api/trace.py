@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.api.answer import report_suffixes
 from llm_perf_opt.api.deployed_traces import deployed_device
-from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.traced_phases import reserve_folder, write_graphs
-from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
+from llm_perf_opt.api.traced_run import TracedRun
+from llm_perf_opt.core.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.comparison import ComparisonAnswer
     from llm_perf_opt.api.cost_answer import CostAnswer
     from llm_perf_opt.api.export import ExportAnswer
-    from llm_perf_opt.api.function import TraceFunction
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.hardware import Hardware
     from llm_perf_opt.api.join import JoinAnswer
@@ -32,6 +28,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.prediction import PredictionAnswer
     from llm_perf_opt.api.predictions import PredictionsAnswer
     from llm_perf_opt.api.stages import StagesAnswer
+    from llm_perf_opt.api.trace_function import TraceFunction
     from llm_perf_opt.api.what_if import AttentionAnswer
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import Device
@@ -39,33 +36,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Trace:
+class Trace(TracedRun):
     """What ran, one call graph per phase. It prints as the table of stages and shows as HTML in a notebook.
 
     `origin` is the model that was traced; a trace that was read from files has none, and is asked from what it holds.
     """
 
-    name: str  # the model, or the path it was read from
-    graphs: tuple[CallGraph, ...]
-    origin: Origin | None = None
-    failures: Mapping[str, str] = field(default_factory=dict)  # phase in which the model raised -> reason
-    files: tuple[Path, ...] = ()  # in which it was saved, or from which it was read
     others: tuple[Trace, ...] = ()  # of a model that is spread over ranks: one of each further kind of rank
 
-    @property
-    def plan(self) -> ParallelPlan | None:
-        """How the model is spread, and which rank this is; None: it runs on one device."""
-        return plan_in(self.graphs[0].deployment) if self.graphs else None
+    @classmethod
+    def of(cls, run: TracedRun) -> Trace:
+        """The same run, with every question that can be asked of it."""
+        held = {field.name: getattr(run, field.name) for field in fields(run)}
+        return cls(**held | {"others": tuple(map(cls.of, run.others))})
 
     @property
     def ranks(self) -> tuple[Trace, ...]:
         """One trace for each kind of rank, itself first."""
         return (self, *self.others)
-
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """The names of the phases, in the order in which they ran."""
-        return tuple(graph.phase for graph in self.graphs)
 
     def stages(self, times: Trace | None = None) -> StagesAnswer:
         """What each stage runs and costs; with `times`, a trace that measured, how long it took."""
@@ -82,10 +70,9 @@ class Trace:
         Default sources: the count of the trace and, where the model has one, the closed form. The others run the model
         again. `other_attention` traces the other attention code too, for the memory that it takes.
         """
-        from llm_perf_opt.api.cost import ask_sources
+        from llm_perf_opt.api.cost import cost_of_run
 
-        other = self._other_attention if other_attention and self.graphs else ()
-        return ask_sources(self.graphs, self.origin, sources, failures=self.failures, other_attention=other)
+        return cost_of_run(self, sources, other_attention=other_attention)
 
     def memory(
         self, device: str | Hardware | None = None, *, devices_file: Path | None = None, other_attention: bool = False
@@ -120,7 +107,8 @@ class Trace:
         `measured` corrects the times by what was measured: a line such as `ttft=0.5s tpot=20ms batch=16`, a file of
         figures, the result of a load generator, a GPU recording, the folder of a `profile`; or a list of these.
         """
-        from llm_perf_opt.api.prediction import corrected_prediction, find_rates, prediction_answer, with_decode_steps
+        from llm_perf_opt.api.prediction import corrected_prediction, prediction_answer, with_decode_steps
+        from llm_perf_opt.api.rate_sources import find_rates
 
         graphs = self._finished()
         if device is None and calibration is None:
@@ -155,7 +143,7 @@ class Trace:
         """
         from llm_perf_opt.api.predictions import predictions_answer
 
-        return predictions_answer(self, devices, devices_file=devices_file, prices=prices, **options)
+        return predictions_answer(self, self.predict, devices, devices_file=devices_file, prices=prices, **options)
 
     def per_rank(
         self, device: str | Hardware | None = None, *, devices_file: Path | None = None, execution: str = "eager"
@@ -167,8 +155,7 @@ class Trace:
         """
         from llm_perf_opt.api.per_rank import per_rank
 
-        wanted = deployed_device(self.graphs) if device is None else device
-        return per_rank(self, wanted, devices_file=devices_file, execution=execution)
+        return per_rank(self, device, devices_file=devices_file, execution=execution)
 
     def what_if(
         self, what: str = "attention", device: str | Hardware | None = None, *, devices_file: Path | None = None
@@ -181,9 +168,7 @@ class Trace:
         from llm_perf_opt.api.what_if import attention_answer, check_question
 
         check_question(what)
-        graphs = self._finished()
-        wanted = deployed_device(graphs) if device is None else device
-        return attention_answer(graphs, self._other_attention, wanted, devices_file=devices_file)
+        return attention_answer(self, device, devices_file=devices_file)
 
     def graph(
         self,
@@ -226,7 +211,7 @@ class Trace:
         context: tuple[int, int],
         new_tokens: tuple[int, int] | None = None,
         traces: int | None = None,
-    ) -> TraceFunction:
+    ) -> TraceFunction[Trace]:
         """The trace as a function of batch and context, over ranges of both, ends included.
 
         With a range of `new_tokens` it has a further phase, `chunk`: a step of so many new tokens on a cache of
@@ -235,9 +220,11 @@ class Trace:
         It is made from at most `traces` further traces per phase, and proven by those that took no part in it.
         """
         from llm_perf_opt.api.function import TRACES, trace_function
+        from llm_perf_opt.api.trace_function import TraceFunction
 
         most = TRACES if traces is None else traces
-        return trace_function(self, batch=batch, context=context, new_tokens=new_tokens, traces=most)
+        found = trace_function(self, batch=batch, context=context, new_tokens=new_tokens, traces=most)
+        return TraceFunction.of(found)
 
     def join(
         self,
@@ -347,39 +334,3 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return self.stages()._repr_html_()
-
-    def _origin(self) -> Origin:
-        if self.origin is None:
-            raise UsageError(
-                "A saved trace holds no model to run.",
-                why="exporting runs parts of the model again",
-                fix="trace the model, or call lpo.export",
-            )
-        return self.origin
-
-    def _phase(self, phase: str | None) -> CallGraph:
-        """The graph of that phase, by default the first."""
-        phase = phase or self.phases[0]
-        if phase not in self.phases:
-            raise UsageError(
-                f"There is no phase {phase!r}.", why=f"there are: {', '.join(self.phases)}", fix="choose one"
-            )
-        return self.graphs[self.phases.index(phase)]
-
-    def _finished(self) -> tuple[CallGraph, ...]:
-        """The graphs of a run that came to its end."""
-        for graph in self.graphs:
-            if graph.stopped_in is not None:
-                raise PerfOptError(
-                    f"The {graph.phase} of this trace stopped half-way, in {graph.stopped_in or '(root)'}.",
-                    why="what follows is missing, so every figure would be too small",
-                    fix="trace it again; until then llm-perf-opt report shows what ran",
-                )
-        return self.graphs
-
-    @cached_property
-    def _other_attention(self) -> tuple[CallGraph, ...]:
-        """The same workload with the other kind of attention; nothing where the model has but one."""
-        from llm_perf_opt.api.memory import trace_other_attention
-
-        return () if self.origin is None else trace_other_attention(self.origin, self.graphs)

@@ -12,48 +12,34 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.api.deployed_traces import redeployed
 from llm_perf_opt.api.engine_code import trace_engine_code
 from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, hardware_id, refuse_small_cluster
-from llm_perf_opt.api.origin import Origin
+from llm_perf_opt.api.origin import Origin, find_origin, taken_plan
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.api.trace_files import (
     folder_of_rank,
-    rank_folder,
     rank_folders,
     read_phase,
     read_traces,
     require_rank,
     trace_files,
 )
-from llm_perf_opt.api.traced_phases import (
-    WEIGHTLESS,
-    draw_modules,
-    drawing_tracer,
-    make_tracer,
-    reserve_folder,
-    trace_targets,
-    write_graphs,
-)
+from llm_perf_opt.api.traced_phases import WEIGHTLESS, drawing_tracer, make_tracer
+from llm_perf_opt.api.traced_run import trace_origin, trace_ranks
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
 from llm_perf_opt.core.module_selection import chosen_stages
-from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload, workload_options
+from llm_perf_opt.core.plugins import workload_options
 from llm_perf_opt.core.protocols import (
-    CopiesKeyHeads,
-    KnowsKindsOfRank,
-    ModelAdapter,
-    RunsForReal,
-    SpreadsOverRanks,
     Tracer,
 )
-from llm_perf_opt.core.target import Target
-from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, ModelCode
 from llm_perf_opt.models.huggingface.names.resolve import NamedModel, find_model
 
 if TYPE_CHECKING:
     import torch
+
+    from llm_perf_opt.api.trace_function import TraceFunction
 
 
 _BESIDE = {"profiler": (".chrome-trace.json",)}  # tracer -> suffixes of files that it leaves itself, one per phase
@@ -104,29 +90,30 @@ def trace(
     """
     named = _named(model, workload, trust_remote_code)
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
-    folder, wanted = None if out is None else Path(out), as_pictures(pictures)
+    kept: dict[str, Any] = {"out": None if out is None else Path(out), "force": force, "events": events}
     seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
     chosen: dict[str, Any] = {"load_weights": load_weights, "only": only, "stage": stage}
     chosen |= {"with_stack": with_stack, "with_modules": with_modules, "profile_memory": profile_memory}
-    running = _able_to_draw(make_tracer(tracer, **seen, **chosen, keep_in=folder), wanted)
-    plan = _checked_plan(_taken_plan(workload), tracer, hardware)
+    running, wanted = _able_to_draw(make_tracer(tracer, **seen, **chosen, keep_in=kept["out"]), pictures)
+    plan = _checked_plan(taken_plan(workload), tracer, hardware)
     if _is_of_engine(workload, tracer, args, kwargs):
         asked: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing, "trusts": trust_remote_code}
-        return trace_engine_code(named, hardware, plan, workload, out=folder, force=force, events=events, **asked)
+        return Trace.of(trace_engine_code(named, hardware, plan, workload, **kept, **asked))
     found: dict[str, Any] = {**seen, "trust_remote_code": trust_remote_code, **workload}
     origin = find_origin(named, args, kwargs, device=hardware_id(hardware), weights=weights, cache=cache, **found)
     _require_stages(origin, stage)
-    kept: dict[str, Any] = {"force": force, "keep_partial": keep_partial, "events": events}
+    kept["keep_partial"] = keep_partial
     if plan.is_spread:
-        return trace_ranks(origin, plan, folder, **kept)
-    return trace_origin(origin, running, pictures=wanted, beside=_BESIDE.get(tracer, ()), out=folder, **kept)
+        return Trace.of(trace_ranks(origin, plan, **kept))
+    return Trace.of(trace_origin(origin, running, pictures=wanted, beside=_BESIDE.get(tracer, ()), **kept))
 
 
-def _able_to_draw(running: Tracer, wanted: Sequence[ModulePicture]) -> Tracer:
-    """The tracer; one that cannot draw what is wanted is refused before any work."""
+def _able_to_draw(running: Tracer, pictures: Sequence[ModulePicture | str]) -> tuple[Tracer, tuple[ModulePicture, ...]]:
+    """The tracer, and the pictures that are wanted; one that cannot draw is refused before any work."""
+    wanted = as_pictures(pictures)
     if wanted:
         drawing_tracer(running)
-    return running
+    return running, wanted
 
 
 def _seen_hardware(
@@ -188,90 +175,11 @@ def _checked_plan(plan: ParallelPlan, tracer: str, hardware: Hardware | None) ->
     return plan
 
 
-def _taken_plan(workload: dict[str, Any]) -> ParallelPlan:
-    """The parallel plan among the keywords of a workload, which are left without it."""
-    given = {name: workload.pop(name) for name in ParallelPlan.options() if name in workload}
-    if isinstance(given.get("plan"), Path):
-        given["plan"] = str(given["plan"])
-    return ParallelPlan.make(**given)
-
-
-def trace_ranks(origin: Origin, plan: ParallelPlan, out: Path | None = None, **kept: Any) -> Trace:
-    """One rank of each kind of a plan, the first of them with the others; several lie in folders of their own."""
-    adapter = origin.adapter
-    ranks = (
-        adapter.kinds_of_rank(plan, origin.workload) if isinstance(adapter, KnowsKindsOfRank) else plan.kinds_of_rank()
-    )
-    traces = [
-        trace_origin(on_rank(origin, plan.of_rank(rank)), out=rank_folder(out, rank, ranks), **kept) for rank in ranks
-    ]
-    return replace(traces[0], others=tuple(traces[1:]))
-
-
-def on_rank(origin: Origin, plan: ParallelPlan) -> Origin:
-    """The same model and workload as one rank of a plan runs them."""
-    if not isinstance(origin.adapter, SpreadsOverRanks):
-        raise UsageError(
-            f"{origin.name} cannot be spread over ranks.",
-            why="nothing says which of its modules could be shared between ranks",
-            fix="leave tp, ep, pp and fsdp out, or trace a Hugging Face folder",
-        )
-    return replace(origin, adapter=origin.adapter.on_rank(plan), plan=plan)
-
-
 def _require_stages(origin: Origin, stage: str | Sequence[str] | None) -> None:
     """Refuse the name of a stage that no phase has."""
     if stage is not None:
         targets = origin.targets()
         chosen_stages(stage, (name for one in targets for name in (*(part.name for part in one.stages), one.phase)))
-
-
-def trace_origin(
-    origin: Origin,
-    tracer: Tracer | None = None,
-    *,
-    pictures: Sequence[ModulePicture] = (),
-    beside: Sequence[str] = (),
-    out: Path | None = None,
-    force: bool = False,
-    keep_partial: bool = False,
-    events: bool = False,
-) -> Trace:
-    """Trace a model and workload that were found before. Default: without weights, and nothing is written.
-
-    `beside` are the suffixes of files that the tracer itself leaves in `out`, one per phase.
-    """
-    running = tracer or make_tracer(routing=origin.routing, torch_device=origin.torch_device)
-    targets = _targets(origin, running)
-    phases = [target.phase for target in targets]
-    if pictures:
-        for picture in pictures:
-            free_file(picture.file, force=force)
-        drawing_tracer(running).require_drawable(origin.targets()[0], pictures)
-    if out is not None:
-        reserve_folder(out, phases, [out / f"{phase}{suffix}" for phase in phases for suffix in beside], force=force)
-    traced = trace_targets(
-        running,
-        origin.adapter,
-        targets,
-        origin.deployment,
-        out=out,
-        force=force,
-        keep_partial=keep_partial,
-        events=events,
-    )
-    files = () if out is None else write_graphs(traced.graphs, out, force=force)
-    if pictures:
-        draw_modules(drawing_tracer(running), targets, traced.graphs, pictures)
-    return Trace(name=origin.name, graphs=traced.graphs, origin=origin, failures=traced.failures, files=files)
-
-
-def _targets(origin: Origin, tracer: Tracer) -> tuple[Target, ...]:
-    """The phases. A module that was built elsewhere runs for real with its own weights, and without them on a twin."""
-    adapter = origin.adapter
-    if origin.is_module and "weights" in tracer.takes and isinstance(adapter, RunsForReal):
-        return adapter.real_run(origin.workload, None).targets
-    return origin.targets()
 
 
 def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None, cache: str | None = None) -> Trace:
@@ -314,72 +222,9 @@ def load_phase(
     return Trace(name=str(path), graphs=chosen)
 
 
-def find_origin(
-    model: str | Path | NamedModel | torch.nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    device: str | None = None,
-    weights: str | None = None,
-    cache: str | None = None,
-    routing: str | None = None,
-    torch_device: str | None = None,
-    trust_remote_code: bool = False,
-    copies_key_heads: bool = False,
-    **workload: Any,
-) -> Origin:
-    """The model and its workload, checked before anything runs; the parameters are those of `trace`.
+def load_function(path: str | Path) -> TraceFunction[Trace]:
+    """A saved function. Needs no torch. It refuses points outside its cells, since there is no model to trace."""
+    from llm_perf_opt.api.function_files import read_run_function
+    from llm_perf_opt.api.trace_function import TraceFunction
 
-    Of a plan it is the rank that was asked for, by default the first. With `copies_key_heads` a model whose ranks
-    outnumber its key heads is spread as engines do; otherwise its own code refuses that.
-    """
-    named = find_model(str(model), trust_remote_code) if isinstance(model, (str, Path)) else model
-    adapter = module_adapter(named, args, kwargs) or find_adapter(named, trust_remote_code)
-    if copies_key_heads and isinstance(adapter, CopiesKeyHeads):
-        adapter = adapter.copying_key_heads()
-    is_module = not isinstance(named, NamedModel)
-    plan = _taken_plan(workload)
-    asked = make_workload(adapter, **workload)
-    refuse_workload(
-        batch=asked.batch,
-        tokens=asked.prompt_tokens or 0,
-        decode_steps=asked.decode_steps,
-        new_tokens=asked.new_tokens,
-    )
-    origin = Origin(
-        name=adapter.title if is_module else str(named),
-        adapter=adapter,
-        workload=asked,
-        deployment=Deployment.make(device=device, weights=weights, cache=cache),
-        routing=routing,
-        torch_device=torch_device,
-        is_module=is_module,
-    )
-    return on_rank(origin, plan.of_rank(plan.kinds_of_rank()[0])) if plan.is_spread else origin
-
-
-def find_adapter(model: object, trust_remote_code: bool = False) -> ModelAdapter:
-    """The adapter of a registered name, of a folder, or of any other name: `models/huggingface/names/resolve.py`."""
-    named = model if isinstance(model, NamedModel) else find_model(str(model), trust_remote_code)
-    if named.registered is not None:
-        return MODELS.get(named.registered)()
-    assert named.folder is not None, "a name is a registered one or has a folder"
-    shown = named.name if named.source else None
-    return FOLDERS.get("huggingface")(named.folder, trust_remote_code, name=shown, source=named.source)
-
-
-def module_adapter(
-    model: str | Path | NamedModel | torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> ModelAdapter | None:
-    """The adapter of a module that is called with these arguments; None for a name or a folder, which takes none."""
-    if not isinstance(model, (str, Path, NamedModel)):
-        from llm_perf_opt.models.single_module.adapter import SingleModuleAdapter
-
-        return SingleModuleAdapter(model, args, kwargs)
-    if args or kwargs:
-        raise UsageError(
-            "args and kwargs are for a module.",
-            why=f"{str(model)!r} makes its own inputs from the workload",
-            fix="leave them out, and give image=, prompt_tokens= or batch= instead",
-        )
-    return None
+    return TraceFunction.of(read_run_function(path, Trace))

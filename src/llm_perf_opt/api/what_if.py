@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,8 +10,10 @@ from llm_perf_opt.analyses.run_description import deployment_notes, workload_not
 from llm_perf_opt.analyses.time.attention_what_if import ALL, AttentionWhatIf, attention_what_if, what_if_report
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.deployed_traces import deployed_device
 from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
 from llm_perf_opt.api.memory import eager_and_fused
+from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
@@ -60,18 +62,19 @@ def _figure(case: AttentionWhatIf) -> str:
 
 
 def attention_answer(
-    graphs: tuple[CallGraph, ...],
-    other: Sequence[CallGraph],
-    device: str | Hardware | None = None,
-    *,
-    devices_file: Path | None = None,
+    run: TracedRun, device: str | Hardware | None = None, *, devices_file: Path | None = None
 ) -> AttentionAnswer:
-    """The kinds of attention from one trace and, where it can be run, the trace of the other kind."""
+    """The kinds of attention from one run and, where its model is at hand, a trace of the other kind.
+
+    Default device: the one that the run was made for.
+    """
+    graphs = run._finished()
+    device = deployed_device(graphs) if device is None else device
     hardware = None if device is None else find_hardware(device, devices_file)
     if hardware is not None:
         require_room(graphs, hardware)
     found = None if hardware is None else device_of(hardware)
-    eager, fused = eager_and_fused(graphs, other)
+    eager, fused = eager_and_fused(graphs, run._other_attention)
     rates = None if hardware is None else DataSheetRates(device_of(hardware), cluster=cluster_of(hardware))
     return AttentionAnswer(
         model=graphs[0].model, device=found, cases=attention_what_if(eager, fused, rates), _graphs=graphs

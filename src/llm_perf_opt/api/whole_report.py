@@ -15,14 +15,15 @@ from llm_perf_opt.analyses.run_description import deployment_notes, run_notes, w
 from llm_perf_opt.analyses.serving.fit import traced_fit, with_serving_fit
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.cost import QUICK_SOURCES
+from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of_run
 from llm_perf_opt.api.cost_answer import CostAnswer
-from llm_perf_opt.api.export import ExportAnswer
+from llm_perf_opt.api.export import ExportAnswer, export_parts
 from llm_perf_opt.api.graph import grouped
 from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, hardware_id, require_room
-from llm_perf_opt.api.per_rank import RanksAnswer
-from llm_perf_opt.api.prediction import PredictionAnswer, prediction_answer, refuse_rates
+from llm_perf_opt.api.per_rank import RanksAnswer, per_rank
+from llm_perf_opt.api.prediction import PredictionAnswer, prediction_answer
 from llm_perf_opt.api.predictions import find_devices, is_several
+from llm_perf_opt.api.rate_sources import refuse_rates
 from llm_perf_opt.api.report_answers import (
     does_it_fit,
     does_it_serve,
@@ -38,7 +39,8 @@ from llm_perf_opt.api.report_answers import (
 )
 from llm_perf_opt.api.report_deployment import deployment_table
 from llm_perf_opt.api.report_speed import machine_table, speed_chapter
-from llm_perf_opt.api.what_if import AttentionAnswer
+from llm_perf_opt.api.traced_run import TracedRun
+from llm_perf_opt.api.what_if import AttentionAnswer, attention_answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.shared_work import shared_work
 from llm_perf_opt.core.errors import UsageError
@@ -48,7 +50,6 @@ from llm_perf_opt.core.report import Level, Note, Report
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.sweep_answer import SweepAnswer
-    from llm_perf_opt.api.trace import Trace
 
 _FIRST = ("How fast", "Does it fit")
 Devices = str | Hardware | Sequence[str | Hardware]  # one, or several to compare; a text may name several with commas
@@ -148,7 +149,7 @@ class WholeReport(Answer):
 
 
 def whole_report(
-    trace: Trace,
+    run: TracedRun,
     *,
     device: Devices | None = None,
     devices_file: Path | None = None,
@@ -164,11 +165,11 @@ def whole_report(
     refuse_rates(execution, rates, engine)
     found = find_report_devices(device, devices_file)
     for hardware in found:
-        require_room(trace.graphs, hardware)
+        require_room(run.graphs, hardware)
     first = found[0] if found else None
     # Exporting is asked for by its own word, and one rank of several is counted by its trace alone.
-    sources = None if trace.origin is None or trace.plan is not None else QUICK_SOURCES
-    cost = trace.cost(sources, other_attention=True)
+    sources = None if run.origin is None or run.plan is not None else QUICK_SOURCES
+    cost = cost_of_run(run, sources, other_attention=True)
     times = found if cost.memory is not None else ()
     with shared_work():
         predictions = tuple(
@@ -180,17 +181,17 @@ def whole_report(
         device=None if first is None else device_of(first),
         cluster=None if first is None else cluster_of(first),
         predictions=predictions,
-        exports=trace.export() if exports else None,
-        attention=_attention(trace, first),
-        sweep=default_sweep(trace, first) if sweep else None,
-        ranks=None if any(graph.stopped_in is not None for graph in trace.graphs) else trace.per_rank(first),
+        exports=export_parts(run._origin()) if exports else None,
+        attention=_attention(run, first),
+        sweep=default_sweep(run, first) if sweep else None,
+        ranks=None if any(graph.stopped_in is not None for graph in run.graphs) else per_rank(run, first),
     )
 
 
-def _attention(trace: Trace, device: Hardware | None) -> AttentionAnswer | None:
-    if not trace.graphs or any(graph.stopped_in is not None or graph.ops is None for graph in trace.graphs):
+def _attention(run: TracedRun, device: Hardware | None) -> AttentionAnswer | None:
+    if not run.graphs or any(graph.stopped_in is not None or graph.ops is None for graph in run.graphs):
         return None
-    answer = trace.what_if(device=device)
+    answer = attention_answer(run, device)
     return answer if answer.cases else None
 
 

@@ -68,8 +68,8 @@ def cost(
 ) -> None:
     """Print what MODEL_OR_TRACE costs per stage, from independent sources, with every difference explained."""
     from llm_perf_opt.api.cost import check_sources
-    from llm_perf_opt.api.cost import cost as run_cost
     from llm_perf_opt.api.cost_answer import reserve_cost_files
+    from llm_perf_opt.api.costing import cost as run_cost
     from llm_perf_opt.api.trace_files import is_trace, refuse_options
 
     reporter = choose_reporter(format_name, json_wanted)

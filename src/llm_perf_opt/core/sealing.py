@@ -11,11 +11,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from llm_perf_opt.core.errors import PerfOptError
-    from llm_perf_opt.core.reading import FileKind
+from llm_perf_opt.core.errors import PerfOptError
 
 SEAL_KEY = "content_sha256"
 _KEY = f'"{SEAL_KEY}"'.encode()
@@ -27,6 +25,22 @@ _ESCAPES = re.compile(
 _PAIR = re.compile(_KEY + rb'\s*:\s*"([0-9a-f]{64})"')
 
 
+class SealedKind(Protocol):
+    """What a refusal says of a kind of file: `FileKind` in `reading.py`, which looks down on this file."""
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+
+    @property
+    def fix(self) -> str:
+        """What to do about a bad one."""
+
+    @property
+    def error(self) -> type[PerfOptError]:
+        """What a bad one raises."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
     """The digest that a file was written with, and the one that its bytes have: empty where the seal is not last."""
@@ -34,13 +48,13 @@ class Seal:
     written: str
     found: str
 
-    def require(self, kind: FileKind) -> None:
+    def require(self, kind: SealedKind) -> None:
         """Refuse a file that is not, byte for byte, what was written."""
         if self.written != self.found:
             raise _changed(kind)
 
 
-def _changed(kind: FileKind) -> PerfOptError:
+def _changed(kind: SealedKind) -> PerfOptError:
     """The error for a file that does not have the content that its seal was made for."""
     return kind.error(
         f"The {kind.name} was changed after it was written.",
@@ -94,7 +108,7 @@ def split_seal(raw: bytes) -> tuple[bytes, Seal | None]:
     return before.removesuffix(b",") + after, _seal(raw, pair)
 
 
-def check_seal(raw: bytes, kind: FileKind) -> None:
+def check_seal(raw: bytes, kind: SealedKind) -> None:
     """Refuse a sealed file that is not, byte for byte, what was written up to its seal, or that goes on after it."""
     pair = _find_pair(raw)
     if pair is None:

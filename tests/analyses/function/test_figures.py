@@ -22,7 +22,7 @@ from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.analyses.time.stage_work import stage_works
-from llm_perf_opt.api.function import TraceFunction
+from llm_perf_opt.api.trace_function import TraceFunction
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.errors import PerfOptError, UsageError

@@ -14,6 +14,7 @@ from torch import Tensor
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.real_models import RealModels
+from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import PromptIds, prompt_ids
@@ -259,7 +260,7 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_an_option_that_a_folder_cannot_have_is_refused() -> None:
     with pytest.raises(UsageError, match="not run with attention 'sdpa'"):
-        DeepSeekOcrCheckpoint(FACTS, attention="sdpa")
+        DeepSeekOcrCheckpoint(FACTS, DeepSeekOcrAdapter, attention="sdpa")
 
 
 def test_another_kind_of_decoder_needs_the_folders_own_code(tmp_path: Path) -> None:

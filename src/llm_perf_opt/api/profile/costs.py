@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analyses.profile import WorkloadCosts
 from llm_perf_opt.analyses.time.stage_work import stage_works
-from llm_perf_opt.api.cost import SOURCES_OF_A_TRACE
+from llm_perf_opt.api.cost import SOURCES_OF_A_TRACE, cost_of_run
 from llm_perf_opt.api.cost_answer import CostAnswer
 from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.profile.request import DeviceChoice
-from llm_perf_opt.api.trace import Trace
-from llm_perf_opt.api.tracing import trace_origin
+from llm_perf_opt.api.traced_run import TracedRun, trace_origin
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.measurement import PageMeasurement
@@ -76,7 +75,7 @@ class PageTraces:
         self._model = model
         self._torch_device = torch_device  # that the traced code sees
         self._known: dict[tuple[Any, ...], WorkloadCosts] = {}
-        self._traces: dict[Workload, Trace] = {}
+        self._traces: dict[Workload, TracedRun] = {}
 
     def costs(self, pages: Sequence[PageMeasurement]) -> list[WorkloadCosts | None]:
         """One entry per page; pages of one trace share it."""
@@ -95,7 +94,7 @@ class PageTraces:
         asked = dict(workload)
         if "image" in sizes or "mode" in sizes:
             asked.pop("crops", None)  # those of the page belong to its own size and mode
-        return self._trace(make_workload(self._adapter, **{**asked, **sizes})).cost(sources)
+        return cost_of_run(self._trace(make_workload(self._adapter, **{**asked, **sizes})), sources)
 
     def _costs_of(self, page: PageMeasurement) -> WorkloadCosts:
         workload = make_workload(self._adapter, **page.workload)
@@ -110,7 +109,7 @@ class PageTraces:
             )
         return self._known[key]
 
-    def _trace(self, workload: Workload) -> Trace:
+    def _trace(self, workload: Workload) -> TracedRun:
         if workload not in self._traces:
             origin = Origin(name=self._model, adapter=self._adapter, workload=workload, torch_device=self._torch_device)
             self._traces[workload] = trace_origin(origin)

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.api.origin import module_adapter
 from llm_perf_opt.api.profile.profiled_model import ProfiledModel, open_model
 from llm_perf_opt.api.profile.profiling import ProfileAnswer, Progress, run_profile
 from llm_perf_opt.api.profile.request import (
@@ -23,7 +24,6 @@ from llm_perf_opt.api.profile.request import (
     StaticSwitch,
     WorkloadChoice,
 )
-from llm_perf_opt.api.tracing import module_adapter
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.scratch import scratch_folder
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.api.origin import find_adapter
 from llm_perf_opt.api.profile.request import ModelChoice, ProfileRequest
-from llm_perf_opt.api.tracing import find_adapter
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDER_INPUTS, MODELS, folder_model_type, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter, OpensCheckpoint, RealRun, RunsForReal, SpeaksText

@@ -65,7 +65,9 @@ class DeepSeekOcrAdapter:
         """A released folder, with its sizes, weights and tokenizer."""
         from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint
 
-        return DeepSeekOcrCheckpoint(folder, device=device, attention=attention, trust_remote_code=trust_remote_code)
+        return DeepSeekOcrCheckpoint(
+            folder, DeepSeekOcrAdapter, device=device, attention=attention, trust_remote_code=trust_remote_code
+        )
 
     def write_engine_folder(self, folder: Path) -> None:
         """The configuration for a serving engine, which takes a folder and not a name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.core.protocols import ModelAdapter, RealRun
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import Prompt
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
@@ -25,13 +25,19 @@ class DeepSeekOcrCheckpoint:
     """Configuration, tokenizer if present, and the code that runs; `notes` say what was decided.
 
     The folder's own code runs only under `trust_remote_code`; otherwise its weights go into the blueprint, which has
-    the same names. `adapter` gives the targets of the same model, without weights.
+    the same names. `blueprint` makes its adapter, and `adapter` gives the targets of the same model, without weights.
     """
 
     workload_type: type[Workload] = DeepSeekOcrWorkload
 
     def __init__(
-        self, folder: Path, *, device: str = "cpu", attention: str | None = None, trust_remote_code: bool = False
+        self,
+        folder: Path,
+        blueprint: Callable[[DeepSeekOcrConfig], ModelAdapter],
+        *,
+        device: str = "cpu",
+        attention: str | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         if attention not in (None, "eager", "flash"):
             raise UsageError(
@@ -42,7 +48,7 @@ class DeepSeekOcrCheckpoint:
         released = read_released_folder(folder)
         self.config, self.eos_token_id = released.config, released.eos_token_id
         self.adapter: ModelAdapter = (
-            FOLDERS.get("huggingface")(folder, True) if trust_remote_code else DeepSeekOcrAdapter(released.config)
+            FOLDERS.get("huggingface")(folder, True) if trust_remote_code else blueprint(released.config)
         )
         self.attention, attention_note = _choose_attention(attention == "flash", device, own_code=trust_remote_code)
         self.tokenizer, tokenizer_note = load_tokenizer(folder, trust_remote_code)

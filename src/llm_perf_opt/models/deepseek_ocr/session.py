@@ -104,6 +104,7 @@ class DeepSeekOCRSession:
         folder = Path(model_path)
         checkpoint = DeepSeekOcrCheckpoint(
             folder,
+            DeepSeekOcrAdapter,
             device=device,
             attention="flash" if use_flash_attn else None,
             trust_remote_code=trust_remote_code,
