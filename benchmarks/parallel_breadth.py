@@ -42,11 +42,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    header = {
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "model_types": len(model_types()),
-    }
+    header = {"transformers": transformers.__version__, "torch": torch.__version__, "model_types": len(model_types())}
     records = load_records(options.out)
     caps = Caps(seconds=options.seconds, memory_bytes=options.gib << 30)
     run_real("llama")  # what every child would otherwise import for itself

@@ -109,11 +109,7 @@ class Breadth:
         if self._process is None:
             self._process = VllmProcess(self._environment).__enter__()
         job = TraceJob(
-            model=str(folder),
-            out=str(scratch),
-            device=self._device,
-            prompt_tokens=_PROMPT_TOKENS,
-            dtype="bfloat16",
+            model=str(folder), out=str(scratch), device=self._device, prompt_tokens=_PROMPT_TOKENS, dtype="bfloat16"
         )
         guard = threading.Timer(_LONGEST_S, self._process._process.kill)
         guard.start()

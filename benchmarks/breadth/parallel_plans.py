@@ -47,10 +47,7 @@ def planned_type(model_type: str) -> Iterator[PlannedType]:
         fields = json.loads(chosen.config.to_json_string(use_diff=False)) | {"architectures": [name]}
         (Path(scratch) / "config.json").write_text(json.dumps(fields), encoding="utf-8")
         yield PlannedType(
-            model_type=model_type,
-            model_class=load_class(model_type, name),
-            config=chosen.config,
-            folder=Path(scratch),
+            model_type=model_type, model_class=load_class(model_type, name), config=chosen.config, folder=Path(scratch)
         )
 
 

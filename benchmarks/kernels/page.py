@@ -55,11 +55,7 @@ def coverage_table(inside: Mapping[tuple[str, Family], tuple[int, int]], scaled:
     lines = ["| system | family | rows | in the 80 % band |", "|---|---|--:|--:|"]
     for (system, family), (rows, hits) in sorted(inside.items()):
         lines.append(f"| {system} | {family} | {rows:,} | {100 * hits / rows:.0f} % |")
-    lines += [
-        "",
-        "| scaled | family | rows | median error | 80 % of measured / expected |",
-        "|---|---|--:|--:|---|",
-    ]
+    lines += ["", "| scaled | family | rows | median error | 80 % of measured / expected |", "|---|---|--:|--:|---|"]
     for kind, family in dict.fromkeys((one.kind, one.family) for one in scaled):
         mine = [one for one in scaled if (one.kind, one.family) == (kind, family)]
         ratios = np.concatenate([one.ratios for one in mine])

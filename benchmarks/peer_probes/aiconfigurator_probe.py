@@ -44,9 +44,7 @@ def predicted_time(asked: Asked) -> Offer:
 def serving(asked: Asked) -> Offer:
     answer = _estimate(asked, mode="agg", batch_size=64)
     return Offer(
-        figure=answer.tokens_per_second_per_gpu,
-        unit="tokens/s",
-        of="64 requests at once, batched in flight, per GPU",
+        figure=answer.tokens_per_second_per_gpu, unit="tokens/s", of="64 requests at once, batched in flight, per GPU"
     )
 
 

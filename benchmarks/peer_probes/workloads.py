@@ -48,11 +48,7 @@ EXPERT_TOKENS = 32
 def expert_config() -> DecoderConfig:
     """The decoder of DeepSeek-OCR, made small."""
     return replace(
-        DeepSeekOcrConfig().decoder,
-        hidden_size=64,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
+        DeepSeekOcrConfig().decoder, hidden_size=64, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32
     )
 
 

@@ -46,14 +46,7 @@ DECODE_STEPS = {  # record -> device, context, sequences in a step, dtype, metri
     "dsocr-sglang-mi300x-c1": ("mi300x", 336, 1, "float16", "tpot_ms_mean", "197 tokens in, half of 278 out"),
     "dsocr-sglang-mi300x-c100": ("mi300x", 396, 86, "float16", "itl_ms_median", "302 in, half of 188 out, 86 at once"),
     "dsocr2-sglang-h200-c1": ("h200-sxm", 336, 1, "bfloat16", "tpot_ms_mean", "lengths as on MI300X"),
-    "dsocr2-sglang-h200-c100": (
-        "h200-sxm",
-        396,
-        87,
-        "bfloat16",
-        "itl_ms_median",
-        "lengths as on MI300X, 87 at once",
-    ),
+    "dsocr2-sglang-h200-c100": ("h200-sxm", 396, 87, "bfloat16", "itl_ms_median", "lengths as on MI300X, 87 at once"),
     "dsocr2-hf-rtx3090": ("rtx-3090", 1400, 1, "bfloat16", "ms_per_token", "a page of 2 x 3 crops, half of 1,000 out"),
 }
 TEXT_FIRST_TOKENS = ("dsocr-sglang-mi300x-c1", "dsocr2-sglang-h200-c1")

@@ -27,11 +27,7 @@ _RUNS = {  # file -> model of the configurations, device, plan
     "rtx4090-llama31-8b": ("llama-3.1-8b", "rtx-4090", ParallelPlan()),
     "rtxpro6000-llama31-8b": ("llama-3.1-8b", "rtx-pro-6000-bw-server", ParallelPlan()),
     "rtxpro6000-qwen3-32b-tp2": ("qwen3-32b", "rtx-pro-6000-bw-server", ParallelPlan(tp=2)),
-    "rtxpro6000-qwen3-30b-a3b-dp2-ep": (
-        "qwen3-30b-a3b",
-        "rtx-pro-6000-bw-server",
-        ParallelPlan(attention_dp=2, ep=2),
-    ),
+    "rtxpro6000-qwen3-30b-a3b-dp2-ep": ("qwen3-30b-a3b", "rtx-pro-6000-bw-server", ParallelPlan(attention_dp=2, ep=2)),
 }
 
 

@@ -33,13 +33,7 @@ def sections(data: dict[str, Any]) -> dict[str, str]:
         "after": table(
             ("", "records", _OFF, "measured / estimated, 10 %", "90 %"),
             (
-                (
-                    f"{name}: {what}",
-                    f"{row['runs']:,}",
-                    tails(row, "off"),
-                    f"{row['low']:.2f}",
-                    f"{row['high']:.2f}",
-                )
+                (f"{name}: {what}", f"{row['runs']:,}", tails(row, "off"), f"{row['low']:.2f}", f"{row['high']:.2f}")
                 for name, rows in data["after"].items()
                 for what, row in rows.items()
             ),

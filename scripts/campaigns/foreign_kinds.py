@@ -204,7 +204,5 @@ def _weights_of_a_part(folder: Path) -> Iterator[Kind]:
         read=lambda raw: read(struct.pack("<Q", len(raw)) + raw + values),
     )
     yield Kind(
-        name="weights of a part, index",
-        good=index,
-        read=at(shard.parent / "model.safetensors.index.json", filled),
+        name="weights of a part, index", good=index, read=at(shard.parent / "model.safetensors.index.json", filled)
     )

@@ -150,11 +150,7 @@ def _starts(place: Path, wanted: int, chosen: random.Random) -> Row:
     for _ in range(wanted):
         delay = chosen.choice((chosen.uniform(0, 0.5), chosen.uniform(0.5, 6)))
         with subprocess.Popen(
-            [sys.executable, "-c", _START, *words],
-            cwd=place,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", _START, *words], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None
             process.stdout.readline()  # from here on it is ours
