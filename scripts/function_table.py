@@ -33,7 +33,7 @@ def main() -> int:
     import torch
     import transformers
 
-    from benchmarks.breadth.fork_pool import Caps, run_jobs
+    from benchmarks.runner import Caps, run_jobs
     from benchmarks.function.exactness_page import is_missed, page
     from benchmarks.function.subjects import SUBJECTS
 

@@ -41,10 +41,16 @@ from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, rea
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.weightless.routing import read_replay
-from scripts.campaigns.foreign_kinds import foreign_kinds
-from scripts.campaigns.one_kind import Kind, at, function_questions, questions, small_module
-from scripts.campaigns.served_kinds import served_kinds
-from scripts.campaigns.study_kinds import study_kinds
+from scripts.campaigns.other_kinds import (
+    Kind,
+    at,
+    foreign_kinds,
+    function_questions,
+    questions,
+    served_kinds,
+    small_module,
+    study_kinds,
+)
 
 EXPERTS = 3
 RESULTS = ("call graph", "static costs", "grouped view", "function", "calibration", "metrics")  # of `read_result`
@@ -97,20 +103,10 @@ LLAMA: dict[str, Any] = {
     },
 }
 MIXTURE: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "moe_intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32,
-    "max_position_embeddings": 64,
-}
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 16, "intermediate_size": 24,
+    "moe_intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 32, "max_position_embeddings": 64,
+}  # fmt: skip
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
 RELEASED: dict[str, Any] = {
     "model_type": "DeepseekOCR",

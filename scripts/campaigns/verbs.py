@@ -27,15 +27,9 @@ from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.core.scratch import PREFIX
 
 CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 100,
-}
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
+}  # fmt: skip
 VERBS = {
     "trace": "trace tiny --prompt-tokens 4 --out run --force",
     "graph": "graph base --out graph.html --force",
