@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.breadth.routing_record import RoutingRecorder
+from benchmarks.breadth.observed import RoutingRecorder
 from llm_perf_opt.analyses.memory.live_memory import Peak, peak_of, timeline
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload

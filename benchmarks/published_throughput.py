@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.breadth.marked_section import replace_section
+from benchmarks.pages import replace_section
 from benchmarks.published.capacity import capacity_rows
 from benchmarks.published.cases import OTHER_MODELS, REASONS, usable_rows
 from benchmarks.published.llama import llama_rows

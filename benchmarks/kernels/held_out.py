@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks.breadth.marked_section import replace_section
 from benchmarks.kernels.judged import Judged
 from benchmarks.kernels.page import OWN_ROWS, accuracy_table, coverage_table, parts_file, versions_table
 from benchmarks.kernels.splits import Split, far_end_left_out, lines_left_out, shapes_left_out
 from benchmarks.kernels.subjects import SYSTEMS, Subject, own, subjects
+from benchmarks.pages import replace_section
 from llm_perf_opt.analyses.kernels.exchanges import CAPTURED
 from llm_perf_opt.analyses.kernels.experts import GATED, LAYER_KEYS
 from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables

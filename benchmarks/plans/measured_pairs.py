@@ -7,18 +7,14 @@ waited (over 40 % of a request before its first token), and pairs within 3 %, wh
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.bounds.silicon_reader import ruled
+from benchmarks.records import MeasuredRun, read_silicon
 
-RECORDS = Path(__file__).parents[2] / "tests" / "facts" / "serving" / "silicon_sample.csv"
 WAITED = 0.4  # of a request: such a server is full, and its times say how long the queue was
 TIE = math.log(1.03)
 AGAIN = "the same measurement again"
@@ -85,9 +81,7 @@ def pairs_of(runs: list[MeasuredRun], left_out: Counter[str]) -> Iterator[Pair]:
                 left_out["pairs within 3 %"] += 1
 
 
-def measured_pairs(file: Path = RECORDS) -> tuple[list[Pair], Counter[str]]:
-    """All pairs of the file, and what was left out by reason."""
+def measured_pairs() -> tuple[list[Pair], Counter[str]]:
+    """All pairs of the records, and what was left out by reason."""
     left_out: Counter[str] = Counter()
-    with file.open(encoding="utf-8", newline="") as lines:
-        runs = ruled(list(csv.DictReader(lines)))
-    return list(pairs_of(runs, left_out)), left_out
+    return list(pairs_of(read_silicon(), left_out)), left_out

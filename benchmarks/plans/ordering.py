@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.bounds.measured_run import MeasuredRun
 from benchmarks.plans.measured_pairs import Pair
+from benchmarks.records import MeasuredRun
 from llm_perf_opt.analyses.time.rates import Band
 
 Estimate = Callable[[MeasuredRun], Band | None]

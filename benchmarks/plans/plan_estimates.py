@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from benchmarks.bounds.measured_run import MeasuredRun
 from benchmarks.plans.rank_step import Load, Share, step_band
 from benchmarks.plans.shallow_models import TwoDepths, configuration, two_depths
+from benchmarks.records import MeasuredRun
 from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.bounds.floors import FEWEST, running_on_average
-from benchmarks.bounds.measured_run import MeasuredRun
 from benchmarks.plans.plan_estimates import load_of, own_depths, whole_depths
 from benchmarks.plans.rank_step import Load
 from benchmarks.plans.shallow_models import TwoDepths
+from benchmarks.records import MeasuredRun
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork
 from llm_perf_opt.analyses.time.lower_bound import LowerBound
 from llm_perf_opt.analyses.time.rank_bound import rank_bound

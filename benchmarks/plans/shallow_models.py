@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import llm_perf_opt as lpo
-from benchmarks.bounds.traced_models import CONFIGS, smallest_stored_form
+from benchmarks.bounds.evaluation import smallest_stored_form
+from benchmarks.records import CONFIGS
 from llm_perf_opt.analyses.collectives import collectives_by_call
 from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
 from llm_perf_opt.analyses.stored_formats import store_cache, store_weights

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.bounds.serving_readers import read_nim, records_of
+from benchmarks.records import read_nim, records_of
 from benchmarks.serving_replay.field_records import ROUNDS, load_of, replay_once
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.bounds.traced_models import CONFIGS
+from benchmarks.records import CONFIGS, MeasuredRun
 from benchmarks.serving_replay.cache_room import BLOCK, cache_blocks
 from benchmarks.serving_replay.schedules import Schedule, Schedules, times_of
 from benchmarks.serving_times.deployed import deployed_blocks, engine_plan

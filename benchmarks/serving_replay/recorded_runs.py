@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.bounds.traced_models import CONFIGS
+from benchmarks.records import CONFIGS
 from benchmarks.serving_replay.cache_room import cache_blocks
 from benchmarks.serving_times.deployed import traced_blocks
 from llm_perf_opt.analyses.serving.engine_time import EngineTimer

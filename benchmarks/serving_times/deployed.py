@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.bounds.traced_models import decode_graph
+from benchmarks.bounds.evaluation import decode_graph
+from benchmarks.records import MeasuredRun
 from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks, engine_blocks
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.bounds.silicon_reader import read_silicon
-from benchmarks.plans.measured_pairs import RECORDS, WAITED
+from benchmarks.plans.measured_pairs import WAITED
+from benchmarks.records import MeasuredRun, read_silicon
 from benchmarks.serving_times.deployed import deployed_blocks, engine_plan
 from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, ForwardTime
@@ -79,7 +78,7 @@ class Estimated:
 
 def aggregated_runs() -> list[MeasuredRun]:
     """The runs whose prompts and steps share their GPUs, all of them."""
-    return [run for run in read_silicon(RECORDS) if not run.is_disaggregated]
+    return [run for run in read_silicon() if not run.is_disaggregated]
 
 
 def estimated(runs: Iterable[MeasuredRun]) -> list[Estimated]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.records import MeasuredRun
 from benchmarks.serving_replay import page
 from benchmarks.serving_replay.cache_knee import knee
 from benchmarks.serving_replay.field_records import Replay, load_of

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.breadth.collective_watch import SeenCollective, Watch, bytes_held, running_modules
-from benchmarks.breadth.own_distribution import distributed_model
+from benchmarks.breadth.parallel import SeenCollective, Watch, bytes_held, running_modules
+from benchmarks.breadth.parallel import distributed_model
 
 from .plan_cases import PlanCase
 

@@ -1,16 +1,25 @@
-"""One model type at its default full-size configuration: built weightless, given inputs, run, measured."""
+"""One model type at its default full-size configuration: made to fit, built weightless, given inputs, run, measured.
+
+Default configurations of composite models rarely fit together: the towers and the text model were never one model. Two
+misfits are common, and each has one cure that keeps every other size: the placeholder token lies beyond the text
+vocabulary (the vocabulary grows), or a tower's output is not as wide as the text model (that width is set).
+"""
 
 from __future__ import annotations
 
+import importlib
 import time
+import tomllib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.runner import Record, resident_bytes
 from llm_perf_opt.models.huggingface.folder import class_names, load_class
 from llm_perf_opt.models.huggingface.inputs import (
     Found,
@@ -24,8 +33,92 @@ from llm_perf_opt.models.huggingface.inputs import (
 from llm_perf_opt.models.huggingface.phases import prefill
 from llm_perf_opt.weightless import Engine
 
-from .fork_pool import Record, resident_bytes
-from .full_size_configs import full_size_config
+PLACEHOLDERS = (
+    "image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id", "audio_token_index",
+    "media_placeholder_token_id", "vision_start_token_id", "vision_end_token_id", "boi_token_id", "eoi_token_id",
+    "boa_token_id", "eoa_token_id", "image_start_token_id", "image_end_token_id",
+)  # fmt: skip
+COMPOSITES = ("vlm_config",)
+TOWERS = ("vision_config", "audio_config", "vit_config")
+WIDTHS = ("out_hidden_size", "output_dim")
+
+
+def align(config: Any) -> Iterator[str]:
+    """Change `config` where its parts do not fit, and say in words what was changed."""
+    for name in COMPOSITES:
+        if hasattr(nested := getattr(config, name, None), "to_dict"):
+            yield from (f"{name}.{change}" for change in align(nested))
+    text = getattr(config, "text_config", None)
+    if not hasattr(text, "to_dict"):
+        return
+    yield from _grow_vocabulary(config, text)
+    yield from _match_widths(config, text)
+
+
+def _grow_vocabulary(config: Any, text: Any) -> Iterator[str]:
+    used = [value for name in PLACEHOLDERS if isinstance(value := getattr(config, name, None), int)]
+    size = getattr(text, "vocab_size", None)
+    if isinstance(size, int) and used and max(used) >= size:
+        text.vocab_size = (max(used) // 64 + 1) * 64
+        yield f"text_config.vocab_size {size} -> {text.vocab_size}: the placeholder token is {max(used)}"
+
+
+def _match_widths(config: Any, text: Any) -> Iterator[str]:
+    wanted = getattr(text, "hidden_size", None)
+    for tower_name in TOWERS:
+        tower = getattr(config, tower_name, None)
+        for name in WIDTHS:
+            given = getattr(tower, name, None)
+            if isinstance(given, int) and isinstance(wanted, int) and given != wanted:
+                setattr(tower, name, wanted)
+                yield f"{tower_name}.{name} {given} -> {wanted}: the width of the text model"
+
+
+CHANGES_FILE = Path(__file__).with_name("full_size_changes.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullSizeConfig:
+    """A configuration, what was changed in it and why, and the class if not the preferred one."""
+
+    config: Any
+    why: str | None
+    changes: Mapping[str, Any]
+    alignments: tuple[str, ...]
+    class_name: str | None
+
+
+def full_size_config(model_type: str) -> FullSizeConfig:
+    """The default configuration of `model_type` with the changes of `full_size_changes.toml`, its parts aligned."""
+    auto = importlib.import_module("transformers.models.auto.configuration_auto")
+    entry = _entries().get(model_type, {})
+    changes = entry.get("config", {})
+    config = auto.CONFIG_MAPPING[model_type](**_built(changes))
+    return FullSizeConfig(
+        config=config,
+        alignments=tuple(align(config)),
+        why=entry.get("why"),
+        changes=changes,
+        class_name=entry.get("class"),
+    )
+
+
+def _entries() -> dict[str, Any]:
+    return tomllib.loads(CHANGES_FILE.read_text(encoding="utf-8"))
+
+
+def _built(value: Any) -> Any:
+    """Tables with a `repeat` stand for long lists and name tables, which would drown the file."""
+    match value:
+        case {"repeat": item, "times": int() as times, **rest}:
+            return [*rest.get("first", []), *[item] * times]
+        case {"numbered": str() as pattern, "times": int() as times, "start": int() as start, **rest}:
+            return rest.get("also", {}) | {pattern.format(index): start + index for index in range(times)}
+        case dict():
+            return {key: _built(item) for key, item in value.items()}
+        case _:
+            return value
+
 
 MESSAGE_LENGTH = 400
 TRACEBACK_LENGTH = 4000

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.agreement.subjects import KIND_OF
-from benchmarks.breadth.fork_pool import Record
-from benchmarks.breadth.full_size_configs import full_size_config
+from benchmarks.breadth.full_size import full_size_config
+from benchmarks.runner import Record
+from benchmarks.thirty_models import KIND_OF
 from llm_perf_opt.analyses.cost.counted import counted
 from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.source_figures import SourceFigures

@@ -1,4 +1,4 @@
-"""What is asked about every tool's answer, without torch: names, configurations, and the exact work in closed form.
+"""A question to a tool, what it brings back, and the exact work in closed form; without torch.
 
 Exact means matrix work: two FLOPs per multiply-add, attention over all pairs, nothing element-wise.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from benchmarks.pages import FACTS
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 DENSE_FOLDER = Path(__file__).parent / "configs" / "Llama-3.2-1B"
-OCR_FOLDER = Path(__file__).parents[2] / "tests" / "facts" / "deepseek_ocr"
-FOLDERS = {"dense-sdpa": DENSE_FOLDER, "dense-eager": DENSE_FOLDER, "ocr": OCR_FOLDER}
+FOLDERS = {"dense-sdpa": DENSE_FOLDER, "dense-eager": DENSE_FOLDER, "ocr": FACTS / "deepseek_ocr"}
 DENSE_TOKENS = 512
 OCR_WORKLOAD = DeepSeekOcrWorkload(image="1240x1754", mode="base", decode_steps=0)
 
@@ -95,3 +97,52 @@ SMALL_SIZES = {
     "dense_tokens": DENSE_TOKENS,
     "dense_flops_with_one_head_position": _dense(head_positions=1),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """The work of one forward. `printed` is the tool's own figure, `flops` twice its multiply-adds if it tells them.
+
+    `flops_by_module` has every module that the tool gives a figure of its own, None where it knows no modules.
+    """
+
+    printed: float
+    unit: str
+    flops: int
+    flops_by_module: dict[str, int] | None = None
+    left_out: list[str] = field(default_factory=list)  # what the tool itself says it did not count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One figure that a tool gives besides a count, and what it is a figure of."""
+
+    figure: float
+    unit: str
+    of: str
+
+
+if TYPE_CHECKING:
+    from benchmarks.peer_probes.subjects import Subject
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`folder` holds a configuration, for tools that read nothing else; the module is built when it is first wanted."""
+
+    name: str
+    weights: str
+
+    @property
+    def folder(self) -> Path | None:
+        return FOLDERS.get(self.name)
+
+    @property
+    def exact_flops(self) -> int:
+        return EXACT_FLOPS[self.name]()
+
+    @cached_property
+    def subject(self) -> Subject:
+        from benchmarks.peer_probes.subjects import build_subject
+
+        return build_subject(self.name, self.weights)
