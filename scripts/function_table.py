@@ -34,7 +34,7 @@ def main() -> int:
     import transformers
 
     from benchmarks.runner import Caps, run_jobs
-    from benchmarks.function.exactness_page import is_missed, page
+    from benchmarks.function.exactness import is_missed, page
     from benchmarks.function.subjects import SUBJECTS
 
     torch.set_num_threads(1)
