@@ -1,4 +1,4 @@
-"""One function against fresh traces: at random points, at both sides of every boundary, and at a batch of one."""
+"""One function against fresh traces, at random points, both sides of every boundary and a batch of one; its page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 from typing import Any
+
 import numpy as np
+
 import llm_perf_opt as lpo
 from benchmarks.function.subjects import Subject
+from benchmarks.pages import cell, table
 from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
 from llm_perf_opt.analyses.function.figures.costs import Region
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction
@@ -26,7 +29,6 @@ from llm_perf_opt.api.function import TraceFunction
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds, ops_of
 from llm_perf_opt.ops.table import kernels_of, price
-
 
 Point = Mapping[str, int]
 Figures = dict[str, int | None]
@@ -133,16 +135,12 @@ def _points(function: TraceFunction, count: int, rng: random.Random) -> Iterator
     """A batch of one among the random points, and both sides of every boundary."""
     domain = function.phases[0].domain
     (fewest, most), (shortest, longest) = domain[BATCH], domain[CONTEXT]
-    seen: set[tuple[int, int]] = set()
     wanted = [(fewest, _spread(rng, shortest, longest)) for _ in range(max(count // 8, 1))]
     wanted += [(_spread(rng, fewest, most), _spread(rng, shortest, longest)) for _ in range(count - len(wanted))]
     for phase in function.phases:
-        for batch, length in _sides(phase):
-            wanted += [(batch, length)]
-    for batch, length in wanted:
-        if (batch, length) not in seen:
-            seen.add((batch, length))
-            yield {BATCH: batch, CONTEXT: length}
+        wanted += _sides(phase)
+    for batch, length in dict.fromkeys(wanted):
+        yield {BATCH: batch, CONTEXT: length}
 
 
 def _sides(phase: PhaseFunction) -> Iterator[tuple[int, int]]:
@@ -151,10 +149,7 @@ def _sides(phase: PhaseFunction) -> Iterator[tuple[int, int]]:
     for batches in sorted({region[BATCH] for region in regions}):
         beside = sorted({region[CONTEXT] for region in regions if region[BATCH] == batches})
         for (_, end), (start, _) in pairwise(beside):
-            yield batches[1], end
-            yield batches[0], end
-            yield batches[0], start
-            yield batches[1], start
+            yield from ((batches[1], end), (batches[0], end), (batches[0], start), (batches[1], start))
 
 
 def _spread(rng: random.Random, low: int, high: int) -> int:
@@ -189,17 +184,16 @@ def _phase_json(phase: PhaseFunction, record: PhaseRecord) -> dict[str, Any]:
         "open": [{"region": _region_json(one.region, one.stride), "why": str(one.why)} for one in phase.open_regions],
         "exact": record.exact,
         "outside": record.outside,
-        "differences": _differences_json(record.differences),
+        "differences": [
+            {"point": dict(one.point), "what": one.what, "text": one.text[:300], "share": one.share}
+            for one in record.differences
+        ],
     }
 
 
 def _region_json(region: Region, stride: Stride | None) -> dict[str, Any]:
     only = {} if stride is None else {"only": str(stride)}
     return {**{name: list(ends) for name, ends in region.items()}, **only}
-
-
-def _differences_json(found: Sequence[Difference]) -> list[dict[str, Any]]:
-    return [{"point": dict(one.point), "what": one.what, "text": one.text[:300], "share": one.share} for one in found]
 
 
 Record = Mapping[str, Any]
@@ -250,38 +244,17 @@ def page(
         "worst difference, or why a region is open",
     )  # fmt: skip
     notes = "Models marked * have fewer layers than released. CPU seconds are those of all phases of a model together."
-    return "\n".join((INTRODUCTION, summary, "", _table(titles, rows), "", notes, ""))
+    return "\n".join((INTRODUCTION, summary, "", table(titles, rows, "l", wide=True), "", notes, ""))
 
 
 def _rows(name: str, record: Record) -> Iterator[tuple[str, ...]]:
     if record["status"] != "ok":
-        yield (
-            name,
-            str(record.get("kind", "")),
-            "",
-            "",
-            "",
-            "",
-            "",
-            "",
-            "",
-            _cell(f"{record['status']}: {record['message']}"),
-        )
+        yield name, str(record.get("kind", "")), *[""] * 7, cell(f"{record['status']}: {record['message']}", 300, "")
         return
     shown = name + (" *" if record["is_reduced"] else "")
     for phase in record["phases"]:
-        yield (
-            shown,
-            record["kind"],
-            phase["phase"],
-            _cells(phase),
-            str(phase["traces"]),
-            str(record["cpu_s"]),
-            str(record["points"]),
-            str(phase["exact"]),
-            str(phase["outside"]),
-            _cell(_worst(phase)),
-        )
+        counts = (phase["traces"], record["cpu_s"], record["points"], phase["exact"], phase["outside"])
+        yield shown, record["kind"], phase["phase"], _cells(phase), *map(str, counts), cell(_worst(phase), 300, "")
 
 
 def _cells(phase: Record) -> str:
@@ -303,12 +276,3 @@ def _worst(phase: Record) -> str:
     texts = [f"open at {one['region']['context']}: {one['why']}" for one in phase["open"]]
     texts += [f"figures are priced point by point: {text}" for text in phase["priced_by_point"]]
     return "; ".join(dict.fromkeys(texts[:2]))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")[:300]
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

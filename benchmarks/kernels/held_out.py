@@ -1,36 +1,44 @@
-"""What is left out of a table: whole shapes, whole lines of the grid, and its far end."""
+"""Leave shapes out of the tables, answer for them from the rest, and write what that shows.
+
+    python -m benchmarks.kernels.held_out [system ...]
+
+Without arguments it judges every system, writes the quantiles to `analyses/kernels/spread.json` and the tables to
+`docs/kernel-tables.md`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-import numpy as np
-from numpy.typing import NDArray
-from benchmarks.kernels.subjects import Subject
-from llm_perf_opt.analyses.kernels.spread import Family
-from llm_perf_opt.analyses.kernels.times import Codes, Floats
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from llm_perf_opt.analyses.kernels.times import Floats
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
+
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks.kernels.subjects import SYSTEMS, Subject, own, subjects
-from benchmarks.pages import replace_section
+from benchmarks.pages import DOCS, ROOT, replace_section, table
 from llm_perf_opt.analyses.kernels.exchanges import CAPTURED
 from llm_perf_opt.analyses.kernels.experts import GATED, LAYER_KEYS
 from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
 from llm_perf_opt.analyses.kernels.latent import RANK, VALUE_WIDTH
 from llm_perf_opt.analyses.kernels.spread import ANY_SYSTEM, MOST_DIMENSIONS, Family, HeldOutSpread, SpreadFile
 from llm_perf_opt.analyses.kernels.systems import MEASURED_ON, SystemForDevice
-from llm_perf_opt.analyses.kernels.tables import ENGINES, Columns, column_names, newest, package_version, read_rows, versions
-from llm_perf_opt.analyses.kernels.times import ORIGINS, Flags, Floats, TimeOrigin
+from llm_perf_opt.analyses.kernels.tables import (
+    ENGINES,
+    Columns,
+    column_names,
+    newest,
+    package_version,
+    read_rows,
+    versions,
+)
+from llm_perf_opt.analyses.kernels.times import ORIGINS, Codes, Estimate, Flags, Floats, TimeOrigin
 from llm_perf_opt.core.hardware import load_devices
-
 
 _SHARE = 0.1  # of the shapes
 _EVERY = 3  # one line of so many
@@ -117,24 +125,22 @@ SHAPES, OWN_ROWS = "shapes", "own rows"
 
 def accuracy_table(found: Sequence[Judged]) -> str:
     """System and family: median error on whole shapes that were left out, and the plain roofline beside it."""
-    lines = [
-        "| system | family | rows | left out: median error | 90 % below | on left-out lines | plain roofline |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
+    lines = []
     for system in dict.fromkeys(one.system for one in found):
         for family in Family:
             mine = [one for one in found if (one.system, one.family) == (system, family)]
-            shapes = _together(mine, SHAPES)
-            on_lines = [one for one in mine if one.kind.endswith("lines")]
-            rows = sum(len(one.ratios) for one in mine if one.kind == OWN_ROWS)
-            if not rows:
-                continue
-            roofline = np.concatenate([one.roofline_errors for one in mine if one.kind == OWN_ROWS])
-            lines.append(
-                f"| {system} | {family} | {rows:,} | {_median(shapes)} | {_quantile(shapes)} "
-                f"| {_median(_errors(on_lines))} | {'' if family is Family.EXCHANGES else _median(roofline)} |"
-            )
-    return "\n".join(lines)
+            whole = [one for one in mine if one.kind == OWN_ROWS]
+            if rows := sum(len(one.ratios) for one in whole):
+                shapes, on_lines = _together(mine, SHAPES), [one for one in mine if one.kind.endswith("lines")]
+                roofline = (
+                    ""
+                    if family is Family.EXCHANGES
+                    else _median(np.concatenate([one.roofline_errors for one in whole]))
+                )
+                errors = (_median(shapes), _quantile(shapes), _median(_errors(on_lines)), roofline)
+                lines.append((system, family, f"{rows:,}", *errors))
+    titles = ("left out: median error", "90 % below", "on left-out lines", "plain roofline")
+    return table(("system", "family", "rows", *titles), lines, "llr")
 
 
 def parts_file(found: Sequence[Judged]) -> str:
@@ -152,28 +158,28 @@ def parts_file(found: Sequence[Judged]) -> str:
 
 def coverage_table(inside: Mapping[tuple[str, Family], tuple[int, int]], scaled: Sequence[Judged]) -> str:
     """System and family: how many rows of the second split lie in the 80 % band; then the errors of scaled systems."""
-    lines = ["| system | family | rows | in the 80 % band |", "|---|---|--:|--:|"]
-    for (system, family), (rows, hits) in sorted(inside.items()):
-        lines.append(f"| {system} | {family} | {rows:,} | {100 * hits / rows:.0f} % |")
-    lines += ["", "| scaled | family | rows | median error | 80 % of measured / expected |", "|---|---|--:|--:|---|"]
+    bands = [
+        (system, family, f"{rows:,}", f"{100 * hits / rows:.0f} %")
+        for (system, family), (rows, hits) in sorted(inside.items())
+    ]
+    lines = []
     for kind, family in dict.fromkeys((one.kind, one.family) for one in scaled):
         mine = [one for one in scaled if (one.kind, one.family) == (kind, family)]
         ratios = np.concatenate([one.ratios for one in mine])
         low, high = np.quantile(ratios, (0.1, 0.9))
-        lines.append(f"| {kind} | {family} | {len(ratios):,} | {_median(_errors(mine))} | {low:.2f} to {high:.2f} |")
-    return "\n".join(lines)
+        lines.append((kind, family, f"{len(ratios):,}", _median(_errors(mine)), f"{low:.2f} to {high:.2f}"))
+    titles = ("scaled", "family", "rows", "median error", "80 % of measured / expected")
+    return f"{table(('system', 'family', 'rows', 'in the 80 % band'), bands, 'llr')}\n\n{table(titles, lines, 'llrrl')}"
 
 
 def versions_table(found: Sequence[Judged]) -> str:
     """The same rows in the newest version of an engine and in the one before."""
-    lines = ["| engine | table | system | rows | older over newer time: 10 %, median, 90 % |", "|---|---|---|--:|---|"]
+    lines = []
     for one in sorted(found, key=lambda entry: (entry.engine, entry.part)):
-        low, median, high = np.quantile(one.ratios, (0.1, 0.5, 0.9))
-        system = one.kind.rpartition(" ")[2]
-        lines.append(
-            f"| {one.engine} | {one.part} | {system} | {len(one.ratios):,} | {low:.2f}, {median:.2f}, {high:.2f} |"
-        )
-    return "\n".join(lines)
+        tenths = ", ".join(f"{ratio:.2f}" for ratio in np.quantile(one.ratios, (0.1, 0.5, 0.9)))
+        lines.append((one.engine, one.part, one.kind.rpartition(" ")[2], f"{len(one.ratios):,}", tenths))
+    titles = ("engine", "table", "system", "rows", "older over newer time: 10 %, median, 90 %")
+    return table(titles, lines, "lllrl")
 
 
 def _together(found: Iterable[Judged], kind: str) -> Floats:
@@ -192,9 +198,7 @@ def _quantile(errors: Floats) -> str:
     return f"{100 * float(np.quantile(errors, 0.9)):.0f} %" if len(errors) else ""
 
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "kernel-tables.md"
-PARTS = ROOT / "docs" / "data" / "kernel_tables.csv"
+PAGE, PARTS = DOCS / "kernel-tables.md", DOCS / "data" / "kernel_tables.csv"
 SPREADS = ROOT / "src" / "llm_perf_opt" / "analyses" / "kernels" / "spread.json"
 LOW, HIGH = 0.1, 0.9
 CALIBRATION, CHECK = (0, 2, 3), 1  # seeds: quantiles are taken from some splits and counted on another
@@ -221,11 +225,17 @@ def judged(subject: Subject, split: Split, seed: int) -> Judged:
     """Build the table from the rest and ask it."""
     asked = subject.chosen(split.asked)
     estimate = subject.build(subject.chosen(~split.left_out))(asked, own(subject.system))
+    return _of_estimate(subject, split.kind, asked, estimate, seed=seed)
+
+
+def _of_estimate(
+    subject: Subject, kind: str, rows: Columns, estimate: Estimate, *, seed: int = 0, system: str | None = None
+) -> Judged:
+    """Measured rows over what a table says of them."""
     return Judged(
-        system=subject.system, engine=subject.engine, family=subject.family, part=subject.part, kind=split.kind,
-        seed=seed, ratios=asked["seconds"] / estimate.seconds,
-        roofline_ratios=asked["seconds"] / subject.roofline(asked), origin_codes=estimate.origin_codes,
-        off_grid=np.minimum(estimate.off_grid, MOST_DIMENSIONS),
+        system=system or subject.system, engine=subject.engine, family=subject.family, part=subject.part, kind=kind,
+        seed=seed, ratios=rows["seconds"] / estimate.seconds, roofline_ratios=rows["seconds"] / subject.roofline(rows),
+        origin_codes=estimate.origin_codes, off_grid=np.minimum(estimate.off_grid, MOST_DIMENSIONS),
     )  # fmt: skip
 
 
@@ -263,20 +273,8 @@ def judge_scaled(pair: tuple[str, str]) -> list[Judged]:
         if rows is None or subject.family is Family.EXCHANGES:  # links are not scaled
             continue
         estimate = subject.build(subject.columns)(rows.columns, scale)
-        found.append(
-            Judged(
-                system=ANY_SYSTEM,
-                engine=subject.engine,
-                family=subject.family,
-                part=subject.part,
-                kind=f"{source} for {target}",
-                seed=CALIBRATION[0],
-                ratios=rows.columns["seconds"] / estimate.seconds,
-                roofline_ratios=rows.columns["seconds"] / rows.roofline(rows.columns),
-                origin_codes=estimate.origin_codes,
-                off_grid=np.minimum(estimate.off_grid, MOST_DIMENSIONS),
-            )
-        )
+        # `rows` has the roofline of the device that was measured.
+        found.append(_of_estimate(rows, f"{source} for {target}", rows.columns, estimate, system=ANY_SYSTEM))
     print(f"{source} for {target}: {sum(len(one.ratios) for one in found):,} rows", flush=True)
     return found
 
@@ -354,17 +352,9 @@ def spreads(found: Iterable[Judged]) -> list[HeldOutSpread]:
         ratios = np.concatenate(parts)
         if len(ratios) >= FEWEST_ROWS:
             low, high = (float(round(np.quantile(ratios, at), 4)) for at in (LOW, HIGH))
-            result.append(
-                HeldOutSpread(
-                    system=system,
-                    family=family,
-                    origin=origin,
-                    off_grid=dimensions,
-                    low=min(low, 1.0),
-                    high=max(high, 1.0),
-                    rows=len(ratios),
-                )
-            )
+            band = {"low": min(low, 1.0), "high": max(high, 1.0), "rows": len(ratios)}
+            group = {"system": system, "family": family, "origin": origin, "off_grid": dimensions}
+            result.append(HeldOutSpread(**group, **band))
     return result
 
 
