@@ -52,7 +52,6 @@ def write_data(name: str, data: Any) -> None:
 
 
 def read_data(name: str) -> Any:
-    """What `write_data` has written."""
     return json.loads((DOCS / "data" / f"{name}.json").read_text(encoding="utf-8"))
 
 

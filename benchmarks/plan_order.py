@@ -12,10 +12,8 @@ from typing import Any
 
 from benchmarks.pages import show_sections
 from benchmarks.plans import page
-from benchmarks.plans.measured_pairs import measured_pairs
-from benchmarks.plans.ordering import judge, summary
-from benchmarks.plans.plan_estimates import as_engines_shard, as_the_model_shards
-from benchmarks.plans.rank_floors import floor_rows
+from benchmarks.plans.ordering import judge, measured_pairs, summary
+from benchmarks.plans.plan_estimates import as_engines_shard, as_the_model_shards, floor_rows
 from benchmarks.runner import parser
 
 

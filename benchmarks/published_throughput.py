@@ -12,10 +12,8 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.pages import DOCS, columns, facts, replace_section, table, write_data
-from benchmarks.published.capacity import capacity_rows
 from benchmarks.published.cases import OTHER_MODELS, REASONS, usable_rows
-from benchmarks.published.llama import llama_rows
-from benchmarks.published.rtx5090 import predicted_decode, predicted_prefill, rtx5090_rows
+from benchmarks.published.rtx5090 import capacity_rows, llama_rows, predicted_decode, predicted_prefill, rtx5090_rows
 from benchmarks.runner import parser
 
 DATA, PAGE = DOCS / "data" / "published.json", DOCS / "how-fast-could-it-be.md"

@@ -224,5 +224,4 @@ class Sweep:
                 self.save()
 
     def save(self) -> None:
-        """All records so far."""
         save_records(self.options.out, self.header, self.records)

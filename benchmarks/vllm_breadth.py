@@ -57,7 +57,6 @@ def kind_of(reason: str) -> str:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The whole page."""
     models: dict[str, dict[str, Any]] = found["models"]
     ran = {name: one for name, one in models.items() if "stopped_by" not in one}
     stopped = {name: one["stopped_by"] for name, one in models.items() if "stopped_by" in one}
@@ -151,7 +150,6 @@ class Breadth:
         self._facts = fact_configurations()
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.__exit__(None, None, None)
             self._process = None

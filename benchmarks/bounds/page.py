@@ -56,12 +56,7 @@ def measured_sections(data: Data) -> dict[str, str]:
         ),
         "closest": columns(
             data["closest"],
-            {
-                "measured / bound": "{ratio:.3f}",
-                "definition": "{definition}",
-                "run": "`{run}`",
-                "source": "`{source}`",
-            },
+            {"measured / bound": "{ratio:.3f}", "definition": "{definition}", "run": "`{run}`", "source": "`{source}`"},
             "rl",
         ),
         "plans": columns(

@@ -19,11 +19,9 @@ from typing import Any
 
 from msgspec import convert
 
-from benchmarks.cpu_engine.judgement import section, times_of
-from benchmarks.cpu_engine.loads import DTYPE, MODELS, Load, loads
+from benchmarks.cpu_engine.loads import DTYPE, MODELS, Load, loads, section, times_of
 from benchmarks.pages import DOCS, show_sections
-from benchmarks.vllm_schedules.cases import FOLDER
-from benchmarks.vllm_schedules.own_python import in_vllm
+from benchmarks.vllm_schedules.cases import FOLDER, in_vllm
 from llm_perf_opt.analyses.capacity.measured_beside import corrected, step_factors
 from llm_perf_opt.analyses.measured.step_log import MeasuredStep
 from llm_perf_opt.analyses.serving.calibrated_time import CalibratedTimer

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.eager_kernels.comparison import DEVICES, Run, compared, durations, eager_source
 from benchmarks.pages import columns, facts, show_sections
+from benchmarks.published.cases import GUNDAM_TOKENS, decode_graph, prefill_graph
 from benchmarks.published.rtx5090 import CONTEXT
-from benchmarks.published.traced import GUNDAM_TOKENS, decode_graph, prefill_graph
 from benchmarks.runner import parser
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
 from llm_perf_opt.analyses.time.predict import StageTime, predict
@@ -74,7 +74,6 @@ def _ends(band: Band) -> list[float]:
 
 
 def ocr_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
     words = {True: "yes", False: "**no**", None: ""}
     shown = (
         {

@@ -154,13 +154,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One recording."""
-
     name: str
     rows: tuple[Compared, ...]
 
     def total(self, field: str) -> float:
-        """A column added up."""
         return float(sum(getattr(row, field) for row in self.rows))
 
     @property

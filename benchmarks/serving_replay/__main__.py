@@ -23,11 +23,19 @@ from benchmarks.pages import DOCS, show_sections
 from benchmarks.records import read_answers
 from benchmarks.runner import parser
 from benchmarks.serving_replay import page
-from benchmarks.serving_replay.cache_knee import rows as knee_rows
 from benchmarks.serving_replay.field_records import Replay, read_kept, replays
 from benchmarks.serving_replay.judgement import answered, by_group, figures, fitted, sets
-from benchmarks.serving_replay.ocr_pages import rows as page_rows
-from benchmarks.serving_replay.recorded_runs import RecordedRun, Served, errors, job_of, recorded_runs, served, table_of
+from benchmarks.serving_replay.recorded_runs import (
+    RecordedRun,
+    Served,
+    errors,
+    job_of,
+    knee_rows,
+    page_rows,
+    recorded_runs,
+    served,
+    table_of,
+)
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.serving.replayed import Replayed
@@ -53,13 +61,13 @@ def recorded(*, is_written: bool) -> dict[str, Any]:
             if is_written:
                 chart = svg_file(page.overlay(run, [one.steps for one in paced]))
                 (DOCS / "data" / f"serving-replay-{run.name}.svg").write_text(chart, encoding="utf-8")
-        knee = [asdict(row) for row in knee_rows(process)]
+        knee = list(knee_rows(process))
     return {"recorded": found, "knee": knee}
 
 
 def pages() -> dict[str, Any]:
     """Pages per second of OCR models."""
-    return {"ocr": [asdict(row) for row in page_rows()]}
+    return {"ocr": list(page_rows())}
 
 
 def _at_recorded_pace(

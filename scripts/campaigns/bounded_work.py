@@ -86,7 +86,6 @@ _OTHERS = {
 
 
 def requests() -> dict[str, str]:
-    """Name -> words."""
     found = {
         f"10^9 {what}, {verb}": f"{words.format('tiny')} {options}"
         for verb, words in _VERBS.items()
@@ -97,7 +96,6 @@ def requests() -> dict[str, str]:
 
 
 def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
-    """One row."""
     del seed  # every request is tried
     chosen = list(requests().items())[:: len(requests()) // QUICK] if quick else list(requests().items())
     with tempfile.TemporaryDirectory() as name:
@@ -118,7 +116,7 @@ def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
         f"the longest {tried[slowest].seconds:.1f} s ({slowest}), "
         f"the largest {tried[largest].above_bytes / 2**30:.2f} GiB ({largest})"
     )
-    return [Row(what=what, tried=len(chosen), findings=findings)]
+    return [Row(what, len(chosen), findings)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +211,7 @@ def campaign_bounded_work(*, quick: bool, seed: int) -> list[Row]:
         for case in chosen:
             counts[case.row] += 1
             findings[case.row] += [f"{case.name}: {found}" for found in bounded(case)]
-    return [Row(what=row, tried=counts[row], findings=findings[row]) for row in ROW]
+    return [Row(row, counts[row], findings[row]) for row in ROW]
 
 
 @contextlib.contextmanager
@@ -466,7 +464,6 @@ def bounded(case: Case) -> list[str]:
 
 
 def _inside(case: Case, writing: int) -> None:
-    """The child: never returns."""
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
         found = list(faults(case))

@@ -50,7 +50,6 @@ JUNK: tuple[Any, ...] = (
 
 
 def flip_bits(draw: random.Random, good: bytes) -> bytes:
-    """One to three bits."""
     raw = bytearray(good)
     for _ in range(draw.randint(1, 3)):
         raw[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
@@ -72,7 +71,6 @@ def replace_span(draw: random.Random, good: bytes) -> bytes:
 
 
 def truncate(draw: random.Random, good: bytes) -> bytes:
-    """Cut short."""
     return good[: draw.randrange(len(good))]
 
 
@@ -251,7 +249,6 @@ class Tally:
 
     @property
     def tried(self) -> int:
-        """All of them."""
         return self.refused + self.same + self.changed + len(self.findings)
 
     def row(self) -> Row:
@@ -260,7 +257,7 @@ class Tally:
         what = f"{self.kind.name} ({seal}): {self.refused:,} refused, {self.same:,} read the same"
         if not self.kind.is_sealed:
             what += f", {self.changed:,} as another file"
-        return Row(what=what, tried=self.tried, findings=self.findings)
+        return Row(what, self.tried, self.findings)
 
 
 def campaign_hostile_files(*, quick: bool, seed: int, kinds: Collection[str] = ()) -> list[Row]:

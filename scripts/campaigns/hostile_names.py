@@ -367,7 +367,7 @@ def output_rows(names: list[str]) -> list[Row]:
             for output, made in outputs(name, Path(folder)):
                 findings[output] += [f"{ascii(name)[:80]}: {fault}" for fault in _faults(output, made, plain[output])]
     return [
-        Row(what=group, tried=len(names) * len(kinds), findings=[x for kind in kinds for x in kind])
+        Row(group, len(names) * len(kinds), [x for kind in kinds for x in kind])
         for group, kinds in _grouped(findings).items()
     ]
 
@@ -398,7 +398,7 @@ def terminal_rows(names: list[str]) -> list[Row]:
                 found = _raised(error)
             if found:
                 findings.append(f"{ascii(name)[:80]}: {found}")
-        rows.append(Row(what=f"terminal: {place}", tried=len(names), findings=findings))
+        rows.append(Row(f"terminal: {place}", len(names), findings))
     return rows
 
 

@@ -42,7 +42,7 @@ from llm_perf_opt.labs.study.sql import answer, connection, require_select
 from scripts.campaigns.verbs import CONFIG, STUDY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of file. `read` gives a value to compare: equal values are equal in meaning."""
 
@@ -177,7 +177,6 @@ RUNTIME_LOG: dict[str, Any] = {
 
 
 def foreign_kinds(folder: Path) -> list[Kind]:
-    """All of them."""
     return [*_recordings(folder), *_older(folder), *_weights_of_a_part(folder)]
 
 
@@ -192,21 +191,15 @@ def _recordings(folder: Path) -> Iterator[Kind]:
     rows = [{**dict(zip(_HEADING, one, strict=True)), "Device": f"{GPU} (0)"} for one in _TABLE]
     text = ",".join((*_HEADING, "Device")) + "\n" + "".join(f'{a},{b},"{c}",{GPU} (0)\n' for a, b, c in _TABLE)
     place = folder / "recorded"
-    yield Kind(name="Chrome trace", good=chrome, read=at(place / "trace.json", joined))
+    yield Kind("Chrome trace", chrome, at(place / "trace.json", joined))
     yield Kind(
-        name="Chrome trace, packed",
-        good=gzip.compress(chrome, mtime=0),
-        read=at(place / "trace.json.gz", joined),
-        is_json=False,
+        "Chrome trace, packed", gzip.compress(chrome, mtime=0), at(place / "trace.json.gz", joined), is_json=False
     )
     yield Kind(
-        name="Nsight database",
-        good=nsight_database(folder / "made.sqlite"),
-        read=at(place / "report.sqlite", joined),
-        is_json=False,
+        "Nsight database", nsight_database(folder / "made.sqlite"), at(place / "report.sqlite", joined), is_json=False
     )
-    yield Kind(name="Nsight table, JSON", good=json.dumps(rows).encode(), read=at(place / "table.json", joined))
-    yield Kind(name="Nsight table, CSV", good=text.encode(), read=at(place / "table.csv", joined), is_json=False)
+    yield Kind("Nsight table, JSON", json.dumps(rows).encode(), at(place / "table.json", joined))
+    yield Kind("Nsight table, CSV", text.encode(), at(place / "table.csv", joined), is_json=False)
 
 
 _HEADING = ("Start (ns)", "Duration (ns)", "Name")
@@ -266,9 +259,9 @@ def _older(folder: Path) -> Iterator[Kind]:
     events = {"events": OLDER["events"]}
     for number, (name, document) in enumerate({"totals": OLDER, "rows": OLDER_ROWS, "events alone": events}.items()):
         yield Kind(
-            name=f"older call graph, {name}",
-            good=json.dumps(document).encode(),
-            read=at(folder / f"older{number}" / "dsocr-call-graph.json", questions),
+            f"older call graph, {name}",
+            json.dumps(document).encode(),
+            at(folder / f"older{number}" / "dsocr-call-graph.json", questions),
             read_as="call graph",
         )
     beside = folder / "older-with-log"
@@ -282,9 +275,9 @@ def _older(folder: Path) -> Iterator[Kind]:
         return None if any("is left out: " in note for note in notes) else questions(graph)
 
     yield Kind(
-        name="runtime log of an older call graph",
-        good=json.dumps(RUNTIME_LOG).encode(),
-        read=at(beside / "dsocr-runtime-metadata.json", with_log),
+        "runtime log of an older call graph",
+        json.dumps(RUNTIME_LOG).encode(),
+        at(beside / "dsocr-runtime-metadata.json", with_log),
         read_as="call graph",
     )
 
@@ -309,15 +302,11 @@ def _weights_of_a_part(folder: Path) -> Iterator[Kind]:
         return {name: repr(tensor.tolist()) for name, tensor in places.items()}
 
     read = at(file, filled)
-    yield Kind(name="weights of a part", good=content, read=read, is_json=False)
+    yield Kind("weights of a part", content, read, is_json=False)
     yield Kind(
-        name="weights of a part, header alone",
-        good=header.rstrip(),
-        read=lambda raw: read(struct.pack("<Q", len(raw)) + raw + values),
+        "weights of a part, header alone", header.rstrip(), lambda raw: read(struct.pack("<Q", len(raw)) + raw + values)
     )
-    yield Kind(
-        name="weights of a part, index", good=index, read=at(shard.parent / "model.safetensors.index.json", filled)
-    )
+    yield Kind("weights of a part, index", index, at(shard.parent / "model.safetensors.index.json", filled))
 
 
 VLLM: dict[str, Any] = {
@@ -370,7 +359,6 @@ DISTRIBUTION = b'rate = "20/s"\ncv = 2.5\nprompt = "uniform(100, 900)"\noutput =
 
 
 def served_kinds(folder: Path) -> list[Kind]:
-    """All of them."""
     return [*_measurements(folder), *_traffic(folder), *_lines(), *_processes(folder)]
 
 
@@ -379,7 +367,7 @@ def _measurements(folder: Path) -> Iterator[Kind]:
     documents = {"vllm bench serve": VLLM, "genai-perf": GENAI_PERF, "guidellm": GUIDELLM}
     for name, document in documents.items():
         good = json.dumps(document).encode()
-        yield Kind(name=f"measurement, {name}", good=good, read=at(place / "run.json", read_measured))
+        yield Kind(f"measurement, {name}", good, at(place / "run.json", read_measured))
     texts = {
         "metrics of vLLM.txt": METRICS,
         "log of steps.log": STEPS,
@@ -389,23 +377,23 @@ def _measurements(folder: Path) -> Iterator[Kind]:
     for name, text in texts.items():
         stem, _, suffix = name.rpartition(".")
         read = at(place / f"run.{suffix}", read_measured)
-        yield Kind(name=f"measurement, {stem}", good=text, read=read, is_json=False)
+        yield Kind(f"measurement, {stem}", text, read, is_json=False)
 
 
 def _traffic(folder: Path) -> Iterator[Kind]:
     place = folder / "traffic"
     good = json.dumps(BENCH_SERVE).encode()
-    yield Kind(name="traffic, vllm bench serve", good=good, read=at(place / "run.json", as_traffic))
+    yield Kind("traffic, vllm bench serve", good, at(place / "run.json", as_traffic))
     texts = {"lines.jsonl": MOONCAKE, "table.csv": AZURE, "distribution.toml": DISTRIBUTION}
     for name, text in texts.items():
-        yield Kind(name=f"traffic, {name}", good=text, read=at(place / name, read_traffic), is_json=False)
+        yield Kind(f"traffic, {name}", text, at(place / name, read_traffic), is_json=False)
     lists: dict[str, tuple[bytes, Callable[[str], object]]] = {
         "list of lengths": (b"100\n200\n3000\n", read_lengths),
         "list of page sizes": (b"A4@150dpi,70\n1240x1754,30  # scans\n", read_page_mix),
     }
     for name, (text, read) in lists.items():
         read_file = at(place / f"{name}.txt", partial(_by_name, read))
-        yield Kind(name=name, good=text, read=read_file, is_json=False)
+        yield Kind(name, text, read_file, is_json=False)
 
 
 def _by_name(read: Callable[[str], object], file: Path) -> object:
@@ -421,7 +409,7 @@ def _lines() -> Iterator[Kind]:
         "size of a page": ("A4@150dpi", read_page_size),
     }
     for name, (good, read) in lines.items():
-        yield Kind(name=name, good=good.encode(), read=partial(as_text, read), is_json=False)
+        yield Kind(name, good.encode(), partial(as_text, read), is_json=False)
 
 
 def _drawn(text: str) -> object:
@@ -435,8 +423,8 @@ def _processes(folder: Path) -> Iterator[Kind]:
     write_message(file, TraceAnswer(files=["prefill.json"], configure_s=1.5, run_s=0.25, notes=["a note"]))
     good = file.read_bytes()
     read = at(folder / "messages" / "reply", lambda path: read_message(path, TraceAnswer))
-    yield Kind(name="message of a vLLM process", good=good, read=read, is_json=False)
-    yield Kind(name="name of vLLM's Python", good=b"python-of-vllm/bin/python", read=_python_of_vllm, is_json=False)
+    yield Kind("message of a vLLM process", good, read, is_json=False)
+    yield Kind("name of vLLM's Python", b"python-of-vllm/bin/python", _python_of_vllm, is_json=False)
 
 
 def _python_of_vllm(raw: bytes) -> object:
@@ -482,14 +470,12 @@ def _declared(place: Path) -> Iterator[Kind]:
         found = read_study(file)
         return study_tasks(found, installed_versions(is_replayed=bool(found.traffics)))
 
-    yield Kind(name="study file", good=STUDY_FILE, read=at(place / "other.yaml", declared), is_json=False)
+    yield Kind("study file", STUDY_FILE, at(place / "other.yaml", declared), is_json=False)
 
     def overridden(text: str) -> object:
         return read_study(place / "study.yaml", [text])
 
-    yield Kind(
-        name="override of a study", good=b"workload.global_batch=1,8", read=partial(as_text, overridden), is_json=False
-    )
+    yield Kind("override of a study", b"workload.global_batch=1,8", partial(as_text, overridden), is_json=False)
 
 
 def _points(results: Path) -> object:
@@ -530,8 +516,8 @@ def _parts(results: Path) -> Iterator[Kind]:
 
     assert part_stem(file.name) == stem, "it is named by its task"
     made = partial(Kind, good=good, is_json=False, one_in=2)  # a database is opened for each
-    yield made(name="part of a study", read=partial(_points_with, results, file, good), is_sealed=True)
-    yield made(name="part of a study, with a new digest", read=made_to_fit)
+    yield made("part of a study", read=partial(_points_with, results, file, good), is_sealed=True)
+    yield made("part of a study, with a new digest", read=made_to_fit)
 
 
 def _manifests(results: Path) -> Iterator[Kind]:
@@ -546,8 +532,8 @@ def _manifests(results: Path) -> Iterator[Kind]:
         except ValueError:  # no object, on which there is no place for a seal
             return read(raw)
 
-    yield Kind(name="manifest of a study", good=good, read=read, is_sealed=True, is_json=False, one_in=2)
-    yield Kind(name="manifest of a study, sealed anew", good=split_seal(good)[0], read=sealed_anew, one_in=2)
+    yield Kind("manifest of a study", good, read, is_sealed=True, is_json=False, one_in=2)
+    yield Kind("manifest of a study, sealed anew", split_seal(good)[0], sealed_anew, one_in=2)
 
 
 def _asked(place: Path) -> Iterator[Kind]:
@@ -568,7 +554,7 @@ def _asked(place: Path) -> Iterator[Kind]:
         "question to a study": (QUESTION, named),
     }
     for name, (good, read) in asked.items():
-        yield Kind(name=name, good=good.encode(), read=partial(as_text, read), is_json=False, one_in=2)
+        yield Kind(name, good.encode(), partial(as_text, read), is_json=False, one_in=2)
 
 
 def _lease() -> Kind:
@@ -589,4 +575,4 @@ def _lease() -> Kind:
             one_writer.DEAD_S = before
 
     good = one_writer.Lease(store=store, folder=folder, number=1, run="89abcdef").text()
-    return Kind(name="lease of a study", good=good, read=taken)
+    return Kind("lease of a study", good, taken)

@@ -189,7 +189,7 @@ def _forward_row(subject: Subject, *, quick: bool, seed: int) -> Row:
     for at, error in pairs:
         where = f"{subject.name}, {error.__name__} at point {at} of {points}"
         findings += [f"{where}: {finding}" for finding in faulted_forward(subject, at, error, first)]
-    return Row(what=f"{subject.name}, {points} points", tried=len(pairs), findings=findings)
+    return Row(f"{subject.name}, {points} points", len(pairs), findings)
 
 
 def faulted_forward(subject: Subject, at: int, error: type[BaseException], first: object) -> Iterator[str]:
@@ -404,7 +404,7 @@ def own_row(subject: Subject, wanted: int, seed: int) -> Row:
         found = _faulted(subject, place, error, first)
         findings += [f"{subject.name}, {error.__name__} at {place}: {finding}" for finding in found]
     what = f"{subject.name}, {len({code for code, _ in tracing.counts})} functions"
-    return Row(what=what, tried=min(wanted, len(places)), findings=findings)
+    return Row(what, min(wanted, len(places)), findings)
 
 
 def _places(counts: Counter[tuple[CodeType, str]]) -> Iterator[Place]:
@@ -495,7 +495,7 @@ def leak_row(what: str, work: Callable[[], object], times: int) -> Row:
     while findings and rounds < ROUNDS:
         findings = _grown(what, work, times)
         rounds += 1
-    return Row(what=what, tried=times * rounds, findings=findings)
+    return Row(what, times * rounds, findings)
 
 
 def _grown(what: str, work: Callable[[], object], times: int) -> list[str]:

@@ -82,7 +82,6 @@ class StudyPlace:
         return self.ended(self.start(declared))
 
     def clear(self) -> None:
-        """No results."""
         shutil.rmtree(self.results, ignore_errors=True)
 
     def parts(self) -> dict[str, bytes]:
@@ -139,7 +138,6 @@ class Undisturbed:
 
 
 def undisturbed(place: StudyPlace, declared: str = "first") -> Undisturbed:
-    """It must succeed."""
     place.clear()
     began = time.monotonic()
     pid = place.start(declared)
@@ -206,7 +204,7 @@ def kill_rows(place: StudyPlace, count: int, draw: random.Random) -> list[Row]:
     rows = []
     for what, after_part in (("killed at any moment", False), ("killed after its first finished part", True)):
         findings = [one for _ in range(count // 2) for one in _one(place, alone, draw, after_part=after_part)]
-        rows.append(Row(what=f"study, {what}", tried=count // 2, findings=findings))
+        rows.append(Row(f"study, {what}", count // 2, findings))
     return rows
 
 
@@ -263,7 +261,7 @@ def pair_row(place: StudyPlace, count: int, draw: random.Random, where: str) -> 
         findings += [
             f"{' and '.join(pair)}, {apart_s:.3f} s apart: {one}" for one in _pair(place, pair, apart_s, states)
         ]
-    return Row(what=f"two studies of one name, {where}", tried=count, findings=findings)
+    return Row(f"two studies of one name, {where}", count, findings)
 
 
 def _pair(

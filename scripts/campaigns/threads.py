@@ -136,7 +136,7 @@ def _concurrent(
     if describe(shared) != module:
         findings.append(f"after {threads} threads, the shared module was changed")
     what = "exports and traces" if tolerance else "runs"
-    return Row(what=f"{what} in {threads} threads", tried=len(asked), findings=findings)
+    return Row(f"{what} in {threads} threads", len(asked), findings)
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ def fault_row(verb: str, place: Path, wanted: int | None, chosen: random.Random)
         found = _faulted(forced, words, place, (kind, number), error, old, clean)
         findings += [f"{verb}, {error_name(error)} at {kind} {number}: {one}" for one in found]
     restore(place, clean)
-    return Row(what=f"{verb}, {len(points)} points", tried=len(faults), findings=findings)
+    return Row(f"{verb}, {len(points)} points", len(faults), findings)
 
 
 def error_name(error: int | type[BaseException] | None) -> str:
@@ -246,7 +246,7 @@ def kill_row(verb: str, place: Path, wanted: int, chosen: random.Random) -> Row:
             os.kill(pid, signal.SIGKILL)
         findings += [f"{verb}, killed {where}: {found}" for found in _killed(pid, words, place, old, clean)]
     restore(place, clean)
-    return Row(what=f"{verb}, {seconds:.1f} s", tried=wanted, findings=findings)
+    return Row(f"{verb}, {seconds:.1f} s", wanted, findings)
 
 
 def _kill_at(place: Path, point: Point) -> None:
@@ -326,7 +326,7 @@ def pressed_in_process(
         findings += [f"{name}, after {delay * 1e3:.2f} ms: {one}" for one in found]
     if not raised:
         findings.append(f"{name}: no interrupt took effect")
-    return Row(what=f"{name}, in process, {raised} took effect", tried=wanted, findings=findings)
+    return Row(f"{name}, in process, {raised} took effect", wanted, findings)
 
 
 def _pressed(work: Callable[[], object], delay: float, module: nn.Module) -> tuple[object, list[str]]:
@@ -367,7 +367,7 @@ def interrupted_row(verb: str, place: Path, wanted: int, chosen: random.Random) 
         found += [f"{name} was left" for name in temporaries(place)]
         findings += [f"{verb}, after {delay:.3f} s: {one}" for one in found]
     restore(place, clean)
-    return Row(what=f"{verb}, torch loaded", tried=wanted, findings=findings)
+    return Row(f"{verb}, torch loaded", wanted, findings)
 
 
 def _starts(place: Path, wanted: int, chosen: random.Random) -> Row:
@@ -386,7 +386,7 @@ def _starts(place: Path, wanted: int, chosen: random.Random) -> Row:
             out, err = process.communicate()
         found = [*interrupted(Ended(code=process.returncode, out=out, err=err)), *half_files(place, clean)]
         findings += [f"a new process, after {delay:.3f} s: {one}" for one in found]
-    return Row(what="new processes, from the first import on", tried=wanted, findings=findings)
+    return Row("new processes, from the first import on", wanted, findings)
 
 
 _START = """

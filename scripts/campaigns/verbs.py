@@ -142,7 +142,6 @@ def _busy_machine() -> Iterator[None]:
 
 
 def stored_calibration(**options: object) -> Calibration:
-    """Instead of measuring again."""
     return _STORED[0]
 
 
@@ -203,7 +202,6 @@ def start_child(words: str, place: Path, prepare: Callable[[], None] = lambda: N
 
 
 def wait_for(pid: int, place: Path) -> Ended:
-    """Until the child ends."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     out, err = ((place / "tmp" / name).read_text("utf-8", errors="replace") for name in ("stdout", "stderr"))
     return Ended(code=code, out=out, err=err)

@@ -111,7 +111,6 @@ def _calibrated(place: Path) -> None:
 
 
 def stored_calibration(**options: object) -> object:
-    """Instead of measuring."""
     return made_calibration()
 
 
@@ -203,7 +202,7 @@ def attacked(name: str, write: Write, place: Path, count: int, draw: random.Rand
         if time.monotonic() - began > SLOW_S:
             found.append(f"took more than {SLOW_S:.0f} s")
         findings += [f"{name}, {way} at {point[0]} {point[1]}, case {number}: {one}" for one in found]
-    return Row(what=f"{name}, {len(points)} points", tried=count, findings=findings)
+    return Row(f"{name}, {len(points)} points", count, findings)
 
 
 def _cases(
@@ -284,7 +283,6 @@ def ended(pid: int) -> int:
 
 
 def files_in(place: Path) -> dict[str, bytes]:
-    """Results by their name."""
     found = (file for file in place.rglob("*") if file.is_file() and PREFIX not in str(file.relative_to(place)))
     return {str(file.relative_to(place)): file.read_bytes() for file in sorted(found)}
 
