@@ -15,6 +15,20 @@ from llm_perf_opt.formats.charts.picture import Hues
 Data = dict[str, Any]
 SPREAD = {"runs": "{runs:,}", "below 1": "{violations}", "lowest": "{lowest:.2f}", "p10": "{p10:.2f}"}
 SPREAD |= {"median": "{median:.2f}", "p90": "{p90:.2f}"}
+SYSTEM = {"model": "{model}", "system": "`{device}`"}
+DEFINITIONS = {"definition": "{definition}", "source": "`{source}`", **SPREAD}
+RULES = {"rule": "`{rule}`", "what is known": "{sentence}", "runs it touched": "{touched:,}"}
+RULES |= {"runs that beat a bound without it: strict, expected": "{without}"}
+GROUPS = {**SYSTEM, "engine": "{engine}", "runs": "{runs}", "lowest": "{lowest:.2f}", "p10": "{p10:.2f}"}
+GROUPS |= {"median": "**{median:.2f}**", "p90": "{p90:.2f}"}
+CLOSEST = {"measured / bound": "{ratio:.3f}", "definition": "{definition}", "run": "`{run}`", "source": "`{source}`"}
+PLANS = {**SYSTEM, "plan": "{plan}", "runs": "{runs:,}", "lowest": "{lowest:.2f}", "by the definition": "{definition}"}
+PLANS |= {"links / bound of a step, at most": "{step_links:.1%}"}
+PLANS |= {"links / bound of a prompt, at most": "{prompt_links:.1%}"}
+AGREEMENT = {"model": "{model}", "active matrix parameters": "{active_matrix_parameters:,}"}
+AGREEMENT |= {"of them in the trace": "{active:.4f}", "bytes of a step": "{step_bytes:.4f}"}
+AGREEMENT |= {"FLOPs of a step": "{step_flops:.4f}", "bytes of a prefill": "{prefill_bytes:.4f}"}
+AGREEMENT |= {"FLOPs of a prefill": "{prefill_flops:.4f}"}
 ENGINES = ("vllm", "sglang", "trtllm")
 _LIGHT = {"ink": "#1b1f27", "soft": "#566072", "rule": "#d5d9e0", "line": "#7c8799", "surface": "#ffffff"}
 _DARK = {"ink": "#e8ebf1", "soft": "#a3adbd", "rule": "#343b48", "line": "#8491a6", "surface": "#1a1e26"}
@@ -27,64 +41,12 @@ def measured_sections(data: Data) -> dict[str, str]:
     rules = ({**row, "without": _without(row)} for row in data["rules"])
     return {
         "checked": _checked(data),
-        "definitions": columns(
-            data["definitions"], {"definition": "{definition}", "source": "`{source}`", **SPREAD}, "llr"
-        ),
-        "rules": columns(
-            rules,
-            {
-                "rule": "`{rule}`",
-                "what is known": "{sentence}",
-                "runs it touched": "{touched:,}",
-                "runs that beat a bound without it: strict, expected": "{without}",
-            },
-            "llr",
-        ),
-        "groups": columns(
-            data["groups"],
-            {
-                "model": "{model}",
-                "system": "`{device}`",
-                "engine": "{engine}",
-                "runs": "{runs}",
-                "lowest": "{lowest:.2f}",
-                "p10": "{p10:.2f}",
-                "median": "**{median:.2f}**",
-                "p90": "{p90:.2f}",
-            },
-            "lllr",
-        ),
-        "closest": columns(
-            data["closest"],
-            {"measured / bound": "{ratio:.3f}", "definition": "{definition}", "run": "`{run}`", "source": "`{source}`"},
-            "rl",
-        ),
-        "plans": columns(
-            data["plans"],
-            {
-                "model": "{model}",
-                "system": "`{device}`",
-                "plan": "{plan}",
-                "runs": "{runs:,}",
-                "lowest": "{lowest:.2f}",
-                "by the definition": "{definition}",
-                "links / bound of a step, at most": "{step_links:.1%}",
-                "links / bound of a prompt, at most": "{prompt_links:.1%}",
-            },
-            "lllrrlr",
-        ),
-        "agreement": columns(
-            data["agreement"],
-            {
-                "model": "{model}",
-                "active matrix parameters": "{active_matrix_parameters:,}",
-                "of them in the trace": "{active:.4f}",
-                "bytes of a step": "{step_bytes:.4f}",
-                "FLOPs of a step": "{step_flops:.4f}",
-                "bytes of a prefill": "{prefill_bytes:.4f}",
-                "FLOPs of a prefill": "{prefill_flops:.4f}",
-            },
-        ),
+        "definitions": columns(data["definitions"], DEFINITIONS, "llr"),
+        "rules": columns(rules, RULES, "llr"),
+        "groups": columns(data["groups"], GROUPS, "lllr"),
+        "closest": columns(data["closest"], CLOSEST, "rl"),
+        "plans": columns(data["plans"], PLANS, "lllrrlr"),
+        "agreement": columns(data["agreement"], AGREEMENT),
     }
 
 

@@ -1,7 +1,8 @@
-"""Absurd requests on the command line: answered or refused within 10 s and 1 GiB above an idle process.
+"""Absurd requests, and work without end by absurd numbers and by code: answered, refused or stopped; then all is well.
 
-Each runs in a fork of this process, in which torch is loaded. Seconds are those of the processor, so that a busy
-machine is no finding; what takes twelve times as long on the clock is ended.
+A request on the command line takes 10 s and 1 GiB above an idle process at most; seconds are those of the processor, so
+that a busy machine is no finding. What is stopped tells the place and the option. Each runs in a fork of this process,
+in which torch is loaded, and is killed when nothing else ends it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ from scripts.campaigns.verbs import CONFIG, Ended, run_here
 
 MOST_SECONDS = 10.0
 MOST_BYTES = 1 << 30
-PATIENCE_S = 120.0
-QUICK = 4
+PATIENCE_S = 120.0  # then it was not bounded
+QUICK_REQUESTS = 4
 _PEAK = "VmHWM:"
 _BIG = 10**9
 _MODELS = {"tiny": {}, "deep": {"num_hidden_layers": 10**6}, "wide": {"hidden_size": 10**12}}
@@ -97,7 +98,7 @@ def requests() -> dict[str, str]:
 
 def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
     del seed  # every request is tried
-    chosen = list(requests().items())[:: len(requests()) // QUICK] if quick else list(requests().items())
+    chosen = list(requests().items())[:: len(requests()) // QUICK_REQUESTS] if quick else list(requests().items())
     with tempfile.TemporaryDirectory() as name:
         place = Path(name).resolve()
         for model, fields in _MODELS.items():
@@ -107,55 +108,56 @@ def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
         with quiet():
             run_here("trace tiny --prompt-tokens 4", place)
         tried = {name: _tried(words, place) for name, words in chosen}
-    findings = [f"{name}: {found}" for name, one in tried.items() for found in one.findings]
-    slowest, largest = (
-        max(tried, key=lambda name: getattr(tried[name], field)) for field in ("seconds", "above_bytes")
-    )
+    findings = [f"{name}: {found}" for name, one in tried.items() for found in one["findings"]]
+    slowest, largest = (max(tried, key=lambda name: tried[name][field]) for field in ("seconds", "above_bytes"))
     what = (
         f"answered or refused within {MOST_SECONDS:.0f} s and {MOST_BYTES >> 30} GiB; "
-        f"the longest {tried[slowest].seconds:.1f} s ({slowest}), "
-        f"the largest {tried[largest].above_bytes / 2**30:.2f} GiB ({largest})"
+        f"the longest {tried[slowest]['seconds']:.1f} s ({slowest}), "
+        f"the largest {tried[largest]['above_bytes'] / 2**30:.2f} GiB ({largest})"
     )
     return [Row(what, len(chosen), findings)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """What one request took, and what went wrong with it."""
-
-    findings: list[str]
-    seconds: float = 0.0
-    above_bytes: int = 0
-
-
-def _tried(words: str, place: Path) -> Tried:
-    """One request, in a child."""
-    file = place / "found.json"
-    file.unlink(missing_ok=True)
+def in_child(work: Callable[[], object]) -> Any:
+    """What `work` gives in a fork of this process, by way of JSON; an error where it takes too long or says nothing."""
+    reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
-            file.write_text(json.dumps(asdict(_inside(words, place))), "utf-8")
+            os.write(writing, json.dumps(work()).encode())
         finally:
             os._exit(0)
+    os.close(writing)
+    os.set_blocking(reading, False)  # what the child has started may hold the other end
     began = time.monotonic()
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        if time.monotonic() - began > PATIENCE_S:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return Tried(findings=[f"not over after {PATIENCE_S:.0f} s"], seconds=PATIENCE_S)
-        time.sleep(0.02)
-    if not file.is_file():
-        return Tried(findings=["the process ended without a word"])
-    return Tried(**json.loads(file.read_text("utf-8")))
+    with os.fdopen(reading, "rb") as answer:
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() - began > PATIENCE_S:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise TimeoutError
+            time.sleep(0.02)
+        if not (text := answer.read()):
+            raise ChildProcessError("the process ended without a word")
+        return json.loads(text)
 
 
-def _inside(words: str, place: Path) -> Tried:
+def _tried(words: str, place: Path) -> dict[str, Any]:
+    """What one request took, in a child, and what went wrong with it."""
+    try:
+        return dict(in_child(lambda: _asked(words, place)))
+    except TimeoutError:
+        return {"findings": [f"not over after {PATIENCE_S:.0f} s"], "seconds": PATIENCE_S, "above_bytes": 0}
+    except ChildProcessError as error:
+        return {"findings": [str(error)], "seconds": 0.0, "above_bytes": 0}
+
+
+def _asked(words: str, place: Path) -> dict[str, Any]:
     with quiet():
-        _forget_peak()
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel begins anew with the largest memory that it held
         idle, began = process_memory_bytes() or 0, time.process_time()
         ended = run_here(words, place)
         seconds, above_bytes = time.process_time() - began, _peak_bytes() - idle
-    return Tried(findings=[*judged(ended, seconds, above_bytes)], seconds=seconds, above_bytes=above_bytes)
+    return {"findings": [*judged(ended, seconds, above_bytes)], "seconds": seconds, "above_bytes": above_bytes}
 
 
 def judged(ended: Ended, seconds: float, above_bytes: int) -> Iterator[str]:
@@ -170,18 +172,12 @@ def judged(ended: Ended, seconds: float, above_bytes: int) -> Iterator[str]:
         yield f"took {above_bytes / 2**30:.2f} GiB"
 
 
-def _forget_peak() -> None:
-    """The kernel begins anew with the largest memory that this process held."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
 def _peak_bytes() -> int:
     lines = Path("/proc/self/status").read_text("ascii", errors="replace").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(_PEAK))
 
 
 MEMORY_BYTES = 6 << 30  # that a child may take, whatever else is there
-PATIENCE_S = 120.0  # then it was not bounded
 _GIB = 1 << 30
 _BILLION = 10**9
 OPS, SECONDS, MEMORY = "--max-ops", "--max-seconds", "--max-memory"
@@ -189,7 +185,7 @@ TRACERS = ("weightless", "hooks")
 ROW = "absurd numbers, Python", "absurd numbers, each verb", "endless code, Python", "endless code, each verb"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One piece of work. `option` is what the fix must name: None where no limit is the cause, as an overflow."""
 
@@ -275,9 +271,7 @@ def _numbers(folder: Path) -> Iterator[Case]:
     }
     for tracer in TRACERS:
         for name, (model, workload, option) in absurd.items():
-            yield Case(
-                row=ROW[0], name=f"{name}, {tracer}", run=_python(model, tracer=tracer, **workload), option=option
-            )
+            yield Case(ROW[0], f"{name}, {tracer}", _python(model, tracer=tracer, **workload), option)
 
 
 def _numbers_by_verb(folder: Path) -> Iterator[Case]:
@@ -297,11 +291,9 @@ def _numbers_by_verb(folder: Path) -> Iterator[Case]:
         "export": "export {} --part model --check export",
     }
     for verb, words in verbs.items():
-        yield Case(row=ROW[1], name=f"10^6 layers, {verb}", run=_command(words.format(layers)), option=OPS)
+        yield Case(ROW[1], f"10^6 layers, {verb}", _command(words.format(layers)), OPS)
         for name, (options, option) in asked.items():
-            yield Case(
-                row=ROW[1], name=f"{name}, {verb}", run=_command(f"{words.format(tiny)} {options}"), option=option
-            )
+            yield Case(ROW[1], f"{name}, {verb}", _command(f"{words.format(tiny)} {options}"), option)
     others = {
         "99x99 crops, trace": ("trace deepseek-ocr --crops 99x99", MEMORY),
         "99x99 crops, pages": ("pages deepseek-ocr --grids 99x99", MEMORY),
@@ -311,7 +303,7 @@ def _numbers_by_verb(folder: Path) -> Iterator[Case]:
         "10^6 layers, profile": (f"profile model={layers}", OPS),
     }
     for name, (words, option) in others.items():
-        yield Case(row=ROW[1], name=name, run=_command(words), option=option)
+        yield Case(ROW[1], name, _command(words), option)
 
 
 _LIMITS: dict[str, dict[str, float]] = {OPS: {"max_ops": 3000}, SECONDS: {"max_seconds": 1.0}, MEMORY: {}}
@@ -332,17 +324,17 @@ def _code() -> Iterator[Case]:
                 if (way, option, tracer) == ("tensors", OPS, "hooks"):
                     continue  # which sees modules, and this way calls none
                 yield Case(
-                    row=ROW[2],
-                    name=f"{way}, {option}, {tracer}",
-                    run=_limited(option, lambda kind=kind, tracer=tracer: _traced(kind(), tracer)),
-                    option=option,
+                    ROW[2],
+                    f"{way}, {option}, {tracer}",
+                    _limited(option, lambda kind=kind, tracer=tracer: _traced(kind(), tracer)),
+                    option,
                     is_stopped=True,
                 )
     yield Case(
-        row=ROW[2],
-        name="a Python loop, profiled",
-        run=_limited(SECONDS, lambda: lpo.profile(RUNNING["a Python loop"](), (torch.zeros(1, WIDTH),))),
-        option=SECONDS,
+        ROW[2],
+        "a Python loop, profiled",
+        _limited(SECONDS, lambda: lpo.profile(RUNNING["a Python loop"](), (torch.zeros(1, WIDTH),))),
+        SECONDS,
         is_stopped=True,
     )
 
@@ -372,7 +364,7 @@ def _case_of_folder(name: str, words: str, option: str) -> Case:
         limit = {OPS: "3000", SECONDS: "1", MEMORY: f"{_gib_allowed():.3f}"}[option]
         return _command(f"{words} {option} {limit}")()
 
-    return Case(row=ROW[3], name=f"{name}, {option}", run=run, option=option, is_stopped=True)
+    return Case(ROW[3], f"{name}, {option}", run, option, is_stopped=True)
 
 
 QUICK = frozenset(
@@ -440,37 +432,21 @@ def _command(words: str) -> Callable[[], str]:
 
 def bounded(case: Case) -> list[str]:
     """What went wrong with one case, tried in a child."""
-    reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
-        _inside(case, writing)
-    os.close(writing)
-    os.set_blocking(reading, False)
-    began, text = time.monotonic(), b""
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        if time.monotonic() - began > PATIENCE_S:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(reading)
-            return [f"nothing stopped it within {PATIENCE_S:.0f} s"]
-        time.sleep(0.02)
-    with contextlib.suppress(BlockingIOError):
-        text = os.read(reading, 1 << 16)
-    os.close(reading)
     try:
-        found: list[str] = json.loads(text)
-    except ValueError:
-        return ["the process ended without a word"]
-    return found
+        return list(in_child(lambda: _found(case)))
+    except TimeoutError:
+        return [f"nothing stopped it within {PATIENCE_S:.0f} s"]
+    except ChildProcessError as error:
+        return [str(error)]
 
 
-def _inside(case: Case, writing: int) -> None:
+def _found(case: Case) -> list[str]:
+    """In the child, with a bound on its memory."""
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        found = list(faults(case))
+        return list(faults(case))[:20]
     except BaseException as error:  # noqa: BLE001  a finding
-        found = [f"{type(error).__name__}: {str(error)[:200]} at {traceback.extract_tb(error.__traceback__)[-1]}"[:500]]
-    os.write(writing, json.dumps(found[:20]).encode())
-    os._exit(0)
+        return [f"{type(error).__name__}: {str(error)[:200]} at {traceback.extract_tb(error.__traceback__)[-1]}"[:500]]
 
 
 def faults(case: Case) -> Iterator[str]:
