@@ -1,6 +1,6 @@
 """Run every model type of the installed transformers, at its default full size, without weights.
 
-    python benchmarks/breadth_full_size.py
+    python -m benchmarks.breadth_full_size
 
 One forked child per model type under a cap of time and memory. The data file is written as the sweep goes, and a second
 run continues it: `--redo failed` repeats what failed, `--only NAME` runs some model types and prints their records.
@@ -9,102 +9,184 @@ With `--control N` every model of at most N parameters also runs for real, with 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
-import os
-import sys
-import warnings
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
+from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["HF_HUB_OFFLINE"] = "1"
+from benchmarks.pages import cell, replace_section, table
+from benchmarks.runner import Record, Sweep, load_records, quieten, sweeper
 
-SAVE_EVERY = 20
+Records = Mapping[str, Mapping[str, Any]]
+
 OPTIONAL_PACKAGES = ("detectron2", "natten", "scipy", "timm", "torchaudio", "torchvision")
+VALUES_DECIDE = {"lightglue": "it stops when enough points match, which only values can tell"}
+STAGES = {"config": "configuration", "class": "class", "build": "configuration", "inputs": "inputs"}
+INTRODUCTION = """
+## Full-size default configurations
+
+`benchmarks/breadth_full_size.py` takes every model type that the installed transformers has a model class for, builds
+the fullest class at the default configuration of its configuration class, finds inputs and runs one forward, all
+without weights. The inputs come from `models/huggingface/inputs`: plausible shapes from the signature and the
+configuration, corrected by what the model says of them. A default configuration that cannot be built or whose parts
+do not fit each other is changed as little as possible; every change is in the data file with its reason.
+
+```sh
+python -m benchmarks.breadth_full_size
+```
+"""
 
 
-def main() -> int:
+def section(header: Mapping[str, Any], records: Records) -> str:
+    """The whole section as Markdown."""
+    ran = {name: record for name, record in records.items() if record["status"] == "ok"}
+    named = {**{key: header[key] for key in ("transformers", "torch")}, **header["optional"]}
+    versions = ", ".join(f"{name} {version}" for name, version in named.items())
+    fed = Counter(_fed(record["modalities"]) for record in ran.values())
+    parts = [
+        INTRODUCTION.strip(),
+        f"With {versions}: **{len(ran)} of {len(records)}** model types run.",
+        _table(("fed with", "model types"), fed.most_common()),
+        _cost(ran),
+        _failures(records),
+        _control(ran),
+        _partial(ran),
+        _changes(ran),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    return table(titles, rows, "l", wide=True)
+
+
+def _cell(text: object) -> str:
+    return cell(text, 160)
+
+
+def _fed(modalities: Sequence[str]) -> str:
+    return " + ".join(modalities) or "states of another model"
+
+
+def _cost(ran: Records) -> str:
+    def row(title: str, name: str, form: str = ",.0f", total: str = ",.0f") -> tuple[str, str, str, str]:
+        values = [float(record[name]) for record in ran.values()]
+        return title, f"{median(values):{form}}", f"{max(values):{form}}", f"{sum(values):{total}}"
+
+    memory = [record["rss_bytes"] / 2**30 for record in ran.values()]
+    rows = [
+        row("parameters", "parameters"),
+        row("build, CPU s", "build_s", ".2f", ".0f"),
+        row("forward, CPU s", "forward_s", ".2f", ".0f"),
+        row("ops", "ops"),
+        row("module calls", "calls"),
+        ("resident memory, GiB", f"{median(memory):.2f}", f"{max(memory):.2f}", ""),
+    ]
+    return _table(("", "median", "largest", "together"), rows)
+
+
+def _failures(records: Records) -> str:
+    failed = [(name, record) for name, record in records.items() if record["status"] != "ok"]
+    rows = [(f"`{name}`", _reason(record), _cell(record["message"])) for name, record in failed]
+    return "### What fails, and why\n\n" + _table(("model type", "reason", "its own words"), rows) if rows else ""
+
+
+def _reason(record: Mapping[str, Any]) -> str:
+    message = str(record["message"])
+    if record["status"] != "failed":
+        return str(record["status"])
+    if message.startswith("ImportError") and (package := re.search(r"requires the (\S+) library", message)):
+        return f"package missing: {package[1]}"
+    return "the engine refuses" if message.startswith("Refusal") else STAGES.get(str(record["stage"]), "engine")
+
+
+def _control(ran: Records) -> str:
+    held = {name: record for name, record in ran.items() if "control" in record}
+    if not held:
+        return ""
+    rows = [
+        (
+            f"`{name}`",
+            record["calls"],
+            _cell(record["control"].get("calls", record["control"].get("message"))),
+            VALUES_DECIDE.get(name, ""),
+        )
+        for name, record in held.items()
+        if record["control"].get("calls") != record["calls"]
+    ]
+    text = (
+        f"### The same inputs on real weights\n\n{len(held)} of these models are small enough to run for real, with "
+        f"random weights and the same inputs; {len(held) - len(rows)} make the same number of module calls."
+    )
+    return f"{text}\n\n{_table(('model type', 'calls weightless', 'for real', 'why'), rows)}" if rows else text
+
+
+def _partial(ran: Records) -> str:
+    """Composite models that took no pixels or sound: they count as run, but only their text model did."""
+    rows = [
+        (f"`{name}`", _fed(record["modalities"]), _cell((record.get("refusals") or ["-"])[0]))
+        for name, record in ran.items()
+        if not set(record["accepts"]) - {"text"}
+        <= {"image" if kind == "video" else kind for kind in record["modalities"]}
+    ]
+    if not rows:
+        return ""
+    return (
+        f"### Run with less than they can take\n\nThe classes of these {len(rows)} also accept pixels or sound, for "
+        f"which no accepted input was found.\n\n{_table(('model type', 'fed with', 'first refusal'), rows)}"
+    )
+
+
+def _changes(ran: Records) -> str:
+    rows = [(f"`{name}`", record["why_changed"]) for name, record in ran.items() if "why_changed" in record]
+    aligned = [f"`{name}`" for name, record in ran.items() if "alignments" in record]
+    return (
+        f"### Changed configurations\n\nIn {len(aligned)} composite models the vocabulary was too small for the "
+        f"placeholder token, or a tower's output not as wide as the text model, and was set to fit: "
+        f"{', '.join(aligned)}.\n\n{len(rows)} need a value that the configuration class does not give:\n\n"
+        f"{_table(('model type', 'why'), rows)}"
+    )
+
+
+def main() -> None:
     """Sweep, write the data, refresh the page."""
-    options = _options()
-    warnings.filterwarnings("ignore")
-    import torch
-    import transformers
-    from breadth.fork_pool import Caps, run_jobs
-    from breadth.full_size_report import section
-    from breadth.full_size_run import run_control, run_model_type
-    from breadth.marked_section import replace_section
-    from breadth.record_file import load_records, save_records
-
+    parser = sweeper(__doc__, "breadth_full_size", "breadth.md", seconds=120)
+    parser.add_argument("--redo", choices=("failed", "all"), help="repeat records that are there already")
+    parser.add_argument("--control", type=int, default=0, metavar="N", help="models of at most N parameters for real")
+    options = parser.parse_args()
+    optional = {name: metadata.version(name) for name in OPTIONAL_PACKAGES if find_spec(name)}
+    header = {**quieten(), "optional": optional}
+    from benchmarks.breadth.full_size import run_control, run_model_type
     from llm_perf_opt.models.huggingface.folder import model_types
 
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    header = {"transformers": transformers.__version__, "torch": torch.__version__, "optional": _optional_packages()}
     records = load_records(options.out)
-    wanted = [name for name in model_types() if _is_wanted(name, records, options)]
-    run_model_type("llama")  # what every child would otherwise import for itself
-    caps = Caps(seconds=options.seconds, memory_bytes=options.gib << 30)
-    for count, (name, record) in enumerate(run_jobs(wanted, run_model_type, caps, options.workers), 1):
-        records[name] = {key: value for key, value in record.items() if key != "traceback"}  # paths of one machine
-        print(f"{count}/{len(wanted)} {name}: {record['status']} {record.get('message', '')}", file=sys.stderr)
+    sweep = Sweep(options=options, header=header, records=records)
+
+    def is_wanted(name: str) -> bool:
+        if options.only:
+            return name in options.only
+        is_failed = name not in records or records[name]["status"] != "ok"
+        return name not in records or options.redo == "all" or (options.redo == "failed" and is_failed)
+
+    def keep(name: str, record: Record) -> None:
+        records[name] = record
         if options.only:
             print(json.dumps(record, indent=1))
-        if count % SAVE_EVERY == 0 or count == len(wanted):
-            save_records(options.out, header, records)
-    for count, (name, record) in enumerate(
-        run_jobs(_small(records, options.control), run_control, caps, options.workers), 1
-    ):
-        records[name]["control"] = record
-        print(f"control {count} {name}: {record}", file=sys.stderr)
-        if count % SAVE_EVERY == 0:
-            save_records(options.out, header, records)
-    save_records(options.out, header, records)
+
+    run_model_type("llama")  # what every child would otherwise import for itself
+    sweep.run([name for name in model_types() if is_wanted(name)], run_model_type, keep)
+    ran = {name: record for name, record in records.items() if record["status"] == "ok" and "control" not in record}
+    small = [name for name, record in ran.items() if record["parameters"] <= options.control]
+    small.sort(key=lambda name: int(records[name]["parameters"]))
+    sweep.run(small, run_control, lambda name, record: records[name].update(control=record), str)
+    sweep.save()
     replace_section(options.page, "full-size configurations", section(header, records))
     print(f"Wrote {options.out} and refreshed {options.page}")
-    return 0
-
-
-def _small(records: dict[str, dict[str, Any]], most_parameters: int) -> list[str]:
-    """Model types that ran, have no control yet, and are small enough for one; the smallest first."""
-    open_ones = [name for name, record in records.items() if record["status"] == "ok" and "control" not in record]
-    small = [name for name in open_ones if records[name]["parameters"] <= most_parameters]
-    return sorted(small, key=lambda name: int(records[name]["parameters"]))
-
-
-def _optional_packages() -> dict[str, str]:
-    """What is there of the packages that some model types import."""
-    found = {}
-    for name in OPTIONAL_PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def _is_wanted(name: str, records: dict[str, dict[str, object]], options: argparse.Namespace) -> bool:
-    if options.only:
-        return name in options.only
-    return (
-        name not in records or options.redo == "all" or (options.redo == "failed" and records[name]["status"] != "ok")
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/data/breadth_full_size.json"))
-    parser.add_argument("--page", type=Path, default=Path("docs/breadth.md"))
-    parser.add_argument("--only", nargs="*", metavar="NAME", help="only these model types")
-    parser.add_argument("--redo", choices=("failed", "all"), help="repeat records that are there already")
-    parser.add_argument(
-        "--control", type=int, default=0, metavar="N", help="also run models of at most N parameters for real"
-    )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=120, help="CPU seconds per model type")
-    parser.add_argument("--gib", type=int, default=6, help="memory per model type")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -1,6 +1,6 @@
 """Run every model class that transformers' own tests build, tiny, for real and weightless, and compare call by call.
 
-    python benchmarks/breadth_tiny.py --transformers-tests CHECKOUT
+    python -m benchmarks.breadth_tiny --transformers-tests CHECKOUT
 
 CHECKOUT is a folder that holds the `tests` (and `utils`) of a transformers source tree; the suite's own requirements
 (parameterized, pytest, datasets, ...) must be installed. One forked child per class under a cap of time and memory.
@@ -9,72 +9,150 @@ The data file is written as the sweep goes, and a second run continues it: `--re
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import warnings
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["HF_HUB_OFFLINE"] = "1"
+from benchmarks.pages import cell, replace_section, table
+from benchmarks.runner import Sweep, load_records, quieten, sweeper
 
-SAVE_EVERY = 50
+Record = Mapping[str, Any]
+
+INTRODUCTION = """## Tiny configurations, against a real run
+
+`benchmarks/breadth_tiny.py` takes the model testers of transformers' own test suite: for every model class a tiny
+configuration and inputs. Each class is built with random weights and run once on the CPU, then built and run without
+weights, and the two runs are compared: how often every module was called, in which order, the shape and dtype of every
+tensor that went in or came out, the final output. Float inputs have no values in the weightless run; integers, bools
+and masks keep theirs. Mixtures of experts run a second time with their experts in a Python loop, where the routing
+decides what each call sees.
+
+```sh
+python -m benchmarks.breadth_tiny --transformers-tests CHECKOUT
+```"""
+
+UNTRIED = """### What could not be tried
+
+These classes do not run for real either: a package is missing, the network is asked for files, or the suite's inputs
+and the installed library, which may be of another version, disagree."""
+
+REASONS = (  # pattern in a message -> what is said of it; any other message is shown itself
+    (r"requires the (\w+) library", "needs the package `{}`"),
+    (r"No module named '(\w+)'", "needs the package `{}`"),
+    (r"(connect to|offline|outgoing traffic|find the requested files)", "asks the network for files"),
+)
+LOOPED = "+eager"  # how the key of a run ends in which the experts of a mixture were called one by one
+NOTHING_STOPPED = "Nothing: every class that runs for real also runs weightless."
+STOPPED = ("failed", "crash", "timeout", "memory")
+STEPS = (
+    "built by the suite's test cases",
+    "run for real on a CPU",
+    "run weightless too",
+    "equal in every call, shape and dtype",
+    "equal with the recorded expert counts replayed",
+    "different",
+)
 
 
-def main() -> int:
+def section(header: Mapping[str, Any], records: Mapping[str, Record]) -> str:
+    """Markdown from the data file alone."""
+    own = {key: record for key, record in records.items() if not key.endswith(LOOPED)}
+    looped = {key: record for key, record in records.items() if key.endswith(LOOPED)}
+    shown = _of(own, "replayed", "differs") + _of(looped, "differs")
+    differing = [(name, record["calls"], record["calls_differ"], _cause(record)) for name, record in shown]
+    stopped = [(name, _cell(record["message"])) for name, record in _of(records, *STOPPED)]
+    parts = [
+        INTRODUCTION,
+        f"With transformers {header['transformers']} and torch {header['torch']}:",
+        _table(("", "classes", "experts in a loop"), zip(STEPS, _summary(own), _summary(looped), strict=True)),
+        _calls(own.values()),
+        "### What differs, and why",
+        _table(("class", "calls", "different", "why"), differing),
+        "### What does not run weightless",
+        _table(("class", "message"), stopped) if stopped else NOTHING_STOPPED,
+        UNTRIED,
+        _table(("classes", "reason"), _reasons(record["message"] for _, record in _of(own, "unreal"))),
+        f"{len(header['unreadable'])} test modules of the suite give no class at all:",
+        _table(("test modules", "reason"), _reasons(header["unreadable"].values())),
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    return table(titles, rows, "l", wide=True)
+
+
+def _summary(records: Mapping[str, Record]) -> tuple[int, ...]:
+    """One figure per step of `STEPS`."""
+    counts = Counter(str(record["status"]) for record in records.values())
+    compared = tuple(counts[status] for status in ("equal", "replayed", "differs"))
+    return counts.total(), counts.total() - counts["unreal"], sum(compared), *compared
+
+
+def _of(records: Mapping[str, Record], *statuses: str) -> list[tuple[str, Record]]:
+    chosen = sorted(key for key, record in records.items() if record["status"] in statuses)
+    return [(f"`{key.rsplit('/', 1)[1]}`", records[key]) for key in chosen]
+
+
+def _calls(records: Iterable[Record]) -> str:
+    held = [record for record in records if record["status"] in ("equal", "replayed", "differs")]
+    compared, different = sum(record["calls"] for record in held), sum(record["calls_differ"] for record in held)
+    return f"{compared:,} module calls of the first column were compared; {different:,} differ with balanced routing."
+
+
+def _cause(record: Record) -> str:
+    if record["status"] == "replayed":
+        return "routing; equal when the expert counts of the real run are replayed"
+    return f"values decide a length; {_cell(record['evidence'])}" if record["evidence"] else "not explained"
+
+
+def _reasons(messages: Iterable[str]) -> list[tuple[object, ...]]:
+    return [(count, reason) for reason, count in Counter(_reason(message) for message in messages).most_common()]
+
+
+def _reason(message: str) -> str:
+    for pattern, text in REASONS:
+        if found := re.search(pattern, message):
+            return text.format(found[1])
+    return _cell(message)
+
+
+def _cell(text: str) -> str:
+    return cell(text, 140, "…")
+
+
+def main() -> None:
     """Sweep, write the data, refresh the page."""
-    options = _options()
-    warnings.filterwarnings("ignore")
-    import torch
-    import transformers
-    from breadth.fork_pool import Caps, Record, run_jobs
-    from breadth.marked_section import replace_section
-    from breadth.record_file import load_records, save_records
-    from breadth.suite_testers import add_suite_to_path, find_classes
-    from breadth.tiny_report import section
-    from breadth.tiny_run import tiny_record
+    parser = sweeper(__doc__, "breadth_tiny", "breadth.md", seconds=180, gib=8)
+    parser.add_argument("--transformers-tests", type=Path, required=True, metavar="CHECKOUT")
+    parser.add_argument("--redo", nargs="*", metavar="STATUS", default=(), help="repeat the records of these statuses")
+    options = parser.parse_args()
+    versions = quieten()
+    from benchmarks.breadth.observed import tiny_record
+    from benchmarks.breadth.suite_testers import add_suite_to_path, find_classes
 
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
     add_suite_to_path(options.transformers_tests)
     found, unreadable = find_classes(options.transformers_tests)
-    header = {"transformers": transformers.__version__, "torch": torch.__version__, "unreadable": unreadable}
     records = load_records(options.out)
-    wanted = [key for key in found if _is_wanted(key, records, options)]
 
-    def job(key: str) -> Record:
-        return tiny_record(found[key].prepare)
+    def is_wanted(key: str) -> bool:
+        if options.only:
+            return any(part in key for part in options.only)
+        return key not in records or records[key]["status"] in options.redo
 
-    caps = Caps(seconds=options.seconds, memory_bytes=options.gib << 30)
-    for count, (key, record) in enumerate(run_jobs(wanted, job, caps, options.workers), 1):
-        records[key] = record
-        if record["status"] != "equal":
-            print(f"{count}/{len(wanted)} {key}: {record['status']} {record.get('message', '')}", file=sys.stderr)
-        if count % SAVE_EVERY == 0 or count == len(wanted):
-            save_records(options.out, header, records)
+    header = {**versions, "unreadable": unreadable}
+    sweep = Sweep(options=options, header=header, records=records, every=50, drops=())
+    wanted = [key for key in found if is_wanted(key)]
+    sweep.run(
+        wanted,
+        lambda key: tiny_record(found[key].prepare),
+        say=lambda record: "" if record["status"] == "equal" else f"{record['status']} {record.get('message', '')}",
+    )
     replace_section(options.page, "tiny configurations", section(header, records))
     print(f"Wrote {options.out} and refreshed {options.page}")
-    return 0
-
-
-def _is_wanted(key: str, records: dict[str, dict[str, object]], options: argparse.Namespace) -> bool:
-    if options.only:
-        return any(part in key for part in options.only)
-    return key not in records or (options.redo and records[key]["status"] in options.redo)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transformers-tests", type=Path, required=True, metavar="CHECKOUT")
-    parser.add_argument("--out", type=Path, default=Path("docs/data/breadth_tiny.json"))
-    parser.add_argument("--page", type=Path, default=Path("docs/breadth.md"))
-    parser.add_argument("--only", nargs="*", metavar="PART", help="only classes whose key contains one of these")
-    parser.add_argument("--redo", nargs="*", metavar="STATUS", help="repeat the records of these statuses")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=180)
-    parser.add_argument("--gib", type=int, default=8)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

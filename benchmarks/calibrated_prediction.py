@@ -27,13 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.calibrated_prediction_page import write_page
-from benchmarks.processor_steadiness import product_seconds, spread_of
-from benchmarks.profiled_ops import largest_misses
+from benchmarks import runner
+from benchmarks.pages import DOCS, put_between, table
 from llm_perf_opt.analyses.measured.fit import FitPoint, fitted
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.predict import StageTime, predict
+from llm_perf_opt.analyses.time.rates import OpRun
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration, write_calibration
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.real_models import RealModels
@@ -43,6 +45,137 @@ from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.moe import MoEGate
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import ReplayRouting
+
+PAGE = DOCS / "how-good-is-the-prediction.md"
+
+
+def write_page(record: dict[str, Any], page: Path = PAGE) -> None:
+    threads = f"{record['threads']} {'thread' if record['threads'] == 1 else 'threads'}"
+    tables = {f"verdicts, {threads}": verdict_table(record, threads), f"errors, {threads}": error_table(record)}
+    for name, text in tables.items():
+        put_between(page, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", text)
+
+
+def verdict_table(record: dict[str, Any], threads: str) -> str:
+    names = {
+        "microbenchmarks_alone": "the calibration alone",
+        "with_reference": f"the calibration, corrected by one run in {record['reference']} mode",
+    }
+    rows = [
+        (
+            title,
+            f"{found['median_error']:.1%}",
+            f"{found['worst_error']:.1%}",
+            "reached" if found["reached"] else "missed",
+        )
+        for title, found in ((title, record[key]) for key, title in names.items())
+        if found is not None
+    ]
+    titles = ("prediction from", "median error", "worst error", "goal (15 %, 30 %)")
+    device = f"{record['device']}, {threads}, torch {record['library_versions']['torch']}"
+    made = table(titles, rows, "lrrl", wide=True)
+    return f"{device}.\n\n{made}\n\n{steadiness_line(record['steadiness'])}"
+
+
+def steadiness_line(spread: dict[str, Any]) -> str:
+    ends = " to ".join(f"{spread[key] * 1e3:.0f}" for key in ("fastest_s", "slowest_s"))
+    half = " to ".join(f"{spread[key] * 1e3:.0f}" for key in ("lower_quarter_s", "upper_quarter_s"))
+    return (
+        f"Meanwhile one and the same piece of work (twenty products, {spread['tries']} times) took {ends} ms, "
+        f"half of the time {half} ms."
+    )
+
+
+def error_table(record: dict[str, Any]) -> str:
+    rows = []
+    for row in record["rows"]:
+        after = row["error_after_reference"]
+        corrected = "reference" if not row["held_out"] else "" if after is None else f"{after:+.1%}"
+        measured, predicted = (
+            f"{ms(row, f'{kind}_s')} ({ms(row, f'{kind}_{low}_s')} to {ms(row, f'{kind}_{high}_s')})"
+            for kind, low, high in (("measured", "fastest", "slowest"), ("predicted", "low", "high"))
+        )
+        rows.append((row["mode"], row["stage"], measured, predicted, f"{row['error']:+.1%}", corrected))
+    titles = ("measured ms (fastest to slowest)", "predicted ms (band)", "error", "after the reference run")
+    return table(("mode", "stage", *titles), rows, "llr", wide=True)
+
+
+def ms(row: dict[str, Any], key: str) -> str:
+    return f"{row[key] * 1e3:.3g}" if row[key] < 1 else f"{row[key] * 1e3:,.0f}"
+
+
+TRIES, PRODUCTS = 60, 20
+
+
+def product_seconds() -> list[float]:
+    """Twenty products of 1024 x 1024 with 1024 x 4096 values in bfloat16, again and again, in torch's threads."""
+    inputs = torch.randn(1024, 1024, dtype=torch.bfloat16)
+    weight = torch.randn(4096, 1024, dtype=torch.bfloat16)
+    found = []
+    with torch.inference_mode():
+        for _ in range(TRIES):
+            started = time.perf_counter()
+            for _ in range(PRODUCTS):
+                F.linear(inputs, weight)
+            found.append(time.perf_counter() - started)
+    return found
+
+
+def spread_of(seconds: list[float]) -> dict[str, Any]:
+    """The ends, the quarters and the middle of all tries."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return {
+        "tries": len(seconds),
+        "fastest_s": min(seconds),
+        "lower_quarter_s": low,
+        "median_s": middle,
+        "upper_quarter_s": high,
+        "slowest_s": max(seconds),
+    }
+
+
+Shapes = tuple[tuple[int, ...], ...]
+SHOWN = 8
+
+
+def largest_misses(model: torch.nn.Module, target: Target, stages: list[StageTime]) -> dict[str, list[str]]:
+    """Per stage, one line for each op whose predicted total differs most from the profiled one."""
+    profiled = profiled_seconds(model, target)
+    return {stage.name: _lines(stage, profiled) for stage in stages}
+
+
+def profiled_seconds(model: torch.nn.Module, target: Target) -> dict[tuple[str, Shapes], float]:
+    """Op and shapes of its tensors -> the median time of one, what it calls included."""
+    given = target.start(model)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+        target.run(model, given)
+    samples: dict[tuple[str, Shapes], list[float]] = defaultdict(list)
+    for event in recorded.events() or ():
+        shapes = tuple(tuple(shape) for shape in event.input_shapes or () if shape)
+        samples[event.name.replace("::", "."), shapes].append(event.cpu_time_total / 1e6)
+    return {key: statistics.median(times) for key, times in samples.items()}
+
+
+def _lines(stage: StageTime, profiled: dict[tuple[str, Shapes], float]) -> list[str]:
+    found = []
+    for piece in stage.pieces:
+        if not isinstance(piece.what, OpRun):
+            continue
+        op = piece.what
+        packet = ".".join(op.kind.name.split(".")[:2])
+        shapes = tuple(meta.shape for meta in op.kind.inputs if meta.shape)
+        seen = profiled.get((packet, shapes))
+        predicted_s = piece.each.expected
+        if seen is not None and predicted_s is not None:
+            difference = (predicted_s - seen) * piece.count
+            found.append((abs(difference), difference, piece.count, predicted_s, seen, packet, shapes[:4]))
+    found.sort(reverse=True)
+    return [
+        f"{difference * 1e3:+9.2f} ms: {count} x {packet} {shapes}: predicted {each * 1e6:.1f} us, "
+        f"profiled {seen * 1e6:.1f} us"
+        for _, difference, count, each, seen, packet, shapes in found[:SHOWN]
+    ]
+
 
 MODES: dict[str, tuple[str, tuple[int, int] | None, int]] = {  # name -> mode, crops, repeats in each round
     "tiny": ("tiny", None, 3),
@@ -113,15 +246,14 @@ def measured_in_turns(
 
 
 def parsed_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = {"docs": f"rewrite the tables of docs/{PAGE.name}", "quick": "do not profile the stages that miss"}
+    parser = runner.parser(__doc__, **flags)
     parser.add_argument("--out", type=Path, help="where to write the record as JSON")
-    parser.add_argument("--docs", action="store_true", help="rewrite the tables of docs/how-good-is-the-prediction.md")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--repeats", type=int, help="in each round, instead of each mode's own number")
     parser.add_argument("--calibration", type=Path, help="read it from here if it exists, otherwise write it there")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: one thread on a busy machine")
-    parser.add_argument("--quick", action="store_true", help="do not profile the stages that miss")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """The export matrix of DeepSeek-OCR at full width, and one part of three Hugging Face models, recorded for the page.
 
-    python benchmarks/export_matrix.py [--page-only | --only-compile | --only-dynamic]
+    python -m benchmarks.export_matrix [--page-only | --only-compile | --only-dynamic]
 
 Writes docs/data/export_matrix.json and the marked section of docs/what-exports.md. Takes some minutes: SAM and CLIP
 blocks are compiled and timed, and onnxruntime runs whatever fits into a gigabyte of weights. `--only-compile` takes
@@ -18,16 +18,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from breadth.marked_section import replace_section
-
 import llm_perf_opt as lpo
+from benchmarks.pages import DOCS, replace_section
 from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, Check
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.plugins import REPORTERS
 
-ROOT = Path(__file__).parents[1]
-DATA = ROOT / "docs" / "data" / "export_matrix.json"
-PAGE = ROOT / "docs" / "what-exports.md"
+DATA, PAGE = DOCS / "data" / "export_matrix.json", DOCS / "what-exports.md"
 MODEL = "deepseek-ocr"
 COMPILED = ("sam-block-windowed", "sam-block-global", "clip-block")
 WORKLOAD = {"crops": (2, 3), "prompt_tokens": 9}  # 913 tokens

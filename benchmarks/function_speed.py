@@ -3,13 +3,12 @@
 Both sides run in one process, rounds interleaved, medians of process CPU time on one thread. The bare side is the same
 closed forms, term by term, without any check that a sum fits in 64 bits; it is given which figures do not.
 
-    python benchmarks/function_speed.py                       the table
-    python benchmarks/function_speed.py --model FOLDER --rounds 9
+    python -m benchmarks.function_speed                       the table
+    python -m benchmarks.function_speed --model FOLDER --rounds 9
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import runner
+from benchmarks.pages import FACTS
 from llm_perf_opt.analyses.function.form import Form
 from llm_perf_opt.analyses.function.phase_function import FunctionCell, PhaseFunction
 
-ROOT = Path(__file__).resolve().parent.parent
-LLAMA_70B = ROOT / "tests" / "facts" / "deployment" / "configs" / "llama31-70b"
+LLAMA_70B = FACTS / "deployment" / "configs" / "llama31-70b"
 NAMES = ("flops", "vector_flops", "bytes_moved", "peak_bytes")
 BATCHES, CONTEXTS = (2, 512), (2, 131_072)
 
@@ -82,7 +82,7 @@ def compared(phase: PhaseFunction, count: int, rounds: int) -> tuple[float, floa
 
 def main() -> None:
     """Print one row for each phase and number of points."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--model", type=Path, default=LLAMA_70B)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, nargs=2, default=BATCHES)

@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks.breadth.full_size_configs import full_size_config
+from benchmarks.breadth.full_size import full_size_config
 from llm_perf_opt.api.ask import ask
 from llm_perf_opt.api.study import study
 from llm_perf_opt.api.study_page import study_page

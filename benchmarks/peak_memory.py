@@ -1,6 +1,6 @@
 """The peak of live tensor bytes: predicted without weights, and measured in real full-size runs on the CPU.
 
-    python benchmarks/peak_memory.py --out docs/data/peak_memory.json
+    python -m benchmarks.peak_memory --out docs/data/peak_memory.json
 
 Needs about 8 GB and a few minutes, for DeepSeek-OCR in base mode; `--only NAME` runs one model and leaves what the
 record says of the others. Prints the record and leaves with 1 when a prediction is off by more than 2 %.
@@ -8,19 +8,18 @@ record says of the others. Prints the record and leaves with 1 when a prediction
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.breadth.routing_record import RoutingRecorder
+from benchmarks.breadth.observed import RoutingRecorder
+from benchmarks.runner import leave, recorder
 from llm_perf_opt.analyses.memory.live_memory import Peak, peak_of, timeline
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
@@ -118,9 +117,7 @@ FULL_SIZE = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="where to write the record as JSON")
-    parser.add_argument("--threads", type=int, default=2)
+    parser = recorder(__doc__)
     parser.add_argument("--only", help="run only the cases whose name begins so")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -134,10 +131,7 @@ def main() -> int:
     is_there = options.out is not None and options.out.is_file()
     known = {**(json.loads(options.out.read_text())["runs"] if is_there else {}), **records}
     ordered = {name: known[name] for name in cases() if name in known}
-    text = json.dumps({"torch": torch.__version__, "runs": ordered}, indent=2) + "\n"
-    print(text, end="")
-    if options.out is not None:
-        options.out.write_text(text)
+    leave({"torch": torch.__version__, "runs": ordered}, options.out)
     return int(any(abs(record["difference"]) > TOLERANCE for record in records.values()))
 
 

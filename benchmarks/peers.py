@@ -20,23 +20,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.breadth.marked_section import replace_section
-from benchmarks.peer_probes.defined_names import names_about
+from benchmarks.pages import DOCS, ROOT, replace_section
 from benchmarks.peer_probes.environment import (
     PEERS,
     Peer,
+    batched,
     make_environment,
+    measured,
+    names_about,
     python_of,
     site_packages,
     surroundings,
     versions,
 )
 from benchmarks.peer_probes.page import page_of, readme_table
-from benchmarks.peer_probes.processes import batched, measured
-from benchmarks.peer_probes.workloads import EXACT_FLOPS, SMALL_SIZES
+from benchmarks.peer_probes.questions import EXACT_FLOPS, SMALL_SIZES
+from benchmarks.runner import parser
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA, PAGE = ROOT / "docs" / "data" / "peers.json", ROOT / "docs" / "beside-other-tools.md"
+DATA, PAGE = DOCS / "data" / "peers.json", DOCS / "beside-other-tools.md"
 README, SECTION = ROOT / "README.md", "beside other tools"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "llm-perf-opt" / "peers-venv"
 LARGE = ("dense-sdpa", "dense-eager", "ocr")
@@ -98,16 +99,15 @@ def write_pages(record: dict[str, Any]) -> None:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", type=Path, default=CACHE, help="where the tools are installed")
-    parser.add_argument("--llm-viewer", type=Path, help="a folder with the code of github.com/hahnyuan/LLM-Viewer")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="+", choices=PEERS, help="ask these tools alone")
-    parser.add_argument("--docs", action="store_true", help="write the record and the pages")
-    parser.add_argument("--render", action="store_true", help="write the pages from the record that is there")
-    options = parser.parse_args()
+    flags = {"docs": "write the record and the pages", "render": "write the pages from the record that is there"}
+    made = parser(__doc__, **flags)
+    made.add_argument("--venv", type=Path, default=CACHE, help="where the tools are installed")
+    made.add_argument("--llm-viewer", type=Path, help="a folder with the code of github.com/hahnyuan/LLM-Viewer")
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--only", nargs="+", choices=PEERS, help="ask these tools alone")
+    options = made.parse_args()
     if options.only and options.docs:
-        parser.error("--docs writes what one run says of every tool; leave --only out")
+        made.error("--docs writes what one run says of every tool; leave --only out")
     return options
 
 

@@ -7,20 +7,14 @@ Reads tests/facts/serving, traces models with a few layers, without weights. Abo
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
-from pathlib import Path
 from typing import Any
 
-from benchmarks.breadth.marked_section import show_sections
+from benchmarks.pages import show_sections
 from benchmarks.plans import page
-from benchmarks.plans.measured_pairs import measured_pairs
-from benchmarks.plans.ordering import judge, summary
-from benchmarks.plans.plan_estimates import as_engines_shard, as_the_model_shards
-from benchmarks.plans.rank_floors import floor_rows
-
-DOCS = Path(__file__).parents[1] / "docs"
+from benchmarks.plans.ordering import judge, measured_pairs, summary
+from benchmarks.plans.plan_estimates import as_engines_shard, as_the_model_shards, floor_rows
+from benchmarks.runner import parser
 
 
 def order_data() -> dict[str, Any]:
@@ -36,14 +30,10 @@ def order_data() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true", help="write the page and its data file")
-    options = parser.parse_args()
+    options = parser(__doc__, docs="write the page and its data file").parse_args()
     logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     data = order_data()
-    show_sections(DOCS / "plan-order.md", page.sections(data), is_written=options.docs)
-    if options.docs:
-        (DOCS / "data" / "plan_order.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    show_sections("plan-order", page.sections(data), is_written=options.docs, data=data)
 
 
 if __name__ == "__main__":

@@ -8,26 +8,15 @@ tables of docs/how-fast-could-it-be.md.
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from benchmarks.breadth.marked_section import replace_section
-from benchmarks.published.capacity import capacity_rows
+from benchmarks.pages import DOCS, columns, facts, replace_section, table, write_data
 from benchmarks.published.cases import OTHER_MODELS, REASONS, usable_rows
-from benchmarks.published.llama import llama_rows
-from benchmarks.published.rtx5090 import predicted_decode, predicted_prefill, rtx5090_rows
+from benchmarks.published.rtx5090 import capacity_rows, llama_rows, predicted_decode, predicted_prefill, rtx5090_rows
+from benchmarks.runner import parser
 
-ROOT = Path(__file__).parents[1]
-FACTS = ROOT / "tests" / "facts"
-DATA = ROOT / "docs" / "data" / "published.json"
-PAGE = ROOT / "docs" / "how-fast-could-it-be.md"
-
-
-def facts(name: str) -> Any:
-    return json.loads((FACTS / name).read_text(encoding="utf-8"))
+DATA, PAGE = DOCS / "data" / "published.json", DOCS / "how-fast-could-it-be.md"
 
 
 def by_id(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -73,46 +62,45 @@ def sections(data: dict[str, Any]) -> dict[str, str]:
     rows = data["rows"]
     inside = sum(row["is_inside"] for row in rows)
     possible = sum(row["is_possible"] for row in rows)
-    lines = [
-        f"{len(rows)} figures: the bound holds for {possible}, the band holds {inside}.",
-        "",
-        "| record | what | device | run as | published | bound | band | inside | assumed |",
-        "|---|---|---|---|--:|--:|--:|---|---|",
-        *(
-            f"| `{row['record']}` | {row['metric']} | `{row['device']}` | {row['execution']} "
-            f"| {' - '.join(f'{figure:g}' for figure in row['published'])} {row['unit']} | {row['bound']:.3g} "
-            f"| {row['low']:.3g} - {row['high']:.3g} | {'yes' if row['is_inside'] else '**no**'} | {row['assumed']} |"
-            for row in rows
-        ),
+    said = {True: "yes", False: "**no**"}
+    shown = [
+        {**row, "figures": " - ".join(f"{one:g}" for one in row["published"]), "inside": said[row["is_inside"]]}
+        for row in rows
     ]
-    capacity = [
-        "| device | reported by vLLM | band | inside |",
-        "|---|--:|--:|---|",
-        *(
-            f"| `{row['device']}` | {row['published']:,} | {row['low']:,} - {row['high']:,} "
-            f"| {'yes' if row['is_inside'] else '**no**'} |"
-            for row in data["capacity"]
-        ),
-    ]
-    unusable = [
-        "| record | why it cannot be predicted |",
-        "|---|---|",
-        *(f"| {row['record']} | {row['reason']} |" for row in data["unusable"]),
-    ]
-    return {"published": "\n".join(lines), "capacity": "\n".join(capacity), "unusable": "\n".join(unusable)}
+    published = columns(
+        shown,
+        {
+            "record": "`{record}`",
+            "what": "{metric}",
+            "device": "`{device}`",
+            "run as": "{execution}",
+            "published": "{figures} {unit}",
+            "bound": "{bound:.3g}",
+            "band": "{low:.3g} - {high:.3g}",
+            "inside": "{inside}",
+            "assumed": "{assumed}",
+        },
+        "llllrrrl",
+    )
+    forms = {"device": "`{device}`", "reported by vLLM": "{published:,}", "band": "{low:,} - {high:,}"}
+    capacity = ({**row, "inside": said[row["is_inside"]]} for row in data["capacity"])
+    unusable = [(row["record"], row["reason"]) for row in data["unusable"]]
+    return {
+        "published": f"{len(rows)} figures: the bound holds for {possible}, the band holds {inside}.\n\n{published}",
+        "capacity": columns(capacity, {**forms, "inside": "{inside}"}, "lrrl"),
+        "unusable": table(("record", "why it cannot be predicted"), unusable, "l"),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true", help="write the data file and the tables of the page")
-    options = parser.parse_args()
+    options = parser(__doc__, docs="write the data file and the tables of the page").parse_args()
     data = measure()
     for name, text in sections(data).items():
         print(text, end="\n\n")
         if options.docs:
             replace_section(PAGE, name, text)
     if options.docs:
-        DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_data("published", data)
 
 
 if __name__ == "__main__":

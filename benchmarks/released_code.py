@@ -3,12 +3,11 @@
 Needs transformers 4.46, what the released code imports, and LLM_PERF_OPT_DSOCR_DIR naming the folder with its code and
 config.json; weights are neither needed nor read.
 
-    python benchmarks/released_code.py [--docs]
+    python -m benchmarks.released_code [--docs]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import cpu_seconds, in_bfloat16, markdown, write_page
 
+from benchmarks.runner import parser
+from benchmarks.speed import cpu_seconds, in_bfloat16, markdown, write_page
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.weightless import Engine
 
@@ -39,9 +39,7 @@ def released_model(folder: Path) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/performance.md")
-    options = parser.parse_args()
+    options = parser(__doc__, docs="write the table into docs/performance.md").parse_args()
     folder = os.environ.get("LLM_PERF_OPT_DSOCR_DIR")
     if folder is None:
         raise SystemExit("Set LLM_PERF_OPT_DSOCR_DIR to the folder with the released code and its config.json.")

@@ -59,7 +59,6 @@ def traffic(requests: int, rate: float) -> Traffic:
 
 
 def measure(job: ReplayJob, *, is_alone: bool) -> None:
-    """Runs in vLLM's Python."""
     from llm_perf_opt.engines.vllm.inside import platform
 
     platform.believe_in(job.settings.device)

@@ -1,6 +1,6 @@
 """What timing costs: a pass as the runner makes it against a bare loop over the same forwards, pair by pair.
 
-    python benchmarks/runner_overhead.py [--full-size] [--pairs N]
+    python -m benchmarks.runner_overhead [--full-size] [--pairs N]
 
 The runner's side is all that it does for one pass: the phases, the clock on every stage, and a progress bar
 that is told of each. The bare side prepares the same page and calls the model. Garbage collection is put off on both

@@ -3,9 +3,9 @@
 Ratios are taken in one process, rounds interleaved, medians of process CPU time on one thread, so that a busy machine
 disturbs both sides alike. Each other figure comes from a process of its own.
 
-    python benchmarks/speed.py                  every section; prints the tables
-    python benchmarks/speed.py --docs           and writes them into docs/performance.md
-    python benchmarks/speed.py --section ratios --rounds 9
+    python -m benchmarks.speed                  every section; prints the tables
+    python -m benchmarks.speed --docs           and writes them into docs/performance.md
+    python -m benchmarks.speed --section ratios --rounds 9
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
+from benchmarks import runner
+from benchmarks.pages import DOCS, put_between
+
 TOKENS = 1024
 Row = dict[str, Any]
 
@@ -34,53 +34,22 @@ Row = dict[str, Any]
 # ---- models, at the sizes of their library defaults unless said
 
 
-def llama_8b() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM, LlamaConfig(
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        vocab_size=128256,
-    )
-
-
-def mixtral_8x7b() -> Any:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    return MixtralForCausalLM, MixtralConfig()
-
-
-def deepseek_v3() -> Any:
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-
-    return DeepseekV3ForCausalLM, DeepseekV3Config()
-
-
-def trillion(experts_implementation: str) -> Any:
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-
-    config = DeepseekV3Config(
-        n_routed_experts=384,
-        num_hidden_layers=61,
-        first_k_dense_replace=1,
-        num_attention_heads=64,
-        num_key_value_heads=64,
-        n_group=1,
-        topk_group=1,
-        vocab_size=163840,
-        experts_implementation=experts_implementation,
-    )
-    return DeepseekV3ForCausalLM, config
-
-
-RATIO_MODELS: dict[str, Callable[[], Any]] = {
-    "Llama 8B": llama_8b,
-    "Mixtral 8x7B": mixtral_8x7b,
-    "DeepSeek-V3 671B": deepseek_v3,
+LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+LLAMA_8B |= {"num_key_value_heads": 8, "vocab_size": 128256}
+TRILLION = {"n_routed_experts": 384, "num_hidden_layers": 61, "first_k_dense_replace": 1, "num_attention_heads": 64}
+TRILLION |= {"num_key_value_heads": 64, "n_group": 1, "topk_group": 1, "vocab_size": 163840}
+RATIO_MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "Llama 8B": ("Llama", LLAMA_8B),
+    "Mixtral 8x7B": ("Mixtral", {}),
+    "DeepSeek-V3 671B": ("DeepseekV3", {}),
 }
+
+
+def sized(family: str, **sizes: Any) -> tuple[Any, Any]:
+    """The class of a language model in transformers, and a configuration."""
+    import transformers
+
+    return getattr(transformers, f"{family}ForCausalLM"), getattr(transformers, f"{family}Config")(**sizes)
 
 
 # ---- helpers
@@ -137,8 +106,8 @@ def ratios(rounds: int) -> list[Row]:
 
     torch.set_num_threads(1)
     rows = []
-    for name, sizes in RATIO_MODELS.items():
-        model_class, config = sizes()
+    for name, (family, sizes) in RATIO_MODELS.items():
+        model_class, config = sized(family, **sizes)
         with torch.device("meta"):
             meta_model = in_bfloat16(functools.partial(model_class, config))
             meta_ids = torch.zeros(1, TOKENS, dtype=torch.long)
@@ -233,7 +202,7 @@ def one_trillion(experts_implementation: str) -> Row:
     from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 
     torch.set_num_threads(1)
-    target = text_target(*trillion(experts_implementation))
+    target = text_target(*sized("DeepseekV3", **TRILLION, experts_implementation=experts_implementation))
     start = time.process_time()
     graph = WeightlessTracer(device="cpu").trace(target)
     traced = time.process_time() - start
@@ -253,7 +222,7 @@ def trillions(rounds: int) -> list[Row]:
     """Both ways of running experts, each in a process of its own."""
     rows = []
     for implementation in ("grouped_mm", "eager"):
-        arguments = [sys.executable, __file__, "--one-trillion", implementation]
+        arguments = [sys.executable, "-m", "benchmarks.speed", "--one-trillion", implementation]
         printed = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
         rows.append(json.loads(printed.splitlines()[-1]))
     return rows
@@ -300,19 +269,15 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def write_page(section: str, table: str) -> None:
+def write_page(section: str, text: str) -> None:
     """Put a table between its markers in the performance page."""
-    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
-    text = PAGE.read_text()
-    before, rest = text.split(begin, maxsplit=1)
-    PAGE.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end, maxsplit=1)[1]}")
+    put_between(DOCS / "performance.md", f"<!-- {section}: begin -->", f"<!-- {section}: end -->", text)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__, docs="write the tables into docs/performance.md")
     parser.add_argument("--section", choices=SECTIONS, action="append")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--docs", action="store_true", help="write the tables into docs/performance.md")
     parser.add_argument("--one-trillion", choices=("grouped_mm", "eager"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one_trillion:

@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import llm_perf_opt
 from benchmarks.breadth.marked_section import show_sections
+
+import llm_perf_opt
 from llm_perf_opt.analyses.serving.engines import engine_of_version, total_bytes
 from llm_perf_opt.analyses.serving.fit import rank_memory, serving_fit
 from llm_perf_opt.analyses.serving.held_memory import engine_weights

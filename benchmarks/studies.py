@@ -8,7 +8,6 @@ Overhead compares the same task functions: a study against a pool, or Ray, that 
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import resource
@@ -23,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import llm_perf_opt as lpo
+from benchmarks import runner
 from llm_perf_opt.analyses.studies.tasks import StudyTask, study_tasks
 from llm_perf_opt.api.study import installed_versions, study
 from llm_perf_opt.api.study_task import run_task
@@ -153,7 +153,7 @@ def scale(points: int, function: Path | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("what", choices=("overhead", "scale"))
     parser.add_argument("--points", type=int, default=1_000_000)
     parser.add_argument("--models", type=int, default=8)

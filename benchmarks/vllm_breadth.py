@@ -1,6 +1,7 @@
 """How many of vLLM's architectures run without weights at full size, and what stops the others.
 
     python -m benchmarks.vllm_breadth [NAME ...|stopped]    # resumes docs/data/vllm_breadth.json; tries these again
+    python -m benchmarks.vllm_breadth --page                # writes docs/vllm-breadth.md from that file
 
 Every architecture in vLLM's registry is tried once: one prefill and one decode step of text on one rank. Configurations
 are the defaults of transformers' configuration class for that architecture, or one of the configurations among the
@@ -14,9 +15,11 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import DOCS, FACTS, table, write_atomically
 from benchmarks.vllm_code import figures_of
 from llm_perf_opt.api.hardware import device_of, find_hardware
 from llm_perf_opt.core.callgraph import read_callgraph
@@ -24,13 +27,83 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.engine_settings import SeenDevice
+from llm_perf_opt.core.units import format_count
 from llm_perf_opt.engines.vllm.environment import VllmEnvironment, find
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob
 from llm_perf_opt.engines.vllm.process import VllmProcess
 
-ROOT = Path(__file__).parents[1]
-FILE = ROOT / "docs" / "data" / "vllm_breadth.json"
-FACTS = ROOT / "tests" / "facts"
+FILE, PAGE = DOCS / "data" / "vllm_breadth.json", DOCS / "vllm-breadth.md"
+# A word of the reason -> what it is; the first that is found decides.
+KINDS = (
+    ("no configuration", "no configuration: neither transformers nor the facts have one under that name"),
+    ("has no stand-in", "a GPU kernel without a stand-in"),
+    ("triton", "a Triton kernel outside any op"),
+    ("DeepGEMM", "a library of GPU kernels that its constructor asks for"),
+    ("cutlass", "a library of GPU kernels that its constructor asks for"),
+    ("torch.cuda.Stream", "a CUDA stream of its own"),
+    ("ended with code", "the process ended: it took longer than three minutes, or more memory than there is"),
+    ("image processor", "it reads a processor's files while it is built"),
+    ("has no attribute", "the default configuration lacks what vLLM reads"),
+    ("", "the default configuration does not fit vLLM's class, or another error while it is built or run"),
+)
+
+RAN = ("architecture", "parameters", "prefill, FLOPs", "decode, FLOPs", "vLLM's estimate", "cache, B per token")
+RAN += ("unpriced ops",)
+
+
+def kind_of(reason: str) -> str:
+    """What sort of obstacle a reason is."""
+    return next(kind for word, kind in KINDS if word in reason)
+
+
+def page(found: dict[str, Any]) -> str:
+    models: dict[str, dict[str, Any]] = found["models"]
+    ran = {name: one for name, one in models.items() if "stopped_by" not in one}
+    stopped = {name: one["stopped_by"] for name, one in models.items() if "stopped_by" in one}
+    told = sum("configuration" in one for one in models.values())
+    whole = sum(not any(one["unpriced_ops"].values()) for one in ran.values())
+    equal = sum(one["flops"] == one["estimate_flops"] for one in ran.values())
+    lines = [
+        "# Which of vLLM's models run weightless?",
+        "",
+        f"**{len(ran)} of the {found['architectures']} architectures of {found['engine']} run at full size**, of "
+        f"{told} for which a configuration is known. In {whole} of them every op has a price. In {equal} the matrix "
+        "FLOPs of prefill and decode equal vLLM's own estimate to the last one.",
+        "",
+        "Each is built whole on one rank, and runs a prefill of 128 text tokens and one decode step with "
+        "`--code vllm`. Encoders of images and sound are built and not fed. Configurations are the defaults of "
+        "transformers' class for the architecture, or those among the facts of the tests. Data: "
+        "[`vllm_breadth.json`](data/vllm_breadth.json), made by `python -m benchmarks.vllm_breadth`.",
+        "",
+        "## What stops the others",
+        "",
+        table(("obstacle", "architectures", "for example"), _obstacles(stopped), "lrl"),
+        "",
+        "## What ran",
+        "",
+        table(RAN, (_row(name, one) for name, one in ran.items()), "lrrrlr"),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _obstacles(stopped: dict[str, str]) -> Iterator[tuple[object, ...]]:
+    by_kind: dict[str, list[str]] = {}
+    for name, reason in stopped.items():
+        by_kind.setdefault(kind_of(reason), []).append(name)
+    for kind, names in sorted(by_kind.items(), key=lambda item: -len(item[1])):
+        yield kind, len(names), ", ".join(f"`{name}`" for name in names[:3])
+
+
+def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
+    flops, told = one["flops"], one["estimate_flops"]
+    verdict = "none" if not any(told.values()) else "equal" if flops == told else "differs"
+    counts = [format_count(flops[phase]) if phase in flops else "" for phase in ("prefill", "decode")]
+    unpriced = sum(one["unpriced_ops"].values()) or ""
+    cache = format_count(one["cache_bytes_per_token"])
+    return f"`{name}`", format_count(one["parameters"]), *counts, verdict, cache, unpriced
+
+
 _LIST = "import json, vllm.model_executor.models.registry as r; print(json.dumps(sorted(r._VLLM_MODELS)))"
 _LONGEST_S = 180.0
 _PROMPT_TOKENS = 128
@@ -77,7 +150,6 @@ class Breadth:
         self._facts = fact_configurations()
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.__exit__(None, None, None)
             self._process = None
@@ -109,11 +181,7 @@ class Breadth:
         if self._process is None:
             self._process = VllmProcess(self._environment).__enter__()
         job = TraceJob(
-            model=str(folder),
-            out=str(scratch),
-            device=self._device,
-            prompt_tokens=_PROMPT_TOKENS,
-            dtype="bfloat16",
+            model=str(folder), out=str(scratch), device=self._device, prompt_tokens=_PROMPT_TOKENS, dtype="bfloat16"
         )
         guard = threading.Timer(_LONGEST_S, self._process._process.kill)
         guard.start()
@@ -147,7 +215,10 @@ def _reason(error: PerfOptError) -> str:
 
 
 def main() -> None:
-    """Try what has no result yet, and those that are named."""
+    """Try what has no result yet, and those that are named; or write the page."""
+    if sys.argv[1:] == ["--page"]:
+        write_atomically(PAGE, page(json.loads(FILE.read_text())))
+        return
     environment = find()
     kept: dict[str, Any] = json.loads(FILE.read_text())["models"] if FILE.exists() else {}
     again = set(sys.argv[1:])

@@ -124,7 +124,6 @@ def record(case: Case, process: VllmProcess) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record every case."""
     found = {}
     with VllmProcess(find()) as process:
         for case in CASES:

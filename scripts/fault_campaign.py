@@ -8,7 +8,7 @@
     python scripts/fault_campaign.py --kinds function           some kinds of files alone, of `hostile_files`
     python scripts/fault_campaign.py --write docs/reliability.md
 
-A campaign is a file in `scripts/campaigns` with a `NAME` and a function `run(*, quick, seed)` that gives rows. Each
+A campaign is a function `campaign_NAME(*, quick, seed)` in a file of `scripts/campaigns`, and gives rows. Each
 runs in a process of its own, so that none can hide or cause what another finds. Exit code 1: something was found.
 """
 
@@ -18,6 +18,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -56,10 +57,16 @@ class Campaign:
     cpu_seconds: float | None = None  # of its process and those it started; None where it broke off
 
 
+def homes() -> dict[str, str]:
+    """The campaigns there are, each with the file that holds it."""
+    found = re.compile(r"^def campaign_(\w+)\(", re.MULTILINE)
+    texts = {file.stem: file.read_text("utf-8") for file in CAMPAIGNS.glob("*.py")}
+    return {name: stem for stem, text in texts.items() for name in found.findall(text)}
+
+
 def names() -> list[str]:
-    """The campaigns there are: files that define `NAME` and `run`."""
-    texts = {file.stem: file.read_text("utf-8") for file in sorted(CAMPAIGNS.glob("*.py"))}
-    return [stem for stem, text in texts.items() if "\nNAME = " in text and "\ndef run(" in text]
+    """Of all campaigns."""
+    return sorted(homes())
 
 
 def run_campaign(name: str, *, quick: bool, seed: int, kinds: str = "") -> Campaign:
@@ -74,7 +81,7 @@ def run_campaign(name: str, *, quick: bool, seed: int, kinds: str = "") -> Campa
             found = json.loads(file.read_text("utf-8"))
             rows, cpu_seconds = [Row(**row) for row in found["rows"]], found["cpu_seconds"]
         else:
-            rows, cpu_seconds = [Row(campaign=name, what="the campaign itself", tried=0, findings=[reason])], None
+            rows, cpu_seconds = [Row(what="the campaign itself", tried=0, findings=[reason])], None
     return Campaign(rows=rows, seconds=time.perf_counter() - started, cpu_seconds=cpu_seconds)
 
 
@@ -106,8 +113,8 @@ def _environment() -> dict[str, str]:
 
 def run_inside(name: str, file: Path, *, quick: bool, seed: int, kinds: str = "") -> None:
     """The other side of `run_campaign`: run it here and leave the rows in `file`."""
-    module = importlib.import_module(f"scripts.campaigns.{name}")
-    rows = module.run(quick=quick, seed=seed, **({"kinds": kinds.split(",")} if kinds else {}))
+    module = importlib.import_module(f"scripts.campaigns.{homes()[name]}")
+    rows = getattr(module, f"campaign_{name}")(quick=quick, seed=seed, **({"kinds": kinds.split(",")} if kinds else {}))
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_seconds = sum(one.ru_utime + one.ru_stime for one in spent)
     file.write_text(json.dumps({"rows": [asdict(row) for row in rows], "cpu_seconds": cpu_seconds}), "utf-8")

@@ -68,15 +68,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedWork:
-    """What one forward needs."""
-
     flops: int
     weight_bytes: float
     cache_bytes: int
 
     @property
     def bytes(self) -> float:
-        """Read once each."""
         return self.weight_bytes + self.cache_bytes
 
 
@@ -94,7 +91,6 @@ class ClosedForm:
 
     @property
     def matrix_parameters(self) -> int:
-        """All of them."""
         return self.head + sum(layer.fixed + layer.experts * layer.expert for layer in self.layers)
 
     def cached_bytes_per_token(self) -> int:

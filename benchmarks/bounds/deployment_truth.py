@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bounds.closed_form import ClosedWork, closed_form
+from benchmarks.pages import FACTS, facts
 from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
 from llm_perf_opt.analyses.necessary.stage_needs import Reason, necessary_by_stage
 from llm_perf_opt.api.deployed_traces import deployed
-from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph import CallGraph, TensorMeta
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDERS, TRACERS
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.core.workload import Deployment, Workload
 
-DEPLOYMENT = Path(__file__).parents[2] / "tests" / "facts" / "deployment"
-CONFIGS = DEPLOYMENT / "configs"
+CONFIGS = FACTS / "deployment" / "configs"
 TRACED_PROMPT = 64
 TABLE_PROMPT = 1024
 
@@ -34,10 +35,9 @@ CORRECTIONS = {
 }
 
 
-def truth() -> dict[str, Any]:
+def truth() -> Any:
     """The file of closed forms, as it came."""
-    loaded: dict[str, Any] = json.loads((DEPLOYMENT / "truth.json").read_text(encoding="utf-8"))
-    return loaded
+    return facts("deployment/truth.json")
 
 
 def stated_flops(record: dict[str, Any]) -> int:
@@ -102,18 +102,17 @@ def configuration_rows(folder: Path) -> Iterator[dict[str, Any]]:
     for graph in deployed(adapter, graphs, Deployment()):
         written = stage_costs(graph).total
         works = list(necessary_by_stage(graph).values())
-        reasons: dict[Reason, int] = {}
+        reasons: Counter[Reason] = Counter()
         for work in works:
-            for reason, flops in work.saved.items():
-                reasons[reason] = reasons.get(reason, 0) + flops
+            reasons.update(work.saved)
         yield {
             "configuration": folder.name,
             "phase": graph.phase,
             "prompt_tokens": graph.workload.get("prompt_tokens"),
-            "parameters": sum(_elements(graph).values()),
+            "parameters": _by_storage(graph, lambda meta: math.prod(meta.shape)),
             "published_parameters": published.get(folder.name),
             "weights": graph.deployment.get("weights", "as traced"),
-            "stored_bytes": sum(_stored(graph).values()),
+            "stored_bytes": _by_storage(graph, tensor_bytes),
             "written_flops": written.flops,
             "necessary_flops": sum(work.flops for work in works),
             "written_bytes": written.bytes_moved,
@@ -140,21 +139,10 @@ def _trace(target: Target) -> CallGraph:
     return TRACERS.get("weightless")().trace(target)
 
 
-def _elements(graph: CallGraph) -> dict[int, int]:
-    """Storage -> parameters in it, a shared one once."""
+def _by_storage(graph: CallGraph, size: Callable[[TensorMeta], int]) -> int:
+    """A size of all parameters, those that share a storage once."""
     sizes: dict[int, int] = {}
     for parameter in graph.parameters:
         if not parameter.is_buffer:
-            count = 1
-            for side in parameter.meta.shape:
-                count *= side
-            sizes[parameter.storage] = max(sizes.get(parameter.storage, 0), count)
-    return sizes
-
-
-def _stored(graph: CallGraph) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for parameter in graph.parameters:
-        if not parameter.is_buffer:
-            sizes[parameter.storage] = max(sizes.get(parameter.storage, 0), tensor_bytes(parameter.meta))
-    return sizes
+            sizes[parameter.storage] = max(sizes.get(parameter.storage, 0), size(parameter.meta))
+    return sum(sizes.values())

@@ -1,36 +1,96 @@
-"""Every measured run beside its bounds, and what came of it as plain figures."""
+"""Every measured run beside its bounds, what its model needs by its own code, and both sources of needs compared."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from benchmarks.bounds import serving_readers
-from benchmarks.bounds.floors import EVALUATION_RULES, Floors, floors, sequences_that_fit
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.bounds.plan_links import plan_links
-from benchmarks.bounds.published_reader import read_published
-from benchmarks.bounds.silicon_reader import read_silicon
-from benchmarks.bounds.silicon_rules import ROW_RULES, TABLE_RULES
-from benchmarks.bounds.traced_models import smallest_stored_form, traced_needs
+from benchmarks.bounds.closed_form import ClosedForm, closed_form
+from benchmarks.bounds.floors import EVALUATION_RULES, Floors, floors, plan_links, sequences_that_fit
+from benchmarks.pages import FACTS
+from benchmarks.records import (
+    CONFIGS,
+    DEEPSEEK_OCR,
+    ROW_RULES,
+    SERVING,
+    TABLE_RULES,
+    MeasuredRun,
+    lengths_not_recorded,
+    read_nim,
+    read_overview,
+    read_published,
+    read_silicon,
+    read_two_nodes,
+    read_vllm_latencies,
+)
+from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
+from llm_perf_opt.analyses.stored_formats import store_cache, store_weights
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.plugins import FOLDERS, MODELS, TRACERS
+from llm_perf_opt.core.tensor_formats import FP8
+from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
-FACTS = Path(__file__).parents[2] / "tests" / "facts"
-SERVING = FACTS / "serving"
+TRACED_PROMPT = 64  # any will do: the needs are a function of batch and context
+
+_ALL = (Role.LINEAR, Role.EXPERTS, Role.HEAD)
+STORED = {
+    "bf16": {},
+    "fp8": dict.fromkeys(_ALL, "fp8"),
+    "fp4": dict.fromkeys(_ALL, "nvfp4"),
+    "int4": {Role.EXPERTS: "int4-g32-sym"},  # weights alone; attention and shared expert stay in 16 bits
+}
+MXFP4_EXPERTS = {Role.EXPERTS: "mxfp4"}  # gpt-oss is published so, whatever a record calls its precision
+
+
+def smallest_stored_form(model: str, precision: str) -> dict[Role, str]:
+    """Quantised runs store every matrix but the router's as small as any checkpoint of the label, the cache in fp8."""
+    return MXFP4_EXPERTS if model.startswith("gpt-oss") else STORED[precision]
+
+
+@cache
+def traced_needs(model: str, precision: str = "bf16", *, is_smallest: bool = True) -> DecoderNeeds:
+    """The needs of a model of `CONFIGS` as its code tells them.
+
+    Without `is_smallest` the head and the cache stay in 16 bits, as in most checkpoints.
+    """
+    graph = decode_graph(model)
+    if precision != "bf16":
+        formats = smallest_stored_form(model, precision)
+        kept = {role: form for role, form in formats.items() if is_smallest or role is not Role.HEAD}
+        roles = weight_matrices(graph)
+        graph = store_weights(graph, {name: kept[role] for name, role in roles.items() if role in kept})
+        graph = store_cache((graph,), FP8)[0] if is_smallest else graph
+    return decoder_needs(graph)
+
+
+@cache
+def decode_graph(model: str) -> CallGraph:
+    workload = Workload(prompt_tokens=TRACED_PROMPT)
+    if model == DEEPSEEK_OCR:
+        targets = MODELS.get(DEEPSEEK_OCR)().targets(DeepSeekOcrWorkload(mode="tiny", prompt_tokens=TRACED_PROMPT))
+    else:
+        targets = FOLDERS.get("huggingface")(CONFIGS / model, False).targets(workload)
+    return TRACERS.get("weightless")().trace(next(target for target in targets if target.phase == "decode"))
+
+
 READERS: dict[str, Callable[[Path], Iterator[MeasuredRun]]] = {
-    "trtllm_overview.json": serving_readers.read_overview,
-    "vllm_ground_truth.json": serving_readers.read_vllm_latencies,
-    "nim.json": serving_readers.read_nim,
-    "deepseek_r1_16xh100.json": serving_readers.read_two_nodes,
+    "trtllm_overview.json": read_overview,
+    "vllm_ground_truth.json": read_vllm_latencies,
+    "nim.json": read_nim,
+    "deepseek_r1_16xh100.json": read_two_nodes,
 }
 RULES: tuple[Callable[..., Any], ...] = (
     *ROW_RULES,
     *TABLE_RULES,
-    serving_readers.lengths_not_recorded,
+    lengths_not_recorded,
     smallest_stored_form,
     *EVALUATION_RULES,
 )
@@ -83,8 +143,7 @@ def check(run: MeasuredRun, without: str | None = None) -> Checked:
     """The run beside what its model's own code says it needs."""
     is_smallest = without != smallest_stored_form.__name__
     device, needs = find_device(run.device), traced_needs(run.model, run.precision, is_smallest=is_smallest)
-    held = traced_needs(run.model, run.precision, is_smallest=is_smallest).held_bytes(run.mean_context)
-    fitting = sequences_that_fit(run, needs, held, device)
+    fitting = sequences_that_fit(run, needs, needs.held_bytes(run.mean_context), device)
     return Checked(run=run, floors=floors(run, needs, device, fitting, without, plan_links(run)))
 
 
@@ -99,25 +158,30 @@ def violations_without(rule: str) -> dict[str, int]:
 
 def summary(checked: Sequence[Checked], unusable: dict[str, str]) -> dict[str, Any]:
     """All that the page says."""
+    to_win = [(each.run, ratio) for each in checked if (ratio := each.to_win) is not None]
     return {
         "checked": len(checked),
         "not_checked": dict(Counter(unusable.values())),
-        "definitions": list(_definitions(checked)),
+        "definitions": _grouped(
+            ("definition", "source"),
+            (((name, each.run.source), ratio) for each in checked for name, ratio in each.ratios().items()),
+        ),
         "rules": list(_rules(checked)),
-        "to_win": _spread([ratio for each in checked if (ratio := each.to_win) is not None]),
-        "groups": list(_groups(checked)),
+        "to_win": _spread([ratio for _, ratio in to_win]),
+        "groups": _grouped(
+            ("model", "device", "engine"), (((run.model, run.device, run.engine), ratio) for run, ratio in to_win)
+        ),
         "closest": list(_closest(checked)),
         "plans": list(_plans(checked)),
     }
 
 
-def _definitions(checked: Sequence[Checked]) -> Iterator[dict[str, Any]]:
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for each in checked:
-        for definition, ratio in each.ratios().items():
-            ratios.setdefault((definition, each.run.source), []).append(ratio)
-    for (definition, source), values in sorted(ratios.items()):
-        yield {"definition": definition, "source": source, **_spread(values)}
+def _grouped(names: Sequence[str], ratios: Iterable[tuple[tuple[str, ...], float]]) -> list[dict[str, Any]]:
+    """The spread of each group of ratios, with the names of what it is a group of."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for key, ratio in ratios:
+        groups.setdefault(key, []).append(ratio)
+    return [{**dict(zip(names, key, strict=True)), **_spread(values)} for key, values in sorted(groups.items())]
 
 
 def _rules(checked: Sequence[Checked]) -> Iterator[dict[str, Any]]:
@@ -126,15 +190,6 @@ def _rules(checked: Sequence[Checked]) -> Iterator[dict[str, Any]]:
     for rule in RULES:
         sentence = (rule.__doc__ or "").strip().splitlines()[0]
         yield {"rule": rule.__name__, "sentence": sentence, "touched": touched[rule.__name__]}
-
-
-def _groups(checked: Sequence[Checked]) -> Iterator[dict[str, Any]]:
-    ratios: dict[tuple[str, str, str], list[float]] = {}
-    for each in checked:
-        if (ratio := each.to_win) is not None:
-            ratios.setdefault((each.run.model, each.run.device, each.run.engine), []).append(ratio)
-    for (model, device, engine), values in sorted(ratios.items()):
-        yield {"model": model, "device": device, "engine": engine, **_spread(values)}
 
 
 def _closest(checked: Sequence[Checked], count: int = 8) -> Iterator[dict[str, Any]]:
@@ -160,13 +215,13 @@ def _plans(checked: Sequence[Checked]) -> Iterator[dict[str, Any]]:
             "runs": len(members),
             "lowest": round(ratio, 3),
             "definition": definition,
-            "step_links": round(max(_share(each.floors.step_links_s, each.floors.tpot_s) for each in members), 4),
-            "prompt_links": round(max(_share(each.floors.prompt_links_s, each.floors.ttft_s) for each in members), 4),
+            "step_links": _largest_share((each.floors.step_links_s, each.floors.tpot_s) for each in members),
+            "prompt_links": _largest_share((each.floors.prompt_links_s, each.floors.ttft_s) for each in members),
         }
 
 
-def _share(links_s: float, bound_s: float | None) -> float:
-    return links_s / bound_s if bound_s else 0.0
+def _largest_share(parts: Iterable[tuple[float, float | None]]) -> float:
+    return round(max(links_s / bound_s if bound_s else 0.0 for links_s, bound_s in parts), 4)
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
@@ -183,4 +238,40 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
         "p10": round(tenth, 2),
         "median": round(middle, 2),
         "p90": round(ninetieth, 2),
+    }
+
+
+# ---- traced needs beside formulas from the configuration
+
+STEPS = ((1, 1025), (8, 1025), (32, 8193), (512, 5000))  # batch, context
+PROMPT = 9000  # beyond every window and chunk
+
+
+def models() -> list[str]:
+    """Every model that a measured run names."""
+    return sorted([DEEPSEEK_OCR, *(folder.name for folder in CONFIGS.iterdir() if folder.is_dir())])
+
+
+def formulas(model: str) -> ClosedForm:
+    """The closed form of a model."""
+    return closed_form(FACTS / "deepseek_ocr" if model == DEEPSEEK_OCR else CONFIGS / model)
+
+
+def agreement(model: str) -> dict[str, Any]:
+    """Traced over formula: active parameters, and of several steps and a prompt the ratio furthest from 1."""
+    traced, closed = traced_needs(model), formulas(model)
+    bytes_ratios, flops_ratios = [], []
+    for batch, context in STEPS:
+        step, other = traced.step(batch=batch, context=context), closed.step(batch=batch, context=context)
+        bytes_ratios.append((step.bytes or 0) / other.bytes)
+        flops_ratios.append(step.flops / other.flops)
+    prompt, other = traced.prefill(batch=1, prompt=PROMPT), closed.prefill(batch=1, prompt=PROMPT)
+    return {
+        "model": model,
+        "active_matrix_parameters": closed.active_matrix_parameters,
+        "active": traced.active_matrix_parameters / closed.active_matrix_parameters,
+        "step_bytes": max(bytes_ratios, key=lambda ratio: abs(ratio - 1)),
+        "step_flops": max(flops_ratios, key=lambda ratio: abs(ratio - 1)),
+        "prefill_bytes": (prompt.bytes or 0) / other.bytes,
+        "prefill_flops": prompt.flops / other.flops,
     }

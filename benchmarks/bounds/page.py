@@ -1,25 +1,52 @@
-"""What the page `measured-against-the-bound` says in figures: its marked sections, from the data file alone."""
+"""What the pages `measured-against-the-bound` and `deployment-truth` say, from their data alone; and the plots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.bounds.deployment_truth import CORRECTIONS
+from benchmarks.pages import columns
+from llm_perf_opt.core.report import Axis, BarChart, Chart, Kind, Line, LineChart, Series
+from llm_perf_opt.core.units import format_bytes, format_flops
+from llm_perf_opt.formats.charts.chart_svg import chart_svg
+from llm_perf_opt.formats.charts.picture import Hues
+
 Data = dict[str, Any]
-SPREAD = "| runs | below 1 | lowest | p10 | median | p90 |"
-SPREAD_RULE = "|--:|--:|--:|--:|--:|--:|"
+SPREAD = {"runs": "{runs:,}", "below 1": "{violations}", "lowest": "{lowest:.2f}", "p10": "{p10:.2f}"}
+SPREAD |= {"median": "{median:.2f}", "p90": "{p90:.2f}"}
+SYSTEM = {"model": "{model}", "system": "`{device}`"}
+DEFINITIONS = {"definition": "{definition}", "source": "`{source}`", **SPREAD}
+RULES = {"rule": "`{rule}`", "what is known": "{sentence}", "runs it touched": "{touched:,}"}
+RULES |= {"runs that beat a bound without it: strict, expected": "{without}"}
+GROUPS = {**SYSTEM, "engine": "{engine}", "runs": "{runs}", "lowest": "{lowest:.2f}", "p10": "{p10:.2f}"}
+GROUPS |= {"median": "**{median:.2f}**", "p90": "{p90:.2f}"}
+CLOSEST = {"measured / bound": "{ratio:.3f}", "definition": "{definition}", "run": "`{run}`", "source": "`{source}`"}
+PLANS = {**SYSTEM, "plan": "{plan}", "runs": "{runs:,}", "lowest": "{lowest:.2f}", "by the definition": "{definition}"}
+PLANS |= {"links / bound of a step, at most": "{step_links:.1%}"}
+PLANS |= {"links / bound of a prompt, at most": "{prompt_links:.1%}"}
+AGREEMENT = {"model": "{model}", "active matrix parameters": "{active_matrix_parameters:,}"}
+AGREEMENT |= {"of them in the trace": "{active:.4f}", "bytes of a step": "{step_bytes:.4f}"}
+AGREEMENT |= {"FLOPs of a step": "{step_flops:.4f}", "bytes of a prefill": "{prefill_bytes:.4f}"}
+AGREEMENT |= {"FLOPs of a prefill": "{prefill_flops:.4f}"}
+ENGINES = ("vllm", "sglang", "trtllm")
+_LIGHT = {"ink": "#1b1f27", "soft": "#566072", "rule": "#d5d9e0", "line": "#7c8799", "surface": "#ffffff"}
+_DARK = {"ink": "#e8ebf1", "soft": "#a3adbd", "rule": "#343b48", "line": "#8491a6", "surface": "#1a1e26"}
+_HUES = ("#0b6bb5", "#c2570c", "#0f7f5f", "#7a3fb0", "#9a7400", "#b02a6b", "#4d6370")
+_HUES_ON_DARK = ("#58a9e8", "#f0944d", "#3fbf98", "#b88ae6", "#d9b13b", "#e678ad", "#93aab8")
 
 
-def sections(data: Data) -> dict[str, str]:
+def measured_sections(data: Data) -> dict[str, str]:
     """Name of a section -> its text."""
+    rules = ({**row, "without": _without(row)} for row in data["rules"])
     return {
         "checked": _checked(data),
-        "definitions": _definitions(data),
-        "rules": _rules(data),
-        "groups": _groups(data),
-        "closest": _closest(data),
-        "plans": _plans(data),
-        "agreement": _agreement(data),
+        "definitions": columns(data["definitions"], DEFINITIONS, "llr"),
+        "rules": columns(rules, RULES, "llr"),
+        "groups": columns(data["groups"], GROUPS, "lllr"),
+        "closest": columns(data["closest"], CLOSEST, "rl"),
+        "plans": columns(data["plans"], PLANS, "lllrrlr"),
+        "agreement": columns(data["agreement"], AGREEMENT),
     }
 
 
@@ -36,79 +63,134 @@ def _checked(data: Data) -> str:
     )
 
 
-def _spread(row: Data) -> str:
-    return (
-        f"| {row['runs']:,} | {row['violations']} | {row['lowest']:.2f} | {row['p10']:.2f} | {row['median']:.2f} "
-        f"| {row['p90']:.2f} |"
-    )
-
-
-def _table(head: str, rule: str, rows: Iterable[str]) -> str:
-    return "\n".join((head, rule, *rows))
-
-
-def _definitions(data: Data) -> str:
-    rows = (f"| {row['definition']} | `{row['source']}` {_spread(row)}" for row in data["definitions"])
-    return _table(f"| definition | source {SPREAD}", f"|---|---{SPREAD_RULE}", rows)
-
-
-def _rules(data: Data) -> str:
-    rows = (f"| `{row['rule']}` | {row['sentence']} | {row['touched']:,} | {_without(row)} |" for row in data["rules"])
-    return _table(
-        "| rule | what is known | runs it touched | runs that beat a bound without it: strict, expected |",
-        "|---|---|--:|--:|",
-        rows,
-    )
-
-
 def _without(row: Data) -> str:
     without = row.get("violations_without")
     return "-" if without is None else f"{without['strict']}, {without['expected']}"
 
 
-def _groups(data: Data) -> str:
-    rows = (
-        f"| {row['model']} | `{row['device']}` | {row['engine']} | {row['runs']} | {row['lowest']:.2f} "
-        f"| {row['p10']:.2f} | **{row['median']:.2f}** | {row['p90']:.2f} |"
-        for row in data["groups"]
-    )
-    return _table(
-        "| model | system | engine | runs | lowest | p10 | median | p90 |", "|---|---|---|--:|--:|--:|--:|--:|", rows
+def deployment_sections(data: Data) -> dict[str, str]:
+    """Name of a section -> its text."""
+    records = data["records"]
+    worst = max(abs(row["traced_bytes"] / row["bytes"] - 1) for row in records)
+    exact = sum(row["traced_flops"] == row["flops"] for row in records)
+    active = sum(row["traced_active"] == row["active"] for row in records)
+    corrected = [row for row in records if row["is_corrected"]]
+    load = {"model": "{model}", "prompt": "{prompt_tokens:,}", "batch": "{batch}"}
+    right = {"bytes in the file": "{stated_bytes:,}", "right": "{bytes:,}", "FLOPs in the file": "{stated_flops:,}"}
+    corrections = columns(corrected, {**load, **right, "right ": "{flops:,}"}).replace("| right  |", "| right |")
+    return {
+        "summary": f"{len(records)} records: active matrix parameters equal in {active}, FLOPs equal in {exact}, "
+        f"bytes within {worst:.2%} at worst. {len(corrected)} records were corrected.",
+        "corrections": "\n".join([corrections, "", *(f"- {model}: {why}." for model, why in CORRECTIONS.items())]),
+        "records": columns(
+            map(_record, records),
+            {
+                **load,
+                "model": "{model}{mark}",
+                "bytes, closed form": "{bytes:,}",
+                "traced": "{traced:.4f}",
+                "FLOPs, closed form": "{flops:,}",
+                "traced ": "{traced_share}",
+                "as written: bytes moved": "{bytes_moved:.2f} x",
+                "FLOPs": "{flops_written:.2f} x",
+            },
+        ).replace("| traced  |", "| traced |"),
+        "configurations": columns(
+            map(_configuration, data["configurations"]),
+            {
+                "configuration": "{configuration}",
+                "phase": "{phase}",
+                "parameters": "{parameters:,}{share}",
+                "stored as": "{weights}",
+                "stored": "{stored}",
+                "FLOPs as written": "{written}",
+                "necessary": "{necessary}",
+                "bytes moved as written": "{moved}",
+                "must be read once": "{read}",
+                "main reason": "{reason}",
+            },
+            "llrlrrrrrl",
+        ),
+    }
+
+
+def _record(row: Data) -> Data:
+    flops = row["traced_flops"] / row["flops"]
+    return {
+        **row,
+        "mark": " *" if row["is_corrected"] else "",
+        "traced": row["traced_bytes"] / row["bytes"],
+        "traced_share": "equal" if row["traced_flops"] == row["flops"] else f"{flops:.4f}",
+        "bytes_moved": row["written_bytes"] / row["traced_bytes"],
+        "flops_written": row["written_flops"] / row["traced_flops"],
+    }
+
+
+def _configuration(row: Data) -> Data:
+    published = row["published_parameters"]
+    return {
+        **row,
+        "share": f" ({row['parameters'] / published - 1:+.2%})" if published else "",
+        "stored": format_bytes(row["stored_bytes"]),
+        "written": format_flops(row["written_flops"]),
+        "necessary": format_flops(row["necessary_flops"]),
+        "moved": format_bytes(row["written_bytes"]),
+        "read": format_bytes(row["necessary_bytes"]),
+        "reason": row["reason"] or "",
+    }
+
+
+# ---- plots, drawn by the project's charts
+
+
+def by_system(groups: Sequence[dict[str, Any]]) -> BarChart:
+    """Median of measured over expected floor for each model, system and engine, the nearest to the floor first."""
+    ordered = sorted(groups, key=lambda group: float(group["median"]))
+    return BarChart(
+        title="Measured time of a request over the expected floor, median",
+        categories=tuple(f"{group['model']}, {group['device']}, {group['engine']}" for group in ordered),
+        series=(Series("measured / expected floor", tuple(group["median"] for group in ordered)),),
+        kind=Kind.COUNT,
+        caption="1 is the floor: everything above it is what an engineer can still win.",
     )
 
 
-def _closest(data: Data) -> str:
-    rows = (
-        f"| {row['ratio']:.3f} | {row['definition']} | `{row['run']}` | `{row['source']}` |" for row in data["closest"]
-    )
-    return _table("| measured / bound | definition | run | source |", "|--:|---|---|---|", rows)
-
-
-def _plans(data: Data) -> str:
-    rows = (
-        f"| {row['model']} | `{row['device']}` | {row['plan']} | {row['runs']:,} | {row['lowest']:.2f} "
-        f"| {row['definition']} | {row['step_links']:.1%} | {row['prompt_links']:.1%} |"
-        for row in data["plans"]
-    )
-    return _table(
-        "| model | system | plan | runs | lowest | by the definition | links / bound of a step, at most "
-        "| links / bound of a prompt, at most |",
-        "|---|---|---|--:|--:|---|--:|--:|",
-        rows,
+def distribution(ratios: Mapping[str, Sequence[float]]) -> LineChart:
+    """Which share of the runs lies below a multiple of the floor, a line for each engine."""
+    return LineChart(
+        title="Share of measured runs below a multiple of the expected floor",
+        x=Axis("measured time of a request over the expected floor", Kind.COUNT, is_log=True),
+        y=Axis("share of the runs", Kind.RATIO),
+        lines=tuple(Line(engine, tuple(_cumulated(values))) for engine, values in ratios.items()),
+        caption="No run lies left of 1.",
     )
 
 
-def _agreement(data: Data) -> str:
-    names = ("active", "step_bytes", "step_flops", "prefill_bytes", "prefill_flops")
-    rows = (
-        f"| {row['model']} | {row['active_matrix_parameters']:,} | "
-        + " | ".join(f"{row[name]:.4f}" for name in names)
-        + " |"
-        for row in data["agreement"]
+def _cumulated(values: Sequence[float], points: int = 60) -> list[tuple[float, float]]:
+    """At most so many points of the distribution, the lowest and the highest among them."""
+    ordered = sorted(values)
+    places = sorted({round(place * (len(ordered) - 1) / (points - 1)) for place in range(points)})
+    return [(ordered[place], (place + 1) / len(ordered)) for place in places]
+
+
+def svg_file(chart: Chart) -> str:
+    """The wide picture with a style of its own, light or dark as the reader's system asks."""
+    element = chart_svg(chart, Hues()).wide
+    head, _, body = element.partition(">")
+    namespace = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    style = f"{_style(_LIGHT, _HUES)}@media (prefers-color-scheme: dark) {{{_style(_DARK, _HUES_ON_DARK)}}}"
+    return f'{namespace}><style>{style}</style><rect class="page" width="100%" height="100%"/>{body}\n'
+
+
+def _style(colours: dict[str, str], hues: Sequence[str]) -> str:
+    ink, soft, rule = colours["ink"], colours["soft"], colours["rule"]
+    plain = (
+        f"text{{font-family:system-ui,sans-serif;fill:{ink}}}text.soft{{fill:{soft}}}"
+        f".page{{fill:{colours['surface']}}}.grid{{stroke:{rule};fill:none}}.zero{{stroke:{colours['line']};fill:none}}"
+        f".curve{{fill:none;stroke-width:2}}.mark{{fill:{ink}}}.thread{{stroke:{colours['line']};fill:none}}"
     )
-    return _table(
-        "| model | active matrix parameters | of them in the trace | bytes of a step | FLOPs of a step "
-        "| bytes of a prefill | FLOPs of a prefill |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-        rows,
+    coloured = "".join(
+        f".hue-{number} .bar,.hue-{number} .dot{{fill:{hue}}}.hue-{number} .curve{{stroke:{hue}}}"
+        for number, hue in enumerate(hues)
     )
+    return plain + coloured

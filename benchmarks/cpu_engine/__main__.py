@@ -14,17 +14,14 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from msgspec import convert
 
-from benchmarks.breadth.marked_section import show_sections
-from benchmarks.cpu_engine.judgement import section, times_of
-from benchmarks.cpu_engine.loads import DTYPE, MODELS, Load, loads
-from benchmarks.vllm_schedules.cases import FOLDER
-from benchmarks.vllm_schedules.own_python import in_vllm
+from benchmarks.cpu_engine.loads import DTYPE, MODELS, Load, loads, section, times_of
+from benchmarks.pages import DOCS, show_sections
+from benchmarks.vllm_schedules.cases import FOLDER, in_vllm
 from llm_perf_opt.analyses.capacity.measured_beside import corrected, step_factors
 from llm_perf_opt.analyses.measured.step_log import MeasuredStep
 from llm_perf_opt.analyses.serving.calibrated_time import CalibratedTimer
@@ -40,7 +37,6 @@ from llm_perf_opt.engines.vllm.jobs import ReplayJob
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 from llm_perf_opt.labs.calibrate.calibrate import calibrate
 
-DOCS = Path(__file__).parents[2] / "docs"
 DATA = DOCS / "data" / "cpu_engine.json"
 _REACH = StepRange(tokens=512, sequences=64, context=4096)
 
@@ -76,7 +72,7 @@ def judge() -> None:
                         "beside": fmean(run["loop_s"] / run["busy_s"] - 1 for run in same),
                     }
                 )
-    show_sections(DOCS / "serving-replay.md", {"cpu": section(rows)}, is_written=True)
+    show_sections("serving-replay", {"cpu": section(rows)}, is_written=True)
 
 
 def real_runs(model: str) -> list[dict[str, Any]]:

@@ -1,24 +1,119 @@
-"""Recorded kernels and those of a trace side by side, paired by what the op does and by its size.
-
-Products pair by their FLOPs, everything else by its word (`add`, `copy`, `layer_norm`) and the values of its largest
-operand. Facts hold the median of each kind of kernel, so a kernel lies in its band where that median does.
-"""
+"""The rates by which `predict` times eager PyTorch on a device: tables and recordings, or recordings alone."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from unittest import mock
 
-from benchmarks.eager_kernels.recorded_models import FORWARDS, recorded_graph
-from llm_perf_opt.analyses.time.rates import RateTime
+import llm_perf_opt as lpo
+from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
+from llm_perf_opt.analyses.time.kernel_rates import table_rates
+from llm_perf_opt.analyses.time.rates import RateSource, RateTime
+from llm_perf_opt.analyses.time.recorded_rates import recorded_rates
 from llm_perf_opt.core.callgraph import CallGraph, OpKind
+from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.ops.cost import elements
 from llm_perf_opt.ops.kernel_names import kernel_meaning, launch_words
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 from tests.analyses.join.condensed_runs import Row, facts, word_of
+from tests.analyses.join.traced_models import CONFIGS, traced
+
+DEVICES = {"h100": "h100-sxm", "mi300": "mi300x"}  # name in a recording -> device
+
+
+def eager_source(device: str) -> RateSource:
+    """The best rates of a device; its data sheet where nothing was measured or recorded."""
+    below = DataSheetRates(find_device(device))
+    return table_rates(below) or recorded_rates(below) or below
+
+
+def durations(device: str) -> Callable[[Kernel], RateTime]:
+    """Kernel -> the time of one launch, with its band and origin."""
+    source, known = eager_source(device), dict[Kernel, RateTime]()
+
+    def of(kernel: Kernel) -> RateTime:
+        if kernel not in known:
+            times = source.duration(kernel)
+            assert times is not None, kernel
+            known[kernel] = times[0]
+        return known[kernel]
+
+    return of
+
+
+FORWARDS = {"owlv2-large": 5}  # in the recorded step, one for each of the texts; 1 where not listed
+
+
+@cache
+def recorded_graph(model: str) -> CallGraph:
+    """The call graph of one recorded forward."""
+    if model == "owlv2-large":
+        with _queries_scaled():
+            traced.cache_clear()
+            graph = traced(model)
+        traced.cache_clear()
+        return graph
+    if model == "qwen1.5-0.5b":
+        return _qwen()
+    return traced(model)
+
+
+@contextmanager
+def _queries_scaled() -> Iterator[None]:
+    """Attention of OWLv2 as in the recorded release."""
+    import torch
+    from transformers.models.owlv2.modeling_owlv2 import Owlv2Attention
+
+    def forward(
+        self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any
+    ) -> tuple[torch.Tensor, None]:
+        batch, tokens, width = hidden_states.shape
+
+        def heads(values: torch.Tensor) -> torch.Tensor:
+            split = values.view(batch, tokens, self.num_heads, self.head_dim).transpose(1, 2).contiguous()
+            return split.view(batch * self.num_heads, tokens, self.head_dim)
+
+        query = heads(self.q_proj(hidden_states) * self.scale)
+        key, value = heads(self.k_proj(hidden_states)), heads(self.v_proj(hidden_states))
+        scores = torch.bmm(query, key.transpose(1, 2))
+        if attention_mask is not None:
+            scores = scores.view(batch, self.num_heads, tokens, tokens) + attention_mask
+            scores = scores.view(batch * self.num_heads, tokens, tokens)
+        mixed = torch.bmm(torch.nn.functional.softmax(scores, dim=-1), value)
+        mixed = mixed.view(batch, self.num_heads, tokens, self.head_dim).transpose(1, 2)
+        return self.out_proj(mixed.reshape(batch, tokens, width)), None
+
+    with mock.patch.object(Owlv2Attention, "forward", forward):
+        yield
+
+
+def _qwen() -> CallGraph:
+    """Without a cache, which did not copy; operands of attention copied, as with a mask at that time."""
+    import torch
+    from transformers import Qwen2Config, Qwen2Model
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def contiguous(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(module, query.contiguous(), key.contiguous(), value.contiguous(), *args, **kwargs)
+
+    sizes = {
+        name: value for name, value in CONFIGS["qwen1.5-0.5b"].items() if name not in ("architectures", "model_type")
+    }
+    with torch.device("meta"):
+        model = Qwen2Model(Qwen2Config(**sizes, attn_implementation="sdpa")).to(torch.bfloat16).eval()
+    tokens = torch.zeros(16, 559, dtype=torch.long)
+    with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, {"sdpa": contiguous}):
+        return lpo.trace(model, kwargs={"input_ids": tokens, "use_cache": False}).graphs[0]
+
 
 LAYOUT = "convolution, layout"
 Duration = Callable[[Kernel], RateTime]
@@ -59,13 +154,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One recording."""
-
     name: str
     rows: tuple[Compared, ...]
 
     def total(self, field: str) -> float:
-        """A column added up."""
         return float(sum(getattr(row, field) for row in self.rows))
 
     @property

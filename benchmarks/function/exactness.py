@@ -1,4 +1,4 @@
-"""One function against fresh traces: at random points, at both sides of every boundary, and at a batch of one."""
+"""One function against fresh traces, at random points, both sides of every boundary and a batch of one; its page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 
 import llm_perf_opt as lpo
 from benchmarks.function.subjects import Subject
+from benchmarks.pages import cell, table
 from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
 from llm_perf_opt.analyses.function.figures.costs import Region
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction
@@ -134,16 +135,12 @@ def _points(function: TraceFunction, count: int, rng: random.Random) -> Iterator
     """A batch of one among the random points, and both sides of every boundary."""
     domain = function.phases[0].domain
     (fewest, most), (shortest, longest) = domain[BATCH], domain[CONTEXT]
-    seen: set[tuple[int, int]] = set()
     wanted = [(fewest, _spread(rng, shortest, longest)) for _ in range(max(count // 8, 1))]
     wanted += [(_spread(rng, fewest, most), _spread(rng, shortest, longest)) for _ in range(count - len(wanted))]
     for phase in function.phases:
-        for batch, length in _sides(phase):
-            wanted += [(batch, length)]
-    for batch, length in wanted:
-        if (batch, length) not in seen:
-            seen.add((batch, length))
-            yield {BATCH: batch, CONTEXT: length}
+        wanted += _sides(phase)
+    for batch, length in dict.fromkeys(wanted):
+        yield {BATCH: batch, CONTEXT: length}
 
 
 def _sides(phase: PhaseFunction) -> Iterator[tuple[int, int]]:
@@ -152,10 +149,7 @@ def _sides(phase: PhaseFunction) -> Iterator[tuple[int, int]]:
     for batches in sorted({region[BATCH] for region in regions}):
         beside = sorted({region[CONTEXT] for region in regions if region[BATCH] == batches})
         for (_, end), (start, _) in pairwise(beside):
-            yield batches[1], end
-            yield batches[0], end
-            yield batches[0], start
-            yield batches[1], start
+            yield from ((batches[1], end), (batches[0], end), (batches[0], start), (batches[1], start))
 
 
 def _spread(rng: random.Random, low: int, high: int) -> int:
@@ -190,7 +184,10 @@ def _phase_json(phase: PhaseFunction, record: PhaseRecord) -> dict[str, Any]:
         "open": [{"region": _region_json(one.region, one.stride), "why": str(one.why)} for one in phase.open_regions],
         "exact": record.exact,
         "outside": record.outside,
-        "differences": _differences_json(record.differences),
+        "differences": [
+            {"point": dict(one.point), "what": one.what, "text": one.text[:300], "share": one.share}
+            for one in record.differences
+        ],
     }
 
 
@@ -199,5 +196,83 @@ def _region_json(region: Region, stride: Stride | None) -> dict[str, Any]:
     return {**{name: list(ends) for name, ends in region.items()}, **only}
 
 
-def _differences_json(found: Sequence[Difference]) -> list[dict[str, Any]]:
-    return [{"point": dict(one.point), "what": one.what, "text": one.text[:300], "share": one.share} for one in found]
+Record = Mapping[str, Any]
+UNPROVEN = "not proven"
+
+INTRODUCTION = """# How exact is a function of a trace?
+
+A function ([sweep](sweep.md)) is made from a few traces and then answers any batch and context in its ranges. This page
+compares it with a fresh trace of each point: every op with its shapes and arguments, every block of memory with its
+bytes and lifetime, the header, and FLOPs, vector FLOPs, bytes moved, launches, peak memory, parameters, weights and
+cache. *Exact* means equal to the last integer. Points are random (small ones as often as large ones), a batch of one
+among them, with both sides of every boundary between cells. A point in no proven cell is traced, not computed: it is
+counted as *outside*.
+
+One trace of a point gives all its phases. So the traces of a phase are those that no earlier phase had asked for: a
+decode with 0 traces was found and checked at the points of its prefill. At most 40 are made for a phase. A region that
+is open when they are spent stays open: its points are traced when they are asked for.
+
+```text
+python scripts/function_table.py --points 50 --write docs/function-exactness.md
+```
+"""
+
+
+def is_missed(record: Record) -> bool:
+    """Whether a proven cell said something else than a trace, or nothing could be compared."""
+    return record["status"] != "ok" or any(phase["differences"] for phase in record["phases"])
+
+
+def page(
+    versions: Mapping[str, str], setting: Mapping[str, int], records: Mapping[str, Record], order: Sequence[str]
+) -> str:
+    """The whole page as Markdown."""
+    shown = [(name, records[name]) for name in order if name in records]
+    ran = [record for _, record in shown if record["status"] == "ok"]
+    compared = sum(record["points"] * len(record["phases"]) for record in ran)
+    exact = sum(phase["exact"] for record in ran for phase in record["phases"])
+    outside = sum(phase["outside"] for record in ran for phase in record["phases"])
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    summary = (
+        f"With {installed}, {setting['points']} random points for each of {len(shown)} models: of {compared:,} points "
+        f"of a phase {exact:,} are exact, {outside:,} lie outside the proven cells, and "
+        f"{compared - exact - outside:,} differ."
+    )
+    rows = [cells for name, record in shown for cells in _rows(name, record)]
+    titles = (
+        "model", "kind", "phase", "cells along the context", "traces", "CPU s", "points", "exact", "outside",
+        "worst difference, or why a region is open",
+    )  # fmt: skip
+    notes = "Models marked * have fewer layers than released. CPU seconds are those of all phases of a model together."
+    return "\n".join((INTRODUCTION, summary, "", table(titles, rows, "l", wide=True), "", notes, ""))
+
+
+def _rows(name: str, record: Record) -> Iterator[tuple[str, ...]]:
+    if record["status"] != "ok":
+        yield name, str(record.get("kind", "")), *[""] * 7, cell(f"{record['status']}: {record['message']}", 300, "")
+        return
+    shown = name + (" *" if record["is_reduced"] else "")
+    for phase in record["phases"]:
+        counts = (phase["traces"], record["cpu_s"], record["points"], phase["exact"], phase["outside"])
+        yield shown, record["kind"], phase["phase"], _cells(phase), *map(str, counts), cell(_worst(phase), 300, "")
+
+
+def _cells(phase: Record) -> str:
+    """The ranges along the context, of a batch of one and of more."""
+    by_batch: dict[str, list[str]] = {}
+    for region in phase["cells"]:
+        (fewest, most), (low, high) = region["batch"], region["context"]
+        batches = str(fewest) if fewest == most else f"{fewest}-{most}"
+        lengths = str(low) if low == high else f"{low:,}-{high:,}"
+        only = f" ({region['only']})" if "only" in region else ""
+        by_batch.setdefault(batches, []).append(lengths + only)
+    return "; ".join(f"batch {batches}: {', '.join(lengths)}" for batches, lengths in by_batch.items()) or UNPROVEN
+
+
+def _worst(phase: Record) -> str:
+    if phase["differences"]:
+        worst = max(phase["differences"], key=lambda one: one["share"] or 0)
+        return f"{worst['what']} at {worst['point']}: {worst['text']}"
+    texts = [f"open at {one['region']['context']}: {one['why']}" for one in phase["open"]]
+    texts += [f"figures are priced point by point: {text}" for text in phase["priced_by_point"]]
+    return "; ".join(dict.fromkeys(texts[:2]))

@@ -68,7 +68,7 @@ def _read(source: str) -> dict[str, Any]:
 
 
 def _default_fields(model_type: str) -> dict[str, Any]:
-    from benchmarks.breadth.full_size_configs import full_size_config
+    from benchmarks.breadth.full_size import full_size_config
 
     fields: dict[str, Any] = json.loads(full_size_config(model_type).config.to_json_string(use_diff=False))
     return fields

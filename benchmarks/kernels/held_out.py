@@ -8,20 +8,20 @@ Without arguments it judges every system, writes the quantiles to `analyses/kern
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.breadth.marked_section import replace_section
-from benchmarks.kernels.judged import Judged
-from benchmarks.kernels.page import OWN_ROWS, accuracy_table, coverage_table, parts_file, versions_table
-from benchmarks.kernels.splits import Split, far_end_left_out, lines_left_out, shapes_left_out
 from benchmarks.kernels.subjects import SYSTEMS, Subject, own, subjects
+from benchmarks.pages import DOCS, ROOT, replace_section, table
 from llm_perf_opt.analyses.kernels.exchanges import CAPTURED
 from llm_perf_opt.analyses.kernels.experts import GATED, LAYER_KEYS
 from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
@@ -37,12 +37,168 @@ from llm_perf_opt.analyses.kernels.tables import (
     read_rows,
     versions,
 )
-from llm_perf_opt.analyses.kernels.times import ORIGINS, Flags, Floats, TimeOrigin
+from llm_perf_opt.analyses.kernels.times import ORIGINS, Codes, Estimate, Flags, Floats, TimeOrigin
 from llm_perf_opt.core.hardware import load_devices
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "kernel-tables.md"
-PARTS = ROOT / "docs" / "data" / "kernel_tables.csv"
+_SHARE = 0.1  # of the shapes
+_EVERY = 3  # one line of so many
+_FAR = 0.8  # of an axis: lines beyond are its far end
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Rows that are left out, and those of them that are asked for."""
+
+    kind: str
+    left_out: NDArray[np.bool_]
+    asked: NDArray[np.bool_]
+
+
+def shapes_left_out(subject: Subject, seed: int) -> Split | None:
+    """A tenth of the shapes, with every row they have. None: too few shapes to leave one out."""
+    table = np.stack([subject.columns[name] for name in subject.shape], axis=1)
+    distinct, which = np.unique(table, axis=0, return_inverse=True)
+    random = np.random.default_rng(seed)
+    count = max(1, round(_SHARE * len(distinct)))
+    if len(distinct) < 4:
+        return None
+    chosen = np.zeros(len(distinct), np.bool_)
+    chosen[random.choice(len(distinct), count, replace=False)] = True
+    left_out = chosen[which.reshape(-1)]
+    return Split("shapes", left_out, left_out)
+
+
+def lines_left_out(subject: Subject, seed: int) -> Iterator[Split]:
+    """Whole lines of one axis, of the last two and of all; asked for are the rows on as many left-out lines."""
+    off = {name: _on_chosen_line(subject.columns[name], seed) for name in subject.lines}
+    several = [subject.lines[-count:] for count in range(2, len(subject.lines) + 1)]
+    for names in (*((name,) for name in subject.lines), *several):
+        on_lines = np.stack([off[name] for name in names])
+        if (asked := on_lines.all(axis=0)).any():
+            yield Split(f"{len(names)} lines", on_lines.any(axis=0), asked)
+
+
+def far_end_left_out(subject: Subject) -> Iterator[Split]:
+    """The largest values of one axis."""
+    for name in subject.lines:
+        levels = np.unique(subject.columns[name])
+        far = subject.columns[name] > levels[int(_FAR * (len(levels) - 1))]
+        if far.any() and not far.all():
+            yield Split("far end", far, far)
+
+
+def _on_chosen_line(column: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Whether each row lies on one of the inner lines that a seed chooses; never two next to each other."""
+    levels = np.unique(column)
+    chosen = levels[1 + seed % _EVERY : -1 : _EVERY]
+    return np.isin(column, chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Rows of one table that were left out by one split: measured over expected time, and the plain roofline's."""
+
+    system: str
+    engine: str
+    family: Family
+    part: str
+    kind: str
+    seed: int
+    ratios: Floats
+    roofline_ratios: Floats
+    origin_codes: Codes
+    off_grid: Codes
+
+    @property
+    def errors(self) -> Floats:
+        """How far the expected time lies from the measured one, as a share of it."""
+        return np.abs(1.0 / self.ratios - 1.0)
+
+    @property
+    def roofline_errors(self) -> Floats:
+        """The same of the plain roofline."""
+        return np.abs(1.0 / self.roofline_ratios - 1.0)
+
+
+SHAPES, OWN_ROWS = "shapes", "own rows"
+
+
+def accuracy_table(found: Sequence[Judged]) -> str:
+    """System and family: median error on whole shapes that were left out, and the plain roofline beside it."""
+    lines = []
+    for system in dict.fromkeys(one.system for one in found):
+        for family in Family:
+            mine = [one for one in found if (one.system, one.family) == (system, family)]
+            whole = [one for one in mine if one.kind == OWN_ROWS]
+            if rows := sum(len(one.ratios) for one in whole):
+                shapes, on_lines = _together(mine, SHAPES), [one for one in mine if one.kind.endswith("lines")]
+                roofline = (
+                    ""
+                    if family is Family.EXCHANGES
+                    else _median(np.concatenate([one.roofline_errors for one in whole]))
+                )
+                errors = (_median(shapes), _quantile(shapes), _median(_errors(on_lines)), roofline)
+                lines.append((system, family, f"{rows:,}", *errors))
+    titles = ("left out: median error", "90 % below", "on left-out lines", "plain roofline")
+    return table(("system", "family", "rows", *titles), lines, "llr")
+
+
+def parts_file(found: Sequence[Judged]) -> str:
+    """Every table as CSV: engine, format or use, rows, median error on left-out shapes, plain roofline."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(("system", "engine", "family", "table", "rows", "median error", "plain roofline"))
+    for key in dict.fromkeys((one.system, one.engine, one.family, one.part) for one in found):
+        mine = [one for one in found if (one.system, one.engine, one.family, one.part) == key]
+        whole = next(one for one in mine if one.kind == OWN_ROWS)
+        roofline = "" if key[2] is Family.EXCHANGES else _median(whole.roofline_errors)
+        writer.writerow((*key, f"{len(whole.ratios):,}", _median(_together(mine, SHAPES)), roofline))
+    return lines.getvalue()
+
+
+def coverage_table(inside: Mapping[tuple[str, Family], tuple[int, int]], scaled: Sequence[Judged]) -> str:
+    """System and family: how many rows of the second split lie in the 80 % band; then the errors of scaled systems."""
+    bands = [
+        (system, family, f"{rows:,}", f"{100 * hits / rows:.0f} %")
+        for (system, family), (rows, hits) in sorted(inside.items())
+    ]
+    lines = []
+    for kind, family in dict.fromkeys((one.kind, one.family) for one in scaled):
+        mine = [one for one in scaled if (one.kind, one.family) == (kind, family)]
+        ratios = np.concatenate([one.ratios for one in mine])
+        low, high = np.quantile(ratios, (0.1, 0.9))
+        lines.append((kind, family, f"{len(ratios):,}", _median(_errors(mine)), f"{low:.2f} to {high:.2f}"))
+    titles = ("scaled", "family", "rows", "median error", "80 % of measured / expected")
+    return f"{table(('system', 'family', 'rows', 'in the 80 % band'), bands, 'llr')}\n\n{table(titles, lines, 'llrrl')}"
+
+
+def versions_table(found: Sequence[Judged]) -> str:
+    """The same rows in the newest version of an engine and in the one before."""
+    lines = []
+    for one in sorted(found, key=lambda entry: (entry.engine, entry.part)):
+        tenths = ", ".join(f"{ratio:.2f}" for ratio in np.quantile(one.ratios, (0.1, 0.5, 0.9)))
+        lines.append((one.engine, one.part, one.kind.rpartition(" ")[2], f"{len(one.ratios):,}", tenths))
+    titles = ("engine", "table", "system", "rows", "older over newer time: 10 %, median, 90 %")
+    return table(titles, lines, "lllrl")
+
+
+def _together(found: Iterable[Judged], kind: str) -> Floats:
+    return _errors([one for one in found if one.kind == kind])
+
+
+def _errors(found: Sequence[Judged]) -> Floats:
+    return np.concatenate([one.errors for one in found]) if found else np.array([])
+
+
+def _median(errors: Floats) -> str:
+    return f"{100 * float(np.median(errors)):.1f} %" if len(errors) else ""
+
+
+def _quantile(errors: Floats) -> str:
+    return f"{100 * float(np.quantile(errors, 0.9)):.0f} %" if len(errors) else ""
+
+
+PAGE, PARTS = DOCS / "kernel-tables.md", DOCS / "data" / "kernel_tables.csv"
 SPREADS = ROOT / "src" / "llm_perf_opt" / "analyses" / "kernels" / "spread.json"
 LOW, HIGH = 0.1, 0.9
 CALIBRATION, CHECK = (0, 2, 3), 1  # seeds: quantiles are taken from some splits and counted on another
@@ -69,11 +225,17 @@ def judged(subject: Subject, split: Split, seed: int) -> Judged:
     """Build the table from the rest and ask it."""
     asked = subject.chosen(split.asked)
     estimate = subject.build(subject.chosen(~split.left_out))(asked, own(subject.system))
+    return _of_estimate(subject, split.kind, asked, estimate, seed=seed)
+
+
+def _of_estimate(
+    subject: Subject, kind: str, rows: Columns, estimate: Estimate, *, seed: int = 0, system: str | None = None
+) -> Judged:
+    """Measured rows over what a table says of them."""
     return Judged(
-        system=subject.system, engine=subject.engine, family=subject.family, part=subject.part, kind=split.kind,
-        seed=seed, ratios=asked["seconds"] / estimate.seconds,
-        roofline_ratios=asked["seconds"] / subject.roofline(asked), origin_codes=estimate.origin_codes,
-        off_grid=np.minimum(estimate.off_grid, MOST_DIMENSIONS),
+        system=system or subject.system, engine=subject.engine, family=subject.family, part=subject.part, kind=kind,
+        seed=seed, ratios=rows["seconds"] / estimate.seconds, roofline_ratios=rows["seconds"] / subject.roofline(rows),
+        origin_codes=estimate.origin_codes, off_grid=np.minimum(estimate.off_grid, MOST_DIMENSIONS),
     )  # fmt: skip
 
 
@@ -111,20 +273,8 @@ def judge_scaled(pair: tuple[str, str]) -> list[Judged]:
         if rows is None or subject.family is Family.EXCHANGES:  # links are not scaled
             continue
         estimate = subject.build(subject.columns)(rows.columns, scale)
-        found.append(
-            Judged(
-                system=ANY_SYSTEM,
-                engine=subject.engine,
-                family=subject.family,
-                part=subject.part,
-                kind=f"{source} for {target}",
-                seed=CALIBRATION[0],
-                ratios=rows.columns["seconds"] / estimate.seconds,
-                roofline_ratios=rows.columns["seconds"] / rows.roofline(rows.columns),
-                origin_codes=estimate.origin_codes,
-                off_grid=np.minimum(estimate.off_grid, MOST_DIMENSIONS),
-            )
-        )
+        # `rows` has the roofline of the device that was measured.
+        found.append(_of_estimate(rows, f"{source} for {target}", rows.columns, estimate, system=ANY_SYSTEM))
     print(f"{source} for {target}: {sum(len(one.ratios) for one in found):,} rows", flush=True)
     return found
 
@@ -202,17 +352,9 @@ def spreads(found: Iterable[Judged]) -> list[HeldOutSpread]:
         ratios = np.concatenate(parts)
         if len(ratios) >= FEWEST_ROWS:
             low, high = (float(round(np.quantile(ratios, at), 4)) for at in (LOW, HIGH))
-            result.append(
-                HeldOutSpread(
-                    system=system,
-                    family=family,
-                    origin=origin,
-                    off_grid=dimensions,
-                    low=min(low, 1.0),
-                    high=max(high, 1.0),
-                    rows=len(ratios),
-                )
-            )
+            band = {"low": min(low, 1.0), "high": max(high, 1.0), "rows": len(ratios)}
+            group = {"system": system, "family": family, "origin": origin, "off_grid": dimensions}
+            result.append(HeldOutSpread(**group, **band))
     return result
 
 

@@ -47,7 +47,6 @@ class Subject:
         return len(self.columns["seconds"])
 
     def chosen(self, keep: NDArray[np.bool_]) -> Columns:
-        """Some of the rows."""
         return {name: column[keep] for name, column in self.columns.items()}
 
     def roofline(self, columns: Columns) -> Floats:

@@ -9,7 +9,6 @@ per question, with libraries loaded once. An error is left to travel: it is the 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -17,20 +16,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from benchmarks.peer_probes.asked import Asked
+from benchmarks.peer_probes.probes import PROBES, Probe
+from benchmarks.peer_probes.questions import Asked
 
 
 def main(way: str, peer: str, out: str, *questions: str) -> None:
-    probe = importlib.import_module(f"benchmarks.peer_probes.{peer.replace('-', '_')}_probe")
+    probe = PROBES[peer]
     if way == "one":
         answer(probe, questions[0], Path(out))
     else:
         answer_each(probe, questions, out)
 
 
-def answer_each(probe: Any, questions: Sequence[str], out: str) -> None:
+def answer_each(probe: Probe, questions: Sequence[str], out: str) -> None:
     probe.prepare(Asked("direct-call", "none"))
     for number, question in enumerate(questions):
         file = Path(f"{out}.{number}")
@@ -43,12 +42,12 @@ def answer_each(probe: Any, questions: Sequence[str], out: str) -> None:
         os.waitpid(child, 0)
 
 
-def answer(probe: Any, question: str, out: Path) -> None:
+def answer(probe: Probe, question: str, out: Path) -> None:
     kind, name, weights = question.split("/")
     asked = Asked(name, weights)
     probe.prepare(asked)
     wall, cpu = time.perf_counter(), time.process_time()
-    told = (probe.count if kind == "count" else probe.OFFERS[kind])(asked)
+    told = (probe.count if kind == "count" else probe.offers[kind])(asked)
     spent = {"call_wall_s": time.perf_counter() - wall, "call_cpu_s": time.process_time() - cpu}
     out.write_text(json.dumps(asdict(told) | spent))
 

@@ -3,24 +3,88 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from math import isclose
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from benchmarks.pages import table
 from benchmarks.peer_probes.environment import PEERS
-from benchmarks.peer_probes.findings import (
-    Row,
-    attention_finding,
-    counted,
-    direct_call_finding,
-    experts_finding,
-    failures,
-    offer,
-    weights_finding,
-)
 
+Row = Mapping[str, Any]
+Told = Mapping[str, Any]  # all that one tool was asked
 Record = Mapping[str, Any]
+
+
+def counted(told: Told, subject: str) -> Row | None:
+    """The first count of a subject that came, without weights if it came so."""
+    return next((row for row in _counts(told, subject) if row["status"] == "ok"), None)
+
+
+def offer(told: Told, kind: str) -> Row | None:
+    return next((row for row in told["runs"] if row["question"] == kind and row["status"] == "ok"), None)
+
+
+def failures(told: Told) -> list[Row]:
+    return [row for row in told["runs"] if row["status"] != "ok"]
+
+
+def weights_finding(told: Told, reads: str) -> str:
+    """For which of the two models a count came only with weights in memory."""
+    if reads == "config":
+        return "no, reads a configuration"
+    rows = {title: counted(told, subject) for title, subject in (("Llama", "dense-sdpa"), ("DeepSeek-OCR", "ocr"))}
+    wanting = [title for title, row in rows.items() if row is None or row["weights"] != "none"]
+    return "no" if not wanting else "yes" if len(wanting) == len(rows) else f"for {wanting[0]}"
+
+
+def attention_finding(record: Record, told: Told, weights: str) -> str:
+    row = _count(told, "fused-attention", weights)
+    if row["status"] != "ok":
+        return row["reason"]
+    linear, tokens = record["small_sizes"]["attention_linear_flops"], record["small_sizes"]["attention_tokens"]
+    if row["flops"] == record["exact_flops"]["fused-attention"]:
+        return "counted"
+    if row["flops"] == linear:
+        return "attention left out"
+    if row["flops"] * tokens == linear:
+        return "attention left out, the linear map counted for one token"
+    return _of_exact(record, row)
+
+
+def direct_call_finding(record: Record, told: Told) -> str:
+    row = _count(told, "direct-call", "random")
+    if row["status"] != "ok":
+        return row["reason"]
+    share = "in the total" if row["flops"] == record["exact_flops"]["direct-call"] else _of_exact(record, row)
+    if row["flops_by_module"] is None:
+        return share
+    own = row["flops_by_module"].get("first", 0)
+    is_whole = isclose(own, record["small_sizes"]["one_of_two_linear_flops"], rel_tol=0.01)  # some print three digits
+    return f"{share}, {'with a row of its own' if is_whole else 'no row of its own'}"
+
+
+def experts_finding(record: Record, told: Told, weights: str) -> str:
+    row = _count(told, "experts", weights)
+    if row["status"] != "ok":
+        return str(row["reason"])
+    return "counted" if row["flops"] == record["exact_flops"]["experts"] else _of_exact(record, row)
+
+
+def _of_exact(record: Record, row: Row) -> str:
+    return f"{row['flops'] / record['exact_flops'][row['subject']]:.1%} of exact"
+
+
+def _counts(told: Told, subject: str) -> list[Row]:
+    return [row for row in told["runs"] if row["question"] == "count" and row["subject"] == subject]
+
+
+def _count(told: Told, subject: str, weights: str) -> Row:
+    (row,) = (row for row in _counts(told, subject) if row["weights"] == weights)
+    return row
+
+
 NOTHING = "(nothing came)"
 BESIDES = {
     "memory": "memory",
@@ -38,13 +102,9 @@ SHORT_BESIDES = ("memory", "kv-cache", "predicted-time", "serving", "picture", "
 TEMPLATE = Path(__file__).parent / "page.md"
 MODEL_COLUMNS = ("tool", "model", "weights", "its own figure", "as FLOPs", "of exact", "wall s", "CPU s", "peak GB")
 TRAP_COLUMNS = (
-    "tool",
-    "fused attention, without memory",
-    "fused attention, with weights",
-    "child called by `forward`",
-    "experts, without memory",
-    "experts, with weights",
-)
+    "tool", "fused attention, without memory", "fused attention, with weights", "child called by `forward`",
+    "experts, without memory", "experts, with weights",
+)  # fmt: skip
 SHORT_COLUMNS = (
     "tool", "Llama-3.2-1B, 512 tokens", "s, GB", "DeepSeek-OCR, a page", "s, GB", "needs weights", "gives besides"
 )  # fmt: skip
@@ -70,18 +130,18 @@ def page_of(record: Record) -> str:
 
 def readme_table(record: Record) -> str:
     """Eight rows: what is found, what it costs to find it, and what else each tool gives."""
-    lines = _head(SHORT_COLUMNS, "lrrrrll")
+    rows: list[list[str]] = []
     for name, told in record["peers"].items():
         if "failure" in told:
-            lines.append(f"| {PEERS[name].title} | not asked: {told['failure']} | | | | | |")
+            rows.append([PEERS[name].title, f"not asked: {told['failure']}", *[""] * 5])
             continue
         dense, page = counted(told, "dense-sdpa"), counted(told, "ocr")
         asked = ((dense, "dense-sdpa"), (page, "ocr"))
         besides = ", ".join(BESIDES[kind] for kind in SHORT_BESIDES if offer(told, kind) is not None)
         shares = [_share(record, row) if row else _no_share(told, subject) for row, subject in asked]
         cells = [PEERS[name].title, shares[0], _spent(dense), shares[1], _spent(page)]
-        lines.append(f"| {' | '.join([*cells, weights_finding(told, PEERS[name].reads), besides or 'nothing more'])} |")
-    return "\n".join(lines) + "\n"
+        rows.append([*cells, weights_finding(told, PEERS[name].reads), besides or "nothing more"])
+    return table(SHORT_COLUMNS, rows, "lrrrrll") + "\n"
 
 
 def _versions(record: Record) -> str:
@@ -92,30 +152,26 @@ def _versions(record: Record) -> str:
 
 
 def _model_table(record: Record, subjects: tuple[str, ...]) -> str:
-    lines = _head(MODEL_COLUMNS, "lllrrrrrr")
+    rows: list[list[str]] = []
     for name, told in record["peers"].items():
         for subject in subjects:
-            lines += [_model_row(record, name, subject, row) for row in told["runs"] if _is_count_of(row, subject)]
+            rows += [_model_row(record, name, subject, row) for row in _counts(told, subject)]
         if "failure" in told:
-            lines.append(f"| {PEERS[name].title} | | | {_cell(told['failure'])} | | | | | |")
-    return "\n".join(lines)
+            rows.append([PEERS[name].title, "", "", _cell(told["failure"]), *[""] * 5])
+    return table(MODEL_COLUMNS, rows, "lllr")
 
 
-def _is_count_of(row: Row, subject: str) -> bool:
-    return row["question"] == "count" and row["subject"] == subject
-
-
-def _model_row(record: Record, name: str, subject: str, row: Row) -> str:
+def _model_row(record: Record, name: str, subject: str, row: Row) -> list[str]:
     cells = [PEERS[name].title, f"`{subject}`", row["weights"] if PEERS[name].reads == "module" else "configuration"]
     if row["status"] == "ok":
         cells += [f"{row['printed']:,.0f} {row['unit']}", f"{row['flops']:,}", _share(record, row)]
     else:
         cells += [_cell(row["reason"]), "", ""]
-    return f"| {' | '.join([*cells, str(row['wall_s']), str(row['cpu_s']), _gigabytes(row)])} |"
+    return [*cells, str(row["wall_s"]), str(row["cpu_s"]), _gigabytes(row)]
 
 
 def _trap_table(record: Record) -> str:
-    lines = _head(TRAP_COLUMNS, "llllll")
+    rows = []
     for name, told in record["peers"].items():
         if "failure" in told or PEERS[name].reads != "module":
             continue
@@ -127,17 +183,15 @@ def _trap_table(record: Record) -> str:
             experts_finding(record, told, "none"),
             experts_finding(record, told, "random"),
         ]
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    return "\n".join(lines)
+        rows.append([_cell(text) for text in cells])
+    return table(TRAP_COLUMNS, rows, "l")
 
 
 def _besides_table(record: Record) -> str:
     kinds = ("memory", "kv-cache", "predicted-time", "serving", "picture", "backward")
-    lines = _head(("tool", *(BESIDES[kind] for kind in kinds)), "l" * (1 + len(kinds)))
-    for name, told in record["peers"].items():
-        if "failure" not in told:
-            lines.append(f"| {PEERS[name].title} | {' | '.join(_besides(told, kind) for kind in kinds)} |")
-    return "\n".join(lines)
+    asked = {name: told for name, told in record["peers"].items() if "failure" not in told}
+    rows = [(PEERS[name].title, *(_besides(told, kind) for kind in kinds)) for name, told in asked.items()]
+    return table(("tool", *(BESIDES[kind] for kind in kinds)), rows, "l")
 
 
 def _besides(told: Mapping[str, Any], kind: str) -> str:
@@ -180,10 +234,6 @@ def _better(record: Record) -> dict[str, str]:
         "aic_kernels": given("aiconfigurator", "measured-kernels"),
         "aic_serving": given("aiconfigurator", "serving"),
     }
-
-
-def _head(columns: Sequence[str], sides: str) -> list[str]:
-    return [f"| {' | '.join(columns)} |", f"|{'|'.join('--:' if side == 'r' else '---' for side in sides)}|"]
 
 
 def _figure(found: Row) -> str:

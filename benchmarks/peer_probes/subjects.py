@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peer_probes.workloads import (
+from benchmarks.peer_probes.questions import (
     ATTENTION,
     DENSE_FOLDER,
     DENSE_TOKENS,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
+
+from benchmarks.pages import columns, table
 
 Data = dict[str, Any]
 TITLES = {"engines": "as engines shard", "own": "the model's own plan"}
@@ -15,9 +16,9 @@ def sections(data: Data) -> dict[str, str]:
         "answer": _answer(data),
         "order": _order(data),
         "models": _models(data),
-        "misses": _misses(data),
-        "left-out": _left_out(data),
-        "floors": _floors(data),
+        "misses": columns(data["engines"]["misses"], MISSES, "rl"),
+        "left-out": table(("left out", "how many"), ((why, f"{count:,}") for why, count in data["left_out"].items())),
+        "floors": columns(data["floors"], FLOORS),
     }
 
 
@@ -38,59 +39,39 @@ def _order(data: Data) -> str:
     rows = []
     for name, title in TITLES.items():
         for row in (*data[name]["kinds"], {"kind": "**all**", **data[name]["all"]}):
+            shares = [_share(row[part], row["covered"]) for part in ("right", "right_per_gpu")]
             rule = _share(row["more_gpus_right"], row["differing"]) if row["differing"] else "-"
             error = "-" if row["speed_up_error"] is None else f"{row['speed_up_error']:.0%}"
-            rows.append(
-                f"| {title} | {row['kind']} | {row['pairs']:,} | {row['covered']:,} "
-                f"| {_share(row['right'], row['covered'])} | {_share(row['right_per_gpu'], row['covered'])} "
-                f"| {rule} | {error} |"
-            )
-    return _table(
-        "| estimate | plans differ in | pairs | covered | faster one first | more tokens/s/GPU first "
-        "| rule: more GPUs are faster | speed-up off by, median |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-        rows,
-    )
+            rows.append((title, row["kind"], f"{row['pairs']:,}", f"{row['covered']:,}", *shares, rule, error))
+    titles = ("faster one first", "more tokens/s/GPU first", "rule: more GPUs are faster", "speed-up off by, median")
+    return table(("estimate", "plans differ in", "pairs", "covered", *titles), rows, "llr")
 
 
 def _models(data: Data) -> str:
     rows = (
-        f"| {row['model']} | {row['pairs']} | {_share(row['right'], row['pairs'])} | {row['runs']} "
-        f"| {row['tenth']:.2f} | **{row['median']:.2f}** | {row['ninetieth']:.2f} "
-        f"| {_share(row['in_band'], row['runs'])} |"
+        {**row, "share": _share(row["right"], row["pairs"]), "held": _share(row["in_band"], row["runs"])}
         for row in data["engines"]["models"]
     )
-    return _table(
-        "| model | pairs | right | runs | measured / middle: p10 | median | p90 | in the band |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    return columns(
         rows,
+        {
+            "model": "{model}",
+            "pairs": "{pairs}",
+            "right": "{share}",
+            "runs": "{runs}",
+            "measured / middle: p10": "{tenth:.2f}",
+            "median": "**{median:.2f}**",
+            "p90": "{ninetieth:.2f}",
+            "in the band": "{held}",
+        },
     )
 
 
-def _misses(data: Data) -> str:
-    rows = (
-        f"| {row['pairs']} | {row['model']} | `{row['device']}` | {row['engine']} | {row['faster']} | {row['slower']} |"
-        for row in data["engines"]["misses"]
-    )
-    return _table("| pairs | model | system | engine | faster | slower |", "|--:|---|---|---|---|---|", rows)
-
-
-def _left_out(data: Data) -> str:
-    rows = (f"| {reason} | {count:,} |" for reason, count in data["left_out"].items())
-    return _table("| left out | how many |", "|---|--:|", rows)
-
-
-def _floors(data: Data) -> str:
-    rows = (
-        f"| {row['model']} | {row['runs']:,} | {row['violations']} | {row['lowest']:.2f} | {row['links']:.1%} |"
-        for row in data["floors"]
-    )
-    return _table("| model | runs | below 1 | lowest | links / bound, at most |", "|---|--:|--:|--:|--:|", rows)
+MISSES = {"pairs": "{pairs}", "model": "{model}", "system": "`{device}`", "engine": "{engine}"}
+MISSES |= {"faster": "{faster}", "slower": "{slower}"}
+FLOORS = {"model": "{model}", "runs": "{runs:,}", "below 1": "{violations}", "lowest": "{lowest:.2f}"}
+FLOORS |= {"links / bound, at most": "{links:.1%}"}
 
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
-
-
-def _table(head: str, rule: str, rows: Iterable[str]) -> str:
-    return "\n".join((head, rule, *rows))

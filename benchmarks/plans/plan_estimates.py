@@ -10,11 +10,16 @@ has no `dp` attention, and refuses to split fewer key heads than ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.plans.rank_step import Load, Share, step_band
-from benchmarks.plans.shallow_models import TwoDepths, configuration, two_depths
+from benchmarks.bounds.floors import FEWEST, running_on_average
+from benchmarks.plans.rank_step import Load, Share, TwoDepths, configuration, step_band, two_depths
+from benchmarks.records import MeasuredRun
+from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork
+from llm_perf_opt.analyses.time.lower_bound import LowerBound
+from llm_perf_opt.analyses.time.rank_bound import rank_bound
 from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
@@ -96,3 +101,53 @@ def engine_exchanges(run: MeasuredRun) -> dict[Collective, float]:
 @cache
 def _node(device: str) -> Cluster:
     return parse_cluster(f"{GPUS}x {device}")
+
+
+def rank_floor(run: MeasuredRun) -> LowerBound | None:
+    """The bound of one step of a run on several GPUs; None: the model's own code has no such plan."""
+    rank = own_depths(run, is_smallest=True)
+    if rank is None:
+        return None
+    batch, load = running_on_average(run), load_of(run)
+    exchanges = {one: round(count) for one, count in rank.exchanges(batch, least=True).items()}
+    return rank_bound(
+        _work(rank, batch, load),
+        exchanges,
+        load.cluster,
+        whole=_work(whole_depths(run, is_smallest=True), batch, load),
+        ranks=run.decode_gpus,
+    )
+
+
+def _work(depths: TwoDepths, batch: int, load: Load) -> NecessaryWork:
+    """A step of all layers, every product at the fastest rate that the precision allows."""
+    steps = [one.needs.step(batch=batch, context=load.context, routing=FEWEST) for one in (depths.shallow, depths.deep)]
+
+    def whole(figure: Callable[[NecessaryWork], int | None]) -> int:
+        return round(depths.of_all_layers(*(figure(step) or 0 for step in steps)))
+
+    return NecessaryWork(
+        flops_by_dtype={load.dtype: whole(lambda step: step.flops)},
+        weight_bytes=whole(lambda step: step.weight_bytes),
+        expert_bytes=whole(lambda step: step.expert_bytes),
+        fewest_expert_bytes=whole(lambda step: step.fewest_expert_bytes),
+        cache_bytes=whole(lambda step: step.cache_bytes),
+        other_bytes=0,
+    )
+
+
+def floor_rows(runs: Sequence[MeasuredRun]) -> Iterator[dict[str, Any]]:
+    """By model: runs that were checked, those that beat the bound, the tightest, and the largest part of the links."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        bound = rank_floor(run) if run.decode_gpus > 1 else None
+        if bound is not None and run.tpot_s:
+            found.setdefault(run.model, []).append((run.tpot_s / bound.seconds, bound.communication_s / bound.seconds))
+    for model, ratios in sorted(found.items()):
+        yield {
+            "model": model,
+            "runs": len(ratios),
+            "violations": sum(ratio < 1 for ratio, _ in ratios),
+            "lowest": round(min(ratio for ratio, _ in ratios), 3),
+            "links": round(max(links for _, links in ratios), 3),
+        }

@@ -1,10 +1,19 @@
-"""The RTX 5090 records: prefill, decode and single calls of one profiled run of the released code."""
+"""Rows of the page but for OCR servers: an RTX 5090, two dense text models, and tokens of cache beside the weights.
+
+The RTX 5090 records are prefill, decode and single calls of one profiled run of the released code. The text models are
+nothing of DeepSeek-OCR, and no source of any band.
+"""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from benchmarks.published.cases import Row, decode_graph, prefill_graph
+from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.lower_bound import lower_bound
 from llm_perf_opt.analyses.time.predict import StageTime, predict, stage_time
@@ -12,9 +21,8 @@ from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.analyses.time.stage_work import work_of
 from llm_perf_opt.core.callgraph.queries import count_kinds, ops_in_module
 from llm_perf_opt.core.hardware import find_device
-
-from .cases import Row
-from .traced import decode_graph, prefill_graph
+from llm_perf_opt.core.plugins import FOLDERS, TRACERS
+from llm_perf_opt.core.workload import Workload
 
 DEVICE = "rtx-5090"
 CONTEXT = 913
@@ -73,18 +81,8 @@ def rtx5090_rows(records: dict[str, dict[str, Any]]) -> Iterator[Row]:
 
 
 def _row(record: str, metric: str, published: tuple[float, ...], bound_s: float, band: Band) -> Row:
-    return Row(
-        record=record,
-        metric=metric,
-        unit="ms",
-        published=tuple(round(figure, 3) for figure in published),
-        bound=bound_s * 1e3,
-        low=band.low * 1e3,
-        high=band.high * 1e3,
-        device=DEVICE,
-        execution=Execution.EAGER,
-        assumed="913 tokens, flash attention",
-    )
+    more = {"device": DEVICE, "execution": Execution.EAGER, "assumed": "913 tokens, flash attention"}
+    return Row.of_time(record, metric, (round(figure, 3) for figure in published), bound_s, band, **more)
 
 
 def _sum(bands: list[Band]) -> Band:
@@ -93,3 +91,84 @@ def _sum(bands: list[Band]) -> Band:
 
 def _ends(figures: list[float]) -> tuple[float, ...]:
     return min(figures), max(figures)
+
+
+PROMPT = 5  # a short context: what is published is the speed of streaming weights
+LLAMA_2_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
+}
+LLAMA_3_2_1B = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+
+
+def llama_rows(general: list[dict[str, Any]]) -> Iterator[Row]:
+    """A compiled Llama-2-7B on A100, and Llama-3.2-1B on H100 in the usual engines and as one kernel."""
+    compiled = _values(general, "gpt-fast")["Llama-2-7B bf16"]
+    decode = _decode(LLAMA_2_7B, "a100-sxm-80g")
+    yield _llama_row(
+        "gpt-fast, Llama-2-7B", (1e3 / compiled["tok_s"],), decode, "a100-sxm-80g", "a card capped at 330 W"
+    )
+    shares = _values(general, "Small-model batch-1 decode")
+    decode = _decode(LLAMA_3_2_1B, "h100-sxm")
+    streaming_ms = (decode.work.must_read_bytes or 0) / find_device("h100-sxm").bandwidth_bytes_per_s * 1e3
+    times = (streaming_ms / shares["single megakernel"], streaming_ms / float(shares["vLLM/SGLang"].strip("<=")))
+    yield _llama_row(
+        "Llama-3.2-1B", times, decode, "h100-sxm", "one kernel for all, and the fastest of vLLM and SGLang"
+    )
+
+
+def _values(general: list[dict[str, Any]], beginning: str) -> dict[str, Any]:
+    values: dict[str, Any] = next(entry for entry in general if entry["what"].startswith(beginning))["values"]
+    return values
+
+
+def _decode(sizes: dict[str, Any], device: str) -> StageTime:
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", **sizes}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        adapter = FOLDERS.get("huggingface")(Path(folder), False)
+        targets = adapter.targets(Workload(prompt_tokens=PROMPT, attention="sdpa"))
+        graph = TRACERS.get("weightless")().trace(next(target for target in targets if target.phase == "decode"))
+    (prediction,) = predict(graph, DataSheetRates(find_device(device), Execution.FUSED))
+    return prediction
+
+
+def _llama_row(record: str, published: tuple[float, ...], decode: StageTime, device: str, assumed: str) -> Row:
+    figures, bound_s = (round(figure, 2) for figure in published), decode.lower_bound.seconds
+    more = {"device": device, "execution": Execution.FUSED, "assumed": assumed}
+    return Row.of_time(record, "time per decode step", figures, bound_s, decode.wall, **more)
+
+
+USED_SHARE = 0.9  # vLLM's gpu_memory_utilization
+GIBI_OVER_GIGA = 2**30 / 10**9
+DEVICES = {"A100-80G": "a100-sxm-80g", "L40S": "l40s", "L4": "l4"}
+
+
+def capacity_rows(metric: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Per device: tokens by our count, if a nominal gigabyte is 10^9 bytes and if it is 2^30, and as reported."""
+    held = run_memory((prefill_graph(),)).total_bytes
+    assert held is not None
+    for name, identifier in DEVICES.items():
+        device = find_device(identifier)
+        nominal = (device.nominal_memory_bytes or device.memory_bytes) * USED_SHARE
+        low, high = ((nominal * unit - held) // metric["kv_bytes_per_token_theory"] for unit in (1, GIBI_OVER_GIGA))
+        reported = metric[f"{name}_kv_tokens"]
+        yield {
+            "device": identifier,
+            "published": reported,
+            "low": int(low),
+            "high": int(high),
+            "is_inside": low <= reported <= high,
+        }

@@ -10,7 +10,6 @@ Needs vLLM's environment (docs/vllm.md) and the kernel tables. `--docs` writes d
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 from collections.abc import Sequence
@@ -19,22 +18,30 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bounds.plots import svg_file
-from benchmarks.breadth.marked_section import show_sections
+from benchmarks.bounds.page import svg_file
+from benchmarks.pages import DOCS, show_sections
+from benchmarks.records import read_answers
+from benchmarks.runner import parser
 from benchmarks.serving_replay import page
-from benchmarks.serving_replay.cache_knee import rows as knee_rows
 from benchmarks.serving_replay.field_records import Replay, read_kept, replays
 from benchmarks.serving_replay.judgement import answered, by_group, figures, fitted, sets
-from benchmarks.serving_replay.ocr_pages import rows as page_rows
-from benchmarks.serving_replay.recorded_runs import RecordedRun, Served, errors, job_of, recorded_runs, served, table_of
+from benchmarks.serving_replay.recorded_runs import (
+    RecordedRun,
+    Served,
+    errors,
+    job_of,
+    knee_rows,
+    page_rows,
+    recorded_runs,
+    served,
+    table_of,
+)
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
-from benchmarks.serving_times.other_answers import read_answers
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 
-DOCS = Path(__file__).parents[2] / "docs"
 DATA = DOCS / "data" / "serving_replay.json"
 KEPT = DOCS / "data" / "serving_replay.jsonl"
 SCHEDULES = Path.home() / ".cache" / "llm-perf-opt" / "replay-schedules"
@@ -54,13 +61,13 @@ def recorded(*, is_written: bool) -> dict[str, Any]:
             if is_written:
                 chart = svg_file(page.overlay(run, [one.steps for one in paced]))
                 (DOCS / "data" / f"serving-replay-{run.name}.svg").write_text(chart, encoding="utf-8")
-        knee = [asdict(row) for row in knee_rows(process)]
+        knee = list(knee_rows(process))
     return {"recorded": found, "knee": knee}
 
 
 def pages() -> dict[str, Any]:
     """Pages per second of OCR models."""
-    return {"ocr": [asdict(row) for row in page_rows()]}
+    return {"ocr": list(page_rows())}
 
 
 def _at_recorded_pace(
@@ -116,17 +123,15 @@ def _rounded(one: Replay) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("recorded", "pages", "field"))
-    parser.add_argument("--docs", action="store_true")
-    parser.add_argument("--kept", action="store_true", help="of the field, judge what an earlier call has left")
-    parser.add_argument("--schedules", type=Path, default=SCHEDULES, help="where schedules of the field are kept")
-    options = parser.parse_args(arguments)
+    made = parser(__doc__, docs="write the page", kept="of the field, judge what an earlier call has left")
+    made.add_argument("what", choices=("recorded", "pages", "field"))
+    made.add_argument("--schedules", type=Path, default=SCHEDULES, help="where schedules of the field are kept")
+    options = made.parse_args(arguments)
     logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     asked = {"recorded": lambda: recorded(is_written=options.docs), "pages": pages}
     asked["field"] = lambda: field(None if options.kept else options.schedules)
     data = asked[options.what]()
-    show_sections(DOCS / "serving-replay.md", page.sections(data), is_written=options.docs)
+    show_sections("serving-replay", page.sections(data), is_written=options.docs)
     if options.docs:
         kept = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
         DATA.write_text(json.dumps({**kept, **data}, indent=1) + "\n", encoding="utf-8")

@@ -10,27 +10,32 @@ sends ten: a first one, a last one, and eight like the second.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.bounds.traced_models import CONFIGS
-from benchmarks.serving_replay.cache_room import BLOCK, cache_blocks
-from benchmarks.serving_replay.schedules import Schedule, Schedules, times_of
-from benchmarks.serving_times.deployed import deployed_blocks, engine_plan
-from benchmarks.serving_times.estimates import has_drawn_lengths
+import msgspec
+import numpy as np
+
+from benchmarks.records import CONFIGS, MeasuredRun
+from benchmarks.serving_times.estimates import deployed_blocks, engine_plan, has_drawn_lengths
+from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks
 from llm_perf_opt.analyses.serving.engine_time import EngineTimer
 from llm_perf_opt.analyses.serving.step_tables import step_table
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.requests import Request, Traffic
-from llm_perf_opt.core.serving.step_table import StepTable
-from llm_perf_opt.engines.vllm.jobs import ReplayJob
+from llm_perf_opt.core.serving.step_table import RankStep, StepTable
+from llm_perf_opt.core.tensor_formats import weight_format as stored
+from llm_perf_opt.engines.vllm.inside.jumps import JumpingTime
+from llm_perf_opt.engines.vllm.jobs import ReplayJob, read_message, write_message
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 
 BUDGET = 8192  # new tokens in a step: the default of servers on GPUs of this size
@@ -183,3 +188,125 @@ def judged(run: MeasuredRun, schedule: Schedule, table: StepTable) -> Replay:
 def _chunks(prompt_tokens: int) -> list[tuple[int, int]]:
     """A prompt in the pieces that a step has room for: new tokens, tokens before."""
     return [(min(BUDGET, prompt_tokens - before), before) for before in range(0, prompt_tokens, BUDGET)]
+
+
+BLOCK = 16  # tokens
+UTILISATION = 0.9  # of the memory
+_PLAIN = {"bfloat16": 16.0, "float8_e4m3fn": 8.0, "fp8": 8.0}
+_FEWEST = 64
+
+
+def cache_blocks(blocks: EngineBlocks, device: str, plan: ParallelPlan) -> int:
+    """What the weights leave of the memory of all ranks, in blocks of tokens; latent vectors are whole on each rank."""
+    room = UTILISATION * find_device(device).memory_bytes * plan.stage_ranks - weight_bytes(blocks, plan)
+    per_token = sum(
+        layer.cached_bytes * layer.layers * _bits(layer.dtype) / 8 / blocks.cache_number_bytes
+        for layer in blocks.attentions
+    )
+    copies = plan.tp if all(layer.latent is not None for layer in blocks.attentions) else 1
+    return max(_FEWEST, int(room / copies / max(1.0, per_token) / BLOCK))
+
+
+def weight_bytes(blocks: EngineBlocks, plan: ParallelPlan) -> float:
+    """Of all ranks: what stands outside the experts is there once for each group with attention of its own."""
+    products = sum(one.columns * one.depth * one.layers * _bits(one.weight_format) / 8 for one in blocks.products)
+    experts = sum(
+        3 * one.hidden * one.inner * one.experts * one.layers * _bits(one.weight_format) / 8 for one in blocks.experts
+    )
+    return products * plan.attention_dp + experts
+
+
+def _bits(weight_format: str) -> float:
+    return _PLAIN[weight_format] if weight_format in _PLAIN else stored(weight_format).bits_per_value()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Every step, and for each request after how many steps it came, was scheduled, had its first and last token."""
+
+    batches: list[RankStep]
+    came: list[int]
+    scheduled: list[int]
+    first: list[int]
+    last: list[int]
+    output_tokens: list[int]
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """Seconds of each request, in order of arrival; `queued` until it is part of a step."""
+
+    queued: list[float]
+    ttft: list[float]
+    tpot: list[float]
+    e2e: list[float]
+
+
+class Schedules:
+    """Schedules by their loads, kept as files: a large one takes minutes."""
+
+    def __init__(self, process: ReplayProcess, folder: Path) -> None:
+        self._process, self._folder = process, folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def of(self, settings: EngineSettings, traffic: Traffic, table: StepTable) -> Schedule:
+        """The schedule of a load; `table` moves the clock while it is made, and decides nothing."""
+        load = [(request.prompt_tokens, request.output_tokens) for request in traffic.requests]
+        key = msgspec.json.encode((settings, traffic.concurrency, load))
+        file = self._folder / f"{hashlib.sha256(key).hexdigest()[:24]}.msgpack"
+        if file.exists():
+            return read_message(file, Schedule)
+        job = ReplayJob(settings=settings, traffic=traffic, table=table, has_jumps=True, keeps_batches=True)
+        found = schedule_of(self._process.replay(job))
+        write_message(file, found)
+        return found
+
+
+def schedule_of(done: Replayed) -> Schedule:
+    """A replay without its times."""
+    ends = np.array([*done.steps.start_s, done.steps.start_s[-1] + done.steps.duration_s[-1]])
+
+    def after(times: Sequence[float]) -> list[int]:
+        """How many steps have ended by each time; a step ends where the next one starts."""
+        above = np.clip(np.searchsorted(ends, times), 1, len(ends) - 1)
+        is_below = np.abs(ends[above - 1] - times) <= np.abs(ends[above] - times)
+        return [int(at) for at in above - is_below]
+
+    found = done.requests
+    return Schedule(
+        batches=done.batches,
+        came=after(found.arrival_s),
+        scheduled=after(found.scheduled_s),
+        first=after(found.first_token_s),
+        last=after(found.last_token_s),
+        output_tokens=found.output_tokens,
+        preemptions=sum(found.preemptions),
+    )
+
+
+def times_of(schedule: Schedule, table: StepTable, groups: int = 1) -> RequestTimes:
+    """How long its requests take where steps take as long as the table says.
+
+    Of `groups` of ranks that step together, the schedule is that of one and the table that of all: they do the same.
+    """
+    time = JumpingTime(table, 1.0)
+    ends = [0.0, *accumulate(time.seconds(_of_all(batch, groups)) for batch in schedule.batches)]
+    rows = list(zip(schedule.came, schedule.first, schedule.last, schedule.output_tokens, strict=True))
+    return RequestTimes(
+        queued=[ends[begun] - ends[came] for came, begun in zip(schedule.came, schedule.scheduled, strict=True)],
+        ttft=[ends[first] - ends[came] for came, first, _, _ in rows],
+        tpot=[(ends[last] - ends[first]) / (tokens - 1) for _, first, last, tokens in rows],
+        e2e=[ends[last] - ends[came] for came, _, last, _ in rows],
+    )
+
+
+def _of_all(batch: RankStep, groups: int) -> RankStep:
+    if groups == 1:
+        return batch
+    return RankStep(
+        decoding=groups * batch.decoding,
+        cached_tokens=groups * batch.cached_tokens,
+        chunks=groups * list(batch.chunks),
+        drafted_tokens=groups * batch.drafted_tokens,
+    )

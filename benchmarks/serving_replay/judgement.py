@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.records import MeasuredRun
 from benchmarks.serving_replay.field_records import Replay
 from benchmarks.serving_times.estimates import FROZEN_MODELS, is_frozen, sender
 from benchmarks.serving_times.fitting import ALL, FEWEST, fit_first_token

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.pages import signed, table, tails
 from benchmarks.serving_replay.recorded_runs import RecordedRun
-from benchmarks.serving_times.page import table, tails
 from llm_perf_opt.core.report import Axis, Kind, Line, LineChart
 from llm_perf_opt.core.serving.replayed import EngineSteps
 
@@ -82,7 +82,7 @@ def _ocr(rows: Sequence[Mapping[str, Any]]) -> str:
                 row["what"],
                 f"{row['measured_pages_per_s']:.2f}",
                 f"{row['pages_per_s']:.2f}",
-                _signed(row["pages_per_s"] / row["measured_pages_per_s"] - 1),
+                signed(row["pages_per_s"] / row["measured_pages_per_s"] - 1),
                 f"{row['low']:.2f} to {row['high']:.2f}",
                 "-" if row["measured_tpot_s"] is None else f"{1e3 * row['measured_tpot_s']:.2f} ms",
                 f"{1e3 * row['tpot_s']:.2f} ms",
@@ -114,9 +114,9 @@ def _rows(header: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
                 name,
                 f"{row['records']:,}",
                 tails(row, "tpot"),
-                _signed(row["tpot_bias"]),
+                signed(row["tpot_bias"]),
                 tails(row, "ttft"),
-                _signed(row["ttft_bias"]),
+                signed(row["ttft_bias"]),
                 tails(row, "fitted_ttft"),
                 tails(row, "e2e"),
                 f"{row['answered']:,}",
@@ -168,7 +168,3 @@ def _at(steps: EngineSteps, name: str, time_s: float) -> float:
     """A count of the step that ran at that time."""
     step = bisect_right(steps.start_s, time_s) - 1
     return float(getattr(steps, name)[step]) if step >= 0 else 0.0
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:+.1f} %"

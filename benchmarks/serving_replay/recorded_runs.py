@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.bounds.traced_models import CONFIGS
-from benchmarks.serving_replay.cache_room import cache_blocks
-from benchmarks.serving_times.deployed import traced_blocks
+from benchmarks.pages import facts
+from benchmarks.records import CONFIGS, SERVING, read_nim, records_of
+from benchmarks.serving_replay.field_records import ROUNDS, cache_blocks, load_of, replay_once
+from benchmarks.serving_times.estimates import traced_blocks
+from llm_perf_opt.analyses.capacity.outcome import outcome
+from llm_perf_opt.analyses.capacity.steady_state import mean_request
 from llm_perf_opt.analyses.serving.engine_time import EngineTimer
 from llm_perf_opt.analyses.serving.step_tables import step_table
+from llm_perf_opt.api.origin import find_origin
+from llm_perf_opt.api.served_model import ServedModel, engine_folder
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
+from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.core.serving.replayed import Replayed
 from llm_perf_opt.core.serving.requests import Request, Traffic
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
+from llm_perf_opt.engines.vllm.process import ReplayProcess
 
-FILES = Path(__file__).parents[2] / "tests" / "facts" / "serving" / "replay"
+FILES = SERVING / "replay"
 _RUNS = {  # file -> model of the configurations, device, plan
     "rtx4090-llama31-8b": ("llama-3.1-8b", "rtx-4090", ParallelPlan()),
     "rtxpro6000-llama31-8b": ("llama-3.1-8b", "rtx-pro-6000-bw-server", ParallelPlan()),
     "rtxpro6000-qwen3-32b-tp2": ("qwen3-32b", "rtx-pro-6000-bw-server", ParallelPlan(tp=2)),
-    "rtxpro6000-qwen3-30b-a3b-dp2-ep": (
-        "qwen3-30b-a3b",
-        "rtx-pro-6000-bw-server",
-        ParallelPlan(attention_dp=2, ep=2),
-    ),
+    "rtxpro6000-qwen3-30b-a3b-dp2-ep": ("qwen3-30b-a3b", "rtx-pro-6000-bw-server", ParallelPlan(attention_dp=2, ep=2)),
 }
 
 
@@ -172,4 +176,85 @@ def errors(measured: Served, replayed: Served) -> dict[str, float]:
         "TTFT, median": median(replayed.ttft) / median(measured.ttft) - 1,
         "TTFT, mean": fmean(replayed.ttft) / fmean(measured.ttft) - 1,
         "queued, mean": fmean(replayed.queued) / max(1e-9, fmean(measured.queued)) - 1,
+    }
+
+
+NIM_FILE = SERVING / "nim.json"
+JUMP = 3.0  # TTFT against that at the concurrency before: from here on requests wait for room
+
+
+def knee_rows(process: ReplayProcess) -> Iterator[dict[str, Any]]:
+    """As the record has them."""
+    for record, run in zip(records_of(NIM_FILE), read_nim(NIM_FILE), strict=True):
+        done = replay_once(process, run, load_of(run))
+        found = done.requests
+        later = range(len(found.ids) // ROUNDS, 2 * len(found.ids) // ROUNDS)
+        yield {
+            "in_flight": run.in_flight or 1,
+            "measured_ttft_s": run.ttft_s or math.nan,
+            "ttft_s": fmean(found.first_token_s[at] - found.arrival_s[at] for at in later),
+            "measured_itl_s": run.tpot_s or math.nan,
+            "tpot_s": fmean(
+                (found.last_token_s[at] - found.first_token_s[at]) / (found.output_tokens[at] - 1) for at in later
+            ),
+            "measured_tokens_per_s": record["output_tokens_per_s"],
+            "tokens_per_s": sum(found.output_tokens) / done.seconds,
+            "running": max(done.steps.running),  # at most, in the replay
+        }
+
+
+def knee(in_flight: Sequence[int], ttft_s: Sequence[float]) -> int | None:
+    """The concurrency at which the first token takes its largest jump; None: there is none."""
+    jumps = [(now / before, number) for number, now, before in zip(in_flight[1:], ttft_s[1:], ttft_s, strict=False)]
+    largest, number = max(jumps)
+    return number if largest > JUMP else None
+
+
+MODEL, DEVICE, OUTPUT_TOKENS, PAGE_ROUNDS = "deepseek-ocr", "rtx-pro-6000-bw-server", 622, 6
+PUBLISHED_DEVICE, PUBLISHED_PAGES_PER_DAY = "a100-sxm-40g", 200_000
+PUBLISHED_TOKENS_PER_S = 2500  # of the same release, on the same GPU: so many tokens for each page
+PUBLISHED_PAGE = "1190x1684"  # A4 at 144 dots per inch, as the release renders documents
+
+
+def page_rows() -> Iterator[dict[str, Any]]:
+    """Eight measured points, and the published pages of a day."""
+    records = [one for one in facts("serving/ocr.json")["records"] if "pages_per_s" in one]
+    sizes = tuple(read_page_size(name) for name in dict.fromkeys(one["image"] for one in records))
+    origin = find_origin(MODEL, torch_device="cuda")
+    with engine_folder(origin, MODEL) as folder, ReplayProcess() as process:
+        served = ServedModel(origin, folder, sizes)
+        for one in records:
+            load = f"{one['concurrency']} at once pages={one['image']} output={OUTPUT_TOKENS}"
+            yield _page_row(process, served, DEVICE, load, one["concurrency"], one["pages_per_s"], one["tpot_ms"] / 1e3)
+        published = ServedModel(origin, folder, (read_page_size(PUBLISHED_PAGE),))
+        per_s = PUBLISHED_PAGES_PER_DAY / 86400
+        output = round(PUBLISHED_TOKENS_PER_S / per_s)
+        load = f"100 at once pages={PUBLISHED_PAGE} output={output}"
+        yield _page_row(process, published, PUBLISHED_DEVICE, load, 100, per_s, None)
+
+
+def _page_row(
+    process: ReplayProcess,
+    served: ServedModel,
+    device: str,
+    load: str,
+    at_once: int,
+    measured: float,
+    tpot_s: float | None,
+) -> dict[str, Any]:
+    declared = read_traffic(f"{load} requests={PAGE_ROUNDS * at_once}")
+    traffic = as_traffic(declared, served.page_tokens)
+    replica = served.replica(find_device(device), ParallelPlan(), mean_request(traffic), None)
+    assert replica is not None
+    done = process.replay(ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table))
+    found = outcome([done], pages=len(traffic.requests), is_closed=True)
+    pages_per_s = found.requests_per_s
+    return {
+        "what": f"{device}: {load}",
+        "measured_pages_per_s": measured,
+        "pages_per_s": pages_per_s,
+        "low": pages_per_s / replica.table.high,
+        "high": pages_per_s / replica.table.low,
+        "measured_tpot_s": tpot_s,
+        "tpot_s": found.tpot.at(0.5),
     }

@@ -8,20 +8,17 @@ the package are written anew, with --docs the page and its data.
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
-from pathlib import Path
 from typing import Any
 
-from benchmarks.breadth.marked_section import show_sections
+from benchmarks.pages import show_sections
+from benchmarks.records import read_answers
+from benchmarks.runner import parser
 from benchmarks.serving_times import page
 from benchmarks.serving_times.estimates import Estimated, aggregated_runs, estimated
 from benchmarks.serving_times.fitting import Judged, fit_gap, fitted, judged, leave_one_out, write
 from benchmarks.serving_times.judgement import after_measurements, by_group, by_origin, figures, order, sets
-from benchmarks.serving_times.other_answers import read_answers
 
-DOCS = Path(__file__).parents[2] / "docs"
 DEVELOPMENT, FROZEN = "development", "frozen"
 
 
@@ -55,19 +52,15 @@ def data_of(found: list[Estimated]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true", help="write the page and its data file")
-    parser.add_argument("--fit", action="store_true", help="write the fitted figures of the package")
-    options = parser.parse_args()
+    flags = {"docs": "write the page and its data file", "fit": "write the fitted figures of the package"}
+    options = parser(__doc__, **flags).parse_args()
     logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     found = estimated(aggregated_runs())
     if options.fit:
         development = [one for one in found if not one.is_frozen]
         write(fitted(development))
     data = data_of(found)
-    show_sections(DOCS / "serving-times.md", page.sections(data), is_written=options.docs)
-    if options.docs:
-        (DOCS / "data" / "serving_times.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    show_sections("serving-times", page.sections(data), is_written=options.docs, data=data)
 
 
 if __name__ == "__main__":

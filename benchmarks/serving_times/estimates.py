@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.bounds.silicon_reader import read_silicon
-from benchmarks.plans.measured_pairs import RECORDS, WAITED
-from benchmarks.serving_times.deployed import deployed_blocks, engine_plan
+from benchmarks.bounds.evaluation import decode_graph
+from benchmarks.plans.ordering import WAITED
+from benchmarks.records import MeasuredRun, read_silicon
+from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks, engine_blocks
 from llm_perf_opt.analyses.serving.engine_step import Forward
 from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, ForwardTime
 from llm_perf_opt.analyses.serving.request_time import RequestLoad, time_per_token
@@ -33,7 +34,6 @@ def has_drawn_lengths(run: MeasuredRun) -> bool:
 
 
 def sender(run: MeasuredRun) -> str:
-    """Engine and load generator."""
     return f"{run.engine} {'range' if has_drawn_lengths(run) else 'fixed'}"
 
 
@@ -59,7 +59,6 @@ class Estimated:
 
     @property
     def load(self) -> RequestLoad:
-        """What was in flight."""
         run = self.run
         return RequestLoad(
             in_flight=run.in_flight or 1, prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens
@@ -88,13 +87,12 @@ class Estimated:
 
     @property
     def sender(self) -> str:
-        """Engine and load generator."""
         return sender(self.run)
 
 
 def aggregated_runs() -> list[MeasuredRun]:
     """The runs whose prompts and steps share their GPUs, all of them."""
-    return [run for run in read_silicon(RECORDS) if not run.is_disaggregated]
+    return [run for run in read_silicon() if not run.is_disaggregated]
 
 
 def estimated(runs: Iterable[MeasuredRun]) -> list[Estimated]:
@@ -133,3 +131,61 @@ def _asked(run: MeasuredRun) -> tuple[AskedForward, AskedForward]:
         AskedForward(blocks=blocks, forward=step, plan=plan),
         AskedForward(blocks=blocks, forward=prompt, plan=plan),
     )
+
+
+BF16, FP8, BLOCK_FP8, FP4, INT4, MXFP4 = "bfloat16", "fp8", "fp8-block128", "nvfp4", "int4-g32-sym", "mxfp4"
+FP8_CACHE = "float8_e4m3fn"
+RELEASED_IN_BLOCKS = frozenset({"deepseek-r1", "qwen3-235b-a22b", "minimax-m2.5", "glm-5", "qwen3.5-397b-a17b"})
+ATTENTION_IN_16_BITS = frozenset({"deepseek-r1", "minimax-m2.5", "kimi-k2.5", "glm-5", "qwen3.5-397b-a17b"})
+
+
+@cache
+def traced_blocks(model: str) -> EngineBlocks:
+    """The blocks of one weightless decode step of the model's own code."""
+    return engine_blocks(decode_graph(model))
+
+
+def formats(model: str, precision: str) -> tuple[str, str, str]:
+    """Of attention, of other matrices, of experts."""
+    if model.startswith("gpt-oss"):
+        return BF16, BF16, MXFP4  # published so, whatever a record calls its precision
+    match precision:
+        case "fp8":
+            stored = BLOCK_FP8 if model in RELEASED_IN_BLOCKS else FP8
+            return stored, stored, stored
+        case "fp4":
+            return BF16 if model in ATTENTION_IN_16_BITS else FP4, FP4, FP4
+        case "int4":
+            return BF16, BF16, INT4
+    return BF16, BF16, BF16
+
+
+def cache_format(run: MeasuredRun) -> str:
+    """TensorRT-LLM keeps the cache of quantised checkpoints in 8 bits; the others keep 16 unless told otherwise."""
+    is_small = run.engine == "trtllm" and run.precision in ("fp8", "fp4") and not run.model.startswith("gpt-oss")
+    return FP8_CACHE if is_small else BF16
+
+
+def deployed_blocks(run: MeasuredRun) -> EngineBlocks:
+    """The model's blocks with weights and cache as the run stored them."""
+    return _deployed(run.model, run.precision, cache_format(run))
+
+
+@cache
+def _deployed(model: str, precision: str, cached: str) -> EngineBlocks:
+    blocks = traced_blocks(model)
+    attention, matrices, experts = formats(model, precision)
+    stored = {DecoderPart.ATTENTION: attention, DecoderPart.LATENT: attention, DecoderPart.MLP: matrices}
+    return replace(
+        blocks,
+        products=tuple(replace(one, weight_format=stored.get(one.part, BF16)) for one in blocks.products),
+        experts=tuple(replace(one, weight_format=experts) for one in blocks.experts),
+        attentions=tuple(replace(one, dtype=cached) for one in blocks.attentions),
+    )
+
+
+def engine_plan(run: MeasuredRun) -> ParallelPlan:
+    """The plan as recorded; a whole system without one shares nothing but its experts."""
+    plan, gpus = run.decode_plan, run.decode_gpus
+    groups = max(1, gpus // plan.tensor)
+    return ParallelPlan(tp=plan.tensor, attention_dp=groups, ep=plan.tensor * groups if plan.experts > 1 else 1)

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.records import MeasuredRun
 from benchmarks.serving_times.fitting import Judged
 
 LOW = 64  # sequences in flight up to which a record counts as lightly loaded

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
+
+from benchmarks.pages import share, signed, table, tails
 
 _OFF = "off by: median / p90 / p99"
 _HEADER = ("", "records", f"TPOT {_OFF}", "bias", f"TTFT {_OFF}", "in the 80 % band", "band high / low")
@@ -33,13 +34,7 @@ def sections(data: dict[str, Any]) -> dict[str, str]:
         "after": table(
             ("", "records", _OFF, "measured / estimated, 10 %", "90 %"),
             (
-                (
-                    f"{name}: {what}",
-                    f"{row['runs']:,}",
-                    tails(row, "off"),
-                    f"{row['low']:.2f}",
-                    f"{row['high']:.2f}",
-                )
+                (f"{name}: {what}", f"{row['runs']:,}", tails(row, "off"), f"{row['low']:.2f}", f"{row['high']:.2f}")
                 for name, rows in data["after"].items()
                 for what, row in rows.items()
             ),
@@ -69,7 +64,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"{row['runs']:,}",
         tails(row, "tpot"),
-        f"{100 * row['tpot_bias']:+.1f} %",
+        signed(row["tpot_bias"]),
         tails(row, "ttft"),
         share(row["held"]),
         f"{row['width']:.2f}",
@@ -88,19 +83,3 @@ def _origins(origins: dict[str, dict[str, float]]) -> str:
     names = list(dict.fromkeys(origin for shares in origins.values() for origin in shares))
     rows = ((name, *(share(shares.get(origin)) for origin in names)) for name, shares in origins.items())
     return table(("", *names), rows)
-
-
-def tails(row: dict[str, Any], name: str) -> str:
-    """Median, p90 and p99."""
-    return " / ".join(share(row[key]) for key in (name, f"{name}_p90", f"{name}_p99"))
-
-
-def share(value: float | None) -> str:
-    """In per cent; a dash where nothing is known."""
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """In Markdown, numbers to the right."""
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "--:|" * (len(header) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

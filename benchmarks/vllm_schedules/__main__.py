@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.vllm_schedules.cases import FOLDER
-from benchmarks.vllm_schedules.comparison import Comparison, compare, write_compared
-from benchmarks.vllm_schedules.own_python import in_vllm
-from benchmarks.vllm_schedules.recorded import read
+from benchmarks.vllm_schedules.cases import FOLDER, in_vllm
+from benchmarks.vllm_schedules.recorded import Comparison, compare, read, write_compared
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.engines.vllm.process import VllmProcess

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.requests import Request, Traffic
+from llm_perf_opt.engines.vllm.environment import find
+from llm_perf_opt.engines.vllm.process import environment_variables
 
 FOLDER = Path(__file__).parents[2] / "tests" / "facts" / "vllm_schedules"
 H100 = SeenDevice(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984, capability=(9, 0), compute_units=132)
@@ -116,3 +119,13 @@ CASES = {
         },
     ),
 }
+
+
+_REAL_ENGINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_SIM_MULTI_NUMA": "1"}  # two ranks on one node
+
+
+def in_vllm(module: str, *words: str, **more: str) -> None:
+    """Run it to its end; `more` are variables of its environment."""
+    variables = {**environment_variables(), **_REAL_ENGINE, **more}
+    variables["PYTHONPATH"] += f":{Path(__file__).parents[2]}"
+    subprocess.run([str(find().python), "-m", module, *words], env=variables, check=True)

@@ -1,7 +1,9 @@
-"""The file of a recorded run: what the engine was told, what it decided, and when each request had its tokens."""
+"""The file of a recorded run: what the engine was told, what it decided, when each request had its tokens; replayed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from llm_perf_opt.core.reading import FileKind, read_json
 from llm_perf_opt.core.serving.engine_settings import EngineSettings
 from llm_perf_opt.core.serving.replayed import AnsweredRequests
 from llm_perf_opt.core.serving.requests import Traffic
-from llm_perf_opt.engines.vllm.jobs import ReplayJob, ScheduleJob
+from llm_perf_opt.engines.vllm.jobs import ReplayJob, Scheduled, ScheduleJob
+from llm_perf_opt.engines.vllm.process import VllmProcess
 
 _KIND = FileKind(name="recorded schedule", fix="record it again: python -m benchmarks.vllm_schedules record")
 
@@ -44,14 +47,11 @@ def path_of(version: str, case: str) -> Path:
 
 
 def read(path: Path) -> RecordedSchedule:
-    """A recorded run."""
     return read_json(path, RecordedSchedule, _KIND)
 
 
 def write(recorded: RecordedSchedule) -> Path:
     """Keep a recorded run, over an older one of the same case and version."""
-    import json
-
     path = path_of(recorded.version, recorded.case)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
@@ -60,3 +60,89 @@ def write(recorded: RecordedSchedule) -> Path:
     )
     write_whole(path, [("{\n" + ",\n".join(lines) + "\n}\n").encode()])
     return path
+
+
+_COMPARED = FileKind(name="list of compared schedules", fix="python -m benchmarks.vllm_schedules check")
+_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """A whole run in few letters: all lines of its steps, and all times of its requests."""
+
+    steps: int
+    schedule: str
+    times: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """`first_difference` tells both lines of the first step that differs; None: all steps are alike."""
+
+    case: str
+    steps: int
+    entries: int  # sequences, summed over steps
+    preemptions: int
+    first_difference: str | None
+    largest_time_error_s: float
+    replayed: Digests
+
+
+def compare(recorded: RecordedSchedule, process: VllmProcess) -> Comparison:
+    """Replay a recorded run and hold one against the other."""
+    found = process.ask("schedule", recorded.job(), Scheduled)
+    counts = [[int(word) for word in line.split()[:4]] for line in recorded.steps]
+    return Comparison(
+        case=recorded.case,
+        steps=len(recorded.steps),
+        entries=sum(entries for entries, _, _, _ in counts),
+        preemptions=sum(recorded.answered.preemptions),
+        first_difference=_first_difference(recorded.steps, found.steps),
+        largest_time_error_s=_largest_error(recorded.answered, found.replayed.requests),
+        replayed=_digests(found.steps, found.replayed.requests),
+    )
+
+
+def digests(recorded: RecordedSchedule) -> Digests:
+    """Of the real engine's run."""
+    return _digests(recorded.steps, recorded.answered)
+
+
+def _digests(steps: list[str], answered: AnsweredRequests) -> Digests:
+    times = [[value.hex() for value in getattr(answered, name)] for name in _TIMES]
+    return Digests(steps=len(steps), schedule=_digest(steps), times=_digest(times))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+
+
+def compared_path(version: str) -> Path:
+    """Where what replays with this version left is kept, so that it can be compared without vLLM."""
+    return FOLDER / f"replayed-{version}.json"
+
+
+def read_compared(version: str) -> dict[str, Digests]:
+    """Case -> what its last replay was."""
+    return read_json(compared_path(version), dict[str, Digests], _COMPARED)
+
+
+def write_compared(version: str, found: list[Comparison]) -> None:
+    """Keep what these replays were."""
+    document = {one.case: plain_values(one.replayed) for one in found}
+    write_whole(compared_path(version), [(json.dumps(document, indent=1, sort_keys=True) + "\n").encode()])
+
+
+def _first_difference(recorded: list[str], replayed: list[str]) -> str | None:
+    for at, (one, other) in enumerate(zip(recorded, replayed, strict=False)):
+        if one != other:
+            return f"step {at}: recorded {one!r}, replayed {other!r}"
+    if len(recorded) != len(replayed):
+        return f"recorded {len(recorded)} steps, replayed {len(replayed)}"
+    return None
+
+
+def _largest_error(recorded: AnsweredRequests, replayed: AnsweredRequests) -> float:
+    """Over all times of all requests: arrival, first step, first token, last token."""
+    pairs = (zip(getattr(recorded, name), getattr(replayed, name), strict=True) for name in _TIMES)
+    return max(abs(one - other) for times in pairs for one, other in times)

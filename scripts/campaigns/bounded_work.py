@@ -1,6 +1,8 @@
-"""Work without end, by absurd numbers and by code: refused or stopped, with the place and the option; then all is well.
+"""Absurd requests, and work without end by absurd numbers and by code: answered, refused or stopped; then all is well.
 
-Each case runs in a fork of this process with a bound on its memory, and is killed when nothing else ends it.
+A request on the command line takes 10 s and 1 GiB above an idle process at most; seconds are those of the processor, so
+that a busy machine is no finding. What is stopped tells the place and the option. Each runs in a fork of this process,
+in which torch is loaded, and is killed when nothing else ends it.
 """
 
 from __future__ import annotations
@@ -27,15 +29,155 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.work_limits import process_memory_bytes
 from scripts.campaigns.endless_models import BUILDING, RUNNING, WIDTH, write_folder
-from scripts.campaigns.fingerprint import fingerprint
 from scripts.campaigns.hostile_files import quiet
-from scripts.campaigns.plain_world import changes, look
+from scripts.campaigns.plain_world import changes, fingerprint, look
 from scripts.campaigns.rows import Row
 from scripts.campaigns.verbs import CONFIG, Ended, run_here
 
-NAME = "bounded_work"
-MEMORY_BYTES = 6 << 30  # that a child may take, whatever else is there
+MOST_SECONDS = 10.0
+MOST_BYTES = 1 << 30
 PATIENCE_S = 120.0  # then it was not bounded
+QUICK_REQUESTS = 4
+_PEAK = "VmHWM:"
+_BIG = 10**9
+_MODELS = {"tiny": {}, "deep": {"num_hidden_layers": 10**6}, "wide": {"hidden_size": 10**12}}
+_RUSH = 'rate = "1000000000/s"\nprompt = 9\noutput = 9\nfor = "9d"\n'
+_SIZES = {
+    "decode steps": f"--decode-steps {_BIG}",
+    "prompt tokens": f"--prompt-tokens {_BIG}",
+    "batch": f"--batch {_BIG}",
+    "all of them": f"--batch {_BIG} --prompt-tokens {_BIG} --decode-steps {_BIG}",
+}
+_VERBS = {
+    "trace": "trace {}",
+    "cost": "cost {}",
+    "report": "report {}",
+    "predict": "predict {} --device h100-sxm",
+    "export": "export {} --part model --check export",
+    "hooks": "trace {} --tracer hooks",
+}
+_OTHERS = {
+    "a long context for a large batch": "trace tiny --batch 64 --prompt-tokens 1024000",
+    "the same within 2 GiB": "trace tiny --batch 64 --prompt-tokens 1024000 --max-memory 2",
+    "sweep to a million tokens": "sweep tiny --batch 1..64 --context 1k..1000k",
+    "sweep to a batch of 10^9": f"sweep tiny --batch 1..{_BIG} --context 16..64",
+    "sweep to 2^40 tokens": "sweep tiny --batch 1 --context 1..1048576m",
+    "sweep of a million rows": "sweep tiny --batch 1..100000 --context 1..100000 --points 1000",
+    "sweep with 10^9 traces": f"sweep tiny --batch 1..4 --context 16..64 --traces {_BIG}",
+    "sweep of no range": "sweep tiny --batch 9..1 --context 1..2",
+    "crops, trace": "trace deepseek-ocr --crops 99x99",
+    "crops, pages": "pages deepseek-ocr --grids 99x99",
+    "an image of 10^10 pixels": "trace deepseek-ocr --image 100000x100000",
+    "a thousand grids": "pages deepseek-ocr --grids " + ",".join(["9x9"] * 1000),
+    "plan for 10^6 devices": "plan tiny --devices 1000000xh100-sxm --global-batch 2 --prompt-tokens 4",
+    "plan for 10^9 sequences": f"plan tiny --devices 2xh100-sxm --global-batch {_BIG} --prompt-tokens 4",
+    "plan with 10^9 plans": f"plan tiny --devices 8xh100-sxm --global-batch 2 --prompt-tokens 4 --max-plans {_BIG}",
+    "plan for traffic of 10^9 a second": "plan tiny --devices 2xh100-sxm --traffic rush.toml",
+    "a cluster of 10^12": "devices cluster 1000000000000xh100-sxm",
+    "profile of 10^9 tokens": f"profile model=tiny workload.max_new_tokens={_BIG}",
+    "profile of a long prompt": f"profile model=tiny workload.prompt_tokens={_BIG}",
+    "profile of 10^6 layers": "profile model=deep",
+    "profile repeated 10^9 times": f"profile model=wide run.repeats={_BIG}",
+    "a name of a million letters": "trace " + "x" * 100_000,
+    "a word of a million letters": "models --search " + "y" * 100_000,
+    "no seconds": "trace tiny --max-seconds 0",
+    "no ops": "trace tiny --max-ops 1",
+    "no memory": "trace tiny --max-memory 0.001",
+}
+
+
+def requests() -> dict[str, str]:
+    found = {
+        f"10^9 {what}, {verb}": f"{words.format('tiny')} {options}"
+        for verb, words in _VERBS.items()
+        for what, options in _SIZES.items()
+    }
+    found |= {f"{model}, {verb}": words.format(model) for verb, words in _VERBS.items() for model in ("deep", "wide")}
+    return {**found, **_OTHERS}
+
+
+def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
+    del seed  # every request is tried
+    chosen = list(requests().items())[:: len(requests()) // QUICK_REQUESTS] if quick else list(requests().items())
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name).resolve()
+        for model, fields in _MODELS.items():
+            (place / model).mkdir()
+            (place / model / "config.json").write_text(json.dumps({**CONFIG, **fields}), "utf-8")
+        (place / "rush.toml").write_text(_RUSH, "utf-8")
+        with quiet():
+            run_here("trace tiny --prompt-tokens 4", place)
+        tried = {name: _tried(words, place) for name, words in chosen}
+    findings = [f"{name}: {found}" for name, one in tried.items() for found in one["findings"]]
+    slowest, largest = (max(tried, key=lambda name: tried[name][field]) for field in ("seconds", "above_bytes"))
+    what = (
+        f"answered or refused within {MOST_SECONDS:.0f} s and {MOST_BYTES >> 30} GiB; "
+        f"the longest {tried[slowest]['seconds']:.1f} s ({slowest}), "
+        f"the largest {tried[largest]['above_bytes'] / 2**30:.2f} GiB ({largest})"
+    )
+    return [Row(what, len(chosen), findings)]
+
+
+def in_child(work: Callable[[], object]) -> Any:
+    """What `work` gives in a fork of this process, by way of JSON; an error where it takes too long or says nothing."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.write(writing, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.set_blocking(reading, False)  # what the child has started may hold the other end
+    began = time.monotonic()
+    with os.fdopen(reading, "rb") as answer:
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() - began > PATIENCE_S:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise TimeoutError
+            time.sleep(0.02)
+        if not (text := answer.read()):
+            raise ChildProcessError("the process ended without a word")
+        return json.loads(text)
+
+
+def _tried(words: str, place: Path) -> dict[str, Any]:
+    """What one request took, in a child, and what went wrong with it."""
+    try:
+        return dict(in_child(lambda: _asked(words, place)))
+    except TimeoutError:
+        return {"findings": [f"not over after {PATIENCE_S:.0f} s"], "seconds": PATIENCE_S, "above_bytes": 0}
+    except ChildProcessError as error:
+        return {"findings": [str(error)], "seconds": 0.0, "above_bytes": 0}
+
+
+def _asked(words: str, place: Path) -> dict[str, Any]:
+    with quiet():
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel begins anew with the largest memory that it held
+        idle, began = process_memory_bytes() or 0, time.process_time()
+        ended = run_here(words, place)
+        seconds, above_bytes = time.process_time() - began, _peak_bytes() - idle
+    return {"findings": [*judged(ended, seconds, above_bytes)], "seconds": seconds, "above_bytes": above_bytes}
+
+
+def judged(ended: Ended, seconds: float, above_bytes: int) -> Iterator[str]:
+    """Whether it was answered, or refused with a reason, and within the bounds."""
+    if ended.is_traceback or ended.code not in (0, 1, 2):
+        yield f"exit code {ended.code}: {ended.err.strip()[-200:]!r}"
+    elif ended.code and "rror" not in ended.err:
+        yield f"refused without a reason: {ended.err[-200:]!r}"
+    if seconds > MOST_SECONDS:
+        yield f"took {seconds:.1f} s"
+    if above_bytes > MOST_BYTES:
+        yield f"took {above_bytes / 2**30:.2f} GiB"
+
+
+def _peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text("ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(_PEAK))
+
+
+MEMORY_BYTES = 6 << 30  # that a child may take, whatever else is there
 _GIB = 1 << 30
 _BILLION = 10**9
 OPS, SECONDS, MEMORY = "--max-ops", "--max-seconds", "--max-memory"
@@ -43,7 +185,7 @@ TRACERS = ("weightless", "hooks")
 ROW = "absurd numbers, Python", "absurd numbers, each verb", "endless code, Python", "endless code, each verb"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One piece of work. `option` is what the fix must name: None where no limit is the cause, as an overflow."""
 
@@ -54,7 +196,7 @@ class Case:
     is_stopped: bool = False  # at work, so that the place must be told: the module, the phase and the seconds
 
 
-def run(*, quick: bool, seed: int) -> list[Row]:
+def campaign_bounded_work(*, quick: bool, seed: int) -> list[Row]:
     """A row for numbers and for code, through Python and through the command."""
     del seed  # every case is tried
     with tempfile.TemporaryDirectory() as name, _own_caches(Path(name)):
@@ -65,7 +207,7 @@ def run(*, quick: bool, seed: int) -> list[Row]:
         for case in chosen:
             counts[case.row] += 1
             findings[case.row] += [f"{case.name}: {found}" for found in bounded(case)]
-    return [Row(campaign=NAME, what=row, tried=counts[row], findings=findings[row]) for row in ROW]
+    return [Row(row, counts[row], findings[row]) for row in ROW]
 
 
 @contextlib.contextmanager
@@ -129,9 +271,7 @@ def _numbers(folder: Path) -> Iterator[Case]:
     }
     for tracer in TRACERS:
         for name, (model, workload, option) in absurd.items():
-            yield Case(
-                row=ROW[0], name=f"{name}, {tracer}", run=_python(model, tracer=tracer, **workload), option=option
-            )
+            yield Case(ROW[0], f"{name}, {tracer}", _python(model, tracer=tracer, **workload), option)
 
 
 def _numbers_by_verb(folder: Path) -> Iterator[Case]:
@@ -151,11 +291,9 @@ def _numbers_by_verb(folder: Path) -> Iterator[Case]:
         "export": "export {} --part model --check export",
     }
     for verb, words in verbs.items():
-        yield Case(row=ROW[1], name=f"10^6 layers, {verb}", run=_command(words.format(layers)), option=OPS)
+        yield Case(ROW[1], f"10^6 layers, {verb}", _command(words.format(layers)), OPS)
         for name, (options, option) in asked.items():
-            yield Case(
-                row=ROW[1], name=f"{name}, {verb}", run=_command(f"{words.format(tiny)} {options}"), option=option
-            )
+            yield Case(ROW[1], f"{name}, {verb}", _command(f"{words.format(tiny)} {options}"), option)
     others = {
         "99x99 crops, trace": ("trace deepseek-ocr --crops 99x99", MEMORY),
         "99x99 crops, pages": ("pages deepseek-ocr --grids 99x99", MEMORY),
@@ -165,7 +303,7 @@ def _numbers_by_verb(folder: Path) -> Iterator[Case]:
         "10^6 layers, profile": (f"profile model={layers}", OPS),
     }
     for name, (words, option) in others.items():
-        yield Case(row=ROW[1], name=name, run=_command(words), option=option)
+        yield Case(ROW[1], name, _command(words), option)
 
 
 _LIMITS: dict[str, dict[str, float]] = {OPS: {"max_ops": 3000}, SECONDS: {"max_seconds": 1.0}, MEMORY: {}}
@@ -186,17 +324,17 @@ def _code() -> Iterator[Case]:
                 if (way, option, tracer) == ("tensors", OPS, "hooks"):
                     continue  # which sees modules, and this way calls none
                 yield Case(
-                    row=ROW[2],
-                    name=f"{way}, {option}, {tracer}",
-                    run=_limited(option, lambda kind=kind, tracer=tracer: _traced(kind(), tracer)),
-                    option=option,
+                    ROW[2],
+                    f"{way}, {option}, {tracer}",
+                    _limited(option, lambda kind=kind, tracer=tracer: _traced(kind(), tracer)),
+                    option,
                     is_stopped=True,
                 )
     yield Case(
-        row=ROW[2],
-        name="a Python loop, profiled",
-        run=_limited(SECONDS, lambda: lpo.profile(RUNNING["a Python loop"](), (torch.zeros(1, WIDTH),))),
-        option=SECONDS,
+        ROW[2],
+        "a Python loop, profiled",
+        _limited(SECONDS, lambda: lpo.profile(RUNNING["a Python loop"](), (torch.zeros(1, WIDTH),))),
+        SECONDS,
         is_stopped=True,
     )
 
@@ -226,7 +364,7 @@ def _case_of_folder(name: str, words: str, option: str) -> Case:
         limit = {OPS: "3000", SECONDS: "1", MEMORY: f"{_gib_allowed():.3f}"}[option]
         return _command(f"{words} {option} {limit}")()
 
-    return Case(row=ROW[3], name=f"{name}, {option}", run=run, option=option, is_stopped=True)
+    return Case(ROW[3], f"{name}, {option}", run, option, is_stopped=True)
 
 
 QUICK = frozenset(
@@ -294,38 +432,21 @@ def _command(words: str) -> Callable[[], str]:
 
 def bounded(case: Case) -> list[str]:
     """What went wrong with one case, tried in a child."""
-    reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
-        _inside(case, writing)
-    os.close(writing)
-    os.set_blocking(reading, False)
-    began, text = time.monotonic(), b""
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        if time.monotonic() - began > PATIENCE_S:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(reading)
-            return [f"nothing stopped it within {PATIENCE_S:.0f} s"]
-        time.sleep(0.02)
-    with contextlib.suppress(BlockingIOError):
-        text = os.read(reading, 1 << 16)
-    os.close(reading)
     try:
-        found: list[str] = json.loads(text)
-    except ValueError:
-        return ["the process ended without a word"]
-    return found
+        return list(in_child(lambda: _found(case)))
+    except TimeoutError:
+        return [f"nothing stopped it within {PATIENCE_S:.0f} s"]
+    except ChildProcessError as error:
+        return [str(error)]
 
 
-def _inside(case: Case, writing: int) -> None:
-    """The child: never returns."""
+def _found(case: Case) -> list[str]:
+    """In the child, with a bound on its memory."""
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        found = list(faults(case))
+        return list(faults(case))[:20]
     except BaseException as error:  # noqa: BLE001  a finding
-        found = [f"{type(error).__name__}: {str(error)[:200]} at {traceback.extract_tb(error.__traceback__)[-1]}"[:500]]
-    os.write(writing, json.dumps(found[:20]).encode())
-    os._exit(0)
+        return [f"{type(error).__name__}: {str(error)[:200]} at {traceback.extract_tb(error.__traceback__)[-1]}"[:500]]
 
 
 def faults(case: Case) -> Iterator[str]:

@@ -13,8 +13,6 @@ _EXPERTS, _LAYERS, _LEVELS = 10**7, 10**6, 60
 
 
 class Ops(nn.Module):
-    """Ops without end."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)

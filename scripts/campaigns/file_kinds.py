@@ -41,10 +41,16 @@ from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, rea
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.weightless.routing import read_replay
-from scripts.campaigns.foreign_kinds import foreign_kinds
-from scripts.campaigns.one_kind import Kind, at, function_questions, questions, small_module
-from scripts.campaigns.served_kinds import served_kinds
-from scripts.campaigns.study_kinds import study_kinds
+from scripts.campaigns.other_kinds import (
+    Kind,
+    at,
+    foreign_kinds,
+    function_questions,
+    questions,
+    served_kinds,
+    small_module,
+    study_kinds,
+)
 
 EXPERTS = 3
 RESULTS = ("call graph", "static costs", "grouped view", "function", "calibration", "metrics")  # of `read_result`
@@ -97,20 +103,10 @@ LLAMA: dict[str, Any] = {
     },
 }
 MIXTURE: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "moe_intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32,
-    "max_position_embeddings": 64,
-}
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 16, "intermediate_size": 24,
+    "moe_intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 32, "max_position_embeddings": 64,
+}  # fmt: skip
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
 RELEASED: dict[str, Any] = {
     "model_type": "DeepseekOCR",
@@ -151,7 +147,7 @@ def _results(folder: Path) -> Iterator[Kind]:
     scratch = folder / "result.json"
 
     def sealed(name: str, good: bytes, read: Callable[[Path], object]) -> Kind:
-        return Kind(name=name, good=good, read=at(scratch, read), is_sealed=True)
+        return Kind(name, good, at(scratch, read), is_sealed=True)
 
     yield sealed("call graph", trace.files[0].read_bytes(), questions)
     yield sealed("static costs", trace.cost().to_json().encode(), read_static)
@@ -225,16 +221,10 @@ def _run_files(folder: Path) -> Iterator[Kind]:
         return found if found is None else asdict(found)
 
     sealed = partial(Kind, is_sealed=True)
-    yield sealed(name="metrics", good=(run / "metrics.json").read_bytes(), read=at(folder / "m.json", read_metrics))
-    yield sealed(
-        name="request of a run", good=(run / "request.json").read_bytes(), read=at(folder / "r.json", read_request)
-    )
-    yield sealed(name="page of a run", good=page.read_bytes(), read=at(kept.path / "pages" / "00001.json", finished))
-    yield sealed(
-        name="environment of a run",
-        good=(run / "env.json").read_bytes(),
-        read=at(kept.path / "env.json", same_environment),
-    )
+    yield sealed("metrics", (run / "metrics.json").read_bytes(), at(folder / "m.json", read_metrics))
+    yield sealed("request of a run", (run / "request.json").read_bytes(), at(folder / "r.json", read_request))
+    yield sealed("page of a run", page.read_bytes(), at(kept.path / "pages" / "00001.json", finished))
+    yield sealed("environment of a run", (run / "env.json").read_bytes(), at(kept.path / "env.json", same_environment))
     yield from _operators(run, kept)
 
 
@@ -253,9 +243,9 @@ def _operators(run: Path, kept: RunFolder) -> Iterator[Kind]:
         return read(raw, f"{hashlib.sha256(raw).hexdigest()}  {OPERATORS}\n".encode())
 
     made = partial(Kind, is_json=False)
-    yield made(name="operators of a run", good=good, read=lambda raw: read(raw, written), is_sealed=True)
-    yield made(name="operators of a run, digest", good=written, read=lambda raw: read(good, raw), is_sealed=True)
-    yield made(name="operators of a run, with a new digest", good=good, read=with_new_digest)
+    yield made("operators of a run", good=good, read=lambda raw: read(raw, written), is_sealed=True)
+    yield made("operators of a run, digest", good=written, read=lambda raw: read(good, raw), is_sealed=True)
+    yield made("operators of a run, with a new digest", good=good, read=with_new_digest)
 
 
 def _tables(folder: Path) -> Iterator[Kind]:
@@ -269,9 +259,9 @@ def _tables(folder: Path) -> Iterator[Kind]:
 
     good = f"{device_template()}\n{LINKS}".encode()
     counts = {"prefill": [[1, 0, 1], [2, 0, 0]], "decode": [[1, 0, 0]]}
-    yield Kind(name="device table", good=good, read=at(folder / "devices.toml", devices), is_json=False)
-    yield Kind(name="expert counts", good=json.dumps(counts).encode(), read=at(folder / "counts.json", routing))
-    yield Kind(name="plan rules", good=PLAN.encode(), read=at(folder / "plan.toml", read_plan_rules), is_json=False)
+    yield Kind("device table", good, at(folder / "devices.toml", devices), is_json=False)
+    yield Kind("expert counts", json.dumps(counts).encode(), at(folder / "counts.json", routing))
+    yield Kind("plan rules", PLAN.encode(), at(folder / "plan.toml", read_plan_rules), is_json=False)
 
 
 def _model_files(folder: Path) -> Iterator[Kind]:
@@ -285,24 +275,22 @@ def _model_files(folder: Path) -> Iterator[Kind]:
     model.mkdir()
     for name in ("modeling.py", "tokens.py"):  # which its auto_map names
         (model / name).write_text(PLANTED, "utf-8")
+    yield Kind("config.json of a folder", json.dumps(LLAMA).encode(), at(model / "config.json", configured))
     yield Kind(
-        name="config.json of a folder", good=json.dumps(LLAMA).encode(), read=at(model / "config.json", configured)
-    )
-    yield Kind(
-        name="config.json, traced",
-        good=json.dumps({key: value for key, value in LLAMA.items() if key not in _NOT_TRACED}).encode(),
-        read=at(folder / "traced" / "config.json", _traced_counts),
+        "config.json, traced",
+        json.dumps({key: value for key, value in LLAMA.items() if key not in _NOT_TRACED}).encode(),
+        at(folder / "traced" / "config.json", _traced_counts),
         one_in=20,
     )
     yield Kind(
-        name="config.json of DeepSeek-OCR",
-        good=json.dumps(RELEASED).encode(),
-        read=at(folder / "released" / "config.json", lambda file: read_released_folder(file.parent)),
+        "config.json of DeepSeek-OCR",
+        json.dumps(RELEASED).encode(),
+        at(folder / "released" / "config.json", lambda file: read_released_folder(file.parent)),
     )
     yield Kind(
-        name="hf_quant_config.json",
-        good=json.dumps(MODELOPT).encode(),
-        read=at(folder / "nvidia" / "hf_quant_config.json", lambda file: stored_formats(file.parent, {}, graph)),
+        "hf_quant_config.json",
+        json.dumps(MODELOPT).encode(),
+        at(folder / "nvidia" / "hf_quant_config.json", lambda file: stored_formats(file.parent, {}, graph)),
     )
     yield from _weights(folder)
     yield from _tokenizer(folder)
@@ -333,10 +321,8 @@ def _weights(folder: Path) -> Iterator[Kind]:
         load_weights(filled, file.parent)
         return [repr(tensor.tolist()) for tensor in filled.state_dict().values()]
 
-    yield Kind(
-        name="index of weights", good=index, read=at(folder / "indexed" / "model.safetensors.index.json", loaded)
-    )
-    yield Kind(name="weights", good=content, read=at(folder / "plain" / "model.safetensors", loaded), is_json=False)
+    yield Kind("index of weights", index, at(folder / "indexed" / "model.safetensors.index.json", loaded))
+    yield Kind("weights", content, at(folder / "plain" / "model.safetensors", loaded), is_json=False)
 
 
 def _tokenizer(folder: Path) -> Iterator[Kind]:
@@ -353,7 +339,7 @@ def _tokenizer(folder: Path) -> Iterator[Kind]:
         tokenizer, _ = load_tokenizer(file.parent, trust_remote_code=False)
         return None if tokenizer is None else tokenizer.get_vocab()
 
-    yield Kind(name="tokenizer.json", good=made.to_str().encode(), read=at(place / "tokenizer.json", tokenized))
+    yield Kind("tokenizer.json", made.to_str().encode(), at(place / "tokenizer.json", tokenized))
 
 
 def _pages(folder: Path) -> Iterator[Kind]:
@@ -364,10 +350,10 @@ def _pages(folder: Path) -> Iterator[Kind]:
 
     picture = BytesIO()
     open_page("24x16").save(picture, "PNG")
-    yield Kind(name="image", good=picture.getvalue(), read=at(folder / "page.png", shown), is_json=False)
+    yield Kind("image", picture.getvalue(), at(folder / "page.png", shown), is_json=False)
     yield Kind(
-        name="list of pages",
-        good=b"# pages\n1240x1754\npage.png\n",
-        read=at(folder / "pages.txt", lambda file: list_pages(str(file))),
+        "list of pages",
+        b"# pages\n1240x1754\npage.png\n",
+        at(folder / "pages.txt", lambda file: list_pages(str(file))),
         is_json=False,
     )

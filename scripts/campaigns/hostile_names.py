@@ -1,32 +1,358 @@
-"""Hostile names of modules, classes, stages, kernels and phases in every output, and hostile texts on the terminal.
-
-Each name goes through a real trace, its file and back, and into every drawing, picture and report. An output is wrong
-when it holds a character that cannot be seen, when the language it is written in reads it otherwise than with a plain
-name, or when making it raises.
-"""
+"""Names that nobody wants to meet: escape codes, markup of every output language, formulas, odd characters."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import io
+import json
+import logging
+import random
+import shutil
+import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from llm_perf_opt.cli.terminal import message_of
+import torch
+
+import llm_perf_opt as lpo
+from llm_perf_opt.cli import main, progress
+from llm_perf_opt.cli.leaving import exit_codes
+from llm_perf_opt.cli.progress import ProgressBar, log_to_stderr, say
+from llm_perf_opt.cli.terminal import message_of, visible_streams
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.plain_text import error_line
+from llm_perf_opt.harness.quiet import silenced
+from scripts.campaigns.file_kinds import small_module
 from scripts.campaigns.hostile_files import quiet
-from scripts.campaigns.made_names import hostile_names
-from scripts.campaigns.named_outputs import OUTPUTS, PLAIN, Made, outputs
-from scripts.campaigns.output_shapes import shape_of
+from scripts.campaigns.named_outputs import OUTPUTS, PLAIN, Made, outputs, shape_of
+from scripts.campaigns.other_kinds import chrome_trace
 from scripts.campaigns.rows import Row
-from scripts.campaigns.shown_texts import PLACES, unseen, unseen_characters
 
-NAME = "hostile_names"
+CONTROLS = (
+    "\x1b[2J\x1b[H", "\x1b[31mred", "\x1b]0;title\x07", "\x1b]8;;https://evil.invalid\x1b\\link\x1b]8;;\x1b\\",
+    "\x1bP+q544e\x1b\\", "\x1b[?1049h", "\x1b[6n", "\x1bc", "\x9b31m", "\x9d0;t\x9c", "\x90q\x9c", "\x85next",
+    "gone\rOK", "ab\b\b\bxy", "\x00", "nul\x00nul", "bell\x07", "\x0e\x0f", "\x7f", "tab\tbed", "two\nlines",
+    "a\x0bb\x0c", "error: it works\n  why: x\n  fix: rm -rf /", "\n\nWrote evil.json", "\x1b[1A\x1b[2Kwarning",
+)  # fmt: skip
+INVISIBLE = (
+    "\u202egpj.exe", "\u2066abc\u2069", "\u200fabc\u200e", "zero\u200bwidth", "\ufeffbom", "\u2028line", "\u2029para",
+    "\u061cmark", "\u00adsoft", "\u3164", "\U000e0041\U000e0042", "\ufff9a\ufffab\ufffb", "\ufffe", "\U0010ffff",
+    "\ud800", "high\ud83d", "\udc00low", "\udcff\udcfe", "\ue000private", "a\u0300\u0301\u0302" * 40, "\u115f",
+)  # fmt: skip
+MARKUP = (
+    "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<!--", "-->", "]]>", "<![CDATA[",
+    "&#x3c;b&gt;", '" onload="alert(1)', "' onclick='x", "javascript:alert(1)", "</title><svg/onload=x>",
+    "<style>*{}</style>", "{{7*7}}", "{% raw %}", "${jndi:ldap://x}", "`code`", "```", "| cell | cell |",
+    "[x](javascript:alert(1))", "![i](http://x)", "# heading", "* item", "~~~", "$$x$$", "\\", "\\\\",
+    "%%{init: {}}%%", 'click A "javascript:x"', "end", "subgraph x", "A-->B", "x; y --> z", '"]; A -> B; "',
+    "\\N\\G\\L", "digraph {", "<b>bold</b>", "<<table>>", "graph;node",
+)  # fmt: skip
+FORMULAS = (
+    "=1+1", "+1", "-1", "@SUM(A1)", '=HYPERLINK("http://x")', "=cmd|'/c calc'!A1", "\t=1", "\r=1", ";=1", ",=1",
+    '"=1', "%s%n%x", "%(name)s", "{0}", "{path!r}", "../../etc/passwd", "/", "a/b", "C:\\x", "con", "__proto__",
+    "constructor", "toString", "null", "NaN", "true", "0", "-0", "1e999", " ", "   ", "a;b;c", "a:b", "0-11",
+    "[0-11]", "for 3", "->", "x->y",
+)  # fmt: skip
+LONG = (
+    "x" * 5_000, "\u4e2d" * 3_000, "\x1b" * 1_000, "<" * 2_000, "\U0001f9d1\u200d\U0001f680" * 300, "ab " * 900,
+    "." * 30,
+)  # fmt: skip
+CRAFTED = (*CONTROLS, *INVISIBLE, *MARKUP, *FORMULAS, *LONG)
+
+
+def hostile_names(count: int, seed: int) -> list[str]:
+    """The crafted ones in another order for each seed, and then mixtures of them; no two alike."""
+    draw = random.Random(f"names {seed}")
+    names = dict.fromkeys(draw.sample(CRAFTED, len(CRAFTED)))
+    while len(names) < count:
+        parts = draw.sample(CRAFTED, draw.randint(2, 3))
+        names["".join(part[: draw.randint(1, 30)] for part in parts)] = None
+    return list(names)[:count]
+
+
+_JOINER = "\u200d"
+
+
+def unseen_characters(text: str) -> set[str]:
+    """Those that a terminal or a browser obeys, hides, or cannot write."""
+    if text.isprintable():
+        return set()
+    return {char for char in set(text) if not char.isprintable() and char not in ("\n", _JOINER)}
+
+
+def unseen(text: str) -> str:
+    """A sentence about such characters on a terminal, where a tab does no harm; empty where there are none."""
+    found = unseen_characters(text) - {"\t"}
+    return f"holds {', '.join(sorted(map(ascii, found))[:5])}" if found else ""
+
+
+@contextlib.contextmanager
+def _printed() -> Iterator[io.StringIO]:
+    """stdout and stderr of what runs inside."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        yield shown
+
+
+def _error(name: str) -> str:
+    with _printed() as shown, contextlib.suppress(SystemExit), exit_codes():
+        raise PerfOptError(f"There is no {name}.", why=name, fix="do this")
+    text = shown.getvalue()
+    ours = [line for line in text.splitlines() if line.startswith(("error: ", "  why: ", "  fix: "))]
+    return text if len(ours) == 3 else f"a line of the name passes for ours \x1b: {text}"
+
+
+def _log_line(name: str) -> str:
+    with _printed() as shown, _own_log():
+        logging.getLogger("llm_perf_opt.campaign").warning("%s has no price", name)
+    return shown.getvalue()
+
+
+@contextlib.contextmanager
+def _own_log() -> Iterator[None]:
+    logger = logging.getLogger("llm_perf_opt")
+    before = logger.handlers, logger.propagate, logger.level
+    log_to_stderr()
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before[0], before[1]
+        logger.setLevel(before[2])
+
+
+def _model_print(name: str) -> str:
+    with _printed() as shown, _own_log():
+        logging.getLogger("llm_perf_opt").setLevel(logging.DEBUG)
+        with silenced():
+            print(name)
+    return shown.getvalue()
+
+
+def _closing_line(name: str) -> str:
+    with _printed() as shown:
+        say(f"Wrote {name}")
+    return shown.getvalue()
+
+
+class _Bar:
+    """As much of a bar of rich as is asked for; holds what it would draw."""
+
+    def __init__(self) -> None:
+        self.tasks = [self]
+        self.fields: dict[str, Any] = {}
+
+    def add_task(self, *_: object, **fields: Any) -> int:
+        self.fields.update(fields)
+        return 0
+
+    def update(self, _: int, **fields: Any) -> None:
+        self.fields.update(fields)
+
+
+def _progress(name: str) -> str:
+    bar = _Bar()
+    shown = ProgressBar(bar)
+    shown.page(name)
+    with shown.stage(name):
+        return "".join(map(str, bar.fields.values()))
+
+
+def _library_warning(name: str) -> str:
+    with _printed() as shown, visible_streams():
+        print(warnings.formatwarning(name, UserWarning, "model.py", 1, name), file=sys.stderr)
+    return shown.getvalue()
+
+
+def _traceback(name: str) -> str:
+    """An error that nobody put into words, as Python prints it when the command has ended."""
+    with _printed() as shown:
+        try:
+            with visible_streams(), exit_codes():
+                raise RuntimeError(name)
+        except RuntimeError as error:
+            error.add_note(name)
+            sys.__excepthook__(type(error), error, error.__traceback__)
+    return shown.getvalue()
+
+
+class _Silent(Exception):
+    """Raises when it is asked for its text."""
+
+    def __str__(self) -> str:
+        raise ValueError(self.args[0])
+
+    __repr__ = __str__
+
+
+def _no_text(name: str) -> str:
+    with _printed() as shown, _own_log():
+        error = _Silent(name)
+        error.add_note(name)
+        logging.getLogger("llm_perf_opt.campaign").warning("the model raised %s", error_line(error))
+        with contextlib.suppress(SystemExit), exit_codes():
+            raise PerfOptError("It failed.", why=error_line(error), fix="x")
+    return shown.getvalue()
+
+
+def _command(*words: str) -> str:
+    """The whole command in this process."""
+    before = sys.argv
+    sys.argv = ["llm-perf-opt", *words]
+    try:
+        with _printed() as shown, _own_log(), contextlib.suppress(SystemExit):
+            main()
+    finally:
+        sys.argv = before
+    return shown.getvalue()
+
+
+def _model_type(name: str, **more: object) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"model_type": name, **more}
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return _command("trace", folder).replace(folder, "")
+
+
+def _nested_model_type(name: str) -> str:
+    return _model_type("llava", text_config={"model_type": name}, transformers_version=name, architectures=[name[:50]])
+
+
+def _file_name(name: str) -> str:
+    """A file of that name, where the system takes it; otherwise one that is not there."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / (name.replace("/", "_")[:60] + ".json")
+        with contextlib.suppress(OSError, ValueError):
+            file.write_text("{", encoding="utf-8")
+        return _command("graph", str(file)).replace(folder, "")
+
+
+def _folder_name(name: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / (name.replace("/", "_")[:60] or "x")
+        with contextlib.suppress(OSError, ValueError):
+            place.mkdir()
+        return _command("cost", str(place)).replace(folder, "")
+
+
+def _option(name: str) -> str:
+    return _command("cost", "deepseek-ocr", "--image", name) + _command(f"--{name}") + _command(name)
+
+
+def _device(name: str) -> str:
+    return _command("devices", "show", name) + _command("devices", "template", name)
+
+
+def _hydra(name: str) -> str:
+    return _command("profile", "--show-config", f"workload.prompt={name}") + _command("profile", f"model.name={name}")
+
+
+@functools.cache
+def _saved() -> tuple[str, str]:
+    """The file of a trace, and that of a recording of the same model; both go when the process ends."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    trace = lpo.trace(small_module(), (torch.zeros(2, 8),), out=Path(folder) / "trace")
+    recording = Path(folder) / "recording.json"
+    recording.write_text(json.dumps(chrome_trace()), "utf-8")
+    return str(trace.files[0]), str(recording)
+
+
+def _join(name: str) -> str:
+    """A recording whose kernels, ops and device have that name; a step, a device and a file of that name."""
+    run, recording = _saved()
+    renamed = Path(recording).with_name("renamed.json")
+    text = json.dumps(name.encode("utf-8", "replace").decode())[1:-1]
+    renamed.write_text(json.dumps(chrome_trace()).replace("aten::relu", text).replace("H100", text), "utf-8")
+    shown = _command("join", run, str(renamed)) + _command("join", run, recording, f"--step={name}")
+    return shown + _command("join", run, name) + _command("join", run, recording, f"--device={name}")
+
+
+def _filters(name: str) -> str:
+    run, _ = _saved()
+    shown = _command("graph", run, f"--only={name}") + _command("graph", run, f"--stage={name}", "--ungrouped")
+    return shown + _command("graph", run, f"--focus={name}") + _command("graph", run, f"--phase={name}")
+
+
+def _page_list(name: str) -> str:
+    return _command("pages", "deepseek-ocr-tiny", f"--sizes={name}") + _command("pages", name, f"--grids={name}")
+
+
+def _part(name: str) -> str:
+    return _command("export", "deepseek-ocr-tiny", f"--part={name}", "--check=export", f"--load-weights={name}")
+
+
+def _torchlens_picture(name: str) -> str:
+    words = ("--tracer=torchlens", "--prompt-tokens=4", f"--torchlens-picture={name}=layer.svg")
+    return _command("trace", "deepseek-ocr-tiny", *words) + _command("trace", "x", f"--torchlens-picture={name}")
+
+
+def _comparison(name: str) -> str:
+    run, _ = _saved()
+    return _command("compare", run, run, f"--budget={name}") + _command("compare", run, run, f"--phase={name}")
+
+
+def _progress_line(name: str) -> str:
+    """What is said after two seconds of silence, here at once."""
+    first, beat = progress._FIRST_SIGN_S, progress._BEAT_S
+    progress._FIRST_SIGN_S, progress._BEAT_S = 0.0, 0.001
+    try:
+        with _printed() as shown:
+            with progress.signs_of_life(name):
+                _wait_for(shown, 1)
+            with progress.signs_of_life("trace"):
+                say(f"Tracing {name}")
+                _wait_for(shown, 2)
+        return shown.getvalue()
+    finally:
+        progress._FIRST_SIGN_S, progress._BEAT_S = first, beat
+
+
+def _wait_for(shown: io.StringIO, count: int) -> None:
+    ends = time.monotonic() + 10
+    while shown.getvalue().count("still at it after") < count:
+        if time.monotonic() > ends:
+            raise TimeoutError("no progress line within ten seconds")
+        time.sleep(0.001)
+
+
+PLACES: dict[str, Callable[[str], str]] = {
+    "error": _error,
+    "log line": _log_line,
+    "print of a model": _model_print,
+    "closing line": _closing_line,
+    "progress bar": _progress,
+    "warning of a library": _library_warning,
+    "traceback": _traceback,
+    "exception without a text": _no_text,
+    "model_type": _model_type,
+    "model_type of a part": _nested_model_type,
+    "file name": _file_name,
+    "folder name": _folder_name,
+    "option": _option,
+    "device": _device,
+    "Hydra value": _hydra,
+    "progress line": _progress_line,
+    "join": _join,
+    "filters of a picture": _filters,
+    "pages": _page_list,
+    "export": _part,
+    "picture of TorchLens": _torchlens_picture,
+    "compare": _comparison,
+}
+
+
 FULL, QUICK = 200, 8
 _MAY_REFUSE = "TorchLens picture"  # Graphviz takes no control characters
 
 
-def run(*, quick: bool, seed: int) -> list[Row]:
+def campaign_hostile_names(*, quick: bool, seed: int) -> list[Row]:
     """A row for every output, and one for every kind of text on the terminal."""
     names = hostile_names(QUICK if quick else FULL, seed)
     return [*output_rows(names), *terminal_rows(names)]
@@ -41,7 +367,7 @@ def output_rows(names: list[str]) -> list[Row]:
             for output, made in outputs(name, Path(folder)):
                 findings[output] += [f"{ascii(name)[:80]}: {fault}" for fault in _faults(output, made, plain[output])]
     return [
-        Row(campaign=NAME, what=group, tried=len(names) * len(kinds), findings=[x for kind in kinds for x in kind])
+        Row(group, len(names) * len(kinds), [x for kind in kinds for x in kind])
         for group, kinds in _grouped(findings).items()
     ]
 
@@ -72,7 +398,7 @@ def terminal_rows(names: list[str]) -> list[Row]:
                 found = _raised(error)
             if found:
                 findings.append(f"{ascii(name)[:80]}: {found}")
-        rows.append(Row(campaign=NAME, what=f"terminal: {place}", tried=len(names), findings=findings))
+        rows.append(Row(f"terminal: {place}", len(names), findings))
     return rows
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import json
 import logging
 import os
 import random
@@ -26,28 +28,18 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from llm_perf_opt.core import interrupts, run_lock, thread_patches
+from llm_perf_opt.core.callgraph import CallGraph, to_json_dict
 from llm_perf_opt.harness import quiet
 from llm_perf_opt.weightless.ghost import ENGINES
 from llm_perf_opt.weightless.storage import Storage
 
 OWNERS = (
-    "torch",
-    "torch.cuda",
-    "torch.nn.functional",
-    "torch.nn.init",
-    "torch.nn.modules.module",
-    "torch.backends.mha",
-    "torch._library.simple_registry",
-    "torch.Tensor",
-    "torch.autocast",
-    "torch.distributions.Distribution",
+    "torch", "torch.cuda", "torch.nn.functional", "torch.nn.init", "torch.nn.modules.module", "torch.backends.mha",
+    "torch._library.simple_registry", "torch.Tensor", "torch.autocast", "torch.distributions.Distribution",
     "torch.nn.Module",
-)
-BY_OTHERS = {  # changed for good by libraries when they are first used
-    "torch.manual_seed",
-    "torch.Tensor.__slotnames__",
-    "torch.nn.Module.smart_apply",
-}
+)  # fmt: skip
+# Changed for good by libraries when they are first used.
+BY_OTHERS = {"torch.manual_seed", "torch.Tensor.__slotnames__", "torch.nn.Module.smart_apply"}
 _OPEN_FILES = Path("/proc/self/fd")
 _CLASSES = ("torch.Tensor", "torch.autocast", "torch.distributions.Distribution", "torch.nn.Module")
 
@@ -198,3 +190,20 @@ def _random_state() -> dict[str, object]:
         "random numbers of Python": hash(random.getstate()),
         "random numbers of numpy": str(numpy_state),
     }
+
+
+_OF_TIME = frozenset({"started_ns", "ended_ns", "duration_ns", "device_ns"})
+
+
+def fingerprint(graph: CallGraph) -> str:
+    """Everything that the file of the graph would hold, but for times."""
+    text = json.dumps(_timeless(to_json_dict(graph)), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _timeless(item) for name, item in value.items() if name not in _OF_TIME}
+    if isinstance(value, list):
+        return [_timeless(item) for item in value]
+    return value

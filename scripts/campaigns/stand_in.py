@@ -32,22 +32,10 @@ class ForeignInterrupt(BaseException):
 
 
 ERRORS: tuple[type[BaseException], ...] = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    AssertionError,
-    NotImplementedError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    torch.OutOfMemoryError,
-    UnprintableError,
-    KeyboardInterrupt,
-    SystemExit,
+    RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError, NotImplementedError, MemoryError,
+    OSError, RecursionError, torch.OutOfMemoryError, UnprintableError, KeyboardInterrupt, SystemExit,
     ForeignInterrupt,
-)
+)  # fmt: skip
 
 
 class FaultPlan:

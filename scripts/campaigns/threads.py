@@ -22,13 +22,11 @@ import torch
 from torch import Tensor, nn
 
 import llm_perf_opt as lpo
-from scripts.campaigns import forward_faults
-from scripts.campaigns.fingerprint import fingerprint
-from scripts.campaigns.plain_world import changes, describe, look
+from scripts.campaigns.plain_world import changes, describe, fingerprint, look
 from scripts.campaigns.rows import Row
+from scripts.campaigns.run_faults import DETAILS, counted, counted_for_real, drawn, examined, of_module, outcome, timed
 from scripts.campaigns.stand_in import inputs, plain_model
 
-NAME = "threads"
 NAMED = "deepseek-ocr-tiny"
 THREADS = range(2, 9)
 FULL, QUICK = 1050, 56
@@ -60,7 +58,7 @@ class Net(nn.Module):
         return x * 2 if x.max() > 3 else x
 
 
-def run(*, quick: bool, seed: int) -> list[Row]:
+def campaign_threads(*, quick: bool, seed: int) -> list[Row]:
     """One row for each number of threads."""
     shared = plain_model()
     works = {name: work for name, work in _works(shared).items() if name not in ONLY_FULL or not quick}
@@ -90,17 +88,15 @@ def _works(shared: nn.Module) -> dict[str, Work]:
     for tracer in ("profiler", "torchlens"):
         works[f"{tracer} of width 16"] = lambda tracer=tracer: _traced(Net(16), tracer, torch.zeros(3, 16))
     for tracer in ("weightless", "hooks"):
-        works[f"shared {tracer}"] = lambda tracer=tracer: fingerprint(
-            lpo.trace(shared, kwargs=inputs(), tracer=tracer).graphs[0]
-        )
-    works["timed"] = lambda: forward_faults.timed(shared)
+        works[f"shared {tracer}"] = lambda tracer=tracer: of_module(shared, tracer=tracer)
+    works["timed"] = lambda: timed(shared)
     for source in ("torch-counter", "fvcore"):
-        works[source] = lambda source=source: forward_faults.counted(source)
-    works["fvcore for real"] = lambda: forward_faults.counted_for_real(whole=True)
-    works["export lab"] = forward_faults.examined
-    works["weighted export"] = lambda: _in_a_folder(forward_faults.examined)
+        works[source] = lambda source=source: counted(source)
+    works["fvcore for real"] = lambda: counted_for_real(whole=True)
+    works["export lab"] = examined
+    works["weighted export"] = lambda: _in_a_folder(examined)
     if shutil.which("dot") is not None:
-        works["picture"] = lambda: _in_a_folder(lambda folder: forward_faults.drawn(plain_model(), folder))
+        works["picture"] = lambda: _in_a_folder(lambda folder: drawn(plain_model(), folder))
     works["pages"] = lambda: lpo.pages(NAMED, grids=["1x2"]).to_dict()
     for tracer in ("weightless", "hooks"):
         works[f"named model of {tracer}"] = lambda tracer=tracer: fingerprint(
@@ -108,9 +104,7 @@ def _works(shared: nn.Module) -> dict[str, Work]:
         )
     settings = {"only": "Linear"}
     works["filtered hooks"] = lambda: _traced(Net(16), "hooks", torch.zeros(3, 16), **settings)
-    works["profiler with details"] = lambda: _traced(
-        Net(16), "profiler", torch.zeros(3, 16), **settings, **forward_faults.DETAILS
-    )
+    works["profiler with details"] = lambda: _traced(Net(16), "profiler", torch.zeros(3, 16), **settings, **DETAILS)
     return works
 
 
@@ -134,7 +128,7 @@ def _concurrent(
     wrong: Counter[str] = Counter()
     before, module = look(random_state=False), describe(shared)
     with _beside(shared, tolerance) as unlike, ThreadPoolExecutor(threads) as pool:
-        for name, found in zip(asked, pool.map(lambda name: forward_faults.outcome(works[name]), asked), strict=True):
+        for name, found in zip(asked, pool.map(lambda name: outcome(works[name]), asked), strict=True):
             if found != serial[name]:
                 wrong[f"{name}: {found!r:.160}" if isinstance(found, BaseException) else f"{name}: another result"] += 1
     findings = [f"{threads} threads, {what}, {count} times" for what, count in (wrong + unlike).items()]
@@ -142,7 +136,7 @@ def _concurrent(
     if describe(shared) != module:
         findings.append(f"after {threads} threads, the shared module was changed")
     what = "exports and traces" if tolerance else "runs"
-    return Row(campaign=NAME, what=f"{what} in {threads} threads", tried=len(asked), findings=findings)
+    return Row(f"{what} in {threads} threads", len(asked), findings)
 
 
 @contextlib.contextmanager

@@ -27,15 +27,9 @@ from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.core.scratch import PREFIX
 
 CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 100,
-}
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
+}  # fmt: skip
 VERBS = {
     "trace": "trace tiny --prompt-tokens 4 --out run --force",
     "graph": "graph base --out graph.html --force",
@@ -148,7 +142,6 @@ def _busy_machine() -> Iterator[None]:
 
 
 def stored_calibration(**options: object) -> Calibration:
-    """Instead of measuring again."""
     return _STORED[0]
 
 
@@ -209,7 +202,6 @@ def start_child(words: str, place: Path, prepare: Callable[[], None] = lambda: N
 
 
 def wait_for(pid: int, place: Path) -> Ended:
-    """Until the child ends."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     out, err = ((place / "tmp" / name).read_text("utf-8", errors="replace") for name in ("stdout", "stderr"))
     return Ended(code=code, out=out, err=err)

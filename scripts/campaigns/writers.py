@@ -7,7 +7,6 @@ and the same call then works.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -47,14 +46,12 @@ from llm_perf_opt.labs.study.parquet_store import StudyStore, rows_table
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.engine_folder import write_engine_folder
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from scripts.campaigns.file_kinds import LLAMA, made_calibration
+from scripts.campaigns.file_kinds import LLAMA, made_calibration, small_module
 from scripts.campaigns.hostile_files import quiet
-from scripts.campaigns.one_kind import small_module
 from scripts.campaigns.rows import Row
+from scripts.campaigns.verb_faults import ERRORS, Point, error_name, file_limit, planned, points_of, raise_planned
 from scripts.campaigns.verbs import CONFIG, STUDY
-from scripts.campaigns.write_faults import ERRORS, file_limit, planned
 
-NAME = "writers"
 FULL, QUICK = 1_000, 20
 SLOW_S = 20.0
 OLD = b"the old file"
@@ -114,7 +111,6 @@ def _calibrated(place: Path) -> None:
 
 
 def stored_calibration(**options: object) -> object:
-    """Instead of measuring."""
     return made_calibration()
 
 
@@ -174,7 +170,7 @@ WRITERS: dict[str, Callable[[Made], Write]] = {
 }
 
 
-def run(*, quick: bool, seed: int) -> list[Row]:
+def campaign_writers(*, quick: bool, seed: int) -> list[Row]:
     """One row for each writer."""
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as name, quiet():
         folder = Path(name).resolve()
@@ -193,9 +189,7 @@ def attacked(name: str, write: Write, place: Path, count: int, draw: random.Rand
     fill(place, {})
     write(place)
     clean = files_in(place)
-    with planned(place) as plan:
-        write(place)
-    points = [(kind, number) for kind, most in sorted(plan.counts.items()) for number in range(1, most + 1)]
+    points = points_of(lambda: write(place), place)
     findings: list[str] = []
     if files_in(place) != clean:
         findings.append(f"{name}: two calls write different bytes")
@@ -208,28 +202,27 @@ def attacked(name: str, write: Write, place: Path, count: int, draw: random.Rand
         if time.monotonic() - began > SLOW_S:
             found.append(f"took more than {SLOW_S:.0f} s")
         findings += [f"{name}, {way} at {point[0]} {point[1]}, case {number}: {one}" for one in found]
-    return Row(campaign=NAME, what=f"{name}, {len(points)} points", tried=count, findings=findings)
+    return Row(f"{name}, {len(points)} points", count, findings)
 
 
 def _cases(
     way: str,
     write: Write,
     place: Path,
-    point: tuple[str, int],
+    point: Point,
     draw: random.Random,
     old: Mapping[str, bytes],
     clean: Mapping[str, bytes],
 ) -> Iterator[str]:
     """What one case did wrong."""
     if way == KILL:
-        pid = forked(lambda: _killed_at(place, point, write))
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code not in (0, -signal.SIGKILL):
+        with planned(place, point, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+            pid = forked(lambda: write(place))
+        if (code := ended(pid)) not in (0, -signal.SIGKILL):
             yield f"the process ended with {code}"
     elif way == PAIR:
         pids = [forked(lambda: write(place)) for _ in range(2)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        if codes != [0, 0]:
+        if (codes := [ended(pid) for pid in pids]) != [0, 0]:
             yield f"the two ended with {codes}"
         if files_in(place) != clean:
             yield "the two left something else than one alone"
@@ -249,20 +242,15 @@ def _cases(
 def _broken(
     write: Write,
     place: Path,
-    point: tuple[str, int],
+    point: Point,
     error: int | type[BaseException],
     size: int | None,
     clean: Mapping[str, bytes],
 ) -> Iterator[str]:
     """An error at a point, or a limit on the size of files; in this process."""
-
-    def act() -> None:
-        if size is None:
-            raise OSError(error, os.strerror(error)) if isinstance(error, int) else error
-
-    said = errno.errorcode[error] if isinstance(error, int) else error.__name__
+    said = error_name(error)
     try:
-        with planned(place, point, act), file_limit(size):
+        with planned(place, point, partial(raise_planned, error if size is None else None)), file_limit(size):
             write(place)
     except PerfOptError as refusal:
         if not (refusal.what and refusal.why and refusal.fix):
@@ -290,13 +278,11 @@ def forked(work: Callable[[], object]) -> int:
     os._exit(code)
 
 
-def _killed_at(place: Path, point: tuple[str, int], write: Write) -> None:
-    with planned(place, point, lambda: os.kill(os.getpid(), signal.SIGKILL)):
-        write(place)
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def files_in(place: Path) -> dict[str, bytes]:
-    """Results by their name."""
     found = (file for file in place.rglob("*") if file.is_file() and PREFIX not in str(file.relative_to(place)))
     return {str(file.relative_to(place)): file.read_bytes() for file in sorted(found)}
 

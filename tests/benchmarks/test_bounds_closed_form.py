@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bounds.agreement import formulas, models
 from benchmarks.bounds.closed_form import Reach, closed_form
 from benchmarks.bounds.deployment_truth import CONFIGS, CORRECTIONS, formula, is_corrected, stated_flops, truth
+from benchmarks.bounds.evaluation import formulas, models
 
 RECORDS: list[dict[str, Any]] = truth()["records"]
 

@@ -10,20 +10,21 @@ from benchmarks.bounds.evaluation import Checked
 from benchmarks.bounds.floors import (
     FEWEST,
     UNIFORM,
+    PlanLinks,
     batch_that_fits,
     cycle_s,
     floors,
+    link_token_s,
     peak,
     prefill_s,
     request_s,
     running_on_average,
     sequences_that_fit,
+    shared_blocks,
     step_s,
     token_s,
 )
-from benchmarks.bounds.measured_run import MeasuredRun, ServedPlan
-from benchmarks.bounds.plan_links import PlanLinks, shared_blocks
-from benchmarks.bounds.plan_links import token_s as link_token_s
+from benchmarks.records import MeasuredRun, ServedPlan
 from llm_perf_opt.core.hardware import Device
 
 DEVICE = Device(

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.bounds import page
-from benchmarks.bounds.agreement import agreement, models
-from benchmarks.bounds.evaluation import Checked, check, read_all, summary
-from benchmarks.bounds.plots import by_system, svg_file
+from benchmarks.bounds.evaluation import Checked, agreement, check, models, read_all, summary
+from benchmarks.bounds.page import by_system, svg_file
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA: dict[str, Any] = json.loads((DOCS / "data" / "measured_against_the_bound.json").read_text(encoding="utf-8"))
@@ -75,7 +74,7 @@ def test_traces_and_formulas_agree_within_one_per_cent(model: str) -> None:
 def test_the_page_is_its_record() -> None:
     text = (DOCS / "measured-against-the-bound.md").read_text(encoding="utf-8")
     written = dict(re.findall(r"<!-- begin (\w+) -->\n\n(.*?)\n\n<!-- end \1 -->", text, re.DOTALL))
-    assert written == {name: section.strip() for name, section in page.sections(DATA).items()}
+    assert written == {name: section.strip() for name, section in page.measured_sections(DATA).items()}
 
 
 def test_the_plot_is_that_of_the_record() -> None:

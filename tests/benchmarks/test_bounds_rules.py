@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bounds import silicon_rules as rules
+from benchmarks import records as rules
 from benchmarks.bounds.evaluation import READERS, RULES, SERVING
-from benchmarks.bounds.measured_run import MeasuredRun
-from benchmarks.bounds.published_reader import UNUSABLE, read_published
-from benchmarks.bounds.serving_readers import lengths_not_recorded, records_of
-from benchmarks.bounds.silicon_reader import as_recorded, read_silicon, ruled
+from benchmarks.records import (
+    UNUSABLE,
+    MeasuredRun,
+    as_recorded,
+    lengths_not_recorded,
+    read_published,
+    read_silicon,
+    records_of,
+    ruled,
+)
 
 FACTS = Path(__file__).parents[1] / "facts"
 COLUMNS = (SERVING / "silicon_sample.csv").read_text(encoding="utf-8").partition("\n")[0].split(",")

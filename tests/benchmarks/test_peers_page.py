@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peer_probes.asked import Asked
-from benchmarks.peer_probes.defined_names import SUBJECTS, names_about
-from benchmarks.peer_probes.environment import PEERS
-from benchmarks.peer_probes.llm_perf_opt_probe import count
+from benchmarks.peer_probes.environment import PEERS, SUBJECTS, names_about, reason
 from benchmarks.peer_probes.page import page_of, readme_table
-from benchmarks.peer_probes.processes import reason
-from benchmarks.peer_probes.torch_counter_probe import count as torch_count
-from benchmarks.peer_probes.workloads import EXACT_FLOPS
+from benchmarks.peer_probes.probes import own_count as count
+from benchmarks.peer_probes.probes import torch_count
+from benchmarks.peer_probes.questions import EXACT_FLOPS, Asked
 from benchmarks.peers import SECTION
 
 ROOT = Path(__file__).parents[2]

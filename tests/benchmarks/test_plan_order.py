@@ -13,14 +13,28 @@ from typing import Any
 import pytest
 
 from benchmarks.bounds.evaluation import check
-from benchmarks.bounds.measured_run import MeasuredRun, ServedPlan
 from benchmarks.plans import page
-from benchmarks.plans.measured_pairs import Pair, measured_pairs, pairs_of
-from benchmarks.plans.ordering import Judged, judge, summary
-from benchmarks.plans.plan_estimates import as_engines_shard, as_the_model_shards, engine_exchanges, share_of
-from benchmarks.plans.rank_floors import rank_floor
-from benchmarks.plans.rank_step import Load, Share, step_band
-from benchmarks.plans.shallow_models import BATCH, PROMPT, DecodeFigures, decode_graph, figures_of, period, two_depths
+from benchmarks.plans.ordering import Judged, Pair, judge, measured_pairs, pairs_of, summary
+from benchmarks.plans.plan_estimates import (
+    as_engines_shard,
+    as_the_model_shards,
+    engine_exchanges,
+    rank_floor,
+    share_of,
+)
+from benchmarks.plans.rank_step import (
+    BATCH,
+    PROMPT,
+    DecodeFigures,
+    Load,
+    Share,
+    decode_graph,
+    figures_of,
+    period,
+    step_band,
+    two_depths,
+)
+from benchmarks.records import MeasuredRun, ServedPlan
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.predict import predict, total_wall
 from llm_perf_opt.analyses.time.rates import Band

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.serving_replay.schedules import schedule_of, times_of
+from benchmarks.serving_replay.field_records import schedule_of, times_of
 from llm_perf_opt.core.serving.replayed import AnsweredRequests, EngineSteps, Replayed
 from llm_perf_opt.core.serving.step_table import Curve, RankStep, StepTable, Surface
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.records import MeasuredRun
 from benchmarks.serving_replay import page
-from benchmarks.serving_replay.cache_knee import knee
 from benchmarks.serving_replay.field_records import Replay, load_of
 from benchmarks.serving_replay.judgement import answered, figures, fitted
-from benchmarks.serving_replay.recorded_runs import FILES, Served, errors
+from benchmarks.serving_replay.recorded_runs import FILES, Served, errors, knee
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA = json.loads((DOCS / "data" / "serving_replay.json").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.bounds.measured_run import MeasuredRun
+from benchmarks.records import MeasuredRun
 from benchmarks.serving_times import judgement
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 

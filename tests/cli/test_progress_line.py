@@ -17,8 +17,8 @@ from llm_perf_opt.cli import main, progress
 from llm_perf_opt.cli.progress import say, signs_of_life
 from llm_perf_opt.core import reading
 from llm_perf_opt.core.run_watch import DOING, RunWatch, current_work
-from scripts.campaigns.foreign_kinds import chrome_trace
-from scripts.campaigns.one_kind import small_module
+from scripts.campaigns.file_kinds import small_module
+from scripts.campaigns.other_kinds import chrome_trace
 
 MARK = "  still at it after "
 Shown = Callable[[], tuple[str, str]]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.eager_kernels.comparison import compared
-from benchmarks.eager_kernels.rates import DEVICES, durations
+from benchmarks.eager_kernels.comparison import DEVICES, compared, durations
 
 DATA = Path(__file__).parents[2] / "docs" / "data" / "eager_kernels.json"
 QUICK = ("timesformer-base", "vit-base-224", "qwen1.5-0.5b")
@@ -57,7 +56,7 @@ def test_the_page_shows_all_recordings_within_their_limits() -> None:
 
 
 def test_deepseek_ocr_on_an_rtx_5090_lies_inside_its_bands() -> None:
-    from benchmarks.eager_kernels.deepseek_ocr import RECORDED_ON, measured_rows
+    from benchmarks.eager_kernels.__main__ import RECORDED_ON, measured_rows
 
     rows = [row for row in measured_rows() if row["device"] == RECORDED_ON]
     assert [row["is_inside"] for row in rows] == [True] * 4

@@ -10,8 +10,14 @@ import pytest
 
 pytest.importorskip("torchlens", reason="one of the tracers is an optional extra")
 
-from benchmarks import full_size_hooks, full_width_torchlens
-from benchmarks.tracer_overhead import full_width_target
+from benchmarks.real_runs import (
+    RECORDED,
+    WORKLOAD,
+    WRITTEN_THROUGH_A_VIEW,
+    differing_modules,
+    full_width_target,
+    hooks_record,
+)
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.torchlens_tracer import TorchLensTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
@@ -34,11 +40,11 @@ pytestmark = [
 
 
 def test_hooks_at_full_size_equal_the_facts_and_weightless() -> None:
-    tracer, facts = HooksTracer(), json.loads(full_size_hooks.FACTS.read_text())
-    for target in DeepSeekOcrAdapter().targets(full_size_hooks.WORKLOAD):
+    tracer, facts = HooksTracer(), json.loads(RECORDED.read_text())
+    for target in DeepSeekOcrAdapter().targets(WORKLOAD):
         real = tracer.trace(target)
         recorded = facts["prefill" if target.phase == "prefill" else "decode_step"]
-        record = full_size_hooks.phase_record(real, recorded, seconds=0)
+        record = hooks_record(real, recorded, seconds=0)
         assert record["differences"] == []
         assert record["modules_outside_experts"] > 190
 
@@ -48,4 +54,4 @@ def test_torchlens_at_full_width_equals_hooks() -> None:
     hooks, seen = HooksTracer().trace(target), TorchLensTracer().trace(target)
     assert seen.problems() == []
     assert (seen.call_counts, seen.edges) == (hooks.call_counts, hooks.edges)
-    assert full_width_torchlens.differing_modules(hooks, seen) == full_width_torchlens.WRITTEN_THROUGH_A_VIEW
+    assert differing_modules(hooks, seen) == WRITTEN_THROUGH_A_VIEW

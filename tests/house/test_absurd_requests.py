@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.campaigns.absurd_requests import MOST_BYTES, MOST_SECONDS, judged, requests
+from scripts.campaigns.bounded_work import MOST_BYTES, MOST_SECONDS, judged, requests
 from scripts.campaigns.verbs import Ended
 
 TOLD = Ended(code=2, out="", err="error: no\n  why: too much\n  fix: less\n")

@@ -12,11 +12,9 @@ import torch
 from torch import nn
 
 from scripts import fault_campaign
-from scripts.campaigns import forward_faults, own_faults
-from scripts.campaigns.forward_faults import Subject, traced
-from scripts.campaigns.memory import _row
 from scripts.campaigns.plain_world import changes, describe, look
 from scripts.campaigns.rows import Row
+from scripts.campaigns.run_faults import Subject, faulted_forward, leak_row, own_row, traced
 from scripts.campaigns.stand_in import ERRORS, PLAN, inputs, make_target, plain_model
 
 
@@ -38,12 +36,12 @@ def test_a_fault_in_a_forward_leaves_nothing(tracer: str, error: type[BaseExcept
     PLAN.set(0, RuntimeError)
     first = tried.run()
     at = random.Random(f"{tracer} {error}").randint(1, PLAN.passed)
-    assert list(forward_faults.faulted(tried, at, error, first)) == []
+    assert list(faulted_forward(tried, at, error, first)) == []
 
 
 @pytest.mark.parametrize("tracer", ["weightless", "hooks"])
 def test_faults_in_our_own_functions_leave_nothing(tracer: str) -> None:
-    row = own_faults.campaign(subject(tracer), 12, seed=1)
+    row = own_row(subject(tracer), 12, seed=1)
     assert row.findings == []
     assert row.tried == 12
 
@@ -59,7 +57,7 @@ def test_a_run_that_leaves_something_is_found() -> None:
 
     first = traced("weightless", make_target())
     try:
-        found = list(forward_faults.faulted(Subject(name="leaves", run=leaves), 5, ValueError, first))
+        found = list(faulted_forward(Subject(name="leaves", run=leaves), 5, ValueError, first))
     finally:
         torch.set_default_dtype(torch.float32)
     assert any(finding.startswith("default dtype") for finding in found)
@@ -73,7 +71,7 @@ def test_an_error_that_is_hidden_is_found() -> None:
             return "nothing happened"
 
     first = traced("weightless", make_target())
-    found = list(forward_faults.faulted(Subject(name="hides", run=hides, is_traced=True), 5, ValueError, first))
+    found = list(faulted_forward(Subject(name="hides", run=hides, is_traced=True), 5, ValueError, first))
     assert found == ["the caller got 'nothing happened'"]
 
 
@@ -105,21 +103,22 @@ def test_a_changed_world_is_seen() -> None:
 
 
 def test_a_leak_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.campaigns.memory.WARM_UP", 1)
+    monkeypatch.setattr("scripts.campaigns.run_faults.WARM_UP", 1)
     kept: list[object] = []
-    row = _row("leaks", lambda: kept.append({"one": inputs()}), 50)
+    row = leak_row("leaks", lambda: kept.append({"one": inputs()}), 50)
     assert len(row.findings) == 1
     assert "objects more after 50 traces" in row.findings[0]
 
 
-def test_every_campaign_is_listed_and_named_like_its_file() -> None:
-    assert {"forward_faults", "own_faults", "threads", "memory"} <= set(fault_campaign.names())
-    for name in fault_campaign.names():
-        assert f'NAME = "{name}"' in (fault_campaign.CAMPAIGNS / f"{name}.py").read_text("utf-8")
+def test_every_campaign_of_the_page_is_found_in_a_file() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reliability.md"
+    assert set(fault_campaign.names()) == set(fault_campaign.lines_on(page))
+    for name, stem in fault_campaign.homes().items():
+        assert f"def campaign_{name}(" in (fault_campaign.CAMPAIGNS / f"{stem}.py").read_text("utf-8")
 
 
 def test_the_table_adds_up_and_goes_between_the_markers(tmp_path: Path) -> None:
-    rows = [Row(campaign="a", what="x", tried=1200), Row(campaign="a", what="y", tried=30, findings=["bad"])]
+    rows = [Row(what="x", tried=1200), Row(what="y", tried=30, findings=["bad"])]
     text = fault_campaign.table(fault_campaign.lines_of({"a": fault_campaign.Campaign(rows=rows, seconds=61.4)}))
     assert text.splitlines()[2:] == [
         "| `a` | x | 1,200 | 0 | 61 |",
@@ -153,7 +152,7 @@ def test_long_campaigns_begin_first_and_the_table_keeps_its_order(monkeypatch: p
 
     def run(name: str, **_: object) -> fault_campaign.Campaign:
         begun.append(name)
-        return fault_campaign.Campaign(rows=[Row(campaign=name, what="x", tried=1)], seconds=1.0)
+        return fault_campaign.Campaign(rows=[Row(what="x", tried=1)], seconds=1.0)
 
     monkeypatch.setattr(fault_campaign, "run_campaign", run)
     names = sorted(fault_campaign.names())

@@ -16,9 +16,8 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.sealing import sealed_text, split_seal
 from scripts.campaigns import hostile_files, hostile_names
 from scripts.campaigns.file_kinds import Kind, file_kinds
-from scripts.campaigns.made_names import CRAFTED
-from scripts.campaigns.made_names import hostile_names as made_names
-from scripts.campaigns.shown_texts import PLACES, unseen
+from scripts.campaigns.hostile_names import CRAFTED, PLACES, unseen
+from scripts.campaigns.hostile_names import hostile_names as made_names
 
 pytest.importorskip("safetensors", reason="weights are one of the kinds of files")
 pytest.importorskip("transformers", reason="so is the configuration of a folder")

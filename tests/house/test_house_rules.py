@@ -43,7 +43,8 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_a_file_holds_one_idea() -> None:
     long = {name_of(file): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
-    assert {name: lines for name, lines in long.items() if lines > 400} == {}
+    most = {"benchmarks": 600, "scripts": 600}  # a benchmark or a campaign is one idea with its page
+    assert {name: lines for name, lines in long.items() if lines > most.get(name.partition("/")[0], 400)} == {}
 
 
 def test_few_files_are_fragments() -> None:

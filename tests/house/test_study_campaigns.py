@@ -10,9 +10,15 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="the extra `study` is not installed")
 
-from scripts.campaigns.study_kills import kill_rows
-from scripts.campaigns.study_places import StudyPlace, resumed, study_place, undisturbed
-from scripts.campaigns.study_writers import _short_leases, pair_row
+from scripts.campaigns.study_faults import (
+    StudyPlace,
+    _short_leases,
+    kill_rows,
+    pair_row,
+    resumed,
+    study_place,
+    undisturbed,
+)
 from scripts.campaigns.verbs import Ended
 
 FINE, REFUSED = Ended(code=0, out="", err=""), Ended(code=1, out="", err="Another run is writing")
@@ -27,15 +33,15 @@ def place() -> Iterator[StudyPlace]:
 
 
 def test_a_killed_study_goes_on_to_the_same_bits(place: StudyPlace) -> None:
-    rows = kill_rows(place, 4, random.Random(1), "made")
+    rows = kill_rows(place, 4, random.Random(1))
     assert [(row.tried, row.findings) for row in rows] == [(2, []), (2, [])]
 
 
 def test_two_studies_of_one_name_lose_nothing(place: StudyPlace) -> None:
-    row = pair_row(place, 2, random.Random(1), "made", "a folder")
+    row = pair_row(place, 2, random.Random(1), "a folder")
     assert (row.tried, row.findings) == (2, [])
     with _short_leases():
-        row = pair_row(replace(place, address="shared://"), 2, random.Random(1), "made", "a storage")
+        row = pair_row(replace(place, address="shared://"), 2, random.Random(1), "a storage")
     assert (row.tried, row.findings) == (2, [])
 
 
@@ -59,11 +65,11 @@ def test_a_refusal_without_a_remedy_and_two_refusals_are_found(
     place: StudyPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {declared: undisturbed(place, declared) for declared in ("other", "first")}
-    monkeypatch.setattr("scripts.campaigns.study_writers.undisturbed", lambda _, declared: found[declared])
+    monkeypatch.setattr("scripts.campaigns.study_faults.undisturbed", lambda _, declared: found[declared])
     monkeypatch.setattr(StudyPlace, "start", lambda self, declared, desk: 1)
     monkeypatch.setattr(StudyPlace, "ended", lambda self, pid, desk: REFUSED)
     monkeypatch.setattr(StudyPlace, "run", lambda self, declared: FINE)
     monkeypatch.setattr(StudyPlace, "clear", lambda self: None)
-    row = pair_row(place, 1, random.Random(1), "made", "a folder")
+    row = pair_row(place, 1, random.Random(1), "a folder")
     assert sum("it ended with 1" in finding for finding in row.findings) == 2
     assert any("none of the two" in finding for finding in row.findings)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core import output_files
-from scripts.campaigns import interrupts, kills, study_kills, study_writers, write_faults, writers
-from scripts.campaigns.forward_faults import quiet_streams, traced
+from scripts.campaigns import study_faults, verb_faults, writers
+from scripts.campaigns.run_faults import quiet_streams, traced
 from scripts.campaigns.stand_in import make_target, plain_model
 from scripts.campaigns.verbs import VERBS, Ended, half_files, is_whole, restore, results, temporaries, workplace
 
@@ -27,16 +27,16 @@ def in_place(path: Path, pieces: list[bytes]) -> None:
 def test_faults_and_kills_at_writes_leave_whole_files(monkeypatch: pytest.MonkeyPatch) -> None:
     with workplace(("trace", "graph")) as place:
         for verb in ("trace", "graph"):
-            row = write_faults._row(verb, place, 5, random.Random(1))
+            row = verb_faults.fault_row(verb, place, 5, random.Random(1))
             assert (row.tried, row.findings) == (5, [])
-        row = kills._row("graph", place, 4, random.Random(1))
+        row = verb_faults.kill_row("graph", place, 4, random.Random(1))
         assert (row.tried, row.findings) == (4, [])
-        row = interrupts._children("graph", place, 2, random.Random(1))
+        row = verb_faults.interrupted_row("graph", place, 2, random.Random(1))
         assert (row.tried, row.findings) == (2, [])
         monkeypatch.setattr(
             "llm_perf_opt.cli.graph_command.write_result", lambda file, text: in_place(file, [text.encode()])
         )
-        row = write_faults._row("graph", place, None, random.Random(1))
+        row = verb_faults.fault_row("graph", place, None, random.Random(1))
         assert any("half a file" in finding for finding in row.findings)
 
 
@@ -45,7 +45,7 @@ def test_an_interrupt_in_process_leaves_torch_as_it_was() -> None:
     found = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     try:
         with quiet_streams():
-            row = interrupts.pressed_in_process(
+            row = verb_faults.pressed_in_process(
                 "weightless", lambda: traced("weightless", make_target()), module, 12, random.Random(2)
             )
     finally:
@@ -71,10 +71,10 @@ def test_half_files_and_temporaries_are_seen(tmp_path: Path) -> None:
 
 
 def test_ends_that_are_wrong_are_seen() -> None:
-    assert list(interrupts.interrupted(Ended(code=130, out="", err="Interrupted.\n"))) == []
-    assert len(list(interrupts.interrupted(Ended(code=1, out="", err="Aborted!\n")))) == 1
+    assert list(verb_faults.interrupted(Ended(code=130, out="", err="Interrupted.\n"))) == []
+    assert len(list(verb_faults.interrupted(Ended(code=1, out="", err="Aborted!\n")))) == 1
     traceback = "Traceback (most recent call last):\nKeyboardInterrupt\n"
-    assert len(list(interrupts.interrupted(Ended(code=-2, out="", err=traceback)))) == 2
+    assert len(list(verb_faults.interrupted(Ended(code=-2, out="", err=traceback)))) == 2
     assert Ended(code=1, out="", err="error: x\n  why: y\n  fix: z").is_told
     assert not Ended(code=1, out="", err="error: x").is_told
 
@@ -84,11 +84,11 @@ def test_the_plan_counts_and_acts_at_files_below_its_place(tmp_path: Path) -> No
         raise OSError(errno.EIO, "planned")
 
     (tmp_path / "place").mkdir()
-    with write_faults.planned(tmp_path / "place") as plan:
+    with verb_faults.planned(tmp_path / "place") as plan:
         output_files.write_whole(tmp_path / "place" / "file", [b"1"])
         output_files.write_whole(tmp_path / "elsewhere", [b"1"])
     assert {kind: plan.counts[kind] for kind in ("open", "rename")} == {"open": 1, "rename": 1}
-    with pytest.raises(OSError, match="planned"), write_faults.planned(tmp_path / "place", ("open", 1), act):
+    with pytest.raises(OSError, match="planned"), verb_faults.planned(tmp_path / "place", ("open", 1), act):
         (tmp_path / "place" / "file").write_bytes(b"2")
 
 
@@ -120,8 +120,8 @@ def test_a_writer_that_is_not_whole_is_found(tmp_path: Path) -> None:
 
 def test_the_full_campaigns_are_as_large_as_promised() -> None:
     assert writers.FULL >= 1_000
-    assert study_kills.FULL >= 200 and study_writers.FULL >= 20
-    assert sum(kills.FULL.values()) >= 200
-    assert kills.FULL.keys() == VERBS.keys()
-    count = sum(interrupts.HERE.values()) + interrupts.CHILDREN * len(VERBS) + interrupts.STARTS
+    assert study_faults.KILLS[False] >= 200 and study_faults.PAIRS[False] >= 20
+    assert sum(verb_faults.KILLS.values()) >= 200
+    assert verb_faults.KILLS.keys() == VERBS.keys()
+    count = sum(verb_faults.HERE.values()) + verb_faults.CHILDREN * len(VERBS) + verb_faults.STARTS
     assert count >= 500

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.agreement.agreement_page import ONE_PERCENT, causes, rest, section
-from benchmarks.agreement.subjects import SUBJECTS
+from benchmarks.thirty_models import ONE_PERCENT, SUBJECTS, causes, rest, section
 
 ROOT = Path(__file__).parents[2]
 DATA = json.loads((ROOT / "docs" / "data" / "source_agreement.json").read_text())
@@ -64,7 +63,7 @@ def test_a_cheap_model_gives_the_recorded_figures_again(name: str) -> None:
 
     if transformers.__version__ != DATA["transformers"]:
         pytest.skip(f"the figures were recorded with transformers {DATA['transformers']}")
-    from benchmarks.agreement.comparison import compare
+    from benchmarks.agreement import compare
 
     again = compare(name)
     assert {**again, "seconds": None} == {**RECORDS[name], "seconds": None}

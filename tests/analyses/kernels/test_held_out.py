@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.kernels.held_out import CHECK, judged, spreads
-from benchmarks.kernels.splits import shapes_left_out
+from benchmarks.kernels.held_out import CHECK, judged, shapes_left_out, spreads
 from benchmarks.kernels.subjects import Subject, subjects
 from llm_perf_opt.analyses.kernels.spread import Family
 from tests.analyses.kernels.measured_tables import needs_tables

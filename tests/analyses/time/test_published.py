@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.published.cases import REASONS, decode_step_row
+from benchmarks.published.cases import REASONS, decode_graph, decode_step_row, prefill_graph
 from benchmarks.published.rtx5090 import predicted_decode, predicted_prefill, rtx5090_rows
-from benchmarks.published.traced import decode_graph, prefill_graph
 from benchmarks.published_throughput import DATA, PAGE, by_id, facts, sections
 from llm_perf_opt.analyses.necessary.read_once import preparation
 from llm_perf_opt.analyses.time.lower_bound import BoundBy

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.vllm_schedules.cases import CASES, FOLDER
-from benchmarks.vllm_schedules.comparison import compare, digests, read_compared
-from benchmarks.vllm_schedules.recorded import RecordedSchedule
+from benchmarks.vllm_schedules.recorded import RecordedSchedule, compare, digests, read_compared
 from benchmarks.vllm_schedules.recorded import read as recorded_in
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.engines.vllm.environment import VllmEnvironment, find

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.breadth.collective_watch import SeenCollective, bytes_held
+from benchmarks.breadth.parallel import SeenCollective, bytes_held
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import GroupRanks, collective_of
 from llm_perf_opt.core.parallel_plan import ParallelPlan

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("torchlens", reason="one of the three tracers is an optional extra")
 pytest.importorskip("transformers", minversion="5.0", reason="the sample is written for the classes of transformers 5")
 
-from benchmarks.breadth.routing_record import RoutingRecorder
+from benchmarks.breadth.observed import RoutingRecorder
 from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.protocols import Tracer
 from llm_perf_opt.core.target import Target

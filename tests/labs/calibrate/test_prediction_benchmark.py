@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.calibrated_prediction import REFERENCE, record_of, timed_stages, verdict_of
-from benchmarks.calibrated_prediction_page import PAGE, write_page
-from benchmarks.processor_steadiness import spread_of
+from benchmarks.calibrated_prediction import PAGE, REFERENCE, record_of, spread_of, timed_stages, verdict_of, write_page
 from tests.analyses.time.made_calibrations import calibration
 
 

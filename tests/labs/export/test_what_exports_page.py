@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,10 +22,8 @@ def rows(title: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.delitem(sys.modules, "export_matrix", raising=False)
-    return importlib.import_module("export_matrix")
+def benchmark() -> ModuleType:
+    return importlib.import_module("benchmarks.export_matrix")
 
 
 def test_the_page_is_made_from_the_data(benchmark: ModuleType) -> None:

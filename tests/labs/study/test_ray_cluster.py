@@ -80,7 +80,7 @@ def test_kills_and_two_writers_on_a_cluster_lose_nothing() -> None:
     Drivers are forks of a process that never knew Ray: a fork of this one would inherit its threads' locks.
     """
     rows = "[(row.tried, row.findings) for row in rows_on_ray(2, 1, seed=3)]"
-    code = f"import json; from scripts.campaigns.study_on_ray import rows_on_ray; print(json.dumps({rows}))"
+    code = f"import json; from scripts.campaigns.study_faults import rows_on_ray; print(json.dumps({rows}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=2 * LONGEST_S, check=True
     )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.breadth.collective_watch import SeenCollective, Watch, bytes_held, running_modules
+from benchmarks.breadth.parallel import SeenCollective, Watch, bytes_held, running_modules
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.models.deepseek_ocr.inputs import FIRST_TEXT_ID, OcrInputs
 from llm_perf_opt.models.deepseek_ocr.parallel import spread_model

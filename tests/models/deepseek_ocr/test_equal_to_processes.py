@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.breadth.collective_watch import SeenCollective
+from benchmarks.breadth.parallel import SeenCollective
 from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import collective_of

@@ -1,1 +1,0 @@
-"""Full-size models of transformers, counted by several sources."""

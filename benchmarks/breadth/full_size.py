@@ -1,0 +1,243 @@
+"""One model type at its default full-size configuration: made to fit, built weightless, given inputs, run, measured.
+
+Default configurations of composite models rarely fit together: the towers and the text model were never one model. Two
+misfits are common, and each has one cure that keeps every other size: the placeholder token lies beyond the text
+vocabulary (the vocabulary grows), or a tower's output is not as wide as the text model (that width is set).
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.runner import Record, resident_bytes
+from llm_perf_opt.models.huggingface.folder import class_names, load_class
+from llm_perf_opt.models.huggingface.inputs import (
+    Found,
+    NoInputs,
+    Plan,
+    Subject,
+    accepted_modalities,
+    find_inputs,
+    make_inputs,
+)
+from llm_perf_opt.models.huggingface.phases import prefill
+from llm_perf_opt.weightless import Engine
+
+PLACEHOLDERS = (
+    "image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id", "audio_token_index",
+    "media_placeholder_token_id", "vision_start_token_id", "vision_end_token_id", "boi_token_id", "eoi_token_id",
+    "boa_token_id", "eoa_token_id", "image_start_token_id", "image_end_token_id",
+)  # fmt: skip
+COMPOSITES = ("vlm_config",)
+TOWERS = ("vision_config", "audio_config", "vit_config")
+WIDTHS = ("out_hidden_size", "output_dim")
+
+
+def align(config: Any) -> Iterator[str]:
+    """Change `config` where its parts do not fit, and say in words what was changed."""
+    for name in COMPOSITES:
+        if hasattr(nested := getattr(config, name, None), "to_dict"):
+            yield from (f"{name}.{change}" for change in align(nested))
+    text = getattr(config, "text_config", None)
+    if not hasattr(text, "to_dict"):
+        return
+    yield from _grow_vocabulary(config, text)
+    yield from _match_widths(config, text)
+
+
+def _grow_vocabulary(config: Any, text: Any) -> Iterator[str]:
+    used = [value for name in PLACEHOLDERS if isinstance(value := getattr(config, name, None), int)]
+    size = getattr(text, "vocab_size", None)
+    if isinstance(size, int) and used and max(used) >= size:
+        text.vocab_size = (max(used) // 64 + 1) * 64
+        yield f"text_config.vocab_size {size} -> {text.vocab_size}: the placeholder token is {max(used)}"
+
+
+def _match_widths(config: Any, text: Any) -> Iterator[str]:
+    wanted = getattr(text, "hidden_size", None)
+    for tower_name in TOWERS:
+        tower = getattr(config, tower_name, None)
+        for name in WIDTHS:
+            given = getattr(tower, name, None)
+            if isinstance(given, int) and isinstance(wanted, int) and given != wanted:
+                setattr(tower, name, wanted)
+                yield f"{tower_name}.{name} {given} -> {wanted}: the width of the text model"
+
+
+CHANGES_FILE = Path(__file__).with_name("full_size_changes.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullSizeConfig:
+    """A configuration, what was changed in it and why, and the class if not the preferred one."""
+
+    config: Any
+    why: str | None
+    changes: Mapping[str, Any]
+    alignments: tuple[str, ...]
+    class_name: str | None
+
+
+def full_size_config(model_type: str) -> FullSizeConfig:
+    """The default configuration of `model_type` with the changes of `full_size_changes.toml`, its parts aligned."""
+    auto = importlib.import_module("transformers.models.auto.configuration_auto")
+    entry = _entries().get(model_type, {})
+    changes = entry.get("config", {})
+    config = auto.CONFIG_MAPPING[model_type](**_built(changes))
+    return FullSizeConfig(
+        config=config,
+        alignments=tuple(align(config)),
+        why=entry.get("why"),
+        changes=changes,
+        class_name=entry.get("class"),
+    )
+
+
+def _entries() -> dict[str, Any]:
+    return tomllib.loads(CHANGES_FILE.read_text(encoding="utf-8"))
+
+
+def _built(value: Any) -> Any:
+    """Tables with a `repeat` stand for long lists and name tables, which would drown the file."""
+    match value:
+        case {"repeat": item, "times": int() as times, **rest}:
+            return [*rest.get("first", []), *[item] * times]
+        case {"numbered": str() as pattern, "times": int() as times, "start": int() as start, **rest}:
+            return rest.get("also", {}) | {pattern.format(index): start + index for index in range(times)}
+        case dict():
+            return {key: _built(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+MESSAGE_LENGTH = 400
+TRACEBACK_LENGTH = 4000
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run came; becomes the record whatever happens."""
+
+    stage: str = "config"
+    record: Record = field(default_factory=dict)
+
+
+def run_model_type(model_type: str) -> Record:
+    """The record of one model type: status `ok`, or `failed` with the stage, the message and the traceback."""
+    progress = Progress()
+    try:
+        _run(model_type, progress)
+        progress.record["status"] = "ok"
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  a sweep records whatever a model raises; nothing is swallowed
+        progress.record |= {
+            "status": "failed",
+            "stage": progress.stage,
+            "message": _message(error),
+            "traceback": traceback.format_exc()[-TRACEBACK_LENGTH:],
+        }
+        if isinstance(error, NoInputs):
+            progress.record["refusals"] = _refusals(error.refusals)
+    progress.record["rss_bytes"] = resident_bytes()
+    return progress.record
+
+
+def _run(model_type: str, progress: Progress) -> None:
+    record = progress.record
+    chosen = full_size_config(model_type)
+    if chosen.why:
+        record |= {"why_changed": chosen.why, "changes": chosen.changes}
+    if chosen.alignments:
+        record["alignments"] = list(chosen.alignments)
+    progress.stage = "class"
+    record["class"] = chosen.class_name or class_names(model_type)[0]
+    model_class = load_class(model_type, str(record["class"]))
+    progress.stage = "build"
+    engine = Engine(device="cpu")
+    with _timed(record, "build_s"), engine:
+        model = engine.adopt(model_class(chosen.config).eval())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    record["parameters"] = parameters
+
+    def attempt(plan: Plan, entry: str) -> None:
+        def once() -> None:  # the engine may revise an answer and run again: only the last run counts
+            before = engine.ops_dispatched
+            record["calls"] = _count_calls(lambda: prefill(model, make_inputs(plan, torch.float32), entry))
+            record["ops"] = engine.ops_dispatched - before
+
+        engine.run(once)
+
+    progress.stage = "inputs"
+    subject = Subject.of(model_class, chosen.config)
+    record["accepts"] = list(accepted_modalities(subject))
+    with _timed(record, "search_s"):
+        found = find_inputs(subject, attempt)
+    record |= _described(found)
+    progress.stage = "forward"
+    with _timed(record, "forward_s"):
+        engine.run(lambda: prefill(model, make_inputs(found.plan, torch.float32), found.entry))
+
+
+def _described(found: Found) -> Record:
+    described: Record = {
+        "modalities": list(found.modalities),
+        "entry": found.entry,
+        "inputs": {name: str(list(getattr(leaf, "shape", ())) or leaf)[:80] for name, leaf in found.plan.items()},
+    }
+    return described | ({"refusals": _refusals(found.refusals)} if found.refusals else {})
+
+
+def _refusals(messages: tuple[str, ...]) -> list[str]:
+    return [message[:MESSAGE_LENGTH] for message in dict.fromkeys(messages)]
+
+
+def _message(error: Exception) -> str:
+    cause = error.__cause__ if isinstance(error, NoInputs) and error.__cause__ is not None else error
+    return f"{type(cause).__name__}: {cause}".strip()[:MESSAGE_LENGTH]
+
+
+@contextmanager
+def _timed(record: Record, name: str) -> Iterator[None]:
+    started = time.process_time()
+    yield
+    record[name] = round(time.process_time() - started, 3)
+
+
+def _count_calls(run: Callable[[], object]) -> int:
+    calls = 0
+
+    def count(module: Any, arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        run()
+    finally:
+        hook.remove()
+    return calls
+
+
+def run_control(model_type: str) -> Record:
+    """The inputs found weightless on a real model with random weights: how many module calls, or why it refuses."""
+    chosen = full_size_config(model_type)
+    model_class = load_class(model_type, chosen.class_name or class_names(model_type)[0])
+    engine = Engine(device="cpu")
+    with engine:
+        ghost = engine.adopt(model_class(chosen.config).eval())
+    subject = Subject.of(model_class, chosen.config)
+    found = find_inputs(subject, lambda plan, entry: engine.run(lambda: prefill(ghost, make_inputs(plan), entry)))
+    torch.manual_seed(0)
+    model = model_class(chosen.config).eval()
+    return {"calls": _count_calls(lambda: prefill(model, make_inputs(found.plan, torch.float32), found.entry))}
