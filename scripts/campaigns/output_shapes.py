@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from llm_perf_opt.formats.view_file import read_view
+from llm_perf_opt.formats.json_format import read_view
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

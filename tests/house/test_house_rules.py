@@ -39,15 +39,16 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_a_file_holds_one_idea() -> None:
-    long = {name_of(file): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
-    assert {name: lines for name, lines in long.items() if lines > 400} == {}
+    """Up to 600 lines of source: an idea told in one place reads better than in four files that import each other."""
+    long = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert {name_of(file): lines for file, lines in long.items() if lines > (600 if file in SOURCES else 400)} == {}
 
 
 def test_few_files_are_fragments() -> None:
     """A file of a quarter of an idea costs its reader three more; `__init__` only opens a room."""
     sizes = [len(file.read_text("utf-8").splitlines()) for file in SOURCES if file.name != "__init__.py"]
     assert sum(size < 40 for size in sizes) <= 25
-    assert 100 <= median(sizes) <= 180
+    assert 100 <= median(sizes) <= 250
 
 
 def imported_modules(file: Path) -> Iterator[str]:

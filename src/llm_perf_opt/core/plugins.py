@@ -154,7 +154,7 @@ REPORTERS: Registry[type[Reporter]] = Registry(
 DRAWINGS: Registry[type[Drawing]] = Registry(
     "drawing",
     {
-        "text": "llm_perf_opt.formats.text_drawing:TextDrawing",
+        "text": "llm_perf_opt.formats.text_format:TextDrawing",
         "json": "llm_perf_opt.formats.json_format:JsonDrawing",
         "markdown": "llm_perf_opt.formats.markdown_format:MarkdownDrawing",
         "mermaid": "llm_perf_opt.formats.mermaid_format:MermaidDrawing",

@@ -295,7 +295,7 @@ def test_a_model_whose_name_no_file_can_have_fails_in_its_own_rows(tmp_path: Pat
 
 
 def test_what_is_no_number_is_unknown_on_the_page_and_a_text_in_a_table(place: Path) -> None:
-    from llm_perf_opt.formats.study_page_format import _short
+    from llm_perf_opt.formats.html_format import _short
 
     assert [_short(value) for value in (float("nan"), float("inf"), 1.23456789)] == [None, None, 1.23457]
     answer = lpo.ask(place / "res[1]", sql="select 'nan'::double as tpot_s, [1, 2] as several, 'inf'::double as x")
