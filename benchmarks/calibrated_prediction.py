@@ -31,7 +31,7 @@ import torch
 from benchmarks.calibrated_prediction_page import write_page
 from benchmarks.processor_steadiness import product_seconds, spread_of
 from benchmarks.profiled_ops import largest_misses
-from llm_perf_opt.analyses.measured.fit import FitPoint, fitted
+from llm_perf_opt.analyses.measured.correction import FitPoint, fitted
 from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
 from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration, write_calibration

@@ -59,7 +59,7 @@ LINES: Doors = {  # texts of the command line that are taken apart
     "core/serving/traffic_text.py::read_declared": ("line of traffic",),
     "core/number_ranges.py::read_range": ("range of numbers",),
     "core/page_sizes.py::read_page_size": ("size of a page",),
-    "analyses/measured/written_figures.py::read_line": ("line of figures",),
+    "analyses/measured/read.py::read_line": ("line of figures",),
     "analyses/studies/questions.py::find_question": ("question to a study",),
     "core/study_file.py::_override": ("override of a study",),
     "labs/study/sql.py::require_select": ("line of SQL",),
@@ -68,7 +68,7 @@ LINES: Doors = {  # texts of the command line that are taken apart
 READS: Doors = {  # past core.reading
     "analyses/kernels/spread.py::load_spreads": _PACKAGE,
     "analyses/kernels/tables.py::_connection": "tables of an installed package, trusted as its code is",
-    "analyses/measured/remaining_error.py::rests": _PACKAGE,
+    "analyses/measured/correction.py::rests": _PACKAGE,
     "analyses/serving/request_time.py::request_fit": _PACKAGE,
     "api/page_folder.py::folder_mix": ("image",),
     "cli/profile_config.py::sweep_configured": _OURS,

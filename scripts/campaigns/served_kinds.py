@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.measured.read import read_measured
-from llm_perf_opt.analyses.measured.written_figures import read_line
+from llm_perf_opt.analyses.measured.read import read_line, read_measured
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.number_ranges import read_range
 from llm_perf_opt.core.page_sizes import read_page_size

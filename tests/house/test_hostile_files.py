@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.function.files.function_file import read_function
-from llm_perf_opt.analyses.function.files.writer import function_document
+from llm_perf_opt.analyses.function.files.function_file import function_document, read_function
 from llm_perf_opt.analyses.profile.metrics_file import read_metrics
 from llm_perf_opt.api.profile.request import ProfileRequest, read_request
 from llm_perf_opt.api.profile.run_folder import open_run_folder

@@ -8,8 +8,14 @@ from pathlib import Path
 
 from llm_perf_opt.analyses.join.attribution import ENOUGH, join_recording
 from llm_perf_opt.analyses.join.join_report import ENOUGH_FLOPS, Joined, join_report
-from llm_perf_opt.analyses.join.plausibility import TOO_MUCH, too_fast
-from llm_perf_opt.analyses.join.totals import EvidenceShare, JoinedTotal, UnattributedKernel, join_totals
+from llm_perf_opt.analyses.join.totals import (
+    TOO_MUCH,
+    EvidenceShare,
+    JoinedTotal,
+    UnattributedKernel,
+    join_totals,
+    too_fast,
+)
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError

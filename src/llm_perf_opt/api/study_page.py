@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.studies.page_points import COUNTS, LEGIBLE, TABLES, drawn_points, left_out_text
-from llm_perf_opt.analyses.studies.questions import find_question
+from llm_perf_opt.analyses.studies.questions import COUNTS, LEGIBLE, TABLES, drawn_points, find_question, left_out_text
 from llm_perf_opt.api.ask import MOST_SHOWN, chosen_studies, report_table
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.report import Note, Report

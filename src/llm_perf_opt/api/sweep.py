@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction
-from llm_perf_opt.analyses.function.sweep.findings import added_costs, bends, largest_batch, shown_values
-from llm_perf_opt.analyses.function.sweep.points import BATCH, CONTEXT, PREFILL, Pair, PhaseSweep, SweepPoint
+from llm_perf_opt.analyses.function.sweep.points import (
+    BATCH,
+    CONTEXT,
+    PREFILL,
+    Pair,
+    PhaseSweep,
+    SweepPoint,
+    added_costs,
+    bends,
+    largest_batch,
+    shown_values,
+)
 from llm_perf_opt.analyses.function.sweep.report import OpenCell, ProvenCell, range_text
 from llm_perf_opt.analyses.serving.fit import traced_needs
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analyses.join.attribution import join_recording
-from llm_perf_opt.analyses.join.costs import Evidence
+from llm_perf_opt.analyses.join.sides import Evidence
 from llm_perf_opt.analyses.join.totals import join_totals
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.recordings.read import read_recording

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_perf_opt.analyses.call_checks import call_checks
-from llm_perf_opt.analyses.compare.explain import compare
+from llm_perf_opt.analyses.compare.causes import compare
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.module_selection import recorded_of, recorded_only

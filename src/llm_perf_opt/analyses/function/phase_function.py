@@ -23,8 +23,15 @@ from llm_perf_opt.analyses.function.figures.kernel_forms import (
 )
 from llm_perf_opt.analyses.function.figures.kernel_times import times_by_tables
 from llm_perf_opt.analyses.function.figures.looped_figures import looped_figures, small_region
-from llm_perf_opt.analyses.function.figures.need_columns import necessary_column, sum_of
-from llm_perf_opt.analyses.function.figures.needs import RESIDENT, NeedForms, costs_of, figures_of, need_forms
+from llm_perf_opt.analyses.function.figures.needs import (
+    RESIDENT,
+    NeedForms,
+    costs_of,
+    figures_of,
+    necessary_column,
+    need_forms,
+    sum_of,
+)
 from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
 from llm_perf_opt.analyses.function.figures.times import (
     AnsweredBy,

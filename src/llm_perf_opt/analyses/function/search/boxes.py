@@ -22,7 +22,7 @@ from llm_perf_opt.analyses.function.program.alignment import Parting, same_run
 from llm_perf_opt.analyses.function.program.program import NoRule, Program
 from llm_perf_opt.analyses.function.program.sizing import program_of
 from llm_perf_opt.analyses.function.search.cells import Cell, OpenRegion
-from llm_perf_opt.analyses.function.search.traces import NoTracesLeft, Traces
+from llm_perf_opt.analyses.function.search.sampling import NoTracesLeft, Traces
 
 # How far the samples lie from the end of a box, in each variable: no two of them move together.
 _BATCHES = (0, 1, 0, 0, 1, 3, 0)
