@@ -24,7 +24,7 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import ReplayRouting
 
 FACTS = Path(__file__).parent.parent / "tests" / "facts" / "deepseek_ocr" / "callgraph-base.json"

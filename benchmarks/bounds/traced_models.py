@@ -12,7 +12,7 @@ from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, TRACERS
 from llm_perf_opt.core.tensor_formats import FP8
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 
 CONFIGS = Path(__file__).parents[2] / "tests" / "facts" / "serving" / "configs"
 DEEPSEEK_OCR = "deepseek-ocr"

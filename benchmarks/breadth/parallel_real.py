@@ -19,7 +19,7 @@ import torch
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
 
 from .collective_watch import Watch, bytes_held, running_modules
 from .fork_pool import Record, resident_bytes

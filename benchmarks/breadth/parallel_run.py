@@ -12,7 +12,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
 
 from .fork_pool import Record, resident_bytes
 from .parallel_plans import MESSAGE_LENGTH, PLANS, PlannedType, cause, planned_type, plans_of

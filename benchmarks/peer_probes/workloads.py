@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig, DeepSeekOcrWorkload
 
 DENSE_FOLDER = Path(__file__).parent / "configs" / "Llama-3.2-1B"
 OCR_FOLDER = Path(__file__).parents[2] / "tests" / "facts" / "deepseek_ocr"

@@ -30,7 +30,7 @@ from benchmarks.serving_replay.recorded_runs import RecordedRun, Served, errors,
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 from benchmarks.serving_times.other_answers import read_answers
 from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.core.serving.replayed import Replayed
+from llm_perf_opt.core.serving.requests import Replayed
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 

@@ -27,8 +27,7 @@ from llm_perf_opt.analyses.serving.engine_time import EngineTimer
 from llm_perf_opt.analyses.serving.step_tables import step_table
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
-from llm_perf_opt.core.serving.replayed import Replayed
-from llm_perf_opt.core.serving.requests import Request, Traffic
+from llm_perf_opt.core.serving.requests import Replayed, Request, Traffic
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
 from llm_perf_opt.engines.vllm.process import ReplayProcess

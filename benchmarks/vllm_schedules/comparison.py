@@ -11,7 +11,7 @@ from benchmarks.vllm_schedules.cases import FOLDER
 from benchmarks.vllm_schedules.recorded import RecordedSchedule
 from llm_perf_opt.core.output_files import plain_values, write_whole
 from llm_perf_opt.core.reading import FileKind, read_json
-from llm_perf_opt.core.serving.replayed import AnsweredRequests
+from llm_perf_opt.core.serving.requests import AnsweredRequests
 from llm_perf_opt.engines.vllm.jobs import Scheduled
 from llm_perf_opt.engines.vllm.process import VllmProcess
 

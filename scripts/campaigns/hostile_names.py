@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_perf_opt.cli.terminal import message_of
+from llm_perf_opt.cli.progress import message_of
 from llm_perf_opt.core.errors import PerfOptError
 from scripts.campaigns.hostile_files import quiet
 from scripts.campaigns.made_names import hostile_names

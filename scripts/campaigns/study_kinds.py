@@ -14,10 +14,9 @@ from llm_perf_opt.analyses.studies.questions import find_question
 from llm_perf_opt.analyses.studies.tasks import study_tasks
 from llm_perf_opt.api.study import installed_versions
 from llm_perf_opt.core.sealing import sealed_text, split_seal
-from llm_perf_opt.core.study_file import read_study
+from llm_perf_opt.core.study import read_study
 from llm_perf_opt.labs.study import one_writer
-from llm_perf_opt.labs.study.manifest import MANIFEST, part_name, part_stem, read_manifest
-from llm_perf_opt.labs.study.parquet_store import StudyStore
+from llm_perf_opt.labs.study.parquet_store import MANIFEST, StudyStore, part_name, part_stem, read_manifest
 from llm_perf_opt.labs.study.sql import answer, connection, require_select
 from scripts.campaigns.one_kind import Kind, as_text, at
 from scripts.campaigns.verbs import CONFIG, STUDY

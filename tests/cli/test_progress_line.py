@@ -16,7 +16,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.cli import main, progress
 from llm_perf_opt.cli.progress import say, signs_of_life
 from llm_perf_opt.core import reading
-from llm_perf_opt.core.run_watch import DOING, RunWatch, current_work
+from llm_perf_opt.core.run_lock import DOING, RunWatch, current_work
 from scripts.campaigns.foreign_kinds import chrome_trace
 from scripts.campaigns.one_kind import small_module
 
@@ -92,7 +92,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, hasty: None) -> Iterator[None]:
         return read(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr("llm_perf_opt.core.callgraph.json_reader.read_bytes", slowly)
-    monkeypatch.setattr("llm_perf_opt.core.recordings.read.read_bytes", slowly)
+    monkeypatch.setattr("llm_perf_opt.core.recordings.recording.read_bytes", slowly)
     monkeypatch.setattr("llm_perf_opt.analyses.profile.join._GAP_NS", 10**12)
     yield
 

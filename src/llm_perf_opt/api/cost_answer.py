@@ -26,7 +26,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.output_files import make_folder, require_free, write_together
 from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.record_fields import filled
+from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.core.source_figures import SourceFigures

@@ -8,8 +8,7 @@ from typing import Any
 
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import ModelAdapter
-from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Deployment, Workload
 

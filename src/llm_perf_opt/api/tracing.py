@@ -50,7 +50,7 @@ from llm_perf_opt.core.protocols import (
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, ModelCode
-from llm_perf_opt.models.huggingface.names.resolve import NamedModel, find_model
+from llm_perf_opt.models.huggingface.names import NamedModel, find_model
 
 if TYPE_CHECKING:
     import torch
@@ -359,7 +359,7 @@ def find_origin(
 
 
 def find_adapter(model: object, trust_remote_code: bool = False) -> ModelAdapter:
-    """The adapter of a registered name, of a folder, or of any other name: `models/huggingface/names/resolve.py`."""
+    """The adapter of a registered name, of a folder, or of any other name: `models/huggingface/names.py`."""
     named = model if isinstance(model, NamedModel) else find_model(str(model), trust_remote_code)
     if named.registered is not None:
         return MODELS.get(named.registered)()
@@ -373,7 +373,7 @@ def module_adapter(
 ) -> ModelAdapter | None:
     """The adapter of a module that is called with these arguments; None for a name or a folder, which takes none."""
     if not isinstance(model, (str, Path, NamedModel)):
-        from llm_perf_opt.models.single_module.adapter import SingleModuleAdapter
+        from llm_perf_opt.models.single_module import SingleModuleAdapter
 
         return SingleModuleAdapter(model, args, kwargs)
     if args or kwargs:

@@ -18,9 +18,9 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.api.study import study
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.folder_lock import LOCK_FILE, locked_folder
+from llm_perf_opt.core.run_lock import LOCK_FILE, locked_folder
 from llm_perf_opt.labs.study.local_engine import run_local
-from llm_perf_opt.labs.study.manifest import MANIFEST, read_manifest
+from llm_perf_opt.labs.study.parquet_store import MANIFEST, read_manifest
 from llm_perf_opt.labs.study.sql import opened_files
 from tests.labs.study.made_studies import tiny_study, written
 

@@ -17,8 +17,7 @@ from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticComput
 from llm_perf_opt.analyses.reconcile import FIGURES, Ledger
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.output_files import plain_values
-from llm_perf_opt.core.reading import FileKind, read_json
-from llm_perf_opt.core.record_fields import all_filled, filled
+from llm_perf_opt.core.reading import FileKind, all_filled, filled, read_json
 from llm_perf_opt.core.source_figures import Method, SourceFigures
 
 STATIC_VERSION: Literal[3] = 3

@@ -19,7 +19,7 @@ from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.graph_view import Arrow, Box, BoxLoop, CollectiveGroup, Figures, LoopKind, TensorGroup
-from llm_perf_opt.core.module_families import family_of
+from llm_perf_opt.core.module_selection import family_of
 
 _SHOWN = 12  # distinct sets of tensors told apart; a router makes hundreds of them
 

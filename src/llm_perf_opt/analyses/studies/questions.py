@@ -218,7 +218,9 @@ LEGIBLE = {"cost per million pages": ("Cost per million pages", "Cost per millio
 def drawn_points(drawable: int) -> tuple[str, ...]:
     """The queries of the points to draw: one for all of them, or one for each frontier and for an even sample."""
     fields = [*TEXTS, *SIZES]
-    fields += [f"{_EDGES[name].format(edge=edge)} as {name}_{edge}" for name in BANDS for edge in ("low", "high")]
+    fields += [
+        f"{_EDGE_COLUMNS[name].format(edge=edge)} as {name}_{edge}" for name in BANDS for edge in ("low", "high")
+    ]
     columns = ", ".join(fields)
     if drawable <= MOST_DRAWN:
         return (f"select {columns} from points where {SERVED} order by all",)

@@ -11,12 +11,11 @@ from llm_perf_opt.core.protocols import RealRun
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json, Part, Target, World
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.page_geometry import mode_of_sizes, require_sizes_of_model
 
 if TYPE_CHECKING:
-    from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint
+    from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOcrCheckpoint
 
 
 class DeepSeekOcrAdapter:
@@ -63,13 +62,13 @@ class DeepSeekOcrAdapter:
         self, folder: Path, *, device: str, attention: str | None, trust_remote_code: bool
     ) -> DeepSeekOcrCheckpoint:
         """A released folder, with its sizes, weights and tokenizer."""
-        from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint
+        from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOcrCheckpoint
 
         return DeepSeekOcrCheckpoint(folder, device=device, attention=attention, trust_remote_code=trust_remote_code)
 
     def write_engine_folder(self, folder: Path) -> None:
         """The configuration for a serving engine, which takes a folder and not a name."""
-        from llm_perf_opt.models.deepseek_ocr.engine_folder import write_engine_folder
+        from llm_perf_opt.models.deepseek_ocr.released_folder import write_engine_folder
 
         write_engine_folder(self.config, folder)
 

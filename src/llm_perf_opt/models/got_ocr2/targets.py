@@ -14,7 +14,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
 from llm_perf_opt.core.target import Chain, Json, PhaseBefore, Stage, Target
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
+from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Workload
 
 STAGES = (
     Stage(name="vision", paths=("model.vision_tower",)),

@@ -57,8 +57,7 @@ from llm_perf_opt.core.callgraph.records import (
     TensorMeta,
 )
 from llm_perf_opt.core.output_files import plain_values, write_whole
-from llm_perf_opt.core.reading import naming_file, read_json
-from llm_perf_opt.core.record_fields import filled
+from llm_perf_opt.core.reading import filled, naming_file, read_json
 from llm_perf_opt.core.sealing import sealed_lines
 
 SCHEMA_VERSION = 1

@@ -7,8 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.serving.replayed import AnsweredRequests
-from llm_perf_opt.core.serving.requests import Request, Traffic
+from llm_perf_opt.core.serving.requests import AnsweredRequests, Request, Traffic
 from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
 
 MakeRequest = Callable[[Request, float], Any]  # one of ours and the time at which it comes -> one of vLLM's
