@@ -127,10 +127,7 @@ def _parameters(defaults: Mapping[str, Any], without: Collection[str]) -> list[i
 def parameter_of(name: str, declared: Option, default: Any, takers: Sequence[str] = ()) -> inspect.Parameter:
     """The parameter of a verb that takes a declared option."""
     return inspect.Parameter(
-        name,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=default,
-        annotation=_annotation(declared, takers),
+        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=_annotation(declared, takers)
     )
 
 

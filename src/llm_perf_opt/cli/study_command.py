@@ -147,8 +147,7 @@ def study_bar() -> Iterator[_Lines | _Bar]:
 
 ResultsArgument = Annotated[str, typer.Argument(metavar="RESULTS", help="Where a study wrote to.", show_default=False)]
 QuestionArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[QUESTION]", help='As "cheapest plan under 50 ms TPOT".', show_default=False),
+    str | None, typer.Argument(metavar="[QUESTION]", help='As "cheapest plan under 50 ms TPOT".', show_default=False)
 ]
 SqlOption = Annotated[str | None, typer.Option(metavar="QUERY", help="Any select on the table `points` instead.")]
 SecondsOption = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long --sql may take.")]

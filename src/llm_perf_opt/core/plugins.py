@@ -87,10 +87,7 @@ MODELS: Registry[type[ModelAdapter]] = Registry(
     },
 )
 # Published names of registered models.
-MODEL_ALIASES: Mapping[str, str] = {
-    "deepseek-ai/DeepSeek-OCR": "deepseek-ocr",
-    "stepfun-ai/GOT-OCR-2.0-hf": "got-ocr2",
-}
+MODEL_ALIASES: Mapping[str, str] = {"deepseek-ai/DeepSeek-OCR": "deepseek-ocr", "stepfun-ai/GOT-OCR-2.0-hf": "got-ocr2"}
 FOLDERS: Registry[type[FolderAdapter]] = Registry(
     "kind of model folder", {"huggingface": "llm_perf_opt.models.huggingface.adapter:HuggingFaceAdapter"}
 )

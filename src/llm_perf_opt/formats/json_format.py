@@ -242,8 +242,7 @@ class BoxRow(_Object, frozen=True, kw_only=True):
     outputs: tuple[TensorsRow, ...]
     members: Annotated[Texts, Meta(description="Paths of every instance.")]
     member_calls: Annotated[
-        tuple[Count, ...],
-        Meta(description="Calls of each member in this box: a shared module also stands in others."),
+        tuple[Count, ...], Meta(description="Calls of each member in this box: a shared module also stands in others.")
     ]
     collectives: (
         Annotated[tuple[CollectivesRow, ...], Meta(description="With everything inside; absent where there are none.")]
@@ -281,8 +280,7 @@ class ViewFile(_Object, frozen=True, kw_only=True):
     totals: FiguresRow
     is_ungrouped: Annotated[bool, Meta(description="Each module is a box of its own, under each of its callers.")]
     boxes: Annotated[
-        tuple[BoxRow, ...],
-        Meta(description="Outer before inner; the boxes of one parent are in call order."),
+        tuple[BoxRow, ...], Meta(description="Outer before inner; the boxes of one parent are in call order.")
     ]
     arrows: tuple[ArrowRow, ...]
 

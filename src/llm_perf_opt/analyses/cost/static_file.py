@@ -149,8 +149,7 @@ class SourceRow(_Object, frozen=True, kw_only=True):
     stage: str
     method: MethodName
     unit: Annotated[
-        str,
-        Meta(description="What the source counts before conversion.", extra_json_schema={"enum": ["flop", "mac"]}),
+        str, Meta(description="What the source counts before conversion.", extra_json_schema={"enum": ["flop", "mac"]})
     ]
     routing: Annotated[
         str | None,
@@ -336,11 +335,7 @@ _CONVENTION = "one multiply-add is two FLOPs; causal attention is not halved"
 
 
 def static_compute_json(
-    static: StaticCompute,
-    *,
-    tool_version: str,
-    memory: Mapping[str, Any] | None,
-    graphs: Sequence[CallGraph] = (),
+    static: StaticCompute, *, tool_version: str, memory: Mapping[str, Any] | None, graphs: Sequence[CallGraph] = ()
 ) -> dict[str, Any]:
     """The document that the schema describes.
 

@@ -130,10 +130,7 @@ def _added(prefill: Value, step: Value, steps: int) -> Value:
 
 
 def _rates(batch: Value, low_s: Value, high_s: Value) -> dict[str, Value]:
-    return {
-        "low": None if high_s is None else batch / high_s,
-        "high": None if low_s is None else batch / low_s,
-    }
+    return {"low": None if high_s is None else batch / high_s, "high": None if low_s is None else batch / low_s}
 
 
 def costs(what: str, rates: Mapping[str, Value], price: float | None) -> Figures:

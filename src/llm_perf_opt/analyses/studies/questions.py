@@ -98,11 +98,7 @@ QUESTIONS = (
     ),
     Question(
         phrase="fastest plan under {cost} per million tokens",
-        sql=_best(
-            "tpot_s",
-            f"{_STEP}, {_TOKEN_COST}",
-            f"{SERVED} and cost_per_million_tokens_high <= $cost",
-        ),
+        sql=_best("tpot_s", f"{_STEP}, {_TOKEN_COST}", f"{SERVED} and cost_per_million_tokens_high <= $cost"),
         assumes=f"{_SERVED} Prices are those of the study file.",
     ),
     Question(

@@ -33,9 +33,7 @@ def combined(rounds: Sequence[Calibration]) -> Calibration:
     tables = zip(*(one.tables for one in rounds), strict=True)
     fresh = [one.fresh_byte for one in rounds if one.fresh_byte is not None]
     return replace(
-        rounds[0],
-        tables=tuple(_middle_table(same) for same in tables),
-        fresh_byte=_middle(fresh) if fresh else None,
+        rounds[0], tables=tuple(_middle_table(same) for same in tables), fresh_byte=_middle(fresh) if fresh else None
     )
 
 
@@ -477,7 +475,4 @@ def resampling_probes(device: str) -> list[Probe]:
         axes = {"elements": tuple(1024 * channels for channels in (16, 256, 1024, 4096))}
         return Probe(family=family, dtype="float32", axes=axes, prepare=prepare)
 
-    return [
-        probe("resampling", torch.contiguous_format),
-        probe("scattered_resampling", torch.channels_last),
-    ]
+    return [probe("resampling", torch.contiguous_format), probe("scattered_resampling", torch.channels_last)]

@@ -274,11 +274,7 @@ class _Archive(io.RawIOBase):
 
 
 def _checked_onnx(
-    subject: PartUnderTest,
-    call: TensorsOnly,
-    program: ExportedProgram,
-    expected: tuple[torch.Tensor, ...],
-    file: Path,
+    subject: PartUnderTest, call: TensorsOnly, program: ExportedProgram, expected: tuple[torch.Tensor, ...], file: Path
 ) -> FileCheck:
     is_large = subject.weight_bytes > ONE_FILE_BYTES
     names = save_with_weights(program, file, external_data=is_large, input_names=subject.names)

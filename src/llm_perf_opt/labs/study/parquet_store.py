@@ -384,12 +384,7 @@ def _writer(pyarrow: Any, stream: Any, identity: str) -> Any:
         if field.type in (pyarrow.int64(), pyarrow.float64())
     }
     return pyarrow.parquet.ParquetWriter(
-        stream,
-        schema,
-        compression="zstd",
-        use_dictionary=texts,
-        column_encoding=encodings,
-        write_page_checksum=True,
+        stream, schema, compression="zstd", use_dictionary=texts, column_encoding=encodings, write_page_checksum=True
     )
 
 

@@ -105,10 +105,7 @@ class DeepSeekOCRSession:
         """
         folder = Path(model_path)
         checkpoint = DeepSeekOcrCheckpoint(
-            folder,
-            device=device,
-            attention="flash" if use_flash_attn else None,
-            trust_remote_code=trust_remote_code,
+            folder, device=device, attention="flash" if use_flash_attn else None, trust_remote_code=trust_remote_code
         )
         return cls(
             config=checkpoint.config,

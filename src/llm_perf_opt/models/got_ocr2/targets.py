@@ -104,12 +104,7 @@ def make_targets(config: Any, asked: Workload) -> tuple[Target, ...]:
         phase="decode",
         prepare=partial(_prepare_decode, context=context, batch=batch, steps=steps),
         invoke=_decode,
-        runtime={
-            "images": 0,
-            "crops_per_image": [],
-            "decode_steps": steps,
-            **stated(_expected_decode(config, steps)),
-        },
+        runtime={"images": 0, "crops_per_image": [], "decode_steps": steps, **stated(_expected_decode(config, steps))},
         chain=Chain(
             follow=partial(_follow_prefill, context=context, batch=batch, steps=steps),
             cache_tokens=lambda past: int(past.get_seq_length()),

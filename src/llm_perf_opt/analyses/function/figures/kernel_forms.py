@@ -28,16 +28,7 @@ from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelSh
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 
-_SIZES = (
-    "flops",
-    "skippable_flops",
-    "bytes_moved",
-    "avoidable_bytes",
-    "rows",
-    "weights",
-    "sequences",
-    "queries",
-)
+_SIZES = ("flops", "skippable_flops", "bytes_moved", "avoidable_bytes", "rows", "weights", "sequences", "queries")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,12 +105,7 @@ class _Run:
     """Requests that are still to come, and the places that a client has for them."""
 
     def __init__(
-        self,
-        replicas: list[_Replica],
-        traffic: Traffic,
-        make_request: MakeRequest,
-        route: Route,
-        rounds: Rounds | None,
+        self, replicas: list[_Replica], traffic: Traffic, make_request: MakeRequest, route: Route, rounds: Rounds | None
     ) -> None:
         self.replicas, self._make_request, self._route, self._rounds = replicas, make_request, route, rounds
         self._requests = traffic.requests
