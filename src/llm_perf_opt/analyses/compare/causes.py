@@ -36,7 +36,6 @@ from llm_perf_opt.analyses.compare.difference import (
     Claim,
     Difference,
     Finding,
-    Observed,
     Pair,
     Weights,
 )
@@ -99,7 +98,7 @@ def _weight_types(difference: Difference, stored: Stored) -> Types:
 
 def _handed_text(difference: Difference, cache: tuple[object, object] | None) -> str:
     """Tensors that a module is handed or gives back: weights, and the cache where a header gives its type."""
-    left, right = (_flat(observed) for observed in difference.observed)
+    left, right = ([tensor for tensors, _ in observed for tensor in tensors] for observed in difference.observed)
     if len(left) != len(right):
         return ""
     types = _changed_types(list(zip(left, right, strict=True)))
@@ -119,10 +118,6 @@ def _changed_types(pairs: Sequence[tuple[Tensor, Tensor]]) -> Types:
     if any(left[0] != right[0] for left, right in pairs):
         return {}
     return {(untransposed(left[1]), untransposed(right[1])): None for left, right in pairs if left[1] != right[1]}
-
-
-def _flat(observed: Observed) -> list[Tensor]:
-    return [tensor for tensors, _ in observed for tensor in tensors]
 
 
 def _formats(stored: Stored) -> Iterator[tuple[str, tuple[object, object]]]:

@@ -268,15 +268,11 @@ def _family_row(family: _Family) -> tuple[Cell, ...]:
         family.phase,
         label_of(paths, _MOST_RUNS) or "(root)",
         len(paths),
-        ", ".join(_aspect_text(aspect, differences[0].aspect) for aspect in aspects),
+        ", ".join((f"{aspect}*" if aspect is differences[0].aspect else str(aspect)) for aspect in aspects),
         left,
         right,
         sum(difference.flops_change for difference in differences) if knows_cost else None,
     )
-
-
-def _aspect_text(aspect: Aspect, shown: Aspect) -> str:
-    return f"{aspect}*" if aspect is shown else str(aspect)
 
 
 def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:
