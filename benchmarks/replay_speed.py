@@ -90,7 +90,7 @@ def bare_loop(core: Any, traffic: Traffic, replayed: Any) -> float:
 
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-    from llm_perf_opt.engines.vllm.inside.clock import Clock, Due
+    from llm_perf_opt.engines.vllm.inside.launches import Clock, Due
     from llm_perf_opt.engines.vllm.inside.requests import RequestWriter
 
     clock = Clock()

@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.breadth.marked_section import show_sections
-
 import llm_perf_opt
+from benchmarks.pages import show_sections
 from llm_perf_opt.analyses.serving.engines import engine_of_version, total_bytes
 from llm_perf_opt.analyses.serving.fit import rank_memory, serving_fit
 from llm_perf_opt.analyses.serving.held_memory import engine_weights
@@ -28,8 +27,8 @@ from llm_perf_opt.analyses.serving.working_memory import EncoderItem
 from llm_perf_opt.api.deployed_traces import deployed
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter

@@ -26,7 +26,7 @@ from benchmarks import runner
 from llm_perf_opt.analyses.studies.tasks import StudyTask, study_tasks
 from llm_perf_opt.api.study import installed_versions, study
 from llm_perf_opt.api.study_task import run_task
-from llm_perf_opt.core.study_file import read_study
+from llm_perf_opt.core.study import read_study
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

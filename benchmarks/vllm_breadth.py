@@ -24,8 +24,7 @@ from benchmarks.vllm_code import figures_of
 from llm_perf_opt.api.hardware import device_of, find_hardware
 from llm_perf_opt.core.callgraph import read_callgraph
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.core.scratch import scratch_folder
+from llm_perf_opt.core.output_files import scratch_folder, write_whole
 from llm_perf_opt.core.serving.engine_settings import SeenDevice
 from llm_perf_opt.core.units import format_count
 from llm_perf_opt.engines.vllm.environment import VllmEnvironment, find

@@ -19,9 +19,8 @@ from llm_perf_opt.api.hardware import device_of, find_hardware
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.core.collectives import collective_of
-from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.output_files import scratch_folder, write_whole
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.engine_settings import SeenDevice
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.models.huggingface.names.catalogue import CATALOGUE, INDEX, folder_name
+from llm_perf_opt.models.huggingface.names import CATALOGUE, INDEX, folder_name
 from scripts.catalogue.models import DEFAULT, FACTS, MODELS, WHEEL, Entry
 
 ROOT = Path(__file__).parents[1]

@@ -36,7 +36,7 @@ from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, TRACERS
 from llm_perf_opt.core.tensor_formats import FP8
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 
 TRACED_PROMPT = 64  # any will do: the needs are a function of batch and context
 

@@ -29,8 +29,8 @@ from llm_perf_opt.analyses.serving.engine_blocks import engine_blocks
 from llm_perf_opt.analyses.serving.step_tables import StepRange, step_table
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.hardware.calibration import Calibration
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.engines.vllm.jobs import ReplayJob

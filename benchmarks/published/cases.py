@@ -14,7 +14,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 
 GUNDAM_TOKENS = 904  # BOS, and the image tokens of a page cut into 2 x 3 crops
 TINY_TOKENS = 74  # BOS, and the image tokens of a page of 512 pixels: a short context that a text can fill

@@ -38,7 +38,7 @@ from benchmarks.serving_replay.recorded_runs import (
 )
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.core.serving.replayed import Replayed
+from llm_perf_opt.core.serving.requests import Replayed
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 

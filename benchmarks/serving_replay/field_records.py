@@ -30,8 +30,7 @@ from llm_perf_opt.analyses.serving.step_tables import step_table
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
-from llm_perf_opt.core.serving.replayed import Replayed
-from llm_perf_opt.core.serving.requests import Request, Traffic
+from llm_perf_opt.core.serving.requests import Replayed, Request, Traffic
 from llm_perf_opt.core.serving.step_table import RankStep, StepTable
 from llm_perf_opt.core.tensor_formats import weight_format as stored
 from llm_perf_opt.engines.vllm.inside.jumps import JumpingTime

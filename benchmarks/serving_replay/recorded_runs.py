@@ -24,8 +24,7 @@ from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.replayed import Replayed
-from llm_perf_opt.core.serving.requests import Request, Traffic
+from llm_perf_opt.core.serving.requests import Replayed, Request, Traffic
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
 from llm_perf_opt.engines.vllm.process import ReplayProcess

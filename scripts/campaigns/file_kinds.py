@@ -31,10 +31,10 @@ from llm_perf_opt.core.hardware.calibration import (
     read_calibration,
     write_calibration,
 )
-from llm_perf_opt.core.hardware.device_file import device_text
-from llm_perf_opt.core.plan_file import read_plan_rules
+from llm_perf_opt.core.hardware.device import device_text
+from llm_perf_opt.core.parallel_plan import read_plan_rules
 from llm_perf_opt.core.sealing import split_seal
-from llm_perf_opt.formats.view_file import read_view
+from llm_perf_opt.formats.json_format import read_view
 from llm_perf_opt.harness.weights import load_weights
 from llm_perf_opt.models.deepseek_ocr.pages import open_page, stored_size
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder

@@ -23,9 +23,8 @@ import torch
 
 import llm_perf_opt as lpo
 from llm_perf_opt.cli import main, progress
-from llm_perf_opt.cli.leaving import exit_codes
-from llm_perf_opt.cli.progress import ProgressBar, log_to_stderr, say
-from llm_perf_opt.cli.terminal import message_of, visible_streams
+from llm_perf_opt.cli.output import exit_codes
+from llm_perf_opt.cli.progress import ProgressBar, log_to_stderr, message_of, say, visible_streams
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plain_text import error_line
 from llm_perf_opt.harness.quiet import silenced

@@ -25,7 +25,7 @@ from llm_perf_opt.analyses.run_description import run_notes
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph, to_json_dict, write_callgraph
 from llm_perf_opt.core.plugins import DRAWINGS, REPORTERS
 from llm_perf_opt.core.report import Report
-from llm_perf_opt.formats.view_file import read_view
+from llm_perf_opt.formats.json_format import read_view
 from scripts.campaigns.other_kinds import chrome_trace
 
 PLAIN = "plain"

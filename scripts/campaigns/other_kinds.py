@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.measured.read import read_measured
-from llm_perf_opt.analyses.measured.written_figures import read_line
+from llm_perf_opt.analyses.measured.read import read_line, read_measured
 from llm_perf_opt.analyses.studies.questions import find_question
 from llm_perf_opt.analyses.studies.tasks import study_tasks
 from llm_perf_opt.api.study import installed_versions
@@ -31,13 +30,12 @@ from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.sealing import sealed_text, split_seal
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.core.serving.traffic_text import read_declared, read_lengths, read_page_mix
-from llm_perf_opt.core.study_file import read_study
+from llm_perf_opt.core.study import read_study
 from llm_perf_opt.engines.vllm import environment
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, read_message, write_message
 from llm_perf_opt.harness.weights import load_some_weights
 from llm_perf_opt.labs.study import one_writer
-from llm_perf_opt.labs.study.manifest import MANIFEST, part_name, part_stem, read_manifest
-from llm_perf_opt.labs.study.parquet_store import StudyStore
+from llm_perf_opt.labs.study.parquet_store import MANIFEST, StudyStore, part_name, part_stem, read_manifest
 from llm_perf_opt.labs.study.sql import answer, connection, require_select
 from scripts.campaigns.verbs import CONFIG, STUDY
 

@@ -35,16 +35,14 @@ from llm_perf_opt.core.callgraph import write_callgraph
 from llm_perf_opt.core.callgraph.runtime_log import write_runtime_log
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.calibration import write_calibration
-from llm_perf_opt.core.output_files import cannot_write, write_result
+from llm_perf_opt.core.output_files import PREFIX, cannot_write, scratch_folder, write_result
 from llm_perf_opt.core.plugins import CALIBRATORS
-from llm_perf_opt.core.scratch import PREFIX, scratch_folder
 from llm_perf_opt.harness.timing.operator_pass import _export
-from llm_perf_opt.labs.export.exported_graph import PartFiles
-from llm_perf_opt.labs.export.weighted_files import _moved, _save
-from llm_perf_opt.labs.study.manifest import StudyManifest
-from llm_perf_opt.labs.study.parquet_store import StudyStore, rows_table
+from llm_perf_opt.labs.export.export_source import PartFiles
+from llm_perf_opt.labs.export.onnx_trial import _moved, _save
+from llm_perf_opt.labs.study.parquet_store import StudyManifest, StudyStore, rows_table
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.engine_folder import write_engine_folder
+from llm_perf_opt.models.deepseek_ocr.released_folder import write_engine_folder
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from scripts.campaigns.file_kinds import LLAMA, made_calibration, small_module
 from scripts.campaigns.hostile_files import quiet

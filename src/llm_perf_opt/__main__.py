@@ -70,7 +70,7 @@ def _on_unraisable(error: sys.UnraisableHookArgs) -> None:
 
 def _leave() -> NoReturn:
     """One line, no temporary files, and an end that runs no more Python."""
-    scratch = sys.modules.get("llm_perf_opt.core.scratch")
+    scratch = sys.modules.get("llm_perf_opt.core.output_files")
     remove_own = getattr(scratch, "remove_own", None)  # None while the module itself is being imported
     if remove_own is not None:
         remove_own()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.core.serving.replayed import AnsweredRequests, EngineSteps, Replayed
+from llm_perf_opt.core.serving.requests import AnsweredRequests, EngineSteps, Replayed
 
 REPLAYED = Replayed(
     requests=AnsweredRequests(

@@ -16,8 +16,7 @@ from llm_perf_opt.core.callgraph import CallGraph, read_callgraph, write_callgra
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.expected_calls import KEY
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.targets import build_blueprint, make_targets
 
 TINY = DeepSeekOcrConfig.tiny()

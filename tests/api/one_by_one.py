@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Self
 
 from llm_perf_opt.api.capacity_replays import dealt
-from llm_perf_opt.core.serving.replayed import AnsweredRequests, EngineSteps, Replayed
+from llm_perf_opt.core.serving.requests import AnsweredRequests, EngineSteps, Replayed
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
 
 

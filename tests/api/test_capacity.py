@@ -16,7 +16,7 @@ from llm_perf_opt.api import capacity_replays
 from llm_perf_opt.api.capacity_replays import dealt
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.cli import main as command
-from llm_perf_opt.cli.traffic_options import TrafficOptions
+from llm_perf_opt.cli.model_options import TrafficOptions
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan

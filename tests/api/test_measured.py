@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.measured.remaining_error import rests
+from llm_perf_opt.analyses.measured.correction import rests
 from llm_perf_opt.api.prediction import PredictedStage, PredictionAnswer
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.ops.op import Kernel

@@ -15,7 +15,7 @@ from llm_perf_opt.api.origin import find_origin
 from llm_perf_opt.api.served_model import engine_folder
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.study import Study
-from llm_perf_opt.models.huggingface.names.resolve import NamedModel, find_model
+from llm_perf_opt.models.huggingface.names import NamedModel, find_model
 
 pytest.importorskip("transformers", reason="a Hugging Face model is run by transformers, an optional extra")
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -91,7 +91,7 @@ def test_points_of_a_study_rest_on_the_configuration_of_a_named_model(tmp_path: 
     pytest.importorskip("yaml", reason="a study file is YAML, an optional extra")
     from llm_perf_opt.analyses.studies.tasks import study_tasks
     from llm_perf_opt.api.study import installed_versions, named_folders
-    from llm_perf_opt.core.study_file import read_study
+    from llm_perf_opt.core.study import read_study
 
     file = tmp_path / "study.yaml"
     file.write_text(

@@ -18,8 +18,7 @@ from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from tests.analyses.profile.made_runs import DEVICE, made_page, made_pass
 from tests.analyses.time.made_calibrations import calibration, product_seconds, table
 

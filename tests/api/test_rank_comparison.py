@@ -10,8 +10,8 @@ import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.analyses.compare import compare
+from llm_perf_opt.analyses.compare.causes import Comparison
 from llm_perf_opt.analyses.compare.difference import Aspect
-from llm_perf_opt.analyses.compare.explain import Comparison
 from tests.api.tiny_folders import TOKENS, llama_folder, mixtral_folder
 
 

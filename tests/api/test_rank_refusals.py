@@ -17,8 +17,7 @@ from transformers.models.llama import modeling_llama
 import llm_perf_opt as lpo
 from llm_perf_opt.core.collectives import collective_of
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.plan_file import read_plan_rules
+from llm_perf_opt.core.parallel_plan import ParallelPlan, read_plan_rules
 from llm_perf_opt.core.report import Level
 from llm_perf_opt.models.huggingface.parallel import uneven_heads, with_copied_key_heads
 from tests.api.tiny_folders import LAYERS, TOKENS, llama_folder

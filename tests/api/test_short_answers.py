@@ -13,7 +13,7 @@ from llm_perf_opt.api.report_answers import does_it_fit, does_it_serve, how_fast
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.units import format_parameters, format_seconds
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 from tests.analyses.memory.made_decode import made_decode
 from tests.analyses.small_run import small_run
 

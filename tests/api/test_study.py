@@ -93,7 +93,7 @@ def test_a_task_that_runs_twice_leaves_the_same_rows(
 ) -> None:
     from llm_perf_opt.analyses.studies.tasks import study_tasks
     from llm_perf_opt.api.study import installed_versions
-    from llm_perf_opt.core.study_file import read_study
+    from llm_perf_opt.core.study import read_study
 
     before = lpo.ask(results, sql=ALL).to_arrow()
     task = study_tasks(read_study(tiny_study(place, 2, **SMALL)), installed_versions())[0]

@@ -17,9 +17,8 @@ from llm_perf_opt.api.study_replays import replica_plan
 from llm_perf_opt.api.study_task import run_task
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.study_file import read_study
-from llm_perf_opt.labs.study.manifest import StudyManifest
-from llm_perf_opt.labs.study.parquet_store import StudyStore
+from llm_perf_opt.core.study import read_study
+from llm_perf_opt.labs.study.parquet_store import StudyManifest, StudyStore
 from tests.api.one_by_one import OneByOne
 
 pytestmark = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="no tables of measured kernels")

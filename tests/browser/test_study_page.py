@@ -15,7 +15,7 @@ from selenium.webdriver.support.select import Select
 
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table
 from llm_perf_opt.core.study_view import BANDS, FIELDS, StudyView
-from llm_perf_opt.formats.study_page_format import study_page_text
+from llm_perf_opt.formats.html_format import study_page_text
 from tests.browser.conftest import resize
 
 DEVICES = ("l4", "h100-sxm", "</script><b>x")

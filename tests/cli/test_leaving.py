@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.cli.leaving import exit_codes
+from llm_perf_opt.cli.output import exit_codes
 from llm_perf_opt.core.callgraph import read_callgraph, write_callgraph
 from tests.cli.conftest import Run
 

@@ -16,7 +16,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.cli import main, progress
 from llm_perf_opt.cli.progress import say, signs_of_life
 from llm_perf_opt.core import reading
-from llm_perf_opt.core.run_watch import DOING, RunWatch, current_work
+from llm_perf_opt.core.run_lock import DOING, RunWatch, current_work
 from scripts.campaigns.file_kinds import small_module
 from scripts.campaigns.other_kinds import chrome_trace
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.cli.terminal import VisibleStream, message_of, plain_stderr, visible_streams
+from llm_perf_opt.cli.progress import VisibleStream, message_of, plain_stderr, visible_streams
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 
 HOSTILE = "\x1b]0;evil\x07\x1b[2J\u202e\x9b1m"

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.module_families import FAMILIES, FAMILY_NAMES, HEAVY_NAMES, family_of, is_heavy
 from llm_perf_opt.core.module_selection import (
+    FAMILIES,
+    FAMILY_NAMES,
+    HEAVY_NAMES,
     ModuleSelection,
     PathPattern,
     chosen_stages,
+    family_of,
+    is_heavy,
     recorded_paths,
     unknown_terms,
 )

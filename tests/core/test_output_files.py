@@ -12,17 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.core import output_files, scratch
+from llm_perf_opt.core import output_files
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import (
     free_file,
     make_folder,
     move_whole,
+    remove_left_behind,
     require_free,
+    scratch_folder,
+    temporary_path,
     write_together,
     write_whole,
 )
-from llm_perf_opt.core.scratch import remove_left_behind, scratch_folder, temporary_path
 
 
 def test_the_file_is_on_the_disk_before_it_gets_its_name_and_its_folder_after(
@@ -155,7 +157,7 @@ def test_a_finished_file_is_moved_into_place(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from llm_perf_opt.core.scratch import scratch_folder, temporary_path
+from llm_perf_opt.core.output_files import scratch_folder, temporary_path
 with temporary_path(Path(sys.argv[1])) as file, scratch_folder(Path(sys.argv[1])) as folder:
     file.write_text("half")
     (folder / "half").write_text("half")
@@ -175,11 +177,13 @@ def test_what_a_killed_process_left_goes_with_the_next_write_and_what_a_live_one
 
 def test_an_id_that_was_given_out_again_does_not_keep_a_file(tmp_path: Path) -> None:
     with temporary_path(tmp_path) as mine:
-        machine, pid, start, number = mine.name.removeprefix(scratch.PREFIX).removesuffix(scratch.SUFFIX).split("-")
+        machine, pid, start, number = (
+            mine.name.removeprefix(output_files.PREFIX).removesuffix(output_files.SUFFIX).split("-")
+        )
     other_start = f"{int(start, 16) ^ 1:08x}"
-    earlier = tmp_path / f"{scratch.PREFIX}{machine}-{pid}-{other_start}-{number}{scratch.SUFFIX}"
-    elsewhere = tmp_path / f"{scratch.PREFIX}{int(machine, 16) ^ 1:08x}-{pid}-{other_start}-0{scratch.SUFFIX}"
-    other_name = tmp_path / f"{scratch.PREFIX}notes{scratch.SUFFIX}"
+    earlier = tmp_path / f"{output_files.PREFIX}{machine}-{pid}-{other_start}-{number}{output_files.SUFFIX}"
+    elsewhere = tmp_path / f"{output_files.PREFIX}{int(machine, 16) ^ 1:08x}-{pid}-{other_start}-0{output_files.SUFFIX}"
+    other_name = tmp_path / f"{output_files.PREFIX}notes{output_files.SUFFIX}"
     for file in (earlier, elsewhere, other_name):
         file.touch()
     remove_left_behind(tmp_path)
@@ -202,17 +206,15 @@ def test_nothing_but_this_file_writes_results() -> None:
     """Whoever writes in another way must say here why that is safe."""
     allowed = {
         "core/output_files.py",
-        "core/scratch.py",
         "api/profile/run_folder.py",  # its lock, and `write_text` of its own
         "api/profile/profiling.py",  # through the folder of the run
         "api/profile/preparation.py",  # likewise
         "harness/timing/operator_pass.py",  # a setting of the kernel
         "cli/profile_config.py",  # notes in a temporary folder
         "harness/chrome_export.py",  # a temporary folder
-        "labs/export/exported_graph.py",  # memory
+        "labs/export/export_source.py",  # memory
         "labs/export/onnx_trial.py",  # where it is told: temporary folders
-        "labs/export/weighted_files.py",  # a temporary folder
-        "core/folder_lock.py",  # the lock itself, which holds no results
+        "core/run_lock.py",  # the lock itself, which holds no results
         "labs/study/bounded_sql.py",  # a temporary folder, for the answer of another process
         "labs/study/parquet_store.py",  # a temporary name that is then moved, on any storage
         "engines/vllm/process.py",  # a temporary folder, for messages and the log of another process

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from llm_perf_opt.core.output_files import plain_values
-from llm_perf_opt.core.record_fields import all_filled, filled
+from llm_perf_opt.core.reading import all_filled, filled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

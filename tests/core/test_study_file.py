@@ -9,8 +9,7 @@ import pytest
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.study import combinations, numbers_of, read_plan, values_of
-from llm_perf_opt.core.study_file import read_study
+from llm_perf_opt.core.study import combinations, numbers_of, read_plan, read_study, values_of
 
 TEXT = """
 name: small

@@ -32,7 +32,7 @@ def finished(place: Path) -> dict[str, tuple[int, bytes]]:
 def leave_half_a_page(folder: Path) -> None:
     """What a process leaves that dies while it writes."""
     code = (
-        "import os, sys; from pathlib import Path; from llm_perf_opt.core.scratch import temporary_path\n"
+        "import os, sys; from pathlib import Path; from llm_perf_opt.core.output_files import temporary_path\n"
         'path = temporary_path(Path(sys.argv[1])).__enter__(); path.write_text(\'{"image": "43\'); os._exit(9)'
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 9

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.models.huggingface.names.catalogue import INDEX
+from llm_perf_opt.models.huggingface.names import INDEX
 from tests.end_to_end.sentence_forms import BF16, Decoder, Twin, printed, read, shows, told
 
 pytest.importorskip("transformers", reason="the models here are transformers', an optional extra")

@@ -16,7 +16,7 @@ from llm_perf_opt.api.traced_run import trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.workload import Deployment, Workload
-from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
 from tests.models.huggingface.folders import LLAMA, MIXTRAL, write_folder
 
 CONFIGS = Path(__file__).parents[1] / "facts" / "deployment" / "configs"

@@ -25,11 +25,20 @@ from llm_perf_opt.core.report import (
     Span,
     SpanChart,
 )
-from llm_perf_opt.formats.charts.axes import SIZE, Range, Scale, log_range, range_around, range_from_zero, ticks
 from llm_perf_opt.formats.charts.chart_svg import ChartSvg, chart_svg
 from llm_perf_opt.formats.charts.chart_table import full_tables, short_tables
-from llm_perf_opt.formats.charts.line_paths import stepped, thinned
-from llm_perf_opt.formats.charts.picture import Hues, hues_of
+from llm_perf_opt.formats.charts.line_svg import stepped, thinned
+from llm_perf_opt.formats.charts.picture import (
+    SIZE,
+    Hues,
+    Range,
+    Scale,
+    hues_of,
+    log_range,
+    range_around,
+    range_from_zero,
+    ticks,
+)
 from llm_perf_opt.formats.visible_text import text_width
 from tests.examples import examples
 from tests.formats import made_reports

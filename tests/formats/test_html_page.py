@@ -15,8 +15,7 @@ import pytest
 
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.formats import svg_style
-from llm_perf_opt.formats.graph_page_data import front_coded, page_json
-from llm_perf_opt.formats.html_format import HtmlDrawing, page_file, page_modules, page_script
+from llm_perf_opt.formats.html_format import HtmlDrawing, front_coded, page_file, page_json, page_modules, page_script
 from llm_perf_opt.formats.visible_text import visible
 from tests.formats.drawings.made_views import (
     HOSTILE_NAMES,

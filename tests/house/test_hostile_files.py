@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.function.files.function_file import read_function
-from llm_perf_opt.analyses.function.files.writer import function_document
+from llm_perf_opt.analyses.function.files.function_file import function_document, read_function
 from llm_perf_opt.analyses.profile.metrics_file import read_metrics
 from llm_perf_opt.api.profile.request import ProfileRequest, read_request
 from llm_perf_opt.api.profile.run_folder import open_run_folder
@@ -25,7 +24,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import device_template, load_devices
 from llm_perf_opt.core.hardware.calibration import read_calibration
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings.recording import read_recording
 from tests.analyses.function.made_phases import BATCH, CONTEXT, MadePhase, Variant
 from tests.analyses.profile.made_runs import made_page, made_pass
 from tests.analyses.profile.test_document import document as metrics

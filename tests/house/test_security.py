@@ -107,14 +107,14 @@ def test_a_folder_of_transformers_is_traced_without_a_request(tmp_path: Path) ->
 
 
 def test_one_file_asks_the_hub_and_the_page_names_every_file_that_it_asks_for() -> None:
-    from llm_perf_opt.models.huggingface.names.hub import CONFIGURATION
+    from llm_perf_opt.models.huggingface.hub import CONFIGURATION
 
     asking = {
         file.relative_to(PACKAGE).as_posix()
         for file in PACKAGE.rglob("*.py")
         if re.search(r"hf_hub_download|snapshot_download|HfApi", file.read_text("utf-8"))
     }
-    assert asking == {"models/huggingface/names/hub.py"}
+    assert asking == {"models/huggingface/hub.py"}
     page = (ROOT / "docs" / "names.md").read_text("utf-8")
     assert [name for name in CONFIGURATION if f"`{name}`" not in page] == []
     assert "docs/names.md" in (ROOT / "SECURITY.md").read_text("utf-8")

@@ -16,8 +16,7 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from tests.end_to_end.deepseek_ocr_runs import facts, workload
 from tests.sources.one_module import accounted
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from llm_perf_opt.core.source_figures import Method, SourceFigures
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.sources import fvcore_counter
 from llm_perf_opt.sources.fvcore_counter import FvcoreCounter
 from llm_perf_opt.sources.fvcore_reading import _table

@@ -46,8 +46,7 @@ from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.replayed import Replayed
-from llm_perf_opt.core.serving.requests import Traffic
+from llm_perf_opt.core.serving.requests import Replayed, Traffic
 from llm_perf_opt.core.serving.traffic_text import read_time
 from llm_perf_opt.core.target import Json
 

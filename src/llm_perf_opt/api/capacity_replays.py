@@ -13,8 +13,7 @@ from llm_perf_opt.analyses.capacity.outcome import outcome, slower
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.tables import Banded
 from llm_perf_opt.api.capacity_search import PlanCandidate
-from llm_perf_opt.core.serving.replayed import Replayed
-from llm_perf_opt.core.serving.requests import Traffic
+from llm_perf_opt.core.serving.requests import Replayed, Traffic
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
 from llm_perf_opt.engines.vllm.process import ReplayProcess

@@ -14,9 +14,8 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import MODELS
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.engines.vllm.environment import checked_versions, find, is_checked
-from llm_perf_opt.models.huggingface.names.catalogue import CatalogueModel, catalogue
-from llm_perf_opt.models.huggingface.names.hub_cache import cached_names, snapshot
-from llm_perf_opt.models.huggingface.names.search import matching, near_names
+from llm_perf_opt.models.huggingface.hub import cached_names, snapshot
+from llm_perf_opt.models.huggingface.names import CatalogueModel, catalogue, matching, near_names
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

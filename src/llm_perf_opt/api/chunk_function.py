@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from llm_perf_opt.analyses.function.form import Point
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction, find_function
 from llm_perf_opt.analyses.function.search.boxes import BoxSearch
-from llm_perf_opt.analyses.function.search.traces import Traces
+from llm_perf_opt.analyses.function.search.sampling import Traces
 from llm_perf_opt.analyses.memory.kv_cache import CHUNK
 from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.traced_phases import make_tracer, trace_targets

@@ -20,8 +20,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.plugins import MODELS, SOURCES
 from llm_perf_opt.core.protocols import CountsWholeRuns, KnowsClosedForms, ReadsTraces, Source
-from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.source_figures import Method, SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_seconds

@@ -15,7 +15,7 @@ from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.cost.source_tables import incomplete_sources, sources_with_figures
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
-from llm_perf_opt.analyses.cost.static_json import static_compute_json
+from llm_perf_opt.analyses.cost.static_file import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
 from llm_perf_opt.analyses.first_lines import counted, largest_text, listed, stage_names
 from llm_perf_opt.analyses.memory.kv_cache import STEPS
@@ -26,7 +26,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.output_files import make_folder, require_free, write_together
 from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.record_fields import filled
+from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.core.source_figures import SourceFigures

@@ -20,8 +20,8 @@ from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.engine_settings import CACHE_ARGUMENTS, SeenDevice
 from llm_perf_opt.core.tensor_formats import cache_dtype
 from llm_perf_opt.core.work_limits import refuse_workload
@@ -29,7 +29,7 @@ from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.engines.vllm.environment import find
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob
 from llm_perf_opt.engines.vllm.process import VllmProcess
-from llm_perf_opt.models.huggingface.names.resolve import NamedModel
+from llm_perf_opt.models.huggingface.names import NamedModel
 
 log = logging.getLogger(__name__)
 

@@ -35,8 +35,7 @@ from llm_perf_opt.core.output_files import write_together
 from llm_perf_opt.core.plugins import EXPORT_LABS, REPORTERS
 from llm_perf_opt.core.protocols import ExportLab, RunsForReal
 from llm_perf_opt.core.report import Report
-from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.core.units import format_seconds
 

@@ -13,7 +13,7 @@ from llm_perf_opt.analyses.function.figures.costs import Region
 from llm_perf_opt.analyses.function.form import Point
 from llm_perf_opt.analyses.function.phase_function import FIGURES, PhaseFunction, find_function
 from llm_perf_opt.analyses.function.search.cells import CellSearch
-from llm_perf_opt.analyses.function.search.traces import Traces
+from llm_perf_opt.analyses.function.search.sampling import Traces
 from llm_perf_opt.analyses.memory.kv_cache import CHUNK
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.chunk_function import NEW_TOKENS, ChunkTraces, chunk_function, phase_not_proven

@@ -8,14 +8,20 @@ from pathlib import Path
 
 from llm_perf_opt.analyses.join.attribution import ENOUGH, join_recording
 from llm_perf_opt.analyses.join.join_report import ENOUGH_FLOPS, Joined, join_report
-from llm_perf_opt.analyses.join.plausibility import TOO_MUCH, too_fast
-from llm_perf_opt.analyses.join.totals import EvidenceShare, JoinedTotal, UnattributedKernel, join_totals
+from llm_perf_opt.analyses.join.totals import (
+    TOO_MUCH,
+    EvidenceShare,
+    JoinedTotal,
+    UnattributedKernel,
+    join_totals,
+    too_fast,
+)
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
-from llm_perf_opt.core.record_fields import filled
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.reading import filled
+from llm_perf_opt.core.recordings.recording import read_recording
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_count
 

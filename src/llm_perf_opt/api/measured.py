@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.analyses.measured.applied import Applied, applied, corrected
-from llm_perf_opt.analyses.measured.correction import centre, corrected_band
+from llm_perf_opt.analyses.measured.correction import Remaining, centre, corrected_band
 from llm_perf_opt.analyses.measured.correction_report import Correction
 from llm_perf_opt.analyses.measured.measurement import MeasuredRun
 from llm_perf_opt.analyses.measured.read import Measured, read_measured
-from llm_perf_opt.analyses.measured.remaining_error import Remaining
 from llm_perf_opt.analyses.time.predict import predict, total_wall
 from llm_perf_opt.analyses.time.rates import Band, RateSource
 from llm_perf_opt.api.measured_points import MeasuredPoints, PhaseTimes, found_times, joined_run, own_point

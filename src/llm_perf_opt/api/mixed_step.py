@@ -12,7 +12,7 @@ from llm_perf_opt.analyses.function.phase_function import FunctionCell, PhaseFun
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.chunk_function import BATCH, CONTEXT, NEW_TOKENS
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.record_fields import filled
+from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 
 DECODE, PREFILL = "decode", "prefill"

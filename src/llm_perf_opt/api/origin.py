@@ -11,12 +11,11 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
 from llm_perf_opt.core.protocols import CopiesKeyHeads, ModelAdapter, SpreadsOverRanks
-from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, Workload
-from llm_perf_opt.models.huggingface.names.resolve import NamedModel, find_model
+from llm_perf_opt.models.huggingface.names import NamedModel, find_model
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +107,7 @@ def module_adapter(
 ) -> ModelAdapter | None:
     """The adapter of a module that is called with these arguments; None for a name or a folder, which takes none."""
     if not isinstance(model, (str, Path, NamedModel)):
-        from llm_perf_opt.models.single_module.adapter import SingleModuleAdapter
+        from llm_perf_opt.models.single_module import SingleModuleAdapter
 
         return SingleModuleAdapter(model, args, kwargs)
     if args or kwargs:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.analyses.cost.static_file import StaticFile
     from llm_perf_opt.analyses.function.files.function_file import SavedFunction
     from llm_perf_opt.analyses.profile.metrics_file import MetricsFile
-    from llm_perf_opt.formats.view_file import ViewFile
+    from llm_perf_opt.formats.json_format import ViewFile
 
     Result: TypeAlias = "CallGraph | SavedFunction | MetricsFile | StaticFile | ViewFile | Calibration"
 
@@ -58,7 +58,7 @@ def _static(path: Path) -> StaticFile:
 
 
 def _view(path: Path) -> ViewFile:
-    from llm_perf_opt.formats.view_file import read_view
+    from llm_perf_opt.formats.json_format import read_view
 
     return read_view(path)
 

@@ -26,10 +26,10 @@ from llm_perf_opt.api.traced_run import TracedRun, trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.page_sizes import PageSize
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import WritesEngineFolder
-from llm_perf_opt.core.scratch import scratch_folder
 from llm_perf_opt.core.serving.declared_traffic import PageTokens
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.core.serving.step_table import Curve, StepTable

@@ -31,8 +31,7 @@ from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
-from llm_perf_opt.labs.study.manifest import StudyPart
-from llm_perf_opt.labs.study.parquet_store import StudyStore, rows_table, table_of
+from llm_perf_opt.labs.study.parquet_store import StudyPart, StudyStore, rows_table, table_of
 
 MOST_TRACED = 16  # points outside all cells of a function, each traced by itself
 _OUTSIDE = "it lies outside the cells that are proven for the function"

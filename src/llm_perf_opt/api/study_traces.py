@@ -11,8 +11,7 @@ from llm_perf_opt.analyses.function.figures.needs import figures_of
 from llm_perf_opt.analyses.function.figures.times import times_by_point
 from llm_perf_opt.analyses.ranks.plan_figures import PlanTime, plan_figures
 from llm_perf_opt.analyses.serving.fit import fit_of, rank_memory
-from llm_perf_opt.analyses.studies.figures import Figures, named, time_figures, together
-from llm_perf_opt.analyses.studies.phase_times import TimedPhase
+from llm_perf_opt.analyses.studies.figures import Figures, TimedPhase, named, time_figures, together
 from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
 from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.analyses.time.rates import RateSource

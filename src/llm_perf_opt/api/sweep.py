@@ -8,8 +8,18 @@ from itertools import product
 from typing import Any
 
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction
-from llm_perf_opt.analyses.function.sweep.findings import added_costs, bends, largest_batch, shown_values
-from llm_perf_opt.analyses.function.sweep.points import BATCH, CONTEXT, PREFILL, Pair, PhaseSweep, SweepPoint
+from llm_perf_opt.analyses.function.sweep.points import (
+    BATCH,
+    CONTEXT,
+    PREFILL,
+    Pair,
+    PhaseSweep,
+    SweepPoint,
+    added_costs,
+    bends,
+    largest_batch,
+    shown_values,
+)
 from llm_perf_opt.analyses.function.sweep.report import OpenCell, ProvenCell
 from llm_perf_opt.analyses.serving.fit import rank_memory
 from llm_perf_opt.analyses.time.datasheet_rates import Execution

@@ -10,17 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analyses.first_lines import counted
-from llm_perf_opt.analyses.function.sweep.charts import bend_chart, charts_over, fit_chart, per_token_chart
-from llm_perf_opt.analyses.function.sweep.findings import AddedCost, Bend, LargestBatch, middle, shown_values
-from llm_perf_opt.analyses.function.sweep.points import BATCH, CONTEXT, PhaseSweep, SweepPoint
+from llm_perf_opt.analyses.function.sweep.points import (
+    BATCH,
+    CONTEXT,
+    AddedCost,
+    Bend,
+    LargestBatch,
+    PhaseSweep,
+    SweepPoint,
+    middle,
+    shown_values,
+)
 from llm_perf_opt.analyses.function.sweep.report import (
     EVERY_POINT,
     OpenCell,
     ProvenCell,
     added_line,
+    bend_chart,
+    charts_over,
+    fit_chart,
     glance_table,
     headline,
     largest_line,
+    per_token_chart,
     points_table,
     proof_notes,
     proof_tables,

@@ -19,8 +19,7 @@ from llm_perf_opt.core.output_files import make_folder, require_free
 from llm_perf_opt.core.parallel_plan import HEADER_KEY, REPLICATED_KEY
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.protocols import DrawingTracer, ModelAdapter, PartialTrace, Tracer
-from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.target import Json, Target, World
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.core.work_limits import LimitReached

@@ -34,7 +34,7 @@ from llm_perf_opt.core.protocols import (
     Tracer,
 )
 from llm_perf_opt.core.workload import Deployment, ModelCode
-from llm_perf_opt.models.huggingface.names.resolve import NamedModel, find_model
+from llm_perf_opt.models.huggingface.names import NamedModel, find_model
 
 if TYPE_CHECKING:
     import torch

@@ -8,24 +8,21 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt import __version__
-from llm_perf_opt.cli.ask_command import ask
-from llm_perf_opt.cli.catalogue_command import doctor, models
 from llm_perf_opt.cli.compare_command import compare
 from llm_perf_opt.cli.cost_command import cost
-from llm_perf_opt.cli.devices_command import devices_app
+from llm_perf_opt.cli.devices_command import devices_app, doctor, models
 from llm_perf_opt.cli.export_command import export
 from llm_perf_opt.cli.graph_command import graph
 from llm_perf_opt.cli.join_command import join
-from llm_perf_opt.cli.leaving import exit_codes, put
+from llm_perf_opt.cli.output import exit_codes, put
 from llm_perf_opt.cli.pages_command import pages
 from llm_perf_opt.cli.plan_command import plan
 from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
-from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life
+from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life, visible_streams
 from llm_perf_opt.cli.report_command import report
-from llm_perf_opt.cli.study_command import study
+from llm_perf_opt.cli.study_command import ask, study
 from llm_perf_opt.cli.sweep_command import sweep
-from llm_perf_opt.cli.terminal import visible_streams
 from llm_perf_opt.cli.trace_command import trace
 
 # Plain help: importing rich for coloured boxes would take half of the time that --help may take.

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.cost_answer import CostAnswer
 
 SourcesOption = Annotated[
-    str | None,
-    typer.Option(help=f"Sources, with commas: counted, {', '.join(SOURCES.names())}. Default: all of them."),
+    str | None, typer.Option(help=f"Sources, with commas: counted, {', '.join(SOURCES.names())}. Default: all of them.")
 ]
 StrictOption = Annotated[
     bool,

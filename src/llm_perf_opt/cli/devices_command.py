@@ -1,4 +1,4 @@
-"""`llm-perf-opt devices`: which devices are known, with every figure and its source, and measuring this machine."""
+"""`devices`: which are known, with every figure and its source, and measuring this machine; `catalogue`: models."""
 
 from __future__ import annotations
 
@@ -115,3 +115,32 @@ def print_template(
     from llm_perf_opt.core.hardware import device_template
 
     sys.stdout.write(device_template(device))
+
+
+SearchOption = Annotated[
+    str | None, typer.Option("--search", metavar="WORDS", help="List the names that hold these words, such as qwen.")
+]
+
+
+def models(
+    search: SearchOption = None,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """List the models known by name: those with code of their own here, and a catalogue of released ones."""
+    from llm_perf_opt.api.catalogue import known_models
+
+    reporter = choose_reporter(format_name, json_wanted)
+    show(known_models(search).report(), reporter, verbose=verbose)
+
+
+def doctor(format_name: FormatOption = None, json_wanted: JsonOption = False, verbose: VerboseOption = False) -> None:
+    """Say what is installed and what is missing."""
+    from llm_perf_opt.api.catalogue import doctor as look_for_needs
+
+    reporter = choose_reporter(format_name, json_wanted)
+    found = look_for_needs()
+    show(found.report(), reporter, verbose=verbose)
+    if not found.is_complete:
+        raise typer.Exit(1)

@@ -24,7 +24,6 @@ from llm_perf_opt.cli.output import (
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, COMPILE_MODES, ExportOptions
-from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.workload import Workload
 
 _DEFAULTS = ExportOptions()
@@ -105,15 +104,11 @@ def export(
             **{"dtype": Workload().dtype, **workload},  # a workload leaves out what is its own default
         )
     report = answer.report()
-    show(report if operators else _without_operators(report), reporter, verbose=verbose or operators)
+    show(report if operators else replace(report, chapters=()), reporter, verbose=verbose or operators)
     _close(model, answer.files, out)
     if strict:
         _refuse_holes(answer.unpriced, report.title)
         _refuse_differences(answer.unexplained)
-
-
-def _without_operators(report: Report) -> Report:
-    return replace(report, chapters=())
 
 
 def _close(model: str, files: tuple[Path, ...], out: Path | None) -> None:

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from llm_perf_opt.cli.leaving import put
 from llm_perf_opt.cli.model_options import CacheOption, TraceArgument, WeightsOption
-from llm_perf_opt.cli.output import ForceFileOption, JsonOption, VerboseOption, asked_format
+from llm_perf_opt.cli.output import ForceFileOption, JsonOption, VerboseOption, asked_format, put
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result

@@ -14,8 +14,11 @@ from llm_perf_opt.cli.model_options import (
     DevicesOption,
     ModelArgument,
     RoutingOption,
+    TrafficOptions,
     TrustOption,
     WeightsOption,
+    refuse_single_batch,
+    takes_traffic,
     takes_workload,
 )
 from llm_perf_opt.cli.output import (
@@ -30,7 +33,6 @@ from llm_perf_opt.cli.output import (
 )
 from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
-from llm_perf_opt.cli.traffic_options import TrafficOptions, refuse_single_batch, takes_traffic
 from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.report import Report
 

@@ -15,12 +15,12 @@ from llm_perf_opt.cli.model_options import (
     SourceArgument,
     TrustOption,
     WeightsOption,
+    read_prices,
     takes_workload,
     trace_or_load,
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, model_prints_apart, show
 from llm_perf_opt.cli.progress import few_lines_per_trace
-from llm_perf_opt.cli.traffic_options import read_prices
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.work_limits import refuse_decode_steps
 from llm_perf_opt.core.workload import Deployment

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.cli.leaving import put
 from llm_perf_opt.cli.model_options import takes_limits
-from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, model_prints_apart, show
+from llm_perf_opt.cli.output import (
+    FormatOption,
+    JsonOption,
+    VerboseOption,
+    choose_reporter,
+    model_prints_apart,
+    put,
+    show,
+)
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plain_text import visible_lines

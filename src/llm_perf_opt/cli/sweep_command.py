@@ -42,8 +42,7 @@ BatchOption = Annotated[
 ContextOption = Annotated[
     str | None,
     typer.Option(
-        metavar="RANGE",
-        help="Tokens of each sequence, image tokens included: 1k..128k; k is 1,024. Default: 1k..8k.",
+        metavar="RANGE", help="Tokens of each sequence, image tokens included: 1k..128k; k is 1,024. Default: 1k..8k."
     ),
 ]
 PointsOption = Annotated[

@@ -110,12 +110,7 @@ def collective_of(op: OpKind) -> Collective | None:
     if kind is None or group is None:
         return None
     axis = op.arguments.get("axis")
-    return Collective(
-        kind=kind,
-        payload_bytes=_payload(op),
-        group=group,
-        axis=axis if isinstance(axis, str) else None,
-    )
+    return Collective(kind=kind, payload_bytes=_payload(op), group=group, axis=axis if isinstance(axis, str) else None)
 
 
 def _payload(op: OpKind) -> int:

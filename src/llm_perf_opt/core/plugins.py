@@ -87,10 +87,7 @@ MODELS: Registry[type[ModelAdapter]] = Registry(
     },
 )
 # Published names of registered models.
-MODEL_ALIASES: Mapping[str, str] = {
-    "deepseek-ai/DeepSeek-OCR": "deepseek-ocr",
-    "stepfun-ai/GOT-OCR-2.0-hf": "got-ocr2",
-}
+MODEL_ALIASES: Mapping[str, str] = {"deepseek-ai/DeepSeek-OCR": "deepseek-ocr", "stepfun-ai/GOT-OCR-2.0-hf": "got-ocr2"}
 FOLDERS: Registry[type[FolderAdapter]] = Registry(
     "kind of model folder", {"huggingface": "llm_perf_opt.models.huggingface.adapter:HuggingFaceAdapter"}
 )
@@ -154,7 +151,7 @@ REPORTERS: Registry[type[Reporter]] = Registry(
 DRAWINGS: Registry[type[Drawing]] = Registry(
     "drawing",
     {
-        "text": "llm_perf_opt.formats.text_drawing:TextDrawing",
+        "text": "llm_perf_opt.formats.text_format:TextDrawing",
         "json": "llm_perf_opt.formats.json_format:JsonDrawing",
         "markdown": "llm_perf_opt.formats.markdown_format:MarkdownDrawing",
         "mermaid": "llm_perf_opt.formats.mermaid_format:MermaidDrawing",

@@ -197,11 +197,7 @@ class Table:
 
 
 def table_of(
-    title: str,
-    items: Iterable[Item],
-    cells: Mapping[Column, Callable[[Item], Cell]],
-    *,
-    total: Item | None = None,
+    title: str, items: Iterable[Item], cells: Mapping[Column, Callable[[Item], Cell]], *, total: Item | None = None
 ) -> Table:
     """A row for each item: every column says how its cell is read from one. `total` is the item of the last row."""
     return Table(

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch.profiler import profile
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.scratch import scratch_folder
+from llm_perf_opt.core.output_files import scratch_folder
 
 # torch writes the name of the file last, behind the list of events; a brace alone may be that of an event.
 _END = re.compile(rb'"traceName":\s*"(?:\\.|[^"\\])*"\s*\}\s*\Z')

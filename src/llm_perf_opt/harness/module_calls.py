@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.interrupts import Interruptible, InterruptsWait
-from llm_perf_opt.core.run_watch import DOING
+from llm_perf_opt.core.run_lock import DOING
 from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, WorkBudget
 from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.weightless.ghost import ENGINES

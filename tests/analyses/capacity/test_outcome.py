@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llm_perf_opt.analyses.capacity.outcome import Percentiles, outcome, slower
 from llm_perf_opt.analyses.capacity.promise import Promise, read_promise
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.serving.replayed import AnsweredRequests
+from llm_perf_opt.core.serving.requests import AnsweredRequests
 from tests.analyses.capacity_replay import REPLAYED
 
 

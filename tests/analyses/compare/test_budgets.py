@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from llm_perf_opt.analyses.compare import BudgetFigures, check_budget, compare, parse_budget
-from llm_perf_opt.analyses.compare.budget_figures import COSTS
+from llm_perf_opt.analyses.compare.budgets import COSTS
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from tests.analyses.compare.made_runs import WIDTH, MadeRun

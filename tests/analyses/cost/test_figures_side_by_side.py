@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import jsonschema
 
-from llm_perf_opt.analyses.cost.static_json import static_compute_json
+from llm_perf_opt.analyses.cost.static_file import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
 from llm_perf_opt.analyses.reconcile import FIGURES
 from llm_perf_opt.core.source_figures import Method

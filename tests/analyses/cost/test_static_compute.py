@@ -12,7 +12,7 @@ import pytest
 
 from llm_perf_opt.analyses.cost.counted import counted
 from llm_perf_opt.analyses.cost.static_figures import StaticCompute, static_compute
-from llm_perf_opt.analyses.cost.static_json import static_compute_json
+from llm_perf_opt.analyses.cost.static_file import static_compute_json
 from llm_perf_opt.analyses.cost.static_report import static_report
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.report import Level

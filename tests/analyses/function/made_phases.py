@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analyses.function.phase_function import PhaseFunction, find_function
 from llm_perf_opt.analyses.function.search.cells import CellSearch
-from llm_perf_opt.analyses.function.search.traces import Traces
+from llm_perf_opt.analyses.function.search.sampling import Traces
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind, TensorMeta
 
 BATCH, CONTEXT = "batch", "context"

@@ -8,8 +8,7 @@ import pytest
 
 from llm_perf_opt.analyses.function.program.alignment import same_run
 from llm_perf_opt.analyses.function.search.cells import CellSearch, OpenRegion
-from llm_perf_opt.analyses.function.search.sampling import Stride, corners, holds
-from llm_perf_opt.analyses.function.search.traces import NoTracesLeft, Traces
+from llm_perf_opt.analyses.function.search.sampling import NoTracesLeft, Stride, Traces, corners, holds
 from tests.analyses.function.made_phases import BATCH, CONTEXT, Point, Variant, graph_of
 
 DOMAIN = {BATCH: (1, 16), CONTEXT: (1, 8192)}

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 import llm_perf_opt as lpo
 from benchmarks.function.exactness import compared, make_function
 from benchmarks.function.subjects import Subject
-from llm_perf_opt.analyses.function.figures.looped_figures import looped_figures
+from llm_perf_opt.analyses.function.figures.looped_figures import ProgramCosts, looped_figures
 from llm_perf_opt.analyses.function.figures.needs import costs_of, stage_costs_of
-from llm_perf_opt.analyses.function.figures.stage_costs import ProgramCosts
 from llm_perf_opt.analyses.function.fitting import Fitter
 from llm_perf_opt.analyses.function.form import Form
 from llm_perf_opt.analyses.function.program.alignment import same_run

@@ -12,12 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.analyses.function.columns import Evaluation
-from llm_perf_opt.analyses.function.files.function_file import SavedFunction, read_function, write_function
+from llm_perf_opt.analyses.function.files.function_file import (
+    Part,
+    SavedFunction,
+    common_points,
+    parts_of,
+    read_function,
+    tiling_problem,
+    write_function,
+)
 from llm_perf_opt.analyses.function.form import Form, Step, StepKind, monomial
 from llm_perf_opt.analyses.function.phase_function import FIGURES
 from llm_perf_opt.analyses.function.program.alignment import same_run
 from llm_perf_opt.analyses.function.search.sampling import Stride, corners, holds
-from llm_perf_opt.analyses.function.search.tiling import Part, common_points, parts_of, tiling_problem
 from llm_perf_opt.analyses.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.core.callgraph import CallGraph, to_json_dict
 from llm_perf_opt.core.callgraph.queries import ops_of

@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.function.sweep.charts import bend_chart, charts_over, fit_chart
-from llm_perf_opt.analyses.function.sweep.findings import Bend, LargestBatch, bends, largest_batch
-from llm_perf_opt.analyses.function.sweep.points import PointOrigin, SweepPoint
+from llm_perf_opt.analyses.function.sweep.points import (
+    Bend,
+    LargestBatch,
+    PointOrigin,
+    SweepPoint,
+    bends,
+    largest_batch,
+)
+from llm_perf_opt.analyses.function.sweep.report import bend_chart, charts_over, fit_chart
 from llm_perf_opt.api import function as function_module
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.errors import PerfOptError, UsageError

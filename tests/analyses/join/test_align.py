@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.analyses.join.align import Alignment, align
-from llm_perf_opt.analyses.join.costs import Evidence
-from llm_perf_opt.analyses.join.sides import HostEvidence, Item, Launch
+from llm_perf_opt.analyses.join.attribution import Alignment, align
+from llm_perf_opt.analyses.join.sides import Evidence, HostEvidence, Item, Launch
 from llm_perf_opt.ops.kernel_names import LaunchWords, kernel_meaning
 
 NAMES = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analyses.join.attribution import join_recording
-from llm_perf_opt.analyses.join.costs import Evidence
+from llm_perf_opt.analyses.join.sides import Evidence
 from llm_perf_opt.analyses.join.totals import join_totals
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings.recording import read_recording
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX
 from llm_perf_opt.harness.tracers.chrome_trace import ProfiledOp, read_chrome_trace
 from tests.analyses.join.condensed_runs import condensed, facts

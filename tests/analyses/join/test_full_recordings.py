@@ -13,11 +13,9 @@ import pytest
 
 from llm_perf_opt.analyses.join.attribution import ENOUGH, join_recording
 from llm_perf_opt.analyses.join.join_report import ENOUGH_FLOPS
-from llm_perf_opt.analyses.join.plausibility import TOO_MUCH, too_fast
-from llm_perf_opt.analyses.join.totals import join_totals
+from llm_perf_opt.analyses.join.totals import TOO_MUCH, join_totals, too_fast
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.recordings.read import read_recording
-from llm_perf_opt.core.recordings.recording import Recording
+from llm_perf_opt.core.recordings.recording import Recording, read_recording
 from tests.analyses.join.ground_truth import score
 from tests.analyses.join.traced_models import traced
 

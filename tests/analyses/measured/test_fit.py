@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analyses.measured.fit import FitPoint, fitted
+from llm_perf_opt.analyses.measured.correction import FitPoint, fitted, remaining, rests
 from llm_perf_opt.analyses.measured.measurement import Quantity
-from llm_perf_opt.analyses.measured.remaining_error import remaining, rests
 
 
 def point(predicted_s: float, *samples_s: float) -> FitPoint:

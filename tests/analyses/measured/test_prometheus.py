@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analyses.measured.measurement import Quantity
-from llm_perf_opt.analyses.measured.prometheus import median
-from llm_perf_opt.analyses.measured.read import read_measured
+from llm_perf_opt.analyses.measured.read import median, read_measured
 from llm_perf_opt.core.errors import UsageError
 
 _LABELS = 'engine="0",model_name="tiny"'

@@ -21,9 +21,9 @@ from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, write_folder
 
 transformers = pytest.importorskip("transformers", reason="the models here are transformers', an optional extra")

@@ -9,8 +9,8 @@ import pytest
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Link, Node, device_template, find_device, load_devices, load_links
-from llm_perf_opt.core.hardware.link_priors import link_priors
 from llm_perf_opt.core.hardware.links import LinkKind
+from llm_perf_opt.core.hardware.priors import link_priors
 
 TABLE = load_links()
 DEVICES = load_devices().devices

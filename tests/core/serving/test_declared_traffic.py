@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.page_sizes import PageSize
-from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic, PageTokens
+from llm_perf_opt.core.serving.declared_traffic import Arrivals, DeclaredTraffic, Fixed, LogNormal, PageTokens, Uniform
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.traffic_shapes import Arrivals, Fixed, LogNormal, Uniform
 from llm_perf_opt.core.serving.traffic_text import EXAMPLES, read_declared, read_lengths, read_page_mix, read_time
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.serving.replayed import Replayed
+from llm_perf_opt.core.serving.requests import Replayed
 from llm_perf_opt.engines.vllm.environment import VllmEnvironment
 from llm_perf_opt.engines.vllm.process import VllmProcess, environment_variables
 

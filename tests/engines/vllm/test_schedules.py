@@ -17,7 +17,7 @@ from benchmarks.vllm_schedules.recorded import RecordedSchedule, compare, digest
 from benchmarks.vllm_schedules.recorded import read as recorded_in
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.engines.vllm.environment import VllmEnvironment, find
-from llm_perf_opt.engines.vllm.inside.clock import Stages
+from llm_perf_opt.engines.vllm.inside.launches import Stages
 from llm_perf_opt.engines.vllm.process import VllmProcess
 
 read = cache(recorded_in)

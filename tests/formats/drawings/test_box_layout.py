@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.graph_view import Arrow, Box
-from llm_perf_opt.formats.box_columns import bands_of, columns_of
-from llm_perf_opt.formats.box_layout import BoxLayout, Placed, Size, is_opened
+from llm_perf_opt.formats.box_layout import BoxLayout, Placed, Size, bands_of, columns_of, is_opened
 from llm_perf_opt.formats.box_routes import Point
 from tests.examples import examples
 from tests.formats.drawings.made_views import Node, box_of, deepseek_ocr_view

@@ -20,8 +20,7 @@ from llm_perf_opt.harness.timing.operator_pass import PeakMemory, resident_bytes
 from llm_perf_opt.harness.timing.stage_clock import StageClock
 from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 from tests.harness.timing.made_pages import Pretends, made_page, on_cpu
 

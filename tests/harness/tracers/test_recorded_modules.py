@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_perf_opt.analyses.call_checks import call_checks
-from llm_perf_opt.analyses.compare.explain import compare
+from llm_perf_opt.analyses.compare.causes import compare
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.module_selection import recorded_of, recorded_only
@@ -138,7 +138,7 @@ def test_compare_knows_a_filter_as_the_cause_and_explains_no_more_by_it(tracer: 
 
 def test_calls_are_not_checked_where_modules_are_missing() -> None:
     from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
-    from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+    from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 
     adapter = DeepSeekOcrTinyAdapter()
     prefill = adapter.targets(DeepSeekOcrWorkload(mode="tiny"))[0]

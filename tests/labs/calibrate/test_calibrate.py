@@ -11,13 +11,10 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.calibration import Calibration, Timing
 from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.labs.calibrate.calibrate import calibrate, combined
-from llm_perf_opt.labs.calibrate.memory import fresh_byte
+from llm_perf_opt.labs.calibrate.calibrate import ColdWeights, calibrate, combined, fresh_byte, product_probes
 from llm_perf_opt.labs.calibrate.probe import Stopwatch
-from llm_perf_opt.labs.calibrate.products import ColdWeights, product_probes
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from tests.analyses.time.made_calibrations import calibration, table
 
 

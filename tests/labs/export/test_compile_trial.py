@@ -14,8 +14,8 @@ from torch import nn
 
 from llm_perf_opt.core.export_outcome import Check, CheckOutcome, Verdict
 from llm_perf_opt.core.target import Part
-from llm_perf_opt.labs.export.compile_trial import _empty_cache, _remarks, _without_compiler, compile_part
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly
+from llm_perf_opt.labs.export.torch_lab import _empty_cache, _remarks, _without_compiler, compile_part
 
 
 class Breaks(nn.Module):

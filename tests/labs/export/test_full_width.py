@@ -12,7 +12,7 @@ from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.core.export_outcome import Check, ExportOptions, Verdict
 from llm_perf_opt.labs.export.torch_lab import TorchLab
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 from tests.end_to_end.deepseek_ocr_runs import facts
 from tests.labs.export.tiny_lab import STATIC
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from llm_perf_opt.labs.export.exported_graph import graph_ops
+from llm_perf_opt.labs.export.export_source import graph_ops
 from llm_perf_opt.ops.table import price
 
 

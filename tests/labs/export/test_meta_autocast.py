@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from llm_perf_opt.labs.export.exported_graph import graph_ops
+from llm_perf_opt.labs.export.export_source import graph_ops
 from llm_perf_opt.labs.export.part_under_test import autocast_knows_meta
 
 

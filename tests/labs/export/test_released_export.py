@@ -14,7 +14,7 @@ from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.core.export_outcome import Check, Verdict
 from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 from tests.labs.export.tiny_lab import STATIC
 
 FOLDER = os.environ.get("LLM_PERF_OPT_DSOCR_DIR")

@@ -18,7 +18,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.harness.real_models import RealModels
-from llm_perf_opt.labs.export import weighted_files
+from llm_perf_opt.labs.export import onnx_trial
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
 
 pytest.importorskip("onnxruntime", reason="files are run in it")
@@ -136,7 +136,7 @@ def test_a_wrapper_gets_the_weights_of_the_modules_that_it_stands_for(model: nn.
 
 
 def test_large_weights_lie_beside_the_onnx_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weighted_files, "ONE_FILE_BYTES", 0)
+    monkeypatch.setattr(onnx_trial, "ONE_FILE_BYTES", 0)
     answer = lpo.export(
         "deepseek-ocr-tiny", "projector", checks=("export", "onnx"), load_weights="random", out=tmp_path, **WORKLOAD
     )
@@ -149,15 +149,15 @@ def test_large_weights_lie_beside_the_onnx_file(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_old_onnx_graph_never_meets_the_data_of_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weighted_files, "ONE_FILE_BYTES", 0)
-    moved = weighted_files.move_whole
+    monkeypatch.setattr(onnx_trial, "ONE_FILE_BYTES", 0)
+    moved = onnx_trial.move_whole
 
     def full_at_the_graph(file: Path, path: Path) -> None:
         if path.suffix == ".onnx":
             raise PerfOptError(f"Cannot write {path}.", why="No space left on device", fix="make room there")
         moved(file, path)
 
-    monkeypatch.setattr(weighted_files, "move_whole", full_at_the_graph)
+    monkeypatch.setattr(onnx_trial, "move_whole", full_at_the_graph)
     (tmp_path / "projector.onnx").write_text("old graph")
     (tmp_path / "projector.onnx.data").write_text("old data")
     options = {"checks": ("export", "onnx"), "load_weights": "random", "force": True}
@@ -170,7 +170,7 @@ def test_an_old_onnx_graph_never_meets_the_data_of_a_new_one(tmp_path: Path, mon
 def test_a_full_disk_is_an_error_and_not_the_end_of_the_process() -> None:
     program = torch.export.export(nn.Linear(64, 64), (torch.zeros(1, 64),))
     with pytest.raises(OSError, match="No space left"):
-        weighted_files._save(program, Path("/dev/full"))
+        onnx_trial._save(program, Path("/dev/full"))
 
 
 def test_names_that_do_not_fit_are_named(checkpoint: Path, tmp_path: Path) -> None:

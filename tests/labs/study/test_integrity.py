@@ -18,9 +18,9 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.api.study import study
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.folder_lock import LOCK_FILE, locked_folder
+from llm_perf_opt.core.run_lock import LOCK_FILE, locked_folder
 from llm_perf_opt.labs.study.local_engine import run_local
-from llm_perf_opt.labs.study.manifest import MANIFEST, read_manifest
+from llm_perf_opt.labs.study.parquet_store import MANIFEST, read_manifest
 from llm_perf_opt.labs.study.sql import opened_files
 from tests.labs.study.made_studies import tiny_study, written
 
@@ -295,7 +295,7 @@ def test_a_model_whose_name_no_file_can_have_fails_in_its_own_rows(tmp_path: Pat
 
 
 def test_what_is_no_number_is_unknown_on_the_page_and_a_text_in_a_table(place: Path) -> None:
-    from llm_perf_opt.formats.study_page_format import _short
+    from llm_perf_opt.formats.html_format import _short
 
     assert [_short(value) for value in (float("nan"), float("inf"), 1.23456789)] == [None, None, 1.23457]
     answer = lpo.ask(place / "res[1]", sql="select 'nan'::double as tpot_s, [1, 2] as several, 'inf'::double as x")

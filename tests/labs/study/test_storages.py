@@ -14,10 +14,9 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.api.study import study
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.scratch import PREFIX
+from llm_perf_opt.core.output_files import PREFIX
 from llm_perf_opt.labs.study import one_writer
-from llm_perf_opt.labs.study.manifest import MANIFEST
-from llm_perf_opt.labs.study.parquet_store import StudyStore, rows_table
+from llm_perf_opt.labs.study.parquet_store import MANIFEST, StudyStore, rows_table
 from tests.labs.study.made_studies import tiny_study
 
 fsspec = pytest.importorskip("fsspec", reason="the extra `study` is not installed")

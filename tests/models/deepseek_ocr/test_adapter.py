@@ -14,8 +14,7 @@ from llm_perf_opt.core.expected_calls import KEY as EXPECTED
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 
 TINY = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())
 

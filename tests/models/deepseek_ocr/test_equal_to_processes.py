@@ -21,7 +21,7 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.fake_world import FakeWorld
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.parallel import spread_model
-from llm_perf_opt.models.deepseek_ocr.phases import decode, prefill, prepare_decode
+from llm_perf_opt.models.deepseek_ocr.targets import decode, prefill, prepare_decode
 
 from .gloo_ranks import RankCase, SeenRank, run_both, run_processes
 from .tiny_twin import TINY, tiny_model

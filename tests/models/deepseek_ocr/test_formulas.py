@@ -16,8 +16,10 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     Views,
     active_parameters,
     clip_work,
+    convolution,
     decode_passes,
     decoder_work,
+    linear,
     module_flops,
     parameters_by_part,
     parameters_by_stage,
@@ -28,7 +30,6 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     weight_bytes,
     weight_bytes_read_per_step,
 )
-from llm_perf_opt.models.deepseek_ocr.formulas.work import convolution, linear
 from tests.models.deepseek_ocr.facts import fact
 from tests.models.deepseek_ocr.released_formulas import RELEASED, work_of_record, work_of_run
 

@@ -11,8 +11,7 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.core.plugins import MODEL_ALIASES, MODELS
 from llm_perf_opt.models.huggingface.folder import read_folder
-from llm_perf_opt.models.huggingface.names.catalogue import CATALOGUE, INDEX, catalogue, folder_name
-from llm_perf_opt.models.huggingface.names.resolve import find_model
+from llm_perf_opt.models.huggingface.names import CATALOGUE, INDEX, catalogue, find_model, folder_name
 
 ROOT = Path(__file__).parents[3]
 ROWS = {row["name"]: row for row in json.loads(INDEX.read_text("utf-8"))}

@@ -52,7 +52,7 @@ logging.basicConfig(level=logging.INFO, format="%(message)s")
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 logging.getLogger("httpx").setLevel(logging.WARNING)
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.models.huggingface.names.resolve import find_model
+from llm_perf_opt.models.huggingface.names import find_model
 try:
     found = find_model(sys.argv[1], trust_remote_code="--trust" in sys.argv)
     answer = {"folder": str(found.folder), "source": found.source}

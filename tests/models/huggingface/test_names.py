@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.models.huggingface.names import hub_cache
-from llm_perf_opt.models.huggingface.names.catalogue import CATALOGUE, catalogue
-from llm_perf_opt.models.huggingface.names.resolve import find_model
-from llm_perf_opt.models.huggingface.names.search import matching, near_names, short_form
+from llm_perf_opt.models.huggingface import hub
+from llm_perf_opt.models.huggingface.names import CATALOGUE, catalogue, find_model, matching, near_names, short_form
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 pytest.importorskip("huggingface_hub", reason="it comes with transformers, an optional extra")
@@ -77,16 +75,16 @@ def test_a_snapshot_without_a_configuration_or_with_a_strange_revision_is_not_th
     (cache / "elsewhere").mkdir()
     (cache / "elsewhere" / "config.json").write_text("{}")
     assert (cache / "models--house--strange" / "snapshots" / "../../elsewhere" / "config.json").is_file()
-    assert hub_cache.snapshot("house/half") is None
-    assert hub_cache.snapshot("house/strange") is None
-    assert hub_cache.cached_names() == ()
+    assert hub.snapshot("house/half") is None
+    assert hub.snapshot("house/strange") is None
+    assert hub.cached_names() == ()
 
 
 @pytest.mark.parametrize("text", ["qwen3-8b", "Qwen3-8B", "qwen/qwen3-8b", "QWEN/QWEN3_8B"])
 def test_a_short_form_is_read_and_said(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    from llm_perf_opt.models.huggingface.names import resolve
+    from llm_perf_opt.models.huggingface import names
 
-    resolve._say.cache_clear()
+    names._say.cache_clear()
     with caplog.at_level("INFO"):
         assert find_model(text).name == "Qwen/Qwen3-8B"
     assert caplog.messages == [f"{text} is read as Qwen/Qwen3-8B"]
@@ -149,7 +147,7 @@ def test_words_find_names() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="the extra kernels is not there")
 def test_a_name_of_the_wheel_brings_its_formats_and_leaves_no_folder_behind() -> None:
     program = (
-        "from llm_perf_opt.models.huggingface.names.resolve import find_model\n"
+        "from llm_perf_opt.models.huggingface.names import find_model\n"
         "found = find_model('nvidia/Qwen3-235B-A22B-NVFP4')\n"
         "print(found.folder, *sorted(file.name for file in found.folder.iterdir()), sep='\\n')\n"
         "print(found.source)\n"

@@ -13,7 +13,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
 
 pytest.importorskip("transformers", minversion="5.0", reason="the configurations are those of transformers 5")
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from llm_perf_opt.models.huggingface.inputs.companions import CountLesson, ShapeLesson, count_lesson, shape_lesson
 from llm_perf_opt.models.huggingface.inputs.plan import Filled, Noise
+from llm_perf_opt.models.huggingface.inputs.search import CountLesson, ShapeLesson, count_lesson, shape_lesson
 
 
 @pytest.mark.parametrize(

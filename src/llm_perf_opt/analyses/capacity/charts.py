@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.tables import Banded
 from llm_perf_opt.core.report import Axis, Chart, Kind, Line, LineChart, Mark, Span, SpanChart
-from llm_perf_opt.core.serving.replayed import EngineSteps, Replayed
+from llm_perf_opt.core.serving.requests import EngineSteps, Replayed
 
 _MOST_POINTS = 600
 _GANTT_STEPS = 60

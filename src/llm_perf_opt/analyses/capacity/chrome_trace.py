@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llm_perf_opt.core.serving.replayed import Replayed
+from llm_perf_opt.core.serving.requests import Replayed
 
 _US = 1e6
 _ENGINE_TRACK, _FIRST_REQUEST_TRACK = 0, 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from llm_perf_opt.analyses.capacity.promise import Promise
-from llm_perf_opt.core.serving.replayed import Replayed
+from llm_perf_opt.core.serving.requests import Replayed
 
 DAY_S = 86_400.0
 _NOISE = 3.0  # standard deviations by which a backlog may grow by chance

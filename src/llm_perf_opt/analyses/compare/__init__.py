@@ -1,11 +1,17 @@
 """Two traces side by side: what differs, why, and whether it stays within a budget."""
 
-from llm_perf_opt.analyses.compare.budget_figures import METRICS, BudgetFigures
-from llm_perf_opt.analyses.compare.budget_report import time_table
-from llm_perf_opt.analyses.compare.budgets import Budget, BudgetCheck, check_budget, parse_budget
+from llm_perf_opt.analyses.compare.budgets import (
+    METRICS,
+    Budget,
+    BudgetCheck,
+    BudgetFigures,
+    check_budget,
+    parse_budget,
+    time_table,
+)
+from llm_perf_opt.analyses.compare.causes import Comparison, LonePhase, Matched, compare, match_phases
 from llm_perf_opt.analyses.compare.comparison_report import DEFAULT_ROWS, Compared, comparison_report
 from llm_perf_opt.analyses.compare.difference import Aspect, Difference, Finding
-from llm_perf_opt.analyses.compare.explain import Comparison, LonePhase, Matched, compare, match_phases
 from llm_perf_opt.analyses.compare.stage_pairs import StagePair, stage_pairs, stages_by_name, total_pair
 
 __all__ = [

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from llm_perf_opt.analyses.compare.budget_report import budget_notes, budget_tables, change_text
-from llm_perf_opt.analyses.compare.budgets import BudgetCheck
+from llm_perf_opt.analyses.compare.budgets import BudgetCheck, budget_notes, budget_tables, change_text
+from llm_perf_opt.analyses.compare.causes import Comparison, LonePhase, filter_notes
 from llm_perf_opt.analyses.compare.difference import COST_ASPECTS, Aspect, Difference, Finding, Value, Weights
-from llm_perf_opt.analyses.compare.explain import Comparison, LonePhase
-from llm_perf_opt.analyses.compare.filter_causes import filter_notes
 from llm_perf_opt.analyses.compare.side import OwnOps, Tensor
 from llm_perf_opt.analyses.compare.stage_pairs import StagePair, stage_pairs, total_pair
 from llm_perf_opt.analyses.cost.stage_costs import StageCost
@@ -270,15 +268,11 @@ def _family_row(family: _Family) -> tuple[Cell, ...]:
         family.phase,
         label_of(paths, _MOST_RUNS) or "(root)",
         len(paths),
-        ", ".join(_aspect_text(aspect, differences[0].aspect) for aspect in aspects),
+        ", ".join((f"{aspect}*" if aspect is differences[0].aspect else str(aspect)) for aspect in aspects),
         left,
         right,
         sum(difference.flops_change for difference in differences) if knows_cost else None,
     )
-
-
-def _aspect_text(aspect: Aspect, shown: Aspect) -> str:
-    return f"{aspect}*" if aspect is shown else str(aspect)
 
 
 def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:

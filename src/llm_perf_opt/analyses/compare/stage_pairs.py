@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analyses.compare.explain import Comparison
+from llm_perf_opt.analyses.compare.causes import Comparison
 from llm_perf_opt.analyses.compare.side import Side, knows_cost
 from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
 from llm_perf_opt.analyses.cost.stage_costs import StageCost, sum_of_stages

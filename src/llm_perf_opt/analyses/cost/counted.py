@@ -126,11 +126,7 @@ def _operators(kinds: Mapping[OpKind, int]) -> Iterator[OperatorFigure]:
             unpriced[kind.name] = unpriced.get(kind.name, 0) + count
         elif cost.flops:
             flops, calls, outputs = totals.get(kind.name, (0, 0, 0))
-            totals[kind.name] = (
-                flops + cost.flops * count,
-                calls + count,
-                outputs + elements_of(kind.outputs) * count,
-            )
+            totals[kind.name] = (flops + cost.flops * count, calls + count, outputs + elements_of(kind.outputs) * count)
     for name, (flops, calls, outputs) in totals.items():
         yield OperatorFigure(name=name, family=op_family(name), flops=flops, calls=calls, activations=outputs)
     for name, calls in unpriced.items():

@@ -92,11 +92,7 @@ def gathered_weights(graph: CallGraph) -> dict[int, Parameter]:
 
 
 _COPIED_IN, _SPLIT, _COPIED = "copied in", "split", "copied"
-_GATHER_ROLES = {
-    "fsdp.all_gather_copy_in": _COPIED_IN,
-    "fsdp.split_with_sizes_copy": _SPLIT,
-    "aten.copy_": _COPIED,
-}
+_GATHER_ROLES = {"fsdp.all_gather_copy_in": _COPIED_IN, "fsdp.split_with_sizes_copy": _SPLIT, "aten.copy_": _COPIED}
 
 
 def serves_gather(kind: OpKind) -> bool:

@@ -96,7 +96,18 @@ def ledger_tables(static: StaticCompute) -> Iterator[Table]:
         yield _ledger_of_flops(static.ledger.differences)
     figures = tuple(figure for figure in static.ledger.figures if figure.difference)
     if figures:
-        yield _ledger_of_figures(figures)
+        yield table_of(
+            "Other figures that differ",
+            figures,
+            {
+                Column("stage"): lambda entry: entry.stage,
+                Column("figure"): lambda entry: _words(entry.figure),
+                Column("sources"): lambda entry: f"{entry.left} - {entry.right}",
+                Column("left", Kind.COUNT): lambda entry: entry.left_value,
+                Column("right", Kind.COUNT): lambda entry: entry.right_value,
+                Column("cause"): lambda entry: "unknown" if entry.cause is None else f"{entry.cause} ({entry.detail})",
+            },
+        )
     if static.ledger.single and len(sources_with_figures(static)) > 1:
         yield _one_source_table(static.ledger.single)
 
@@ -121,21 +132,6 @@ def _causes_text(entry: FlopsDifference) -> str:
     if entry.one_source is not None:
         return f"one source only, {entry.one_source}: {causes}"
     return causes or "unknown"
-
-
-def _ledger_of_figures(figures: Sequence[FigureDifference]) -> Table:
-    return table_of(
-        "Other figures that differ",
-        figures,
-        {
-            Column("stage"): lambda entry: entry.stage,
-            Column("figure"): lambda entry: _words(entry.figure),
-            Column("sources"): lambda entry: f"{entry.left} - {entry.right}",
-            Column("left", Kind.COUNT): lambda entry: entry.left_value,
-            Column("right", Kind.COUNT): lambda entry: entry.right_value,
-            Column("cause"): lambda entry: "unknown" if entry.cause is None else f"{entry.cause} ({entry.detail})",
-        },
-    )
 
 
 def _one_source_table(single: Sequence[SingleSource]) -> Table:

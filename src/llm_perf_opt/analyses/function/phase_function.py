@@ -23,16 +23,17 @@ from llm_perf_opt.analyses.function.figures.kernel_forms import (
 )
 from llm_perf_opt.analyses.function.figures.kernel_times import times_by_tables
 from llm_perf_opt.analyses.function.figures.looped_figures import looped_figures, small_region
-from llm_perf_opt.analyses.function.figures.need_columns import necessary_column, sum_of
-from llm_perf_opt.analyses.function.figures.needs import RESIDENT, NeedForms, costs_of, figures_of, need_forms
-from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
-from llm_perf_opt.analyses.function.figures.times import (
-    AnsweredBy,
-    TimeColumns,
-    joined,
-    times_by_form,
-    times_by_point,
+from llm_perf_opt.analyses.function.figures.needs import (
+    RESIDENT,
+    NeedForms,
+    costs_of,
+    figures_of,
+    necessary_column,
+    need_forms,
+    sum_of,
 )
+from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
+from llm_perf_opt.analyses.function.figures.times import AnsweredBy, TimeColumns, joined, times_by_form, times_by_point
 from llm_perf_opt.analyses.function.form import Form, Point
 from llm_perf_opt.analyses.function.program.alignment import Parting
 from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
@@ -292,11 +293,7 @@ def find_function(phase: str, search: CellSearch | BoxSearch) -> PhaseFunction:
         except NoRule as refusal:
             cells.append(FunctionCell(cell=found, figures=None, no_figures=refusal.parting))
     return PhaseFunction(
-        phase=phase,
-        domain=search.domain,
-        cells=tuple(cells),
-        open_regions=tuple(left_open),
-        traces=search.traces.count,
+        phase=phase, domain=search.domain, cells=tuple(cells), open_regions=tuple(left_open), traces=search.traces.count
     )
 
 

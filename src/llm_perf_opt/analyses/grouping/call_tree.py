@@ -59,13 +59,7 @@ def _tree(
             children[caller].append(row)
         else:
             children[caller] = [row]
-    return CallTree(
-        paths=paths,
-        path=path,
-        parent=parent,
-        weight=weight or [1] * len(path),
-        children=children,
-    )
+    return CallTree(paths=paths, path=path, parent=parent, weight=weight or [1] * len(path), children=children)
 
 
 def _tree_of_events(graph: CallGraph) -> CallTree:

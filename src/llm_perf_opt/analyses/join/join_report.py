@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.cost.coverage import known_sum
 from llm_perf_opt.analyses.join.attribution import ENOUGH, JoinedRecording
-from llm_perf_opt.analyses.join.costs import Evidence
-from llm_perf_opt.analyses.join.plausibility import TOO_MUCH
-from llm_perf_opt.analyses.join.totals import EvidenceShare, JoinedTotal, JoinTotals, UnattributedKernel
+from llm_perf_opt.analyses.join.sides import Evidence
+from llm_perf_opt.analyses.join.totals import TOO_MUCH, EvidenceShare, JoinedTotal, JoinTotals, UnattributedKernel
 from llm_perf_opt.analyses.path_labels import label_of, path_pattern
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analyses.measured.correction import StageCorrection, StageFactor, centre, corrected_stage, width
+from llm_perf_opt.analyses.measured.correction import (
+    Fit,
+    FitPoint,
+    Remaining,
+    StageCorrection,
+    StageFactor,
+    centre,
+    corrected_stage,
+    fitted,
+    remaining,
+    width,
+)
 from llm_perf_opt.analyses.measured.correction_report import MeasuredPoint
-from llm_perf_opt.analyses.measured.fit import Fit, FitPoint, fitted
 from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Measurement, Quantity
 from llm_perf_opt.analyses.measured.predicted_points import PredictedPoint, is_covered
-from llm_perf_opt.analyses.measured.remaining_error import Remaining, remaining
 from llm_perf_opt.analyses.time.predict import StageTime
 from llm_perf_opt.core.callgraph.graph import CallGraph
 

@@ -6,13 +6,18 @@ of the device alone: what the host takes to launch stays predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from itertools import pairwise
 
 from llm_perf_opt.analyses.measured.measurement import Quantity
-from llm_perf_opt.analyses.measured.remaining_error import Remaining
 from llm_perf_opt.analyses.time.predict import StageTime
 from llm_perf_opt.analyses.time.rates import Band, TimedPiece
+from llm_perf_opt.core.reading import FileKind, as_record, parse_toml
 from llm_perf_opt.ops.op import Kernel
 
 
@@ -120,3 +125,167 @@ def _within(band: Band, outer: Band) -> Band:
     """What runs beside the longer one: no edge of it beyond that one's."""
     expected = None if outer.expected is None else min(centre(band), outer.expected)
     return Band(min(band.low, outer.low), min(band.high, outer.high), expected)
+
+
+# Measured over predicted time as a factor: one number, or a line through points of different length.
+#
+# With points of different predicted time the measured time is taken as a power of the predicted one, a straight line
+# between logarithms. Beyond the measured ends the factor stays what it is there.
+
+_SAME = 1.05  # predicted times within this ratio are one point, measured repeatedly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitPoint:
+    """A measured time with its repeats, and what was predicted for the same work before any correction."""
+
+    samples_s: tuple[float, ...]
+    predicted_s: float
+
+    def __post_init__(self) -> None:
+        if not self.predicted_s > 0 or not self.samples_s or min(self.samples_s) <= 0:
+            raise ValueError("a factor needs times above zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The factor at every predicted time. `repeats` is the largest number of measurements of one point.
+
+    `scatter_low` and `scatter_high` are the fastest and the slowest repeat, as shares of the one in the middle.
+    """
+
+    points: int  # with different predicted times
+    measurements: int
+    repeats: int
+    scatter_low: float
+    scatter_high: float
+    _log_ends: tuple[float, float]  # logarithms of the shortest and the longest predicted time
+    _log_factors: tuple[float, float]  # there
+
+    def factor_at(self, predicted_s: float) -> float:
+        """By what a prediction of this length is multiplied."""
+        (start, end), (first, last) = self._log_ends, self._log_factors
+        if end <= start:
+            return math.exp(first)
+        share = min(1.0, max(0.0, (math.log(predicted_s) - start) / (end - start)))
+        return math.exp(first + share * (last - first))
+
+
+def fitted(points: Sequence[FitPoint]) -> Fit:
+    """The factor that the points give. Points of nearly the same predicted time count as repeats of one."""
+    groups = _groups(sorted(points, key=lambda point: point.predicted_s))
+    logs = [[math.log(sample / point.predicted_s) for point in group for sample in point.samples_s] for group in groups]
+    middles = [statistics.median(found) for found in logs]
+    lengths = [sum(math.log(point.predicted_s) for point in group) / len(group) for group in groups]
+    spreads = [value - middle for found, middle in zip(logs, middles, strict=True) for value in found]
+    return Fit(
+        points=len(groups),
+        measurements=len(points),
+        repeats=max(map(len, logs)),
+        scatter_low=math.exp(min(spreads)),
+        scatter_high=math.exp(max(spreads)),
+        _log_ends=(lengths[0], lengths[-1]),
+        _log_factors=_line(lengths, middles),
+    )
+
+
+def _groups(points: Sequence[FitPoint]) -> list[list[FitPoint]]:
+    groups = [[points[0]]]
+    for before, point in pairwise(points):
+        if point.predicted_s <= before.predicted_s * _SAME:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    return groups
+
+
+def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """The straight line of least squares, by its values at both ends."""
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
+    return mean_y + slope * (xs[0] - mean_x), mean_y + slope * (xs[-1] - mean_x)
+
+
+_ENOUGH_REPEATS = 9  # four of five further ones lie between the fastest and the slowest
+_REST_FILE = FileKind(name="table of remaining errors", fix="install llm-perf-opt again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """Quantiles of measured over predicted time after a correction: 10 % and 90 %, and the median size of the error."""
+
+    low: float
+    high: float
+    median_error: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= 1 <= self.high:
+            raise ValueError(f"the quantiles enclose 1, and {self.low} to {self.high} do not")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestOf:
+    """One kind of time, by how it was corrected."""
+
+    same_point: Rest
+    one_point: Rest
+    two_points: Rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rests:
+    """The table that comes with the package."""
+
+    ttft: RestOf
+    tpot: RestOf
+    stage: RestOf
+
+    def of(self, quantity: Quantity) -> RestOf:
+        """The errors of one kind of time."""
+        return {Quantity.TTFT: self.ttft, Quantity.TPOT: self.tpot, Quantity.STAGE: self.stage}[quantity]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """The ends of the band around a corrected time, as shares of it, and why they are there."""
+
+    low: float
+    high: float
+    why: str
+
+
+@cache
+def rests() -> Rests:
+    """What `rest.toml` says."""
+    document = parse_toml(resources.files(__package__).joinpath("rest.toml").read_bytes(), _REST_FILE)
+    return as_record(document, Rests, _REST_FILE)
+
+
+def remaining(quantity: Quantity, fit: Fit, *, is_same_point: bool) -> Remaining:
+    """The band after a correction by `fit`.
+
+    The workload that was measured has the scatter of its repeats. Where there are too few to tell, at least that of
+    repeated records: between the fastest and the slowest of n the next one lies in (n - 1) of n + 1 cases.
+    Another workload has in addition what a carried correction leaves; the two are independent, so their logarithms add
+    as squares.
+    """
+    known = rests().of(quantity)
+    if is_same_point and fit.repeats >= _ENOUGH_REPEATS:
+        return Remaining(low=fit.scatter_low, high=fit.scatter_high, why=f"fastest to slowest of {fit.repeats} repeats")
+    if is_same_point:
+        rest = known.same_point
+        return Remaining(
+            low=min(rest.low, fit.scatter_low),
+            high=max(rest.high, fit.scatter_high),
+            why="what repeated records of the field differ by"
+            + (f", or the scatter of {fit.repeats} repeats if that is more" if fit.repeats > 1 else ""),
+        )
+    rest, name = (known.one_point, "one workload") if fit.points == 1 else (known.two_points, "two workloads")
+    return Remaining(
+        low=math.exp(-math.hypot(math.log(rest.low), math.log(fit.scatter_low))),
+        high=math.exp(math.hypot(math.log(rest.high), math.log(fit.scatter_high))),
+        why=f"what a correction by {name} leaves in the field"
+        + (f", and the scatter of {fit.repeats} repeats" if fit.repeats > 1 else ""),
+    )

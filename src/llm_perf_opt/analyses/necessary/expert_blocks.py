@@ -21,7 +21,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
-from llm_perf_opt.core.record_fields import filled
+from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.cost import elements

@@ -127,9 +127,7 @@ def with_necessary(report: Report, stages: Sequence[StageNeeds]) -> Report:
         return report
     first, rest = report.tables[:1], report.tables[1:]
     return replace(
-        report,
-        tables=(*first, necessary_table(stages), *rest),
-        notes=(*report.notes, *necessary_notes(stages)),
+        report, tables=(*first, necessary_table(stages), *rest), notes=(*report.notes, *necessary_notes(stages))
     )
 
 

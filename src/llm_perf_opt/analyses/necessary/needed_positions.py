@@ -96,9 +96,7 @@ def _of_pages(graph: CallGraph, rows: Sequence[int]) -> NeededPositions:
     written = {ops.input_storages[place] for row in fed for place in range(starts[row], starts[row + 1])}
     facts = graph.op_kinds[ops.kind[rows[0]]].arguments
     return NeededPositions(
-        tail=_rows_outside_slice(graph, written),
-        batch=facts["sequences"],
-        tokens=facts["new_tokens"],
+        tail=_rows_outside_slice(graph, written), batch=facts["sequences"], tokens=facts["new_tokens"]
     )
 
 

@@ -22,7 +22,7 @@ from llm_perf_opt.analyses.time.lower_bound import BoundBy
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.measurement import PageMeasurement
 from llm_perf_opt.core.output_files import plain_values
-from llm_perf_opt.core.record_fields import filled
+from llm_perf_opt.core.reading import filled
 
 _OF_ONE_DEVICE: Mapping[BoundBy, Literal["compute", "bandwidth", "launches"]] = {
     BoundBy.COMPUTE: "compute",

@@ -87,8 +87,7 @@ class StageRow(_Object, frozen=True, kw_only=True):
 
     name: str
     occurrences: Annotated[
-        Count,
-        Meta(description="How often it ran in one pass over every page: steps for decode, pages for the others."),
+        Count, Meta(description="How often it ran in one pass over every page: steps for decode, pages for the others.")
     ]
     total_ns: Annotated[Number, Meta(description="The median over the passes of a page, added up over the pages.")]
     per_page: SpreadRow
@@ -171,8 +170,7 @@ class MetricsFile(_Object, frozen=True, kw_only=True):
     ]
     decode_tokens_per_s: Number | None
     unattributed_ns: Annotated[
-        float,
-        Meta(description="Time of the passes that is no stage's, median per page, added up over the pages."),
+        float, Meta(description="Time of the passes that is no stage's, median per page, added up over the pages.")
     ]
     memory: MemoryRow
     costs: Annotated[tuple[CostsRow, ...], Meta(description="One entry per distinct workload among the pages.")]

@@ -1,8 +1,14 @@
 """Sources of figures compared: every difference with its cause, or marked as unexplained."""
 
 from llm_perf_opt.analyses.reconcile.explain import CAUSES, CountingCause, FlopsExplanation
-from llm_perf_opt.analyses.reconcile.ledger import FlopsDifference, Ledger, reconcile
-from llm_perf_opt.analyses.reconcile.other_figures import FIGURES, FigureDifference, SingleSource
+from llm_perf_opt.analyses.reconcile.ledger import (
+    FIGURES,
+    FigureDifference,
+    FlopsDifference,
+    Ledger,
+    SingleSource,
+    reconcile,
+)
 
 __all__ = [
     "CAUSES",

@@ -55,10 +55,7 @@ CAUSES = CauseTable(
 
 
 _ROUTED = (None, WorkFamily.PRODUCT, WorkFamily.GROUPED)  # where experts do their work
-WHOLE_FAMILY = {
-    "fused-attention-uncounted": WorkFamily.ATTENTION,
-    "grouped-product-uncounted": WorkFamily.GROUPED,
-}
+WHOLE_FAMILY = {"fused-attention-uncounted": WorkFamily.ATTENTION, "grouped-product-uncounted": WorkFamily.GROUPED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.study_view import BANDS, SIZES, TEXTS
 
 HOLDS = "coalesce(fits_served, fits_as_traced, true)"  # the engine's own account, where it is known
 SERVED = f"status = 'ok' and {HOLDS}"  # what does not fit is no choice
@@ -97,11 +98,7 @@ QUESTIONS = (
     ),
     Question(
         phrase="fastest plan under {cost} per million tokens",
-        sql=_best(
-            "tpot_s",
-            f"{_STEP}, {_TOKEN_COST}",
-            f"{SERVED} and cost_per_million_tokens_high <= $cost",
-        ),
+        sql=_best("tpot_s", f"{_STEP}, {_TOKEN_COST}", f"{SERVED} and cost_per_million_tokens_high <= $cost"),
         assumes=f"{_SERVED} Prices are those of the study file.",
     ),
     Question(
@@ -188,3 +185,62 @@ def find_question(text: str) -> AskedQuestion:
         why=f"there are: {known}; each may end in `for MODEL`, `on DEVICE` or `with FORMAT`",
         fix='write a number for each {word}, or ask in SQL: --sql "select ... from points"',
     )
+
+
+MOST_DRAWN = 4_000
+_EDGE_COLUMNS = {
+    "ttft_s": "coalesce(prefill_{edge}_s, ttft_p99_{edge}_s)",
+    "tpot_s": "coalesce(decode_{edge}_s, tpot_p99_{edge}_s)",
+    "run_s": "coalesce(run_{edge}_s, e2e_p99_{edge}_s)",
+    "tokens_per_s": "tokens_per_s_{edge}",
+    "requests_per_s": "requests_per_s_{edge}",
+    "token_cost": "cost_per_million_tokens_{edge}",
+    "request_cost": "cost_per_million_requests_{edge}",
+}
+_FRONTIERS = (  # what is shown against what: (short is good, the order in which much is good)
+    ("tpot_s", "tokens_per_s / device_count"),
+    ("run_s", "requests_per_s / device_count"),
+    ("tpot_s", "-cost_per_million_tokens"),
+    ("run_s", "-cost_per_million_requests"),
+)
+TABLES = ("cost per million pages", "smallest device", "pages per second and watt", "what limits decode", "failures")
+COUNTS = (
+    f"select count(*), count(*) filter (status = 'failed'), count(*) filter (status = 'ok' and not {HOLDS}), "
+    "max(currency), coalesce(max(image_tokens), 0) > 0 from points"
+)
+LEGIBLE = {"cost per million pages": ("Cost per million pages", "Cost per million requests")}
+
+
+def drawn_points(drawable: int) -> tuple[str, ...]:
+    """The queries of the points to draw: one for all of them, or one for each frontier and for an even sample."""
+    fields = [*TEXTS, *SIZES]
+    fields += [
+        f"{_EDGE_COLUMNS[name].format(edge=edge)} as {name}_{edge}" for name in BANDS for edge in ("low", "high")
+    ]
+    columns = ", ".join(fields)
+    if drawable <= MOST_DRAWN:
+        return (f"select {columns} from points where {SERVED} order by all",)
+    share = round(MOST_DRAWN / drawable * 1_000_000)
+    sampled = f"hash(inputs_hash, global_batch, context) % 1000000 < {share}"
+    return (
+        *(
+            f"select {columns} from points where {SERVED} and {good} is not null qualify {good} > "
+            f"coalesce(max({good}) over (partition by model order by {short}, {good} desc "
+            "rows between unbounded preceding and 1 preceding), -1e300) order by all"
+            for short, good in _FRONTIERS
+        ),
+        f"select {columns} from points where {SERVED} and {sampled} order by all",
+    )
+
+
+def left_out_text(total: int, failed: int, unheld: int, drawn: int) -> str:
+    """Why points are missing in the chart."""
+    parts = []
+    if failed:
+        parts.append(f"{failed:,} failed, with their reasons in the last table")
+    if unheld:
+        parts.append(f"{unheld:,} do not fit")
+    thinned = total - failed - unheld - drawn
+    if thinned > 0:
+        parts.append(f"{thinned:,} lie behind a frontier and are not in the sample that is drawn")
+    return f"Not drawn: {'; '.join(parts)}." if parts else ""

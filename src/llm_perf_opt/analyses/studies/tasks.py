@@ -19,11 +19,9 @@ from typing import Any
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.reading import MODEL_FILE, read_bytes
-from llm_perf_opt.core.record_fields import filled
-from llm_perf_opt.core.study import Study, StudyModel, combinations
+from llm_perf_opt.core.reading import MODEL_FILE, filled, read_bytes
+from llm_perf_opt.core.study import FUNCTION_SUFFIX, Study, StudyModel, combinations
 from llm_perf_opt.core.study_columns import SCHEMA_VERSION
-from llm_perf_opt.core.study_file import FUNCTION_SUFFIX
 
 TRACE, FUNCTION, FILE, REPLAY = "trace", "function", "file", "replay"
 TRACED_PAIRS = 12  # up to so many batches x contexts are traced one by one: a function takes as many traces itself

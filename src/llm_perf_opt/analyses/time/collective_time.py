@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.time.collective_forms import CollectiveForm, fast_forms, usual_forms
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.hardware.cluster import Cluster, RankPlacement
-from llm_perf_opt.core.hardware.link_priors import LinkPriors, link_priors
 from llm_perf_opt.core.hardware.links import Link, LinkKind
+from llm_perf_opt.core.hardware.priors import LinkPriors, link_priors
 
 _NANO = 10**9
 _MICRO_IN_NANO = 1000

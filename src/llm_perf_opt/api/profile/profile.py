@@ -25,7 +25,7 @@ from llm_perf_opt.api.profile.request import (
     WorkloadChoice,
 )
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.scratch import scratch_folder
+from llm_perf_opt.core.output_files import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,7 @@ from llm_perf_opt.api.profile.request import ModelChoice, ProfileRequest
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDER_INPUTS, MODELS, folder_model_type, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter, OpensCheckpoint, RealRun, RunsForReal, SpeaksText
-from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
 

@@ -27,7 +27,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.plugins import REPORTERS, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter
-from llm_perf_opt.core.record_fields import filled
+from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.source_figures import Method, OperatorFigure, SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_flops

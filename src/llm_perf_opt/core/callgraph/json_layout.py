@@ -188,8 +188,7 @@ class CallGraphFile(_Object, frozen=True, kw_only=True):
     tracer: str = ""
     stages: tuple[StageRow, ...] = ()
     runtime: Annotated[
-        FreeForm,
-        Meta(description="What the model's loops did: images, crops per image, decoder depth, decode steps."),
+        FreeForm, Meta(description="What the model's loops did: images, crops per image, decoder depth, decode steps.")
     ] = field(default_factory=dict)
     oracle_answers: tuple[OracleRow, ...] = ()
     stopped_in: Annotated[

@@ -27,8 +27,7 @@ from llm_perf_opt.core.callgraph.records import (
     StorageColumns,
     TensorMeta,
 )
-from llm_perf_opt.core.reading import FileKind, decode_json, naming_file, read_bytes
-from llm_perf_opt.core.record_fields import all_filled, filled
+from llm_perf_opt.core.reading import FileKind, all_filled, decode_json, filled, naming_file, read_bytes
 from llm_perf_opt.core.sealing import check_seal
 
 if TYPE_CHECKING:

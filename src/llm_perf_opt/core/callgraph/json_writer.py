@@ -50,7 +50,17 @@ def to_json_dict(graph: CallGraph, *, with_events: bool = False) -> dict[str, Js
 
     Left out are the details a tracer did not see (`ops`, `calls`, `storages`, `coverage`) and `events` not asked for.
     """
-    document = _header(graph) | _contract(graph)
+    document = _header(graph) | {
+        "call_counts": dict(graph.call_counts),
+        "root_calls": dict(graph.root_calls),
+        "edges": dict(graph.edges),
+        "op_call_counts": dict(graph.op_call_counts),
+        "module_children": {path: list(children) for path, children in graph.module_children.items()},
+        "module_types": dict(graph.module_types),
+        "constructor_params": {path: dict(params) for path, params in graph.constructor_params.items()},
+        "input_metadata": _observations(graph.input_metadata),
+        "output_metadata": _observations(graph.output_metadata),
+    }
     events = events_of(graph) if with_events else graph.events
     if events:
         document["events"] = list(_events(events))
@@ -86,20 +96,6 @@ def _header(graph: CallGraph) -> dict[str, Json]:
     if graph.coverage is not None:
         header["coverage"] = asdict(graph.coverage)
     return header
-
-
-def _contract(graph: CallGraph) -> dict[str, Json]:
-    return {
-        "call_counts": dict(graph.call_counts),
-        "root_calls": dict(graph.root_calls),
-        "edges": dict(graph.edges),
-        "op_call_counts": dict(graph.op_call_counts),
-        "module_children": {path: list(children) for path, children in graph.module_children.items()},
-        "module_types": dict(graph.module_types),
-        "constructor_params": {path: dict(params) for path, params in graph.constructor_params.items()},
-        "input_metadata": _observations(graph.input_metadata),
-        "output_metadata": _observations(graph.output_metadata),
-    }
 
 
 def _observations(metadata: Mapping[str, tuple[Observation, ...]]) -> dict[str, Json]:

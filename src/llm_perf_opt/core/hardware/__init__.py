@@ -1,9 +1,7 @@
 """Devices and what they can do at most: peaks, bandwidth, memory, the links between them, and their sources."""
 
-from llm_perf_opt.core.hardware.device import Device
-from llm_perf_opt.core.hardware.device_file import device_template, device_text, read_devices
-from llm_perf_opt.core.hardware.link_file import load_links
-from llm_perf_opt.core.hardware.links import Link, LinkTable, Node
+from llm_perf_opt.core.hardware.device import Device, device_template, device_text, read_devices
+from llm_perf_opt.core.hardware.links import Link, LinkTable, Node, load_links
 from llm_perf_opt.core.hardware.table import DeviceTable, find_device, load_devices
 
 __all__ = [

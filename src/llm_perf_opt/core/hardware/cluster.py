@@ -10,8 +10,7 @@ from pathlib import Path
 from llm_perf_opt.core.collectives import GroupRanks
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.device import Device
-from llm_perf_opt.core.hardware.link_file import MOST_GPUS, load_links
-from llm_perf_opt.core.hardware.links import Link, Node
+from llm_perf_opt.core.hardware.links import MOST_GPUS, Link, Node, load_links
 from llm_perf_opt.core.hardware.table import find_device
 
 _CLUSTER = re.compile(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from typing import Any
 
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.reading import FileKind, as_record, naming_file, parse_toml
 
 # Matrix work of these torch dtypes runs at one of these peaks; the first that the device knows counts.
 PEAKS_OF_DTYPE = {
@@ -83,3 +86,248 @@ class Device:
             why=f"known are: {', '.join(self.peak_flops_per_s)}; a guessed peak would make every figure from it wrong",
             fix="choose a dtype the device has, or add the rate with its source to a file for --devices",
         )
+
+
+# Devices as TOML: read with every mistake named, and written the same way.
+#
+# The file speaks in the units of data sheets (TFLOP/s, GB/s, MiB), so that a row can be compared with its source at a
+# glance; the record holds base units. A file has one table per device, `[devices.<id>]`; `[links.<id>]` and
+# `[nodes.<device>]` are read by `link_file.py`, and other top-level tables are left to whoever put them there.
+
+TERA, GIGA, MEBI, MICRO_IN_NANO = 10**12, 10**9, 2**20, 1000
+
+DEVICE_FILE = FileKind(
+    name="device file", fix="start from what `llm-perf-opt devices template` prints", max_bytes=2**22, error=UsageError
+)
+
+
+class PositiveDecimal(Decimal):
+    """A number above zero, exactly as the file spells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceTable:
+    """One `[devices.<id>]` of a file, key by key. What is not known is left out."""
+
+    name: str
+    vendor: str
+    arch: str
+    peak_tflops_dense: Mapping[str, PositiveDecimal]
+    bandwidth_gb_per_s: PositiveDecimal
+    memory_gb: PositiveDecimal
+    memory_reported_mib: PositiveDecimal | None = None
+    l2_mib: PositiveDecimal | None = None
+    last_cache_mib: PositiveDecimal | None = None
+    launch_overhead_us: PositiveDecimal | None = None
+    launch_overhead_fastest_us: PositiveDecimal | None = None
+    launch_overhead_slowest_us: PositiveDecimal | None = None
+    threads: PositiveDecimal | None = None
+    achieved_tflops: Mapping[str, PositiveDecimal] | None = None
+    achieved_source: str | None = None
+    memory_reported_source: str | None = None
+    is_measured: bool = False
+    reported_names: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    cross_checks: tuple[str, ...] = ()
+    disagreements: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    notes: str | None = None
+    form_factor: str | None = None
+    release_year: int | None = None
+    memory_type: str | None = None
+    compute_units: int | None = None
+    boost_mhz: int | None = None
+    compute_capability: str | None = None
+    nvlink_gb_per_s_both_ways: int | float | None = None
+    pcie: str | None = None
+    pcie_gb_per_s: int | float | None = None
+    interconnect: str | None = None
+    tdp_w: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceFile:
+    devices: Mapping[str, _DeviceTable] = field(default_factory=dict)
+
+
+_SCALED = {  # key in the file -> field of the record, how many base units one is
+    "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", GIGA),
+    "memory_gb": ("nominal_memory_bytes", GIGA),
+    "memory_reported_mib": ("memory_bytes", MEBI),
+    "l2_mib": ("l2_bytes", MEBI),
+    "last_cache_mib": ("last_cache_bytes", MEBI),
+    "launch_overhead_us": ("launch_overhead_ns", MICRO_IN_NANO),
+    "launch_overhead_fastest_us": ("launch_overhead_fastest_ns", MICRO_IN_NANO),
+    "launch_overhead_slowest_us": ("launch_overhead_slowest_ns", MICRO_IN_NANO),
+    "threads": ("threads", 1),
+}
+_RATES = {"peak_tflops_dense": "peak_flops_per_s", "achieved_tflops": "achieved_flops_per_s"}
+_TEXTS = ("name", "vendor", "arch")
+_LISTS = ("reported_names", "sources", "cross_checks", "disagreements", "unverified")
+_SOURCES = ("achieved_source", "memory_reported_source", "notes")  # one text each
+_SAME = (*_TEXTS, *_LISTS, *_SOURCES, "is_measured")  # the record has them under the same name
+_FACTS = tuple(key.name for key in fields(_DeviceTable) if key.name not in {*_SCALED, *_RATES, *_SAME})
+_REPORTED_OF_NOMINAL = (0.75, 1.25)  # a reported figure outside of this was written in another unit
+
+_Complain = Callable[[str, str], UsageError]
+
+
+def read_devices(text: str | bytes, origin: str) -> dict[str, Device]:
+    """Every device of a TOML text, by id; `origin` names the file in errors."""
+    with naming_file(origin):
+        document = parse_toml(text.encode() if isinstance(text, str) else text, DEVICE_FILE)
+        devices = {"devices": document["devices"]} if "devices" in document else {}
+        tables = as_record(devices, _DeviceFile, DEVICE_FILE, hook=positive_decimal).devices
+        if not tables and not {"links", "nodes"} & set(document):
+            raise DEVICE_FILE.refusal("describes no devices", "it has no tables named [devices.<id>]")
+        return {identifier: _device(identifier, table) for identifier, table in tables.items()}
+
+
+def positive_decimal(_: type, value: Any) -> PositiveDecimal:
+    """A figure of a file; anything else is refused."""
+    if type(value) not in (int, Decimal) or not Decimal(value).is_finite() or not 0 < value < 10**30:
+        raise ValueError("a number above zero (leave out what is not known)")
+    return PositiveDecimal(value)
+
+
+def _device(identifier: str, table: _DeviceTable) -> Device:
+    def complain(what: str, why: str) -> UsageError:
+        return UsageError(f"Device {identifier[:80]!r}: {what}.", why=why, fix=DEVICE_FILE.fix)
+
+    values: dict[str, Any] = {key: getattr(table, key) for key in _SAME}
+    for key in _TEXTS:
+        if not values[key]:
+            raise complain(f"{key!r} is empty", "a device needs it to be told from others")
+    for key, (name, scale) in _SCALED.items():
+        if (figure := getattr(table, key)) is not None:
+            values[name] = int(figure * scale)
+            if values[name] < 1:
+                raise complain(f"{key!r} is too small", "it is less than one byte, nanosecond or thread")
+    for key, name in _RATES.items():
+        if (rates := getattr(table, key)) is not None:
+            values[name] = _rates(rates, key, complain)
+    facts = {key: getattr(table, key) for key in _FACTS}
+    values["facts"] = {key: value for key, value in facts.items() if value is not None}
+    _settle_memory(values, complain)
+    if not values["sources"]:
+        raise complain("it names no sources", "a figure that cannot be looked up cannot be trusted")
+    device = Device(id=identifier, **values)
+    _check_overheads(device, complain)
+    return device
+
+
+def _rates(rates: Mapping[str, PositiveDecimal], key: str, complain: _Complain) -> dict[str, int]:
+    known = f"rates go by {', '.join(PEAK_NAMES)}"
+    if not rates:
+        raise complain(f"{key!r} is empty", known)
+    for name in rates:
+        if name not in PEAK_NAMES:
+            raise complain(f"there is no rate {name[:80]!r} in {key!r}", known)
+    return {name: int(rate * TERA) for name, rate in rates.items()}
+
+
+def _check_overheads(device: Device, complain: _Complain) -> None:
+    ends = (device.launch_overhead_fastest_ns, device.launch_overhead_ns, device.launch_overhead_slowest_ns)
+    given = [figure for figure in ends if figure is not None]
+    if given and device.launch_overhead_ns is None:
+        raise complain(
+            "'launch_overhead_us' is missing", "the fastest and the slowest try need the median between them"
+        )
+    if given != sorted(given):
+        raise complain(
+            "its launch overheads are not in order", "the fastest is at most the median, the slowest at least"
+        )
+
+
+def _settle_memory(fields: dict[str, Any], complain: _Complain) -> None:
+    """What the driver reports is the memory; without it the nominal figure stands in, and is said to be unverified.
+
+    A calibration reads the memory of the machine that it runs on, so of a measured device the one figure is enough.
+    """
+    nominal = fields["nominal_memory_bytes"]
+    if "memory_bytes" not in fields:
+        fields |= {"memory_bytes": nominal, "nominal_memory_bytes": None}
+        if not fields.get("is_measured") and "memory_gb" not in fields["unverified"]:
+            fields["unverified"] += ("memory_gb",)
+        return
+    low, high = _REPORTED_OF_NOMINAL
+    reported = fields["memory_bytes"]
+    if not low <= reported / nominal <= high:
+        raise complain(
+            "'memory_reported_mib' and 'memory_gb' are far apart",
+            f"{reported / MEBI:,.0f} MiB are {reported / GIGA:,.1f} GB, not {nominal / GIGA:,.1f}",
+        )
+
+
+def device_text(device: Device) -> str:
+    """The device as a table of such a file; reading it back gives an equal device."""
+    lines = [f"[devices.{_quoted_key(device.id)}]"]
+    lines += [f"{key} = {_quoted(getattr(device, key))}" for key in _TEXTS]
+    lines += [
+        f"{key} = {{ {', '.join(f'{name} = {_number(rate, TERA)}' for name, rate in rates.items())} }}"
+        for key, rates in ((key, getattr(device, name)) for key, name in _RATES.items())
+        if rates
+    ]
+    for key, (name, scale) in _SCALED.items():
+        if (value := _written_figure(device, key, name)) is not None:
+            lines.append(f"{key} = {_number(value, scale)}")
+    lines += [f"{key} = {_quoted(value) if isinstance(value, str) else value}" for key, value in device.facts.items()]
+    for key in _SOURCES:
+        if getattr(device, key) is not None:
+            lines.append(f"{key} = {_quoted(getattr(device, key))}")
+    if device.is_measured:
+        lines.append("is_measured = true")
+    for key in _LISTS:
+        if values := getattr(device, key):
+            lines += [f"{key} = [", *(f"    {_quoted(value)}," for value in values), "]"]
+    return "\n".join(lines) + "\n"
+
+
+def _written_figure(device: Device, key: str, name: str) -> int | None:
+    """A figure in base units; a device that knows one figure of its memory writes it as the nominal one."""
+    if key == "memory_gb":
+        return device.nominal_memory_bytes or device.memory_bytes
+    if key == "memory_reported_mib" and device.nominal_memory_bytes is None:
+        return None
+    value: int | None = getattr(device, name)
+    return value
+
+
+def device_template(identifier: str = "my-device", reported_name: str | None = None) -> str:
+    """A table to fill in; it reads as it stands, with figures that are plainly invented."""
+    example = Device(
+        id=identifier,
+        name=reported_name or "My Device",
+        vendor="who makes it",
+        arch="its architecture",
+        peak_flops_per_s={"fp32": TERA, "bf16": TERA, "fp16": TERA},
+        bandwidth_bytes_per_s=GIGA,
+        memory_bytes=1000 * MEBI,
+        nominal_memory_bytes=GIGA,
+        memory_reported_source="what nvidia-smi, rocm-smi or torch.cuda.mem_get_info() says",
+        reported_names=(reported_name or "what torch.cuda.get_device_name() says",),
+        sources=("where every figure above was read: a data sheet and its address",),
+    )
+    return (
+        "# Replace every figure. Rates are dense (no sparsity), matrix work accumulates in float32.\n"
+        "# TFLOP/s are 10^12 FLOP/s (one multiply-add is two), GB/s are 10^9 bytes/s. Leave out what is not known.\n"
+        "# memory_gb is nominal, memory_reported_mib (MiB) what the driver reports: without it fit answers are rough.\n"
+        f"# Optional: {', '.join(key for key in _SCALED if key not in device_text(example))}, "
+        "achieved_tflops, achieved_source, unverified, notes.\n" + device_text(example)
+    )
+
+
+def _number(value: int, scale: int) -> str:
+    """Exactly as many units as it takes to get the integer back."""
+    units = Decimal(value) / scale
+    return str(int(units)) if units == int(units) else f"{units.normalize():f}"
+
+
+def _quoted_key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string; control characters are escaped."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in escaped) + '"'

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware.device import DEVICE_FILE, GIGA, MICRO_IN_NANO, PositiveDecimal, positive_decimal
+from llm_perf_opt.core.reading import as_record, naming_file, parse_toml, read_bytes
 
 
 class LinkKind(StrEnum):
@@ -87,3 +93,136 @@ class LinkTable:
             why=f"near are: {', '.join(near)}" if near else f"known are: {', '.join(self.links)}",
             fix="give one of them, or describe the link as [links.<id>] in a file for --devices",
         )
+
+
+# Links and nodes as TOML: tables `[links.<id>]` and `[nodes.<device>]`, beside the devices or in a file of their own.
+#
+# Like a table of devices it speaks in the units of data sheets, and is read with every mistake named.
+
+MOST_GPUS = 65_536  # in one node: more is a slip of the pen
+TABLES = frozenset({"links", "nodes"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LinkTable:
+    """One `[links.<id>]` of a file, key by key."""
+
+    name: str
+    kind: str
+    gb_per_s_each_way: PositiveDecimal
+    gb_per_s_to_one_peer: PositiveDecimal | None = None
+    latency_us: PositiveDecimal | None = None
+    reduces_in_network: bool | None = None
+    sources: tuple[str, ...] = ()
+    disagreements: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    notes: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodeTable:
+    """One `[nodes.<device>]` of a file."""
+
+    gpus: int
+    inside: str | None = None
+    between: str | None = None
+    sources: tuple[str, ...] = ()
+    disagreements: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    notes: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LinkFile:
+    links: Mapping[str, _LinkTable] = field(default_factory=dict)
+    nodes: Mapping[str, _NodeTable] = field(default_factory=dict)
+
+
+def load_links(devices_file: Path | None = None) -> LinkTable:
+    """The package's links and nodes, and those of the user's file, which replaces the ones whose id it repeats."""
+    known = _package_links()
+    if devices_file is None:
+        return known
+    return read_links(read_bytes(devices_file, DEVICE_FILE), str(devices_file), known)
+
+
+@cache
+def _package_links() -> LinkTable:
+    raw = resources.files(__package__).joinpath("links.toml").read_bytes()
+    return read_links(raw, "links.toml", LinkTable(links={}, nodes={}))
+
+
+def read_links(text: str | bytes, origin: str, known: LinkTable) -> LinkTable:
+    """The known links and nodes with those of a TOML text; `origin` names the file in errors."""
+    with naming_file(origin):
+        document = parse_toml(text.encode() if isinstance(text, str) else text, DEVICE_FILE)
+        chosen = {key: value for key, value in document.items() if key in TABLES}
+        tables = as_record(chosen, _LinkFile, DEVICE_FILE, hook=positive_decimal)
+        given = {identifier: _link(identifier, table) for identifier, table in tables.links.items()}
+        found = LinkTable(links={**known.links, **given}, nodes=known.nodes)
+        renewed = {device: _with_links(node, given) for device, node in known.nodes.items()}
+        mine = {device: _node(device, table, found) for device, table in tables.nodes.items()}
+        return LinkTable(links=found.links, nodes={**renewed, **mine})
+
+
+def _with_links(node: Node, given: Mapping[str, Link]) -> Node:
+    """The node with the links of the same id that a file gives."""
+    inside, between = (None if link is None else given.get(link.id, link) for link in (node.inside, node.between))
+    return replace(node, inside=inside, between=between)
+
+
+def _link(identifier: str, table: _LinkTable) -> Link:
+    complain = _complainer(f"Link {identifier[:80]!r}")
+    if not table.name:
+        raise complain("'name' is empty", "a link needs it to be told from others")
+    if table.kind not in set(LinkKind):
+        raise complain(f"there is no kind {table.kind[:80]!r}", f"kinds are: {', '.join(LinkKind)}")
+    _require_sources(table.sources, complain)
+    rate, peer, latency = (
+        None if number is None else int(number * scale)
+        for number, scale in (
+            (table.gb_per_s_each_way, GIGA),
+            (table.gb_per_s_to_one_peer, GIGA),
+            (table.latency_us, MICRO_IN_NANO),
+        )
+    )
+    if rate is None or rate < 1 or (peer is not None and not 1 <= peer <= rate):
+        raise complain("its rates do not fit together", "one peer gets at least a byte and at most the whole rate")
+    if latency is not None and latency < 1:
+        raise complain("'latency_us' is too small", "it is less than one nanosecond")
+    return Link(
+        id=identifier,
+        name=table.name,
+        kind=LinkKind(table.kind),
+        bytes_per_s=rate,
+        peer_bytes_per_s=peer,
+        latency_ns=latency,
+        reduces_in_network=table.reduces_in_network,
+        **_shared(table),
+    )
+
+
+def _node(device: str, table: _NodeTable, links: LinkTable) -> Node:
+    complain = _complainer(f"The node of {device[:80]!r}")
+    if not 1 <= table.gpus <= MOST_GPUS:
+        raise complain(f"'gpus' cannot be {table.gpus:,}", f"a node holds 1 to {MOST_GPUS:,}")
+    _require_sources(table.sources, complain)
+    inside, between = (None if name is None else links.find(name) for name in (table.inside, table.between))
+    return Node(device=device, gpus=table.gpus, inside=inside, between=between, **_shared(table))
+
+
+def _shared(table: _LinkTable | _NodeTable) -> dict[str, Any]:
+    """What links and nodes say alike."""
+    return {key: getattr(table, key) for key in ("sources", "disagreements", "unverified", "notes")}
+
+
+def _require_sources(sources: tuple[str, ...], complain: Callable[[str, str], UsageError]) -> None:
+    if not sources:
+        raise complain("it names no sources", "a figure that cannot be looked up cannot be trusted")
+
+
+def _complainer(subject: str) -> Callable[[str, str], UsageError]:
+    def complain(what: str, why: str) -> UsageError:
+        return UsageError(f"{subject}: {what}.", why=why, fix="see `add a device` in the documentation for the keys")
+
+    return complain

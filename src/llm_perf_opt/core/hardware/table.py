@@ -11,8 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.device import Device
-from llm_perf_opt.core.hardware.device_file import DEVICE_FILE, read_devices
+from llm_perf_opt.core.hardware.device import DEVICE_FILE, Device, read_devices
 from llm_perf_opt.core.reading import read_bytes
 
 log = logging.getLogger(__name__)

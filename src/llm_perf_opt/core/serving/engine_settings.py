@@ -33,10 +33,7 @@ class SeenDevice:
         major, _, minor = str(version).partition(".")
         name = device.reported_names[0] if device.reported_names else device.name
         return cls(
-            name=name,
-            memory_bytes=device.memory_bytes,
-            capability=(int(major), int(minor)),
-            compute_units=int(units),
+            name=name, memory_bytes=device.memory_bytes, capability=(int(major), int(minor)), compute_units=int(units)
         )
 
 

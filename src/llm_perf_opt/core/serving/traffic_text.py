@@ -12,9 +12,9 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.plain_text import visible
 from llm_perf_opt.core.reading import FileKind, parse_toml, read_bytes
-from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic
-from llm_perf_opt.core.serving.traffic_shapes import (
+from llm_perf_opt.core.serving.declared_traffic import (
     Arrivals,
+    DeclaredTraffic,
     Fixed,
     Lengths,
     Listed,

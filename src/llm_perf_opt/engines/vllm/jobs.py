@@ -11,8 +11,7 @@ from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.reading import FileKind, read_bytes
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
-from llm_perf_opt.core.serving.replayed import Replayed
-from llm_perf_opt.core.serving.requests import Traffic
+from llm_perf_opt.core.serving.requests import Replayed, Traffic
 from llm_perf_opt.core.serving.step_table import StepTable
 
 T = TypeVar("T")

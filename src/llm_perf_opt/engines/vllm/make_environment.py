@@ -65,7 +65,7 @@ def make(folder: Path) -> str:
     _run(python, "-m", "pip", "install", TORCH)
     _run(python, "-m", "pip", "install", VLLM)
     _run(python, "-m", "pip", "uninstall", "--yes", *UNUSED)
-    if _fails(python, "import torchvision"):
+    if subprocess.run([str(python), "-c", "import torchvision"], env=_variables(), capture_output=True).returncode != 0:
         log.info("torchvision does not load its operators here: leaving them out ...")
         _write_stand_in(python)
     _run(python, "-c", "import vllm")
@@ -97,10 +97,6 @@ def _run(python: Path, *arguments: str) -> None:
             why=f"it ended with code {done.returncode}; what it said is above",
             fix=f"mend that, remove {python.parents[1]}, and try again",
         )
-
-
-def _fails(python: Path, code: str) -> bool:
-    return subprocess.run([str(python), "-c", code], env=_variables(), capture_output=True).returncode != 0
 
 
 def _variables() -> dict[str, str]:

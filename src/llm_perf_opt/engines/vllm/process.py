@@ -13,10 +13,9 @@ from typing import Self, TypeVar
 
 import llm_perf_opt
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.scratch import scratch_folder
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
-from llm_perf_opt.core.serving.replayed import Replayed
-from llm_perf_opt.core.serving.requests import Traffic
+from llm_perf_opt.core.serving.requests import Replayed, Traffic
 from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.engines.vllm.environment import VllmEnvironment, find
 from llm_perf_opt.engines.vllm.jobs import Failure, ReplayJob, read_message, write_message

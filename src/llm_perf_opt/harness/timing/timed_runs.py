@@ -12,8 +12,7 @@ import torch
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import OperatorTime, PageMeasurement, TimedPass
 from llm_perf_opt.core.protocols import RealRun, StageWatch
-from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.run_watch import RunWatch
+from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.harness.environment import environment, torch_threads
 from llm_perf_opt.harness.phase_runs import PhasesDone, run_phases
 from llm_perf_opt.harness.profiler_details import ProfilerOptions

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.core.callgraph import Json
-from llm_perf_opt.core.recordings.chrome_events import (
+from llm_perf_opt.core.recordings.chrome_trace import (
     ON_DEVICE,
     ChromeEvent,
     ChromeTrace,

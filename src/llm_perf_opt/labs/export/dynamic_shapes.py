@@ -16,11 +16,7 @@ from llm_perf_opt.core.export_outcome import AxisOutcome, Check, Verdict
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, current_site, failed
 from llm_perf_opt.labs.export.part_under_test import PartUnderTest, TensorsOnly, autocast_knows_meta, cached_tensors
 
-_NAMES_BY_RANK = {
-    2: ("tokens", "width"),
-    3: ("batch", "tokens", "width"),
-    4: ("batch", "channels", "rows", "columns"),
-}
+_NAMES_BY_RANK = {2: ("tokens", "width"), 3: ("batch", "tokens", "width"), 4: ("batch", "channels", "rows", "columns")}
 _SYMBOLIC_SHAPES = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 _CREATED = re.compile(r"create_symbol (s\d+) = \d+ for L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\] ")
 _GUARD = re.compile(r"eval (\[guard suppressed\] )?(.*?) \[guard added\]")
@@ -75,12 +71,7 @@ def try_axis(subject: PartUnderTest, call: TensorsOnly, axis: DynamicAxis) -> Ax
     if seen.is_pinned:
         return _stopped(axis, argument, size, seen, _Pinned())
     return AxisOutcome(
-        axis=axis.name,
-        argument=argument,
-        size=size,
-        verdict=Verdict.OK,
-        guards=len(seen.guards),
-        range=_range(program),
+        axis=axis.name, argument=argument, size=size, verdict=Verdict.OK, guards=len(seen.guards), range=_range(program)
     )
 
 

@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from llm_perf_opt.core.export_outcome import AxisOutcome, Check, CheckOutcome, ExportOptions, PartOutcome, Verdict
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.export_outcome import (
+    AxisOutcome,
+    Check,
+    CheckOutcome,
+    CompileFigures,
+    CompileTrial,
+    ExportOptions,
+    GraphBreak,
+    PartOutcome,
+    Verdict,
+)
 from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.target import Part, Target
+from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.twins import meta_twin
-from llm_perf_opt.labs.export.compile_trial import compile_part
+from llm_perf_opt.harness.weights import load_some_weights, same_random_numbers
 from llm_perf_opt.labs.export.dynamic_shapes import axes_of, try_axis
-from llm_perf_opt.labs.export.export_source import torch_count
-from llm_perf_opt.labs.export.exported_graph import PartFiles, graph_ops
+from llm_perf_opt.labs.export.export_source import PartFiles, graph_ops, torch_count
 from llm_perf_opt.labs.export.failure import EXPORT_ERRORS, failed, quiet
-from llm_perf_opt.labs.export.onnx_trial import compare_runtimes, write_onnx
+from llm_perf_opt.labs.export.onnx_trial import compare_runtimes, write_onnx, write_weighted
 from llm_perf_opt.labs.export.part_under_test import (
     PartUnderTest,
     TensorsOnly,
     autocast_knows_meta,
+    copied_inputs,
+    fill_at_random,
     prepare,
+    runnable,
+    switch_attention,
+    with_module,
     without_idle_cache,
 )
-from llm_perf_opt.labs.export.part_weights import with_weights
-from llm_perf_opt.labs.export.weighted_files import write_weighted
 from llm_perf_opt.weightless import Engine
 from llm_perf_opt.weightless.spec import dtype_name
 
@@ -204,3 +224,242 @@ def _too_large(check: Check, subject: PartUnderTest, options: ExportOptions) -> 
     needed, limit = format_bytes(subject.weight_bytes), format_bytes(options.max_weight_bytes)
     detail = f"its weights take {needed}, over the limit of {limit}"
     return CheckOutcome(check=check, verdict=Verdict.SKIPPED, detail=detail, remedy="raise --max-weights")
+
+
+# Dynamo tags modules at construction from the first compilation on, and switches off the checks of distributions.
+_PATCHED: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (torch.nn.Module, ("__init__", "__setstate__", "___needs_generation_tag_patch")),
+    (torch.distributions.Distribution, ("_validate_args",)),
+)
+_COMPILER_MISSING = ("InvalidCxxCompiler", "CppCompileError", "No working C++ compiler")
+
+
+def compile_part(
+    subject: PartUnderTest, runs: int, modes: Sequence[str] = ("default",)
+) -> tuple[CheckOutcome, tuple[CompileTrial, ...]]:
+    """Compile the module with the arguments of its call in each mode, then time eager and compiled runs in turns."""
+    started = time.perf_counter()
+    call = runnable(subject)
+    trials: list[CompileTrial] = []
+    failures: list[CheckOutcome] = []
+    try:
+        breaks, graphs = _graph_breaks(call)
+    except EXPORT_ERRORS as error:
+        return _refused(subject, error, started), ()
+    for mode in modes:
+        try:
+            with torch.no_grad(), _fresh_dynamo():
+                trials.append(_trial(call, runs, mode, graphs, breaks))
+        except EXPORT_ERRORS as error:
+            failures.append(_refused(subject, error, started))
+            trials.append(CompileTrial(mode=mode, figures=None, remarks=(failures[-1].reason or "",)))
+    if failures:
+        return failures[0], tuple(trials)
+    detail = f"{graphs} graphs, {len(breaks)} breaks, compiled in " + ", ".join(
+        f"{trial.figures.compile_seconds:.1f} s" for trial in trials if trial.figures is not None
+    )
+    seconds = time.perf_counter() - started
+    return CheckOutcome(check=Check.COMPILE, verdict=Verdict.OK, detail=detail, seconds=seconds), tuple(trials)
+
+
+def _refused(subject: PartUnderTest, error: Exception, started: float) -> CheckOutcome:
+    outcome = failed(Check.COMPILE, error, instead=subject.part.instead, seconds=time.perf_counter() - started)
+    return _without_compiler(outcome) or outcome
+
+
+def _graph_breaks(call: TensorsOnly) -> tuple[tuple[GraphBreak, ...], int]:
+    """Where dynamo leaves the graph, and how many graphs that gives; a mode is Inductor's, and changes neither."""
+    args, kwargs = call.rebuilt(copied_inputs(call))
+    with torch.no_grad(), _fresh_dynamo():
+        explained = torch._dynamo.explain(call.module)(*args, **kwargs)
+    return tuple(map(_graph_break, explained.break_reasons)), explained.graph_count
+
+
+def _trial(call: TensorsOnly, runs: int, mode: str, graphs: int, breaks: tuple[GraphBreak, ...]) -> CompileTrial:
+    _load_compiler()
+    done = torch._dynamo.utils.counters["inductor"]
+    done.clear()
+    with _empty_cache():
+        compiled = torch.compile(call.module, mode=mode)
+        first_seconds = _seconds(compiled, call)
+        pairs = [_pair(compiled, call, place) for place in range(-1, runs)][1:]  # the first pair warms up
+    compiled_seconds = statistics.median(fast for _, fast in pairs)
+    figures = CompileFigures(
+        graphs=graphs,
+        breaks=breaks,
+        compile_seconds=first_seconds - compiled_seconds,
+        eager_seconds=statistics.median(eager for eager, _ in pairs),
+        compiled_seconds=compiled_seconds,
+        compiled_of_eager=statistics.median(fast / eager for eager, fast in pairs),
+        runs=runs,
+        threads=torch.get_num_threads(),
+        autotuned=done["select_algorithm_autotune"],
+    )
+    return CompileTrial(mode=mode, figures=figures, remarks=tuple(_remarks(mode, done)))
+
+
+def _remarks(mode: str, done: Mapping[str, int]) -> Iterator[str]:
+    """What the mode asks of Inductor and Inductor did not do, by Inductor's own counters."""
+    asked = torch._inductor.list_mode_options(mode) if mode != "default" else {}
+    if asked.get("triton.cudagraphs") and done.get("cudagraph_skips"):
+        yield "CUDA graphs skipped: no GPU"
+    if asked.get("max_autotune") and not done.get("select_algorithm_autotune"):
+        yield "nothing autotuned: on a CPU Inductor has a second kernel for a product only where weights are frozen"
+
+
+def _load_compiler() -> None:
+    """Compile next to nothing: what only the first compilation of a process has to load is no time of the part."""
+    with _empty_cache():
+        torch.compile(torch.neg)(torch.ones(2))
+    torch._dynamo.reset()
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    """Inductor finds nothing that an earlier trial or another process compiled, and leaves nothing behind."""
+    from torch._inductor.utils import fresh_cache  # loads Inductor
+
+    with scratch_folder() as folder, fresh_cache(dir=str(folder), delete=False):
+        yield
+
+
+def _pair(compiled: Callable[..., Any], call: TensorsOnly, place: int) -> tuple[float, float]:
+    """An eager and a compiled run back to back, so that a busy moment meets both; they take turns in going first."""
+    if place % 2:
+        fast = _seconds(compiled, call)
+        return _seconds(call.module, call), fast
+    return _seconds(call.module, call), _seconds(compiled, call)
+
+
+def _seconds(forward: Callable[..., Any], call: TensorsOnly) -> float:
+    """One run; the arguments are rebuilt before the clock starts, since a run may write to its cache."""
+    args, kwargs = call.rebuilt(copied_inputs(call))
+    started = time.perf_counter()
+    forward(*args, **kwargs)
+    return time.perf_counter() - started
+
+
+def _graph_break(found: Any) -> GraphBreak:
+    frame = found.user_stack[-1] if found.user_stack else None
+    site = "unknown" if frame is None else f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+    return GraphBreak(reason=str(found.reason).strip().partition("\n")[0][:300], site=site)
+
+
+def _without_compiler(outcome: CheckOutcome) -> CheckOutcome | None:
+    if not any(word in f"{outcome.error} {outcome.reason}" for word in _COMPILER_MISSING):
+        return None
+    return CheckOutcome(
+        check=Check.COMPILE,
+        verdict=Verdict.SKIPPED,
+        detail="torch.compile needs a C++ compiler on this machine",
+        error=outcome.error,
+        reason=outcome.reason,
+        remedy="install g++ or clang, or set CXX",
+    )
+
+
+@contextmanager
+def _fresh_dynamo() -> Iterator[None]:
+    """What dynamo remembers of other modules changes neither breaks nor times; what it patches is put back."""
+    before = [(owner, name, vars(owner).get(name)) for owner, names in _PATCHED for name in names]
+    torch._dynamo.reset()
+    try:
+        yield
+    finally:
+        torch._dynamo.reset()
+        for owner, name, value in before:
+            if value is not None:
+                setattr(owner, name, value)
+            elif name in vars(owner):
+                delattr(owner, name)
+
+
+# The weights of one part: read from a checkpoint or made at random, while those of the rest of the model stay away.
+#
+# The model is built with its parameters on the meta device and its buffers, which no checkpoint may hold, as their
+# constructors make them. Then the parameters below the part's modules get memory and values.
+
+RANDOM = "random"
+_SEED = 0
+_SPREAD = 0.02
+
+
+def with_weights(subject: PartUnderTest, target: Target, weights: str) -> PartUnderTest:
+    """The part with values: of `target`, which nothing has run yet, or of the folder `weights`, or random ones.
+
+    A target that has weights of its own, as a module that was passed in, keeps them.
+    """
+    with silenced():
+        model = target.build() if target.has_weights else _built(target)
+    switch_attention(model)
+    part = subject.part
+    if not target.has_weights:
+        _give_values(model, part, weights)
+    with torch.no_grad():
+        module = model.get_submodule(part.path) if part.wrap is None else part.wrap(model)
+    _require_values(module, part)
+    return with_module(subject, module.eval().requires_grad_(False))
+
+
+def _require_values(module: torch.nn.Module, part: Part) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise PerfOptError(
+                f"{name} of the part {part.name!r} has no value.",
+                why="its constructor computes it from weights that are read later",
+                fix="export without --load-weights",
+            )
+
+
+def _built(target: Target) -> torch.nn.Module:
+    with same_random_numbers(_SEED), _parameters_on_meta():
+        model: torch.nn.Module = target.build()
+    return model.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """A parameter loses its memory as soon as a module takes it; one that is shared stays one."""
+
+    def without_memory(register: Any) -> Any:
+        def registered(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+            if parameter is not None and not parameter.is_meta:
+                parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+            register(module, name, parameter)
+
+        return registered
+
+    with ThreadPatches() as patches:
+        patches.wrap(torch.nn.Module, "register_parameter", without_memory)
+        yield
+
+
+@torch.no_grad()
+def _give_values(model: torch.nn.Module, part: Part, weights: str) -> None:
+    under = part.wraps or (part.path,)
+    made = _materialised(model, under)
+    if weights != RANDOM:
+        load_some_weights(made, Path(weights), under)
+        return
+    generator = torch.Generator().manual_seed(_SEED)
+    for name, tensor in made.items():
+        if isinstance(tensor, torch.nn.Parameter):  # a buffer keeps what its constructor made
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * _SPREAD)
+            fill_at_random(name, tensor, generator)
+
+
+def _materialised(model: torch.nn.Module, under: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Every weight of the modules at these paths, with memory, under all names that the model has for it."""
+    wanted = [tensor for path in under for tensor in model.get_submodule(path).state_dict(keep_vars=True).values()]
+    ids = set(map(id, wanted))
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) not in ids:
+                continue
+            if parameter.is_meta and id(parameter) not in made:
+                memory = torch.empty_like(parameter, device="cpu")
+                made[id(parameter)] = torch.nn.Parameter(memory, requires_grad=False)
+            module._parameters[name] = made.get(id(parameter), parameter)
+    kept = set(map(id, made.values())) | ids
+    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in kept}

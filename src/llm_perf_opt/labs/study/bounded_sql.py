@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.scratch import scratch_folder
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.labs.study.parquet_store import StudyStore
 from llm_perf_opt.labs.study.sql import SqlResult, batches, checked_files, opened_files, require_select

@@ -20,8 +20,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.folder_lock import locked_folder, writer_name
 from llm_perf_opt.core.output_files import make_folder
+from llm_perf_opt.core.run_lock import locked_folder, writer_name
 from llm_perf_opt.labs.study.parquet_store import StudyStore
 
 log = logging.getLogger(__name__)

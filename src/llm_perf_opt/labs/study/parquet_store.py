@@ -11,32 +11,28 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.output_files import cannot_write, make_folder, move_whole
-from llm_perf_opt.core.reading import naming_file
-from llm_perf_opt.core.scratch import PREFIX, remove_left_behind, temporary_path
-from llm_perf_opt.core.study_columns import BY_NAME, COLUMNS, FAILED, SCHEMA_VERSION
-from llm_perf_opt.labs.study.manifest import (
-    MANIFEST,
-    MANIFEST_FILE,
-    RUN_AGAIN,
-    StudyManifest,
-    StudyPart,
-    columns_digest,
-    part_digest,
-    part_name,
-    part_stem,
-    read_manifest,
+from llm_perf_opt.core.output_files import (
+    PREFIX,
+    cannot_write,
+    make_folder,
+    move_whole,
+    remove_left_behind,
+    temporary_path,
 )
+from llm_perf_opt.core.reading import FileKind, decode_json, naming_file
+from llm_perf_opt.core.sealing import check_seal, sealed_lines
+from llm_perf_opt.core.study_columns import BY_NAME, COLUMNS, FAILED, SCHEMA_VERSION
 
 INSTALL = "pip install 'llm-perf-opt[study]'"
 ROWS_PER_GROUP = 1 << 16
@@ -388,10 +384,93 @@ def _writer(pyarrow: Any, stream: Any, identity: str) -> Any:
         if field.type in (pyarrow.int64(), pyarrow.float64())
     }
     return pyarrow.parquet.ParquetWriter(
-        stream,
-        schema,
-        compression="zstd",
-        use_dictionary=texts,
-        column_encoding=encodings,
-        write_page_checksum=True,
+        stream, schema, compression="zstd", use_dictionary=texts, column_encoding=encodings, write_page_checksum=True
     )
+
+
+# What a study is made of: the parts of its present declaration, each with its digest, its rows and its columns.
+#
+# The name of a part holds the digest of its bytes, so that parts of a run that was killed can be told from damaged ones
+# without a manifest: `part-<task>-<inputs>-<run>-<digest>[-failures].parquet`.
+
+MANIFEST = "_study.json"
+MANIFEST_VERSION = 2
+FAILURES = "-failures"  # in the name of a file some of whose points failed
+SUFFIX = ".parquet"
+RUN_AGAIN = "run the same study again: parts that are whole are kept, the others are computed again"
+MANIFEST_FILE = FileKind(
+    name="manifest of a study",
+    fix=RUN_AGAIN,
+    schema_version=MANIFEST_VERSION,
+    is_sealed=True,
+    has_every_key=True,
+    max_bytes=2**28,
+)
+_DIGITS = 32  # of the SHA-256 in a name
+_NAME = re.compile(
+    r"(?P<stem>part-[0-9a-z]+-[0-9a-z]+)-(?P<run>[0-9a-f]{8})-(?P<digest>[0-9a-f]{32})(-failures)?\.parquet"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPart:
+    """One finished file, as it was written."""
+
+    file: str  # below the folder of the study
+    sha256: str
+    rows: int
+    columns: str  # digest of the names and types of its columns
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether some of its points failed."""
+        return self.file.endswith(f"{FAILURES}{SUFFIX}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyManifest:
+    """The study as it was declared last; a stem without a part is not finished."""
+
+    schema_version: int = MANIFEST_VERSION
+    study: str
+    run: str  # that wrote this
+    tool_version: str
+    points: int
+    stems: list[str]
+    parts: dict[str, StudyPart]
+
+    def text(self) -> bytes:
+        """As it is kept."""
+        return b"".join(sealed_lines(asdict(self)))
+
+
+def read_manifest(raw: bytes) -> StudyManifest:
+    """The manifest in a file; one byte that differs is refused."""
+    found = decode_json(raw, StudyManifest, MANIFEST_FILE)
+    check_seal(raw, MANIFEST_FILE)
+    for stem, part in found.parts.items():
+        if stem not in found.stems or "/../" in f"/{part.file}" or part_stem(part.file) != stem:
+            raise MANIFEST_FILE.malformed(f"parts.{stem}", "a part of this study", part.file)
+    return found
+
+
+def part_name(stem: str, run: str, sha256: str, *, failed: bool) -> str:
+    """The name of a finished file."""
+    return f"{stem}-{run}-{sha256[:_DIGITS]}{FAILURES if failed else ''}{SUFFIX}"
+
+
+def part_stem(path: str) -> str | None:
+    """The task and the inputs of a part; None: it is not named like one."""
+    found = _NAME.fullmatch(path.rpartition("/")[2])
+    return None if found is None else found["stem"]
+
+
+def part_digest(path: str) -> str:
+    """The beginning of the SHA-256 that a part must have, by its name."""
+    found = _NAME.fullmatch(path.rpartition("/")[2])
+    return "" if found is None else found["digest"]
+
+
+def columns_digest(schema: Iterable[Any]) -> str:
+    """Of the names and types of an Arrow schema, in their order."""
+    return hashlib.sha256("\n".join(f"{field.name}:{field.type}" for field in schema).encode()).hexdigest()[:16]

@@ -32,12 +32,7 @@ def require_ray() -> None:
 
 
 def run_on_ray(
-    work: Callable[[T], R],
-    tasks: Sequence[T],
-    *,
-    address: str | None,
-    workers: int | None,
-    task_memory_bytes: int,
+    work: Callable[[T], R], tasks: Sequence[T], *, address: str | None, workers: int | None, task_memory_bytes: int
 ) -> Iterator[tuple[T, R | BaseException]]:
     """Each task with its result or its error, as they finish; `address` None: a Ray of this machine alone."""
     ray = _ray()

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.scratch import scratch_folder
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.study_columns import COLUMNS, REAL, TEXT, TRUTH, WHOLE
-from llm_perf_opt.labs.study.manifest import RUN_AGAIN, StudyPart
-from llm_perf_opt.labs.study.parquet_store import INSTALL, StudyStore
+from llm_perf_opt.labs.study.parquet_store import INSTALL, RUN_AGAIN, StudyPart, StudyStore
 
 VIEW = "points"
 MEMORY_BYTES = 2 * 10**9  # of one question of ours; what does not fit goes to the temporary folder

@@ -11,8 +11,7 @@ from llm_perf_opt.core.protocols import RealRun
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json, Part, Target, World
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.page_geometry import mode_of_sizes, require_sizes_of_model
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class DeepSeekOcrAdapter:
 
     def write_engine_folder(self, folder: Path) -> None:
         """The configuration for a serving engine, which takes a folder and not a name."""
-        from llm_perf_opt.models.deepseek_ocr.engine_folder import write_engine_folder
+        from llm_perf_opt.models.deepseek_ocr.released_folder import write_engine_folder
 
         write_engine_folder(self.config, folder)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, ImageMode
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload, ImageMode
 from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens, count_tiles, view_grid, written_size
 
 DEFAULT_IMAGE = "1240x1754"  # A4 at 150 dots per inch

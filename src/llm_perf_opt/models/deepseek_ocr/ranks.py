@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.plan_file import read_plan_rules
+from llm_perf_opt.core.parallel_plan import ParallelPlan, read_plan_rules
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.plan import Plan, make_plan

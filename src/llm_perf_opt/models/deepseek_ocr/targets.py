@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
-from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
+from llm_perf_opt.core.expected_calls import ExpectedCalls, RoutedExperts, stated
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import RealRun
-from llm_perf_opt.core.target import Chain, Json, Stage, Target, World
+from llm_perf_opt.core.target import Chain, Choose, Json, PhaseBefore, Stage, Target, World
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
-from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.expected_calls import expected_decode, expected_prefill
+from llm_perf_opt.models.deepseek_ocr.blueprint import CausalLmOutput, DeepseekOCRForCausalLM
+from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.decoder import PastKeyValues
+from llm_perf_opt.models.deepseek_ocr.formulas import CLIP, PROJECTOR, SAM
 from llm_perf_opt.models.deepseek_ocr.inputs import (
+    FIRST_TEXT_ID,
     OcrInputs,
     Prompt,
     PromptIds,
@@ -27,18 +30,10 @@ from llm_perf_opt.models.deepseek_ocr.inputs import (
     placeholder_ids,
     prompt_ids,
 )
-from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
 from llm_perf_opt.models.deepseek_ocr.parallel import parameter_sizes, spread_model, still_whole
 from llm_perf_opt.models.deepseek_ocr.patches import patched
-from llm_perf_opt.models.deepseek_ocr.phases import (
-    cache_tokens,
-    decode,
-    follow_prefill,
-    prefill,
-    prepare_decode,
-)
 from llm_perf_opt.models.deepseek_ocr.plan import (
     BYTES_PER_VALUE,
     DEFAULT_IMAGE,
@@ -221,3 +216,189 @@ def _runtime(
         "decode_steps": decode_steps,
         **stated(calls),
     }
+
+
+def prefill(model: DeepseekOCRForCausalLM, inputs: OcrInputs) -> CausalLmOutput:
+    """One forward over the whole sequence, with an empty cache."""
+    with torch.no_grad():
+        output: CausalLmOutput = model(
+            input_ids=inputs.input_ids,
+            images=inputs.images,
+            images_seq_mask=inputs.images_seq_mask,
+            images_spatial_crop=inputs.images_spatial_crop,
+        )
+    return output
+
+
+@dataclass(slots=True, kw_only=True)
+class OcrDecodeStart:
+    """What a decode begins with. `past` goes to the first step, which lets go of it when it has a longer one."""
+
+    token: Tensor
+    positions: list[Tensor]  # one per step
+    past: PastKeyValues | None
+    choose: Choose
+    inputs: OcrInputs | None = None  # those of the prefill before it
+
+
+def prepare_decode(
+    _: DeepseekOCRForCausalLM, inputs: OcrInputs, config: DecoderConfig, steps: int, head_parts: int = 1
+) -> OcrDecodeStart:
+    """A decode that stands alone: a cache of zeros as long as the sequence of the prefill.
+
+    The token is always the same: which one comes out changes no shape. Of `head_parts` equal shares of the heads the
+    cache holds one.
+    """
+    batch = inputs.input_ids.shape[0]
+    token = torch.full((batch, 1), FIRST_TEXT_ID)
+    return OcrDecodeStart(
+        token=token,
+        positions=_positions(token, inputs.num_tokens, steps),
+        past=empty_past(config, batch, inputs.num_tokens, inputs.images[0][1].dtype, head_parts),
+        choose=lambda _: token,
+    )
+
+
+def follow_prefill(_: DeepseekOCRForCausalLM, before: PhaseBefore, steps: int) -> OcrDecodeStart:
+    """A decode that continues a prefill: its cache, the token chosen from its logits, then those that are chosen."""
+    inputs: OcrInputs = before.start
+    return OcrDecodeStart(
+        token=before.token,
+        positions=_positions(before.token, inputs.num_tokens, steps),
+        past=before.output.past_key_values,
+        choose=before.choose,
+        inputs=inputs,
+    )
+
+
+def _positions(token: Tensor, context_tokens: int, steps: int) -> list[Tensor]:
+    return [torch.full(token.shape, context_tokens + step, device=token.device) for step in range(steps)]
+
+
+def decode(model: DeepseekOCRForCausalLM, start: OcrDecodeStart, inputs: OcrInputs | None = None) -> PastKeyValues:
+    """One forward of one token for every position, until `choose` gives none.
+
+    The inputs of the prefill travel along unread, as in the released generation loop; default: those of `start`.
+    """
+    page = inputs or start.inputs
+    past, start.past = start.past, None
+    assert past is not None and page is not None, "a cache is used up by the decode that it was made for"
+    token = start.token
+    with torch.no_grad():
+        for position in start.positions:
+            output: CausalLmOutput = model(
+                input_ids=token,
+                past_key_values=past,
+                position_ids=position,
+                images=page.images,
+                images_seq_mask=page.images_seq_mask,
+                images_spatial_crop=page.images_spatial_crop,
+            )
+            past = output.past_key_values
+            token = start.choose(output.logits)
+            if token is None:
+                break
+    return past
+
+
+def cache_tokens(past: PastKeyValues) -> int:
+    """How many tokens a cache holds."""
+    return past[0][0].shape[-2]
+
+
+def empty_past(
+    config: DecoderConfig, batch: int, tokens: int, dtype: torch.dtype, head_parts: int = 1
+) -> PastKeyValues:
+    """Zeros in the shape of a cache that holds `tokens` tokens."""
+    shape = (batch, config.num_attention_heads // head_parts, tokens, config.head_dim)
+    return tuple(
+        (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_hidden_layers)
+    )
+
+
+# How often each kind of module must run, from the configuration and the page alone: nothing is traced for it.
+#
+# The encoders take the crops of a page as one batch, then its global view: two calls per page, or one without crops.
+
+
+def expected_prefill(
+    config: DeepSeekOcrConfig, plan: Plan, shares: Shares | None = None, *, holds_all_experts: bool = True
+) -> tuple[ExpectedCalls, ...]:
+    """The crops of every page, the three parts of the vision encoder, and one forward of the decoder.
+
+    `shares` are the views of one rank, of a model that splits them; crops are not counted there.
+    """
+    passes = _decoder(config.decoder, tokens=plan.batch * plan.context_tokens, forwards=1, unit="forward")
+    decoder = [calls for calls in passes if holds_all_experts or calls.routed is None]
+    if shares is not None:
+        views = sum((page.tiles > 0) + page.has_global for page in shares)
+        return (*_encoders(config, views, f"{_counted(views, 'batch')} of views of this rank"), *decoder)
+    views = plan.batch * (1 + (plan.tiles > 0))
+    crops = ExpectedCalls(
+        what="crops", formula=_crops_in_words(plan), calls=plan.batch * plan.tiles, fact="crops_per_image"
+    )
+    return (crops, *_encoders(config, views, _views_in_words(plan)), *decoder)
+
+
+def _encoders(config: DeepSeekOcrConfig, views: int, words: str) -> tuple[ExpectedCalls, ...]:
+    blocks, layers = config.sam.num_layers, config.clip.num_layers
+    return (
+        ExpectedCalls(
+            what="SAM blocks", formula=f"{blocks} blocks x {words}", calls=blocks * views, paths=f"{SAM}.blocks.*"
+        ),
+        ExpectedCalls(
+            what="CLIP layers",
+            formula=f"{layers} layers x {words}",
+            calls=layers * views,
+            paths=f"{CLIP}.transformer.layers.*",
+        ),
+        ExpectedCalls(what="projector", formula=f"1 projector x {words}", calls=views, paths=PROJECTOR),
+    )
+
+
+def expected_decode(
+    config: DeepSeekOcrConfig, plan: Plan, *, holds_all_experts: bool = True
+) -> tuple[ExpectedCalls, ...]:
+    """One forward of the decoder per step; the vision encoders do not run again."""
+    passes = _decoder(config.decoder, tokens=plan.batch, forwards=plan.decode_steps, unit="step")
+    return (
+        ExpectedCalls(what="SAM blocks", formula="none: the cache holds the page", calls=0, paths=f"{SAM}.blocks.*"),
+        *(calls for calls in passes if holds_all_experts or calls.routed is None),
+    )
+
+
+def _decoder(config: DecoderConfig, *, tokens: int, forwards: int, unit: str) -> Iterator[ExpectedCalls]:
+    depth, times = config.num_hidden_layers, _counted(forwards, unit)
+    yield ExpectedCalls(
+        what="decoder layers", formula=f"{depth} layers x {times}", calls=depth * forwards, paths="model.layers.*"
+    )
+    sparse = depth - config.first_k_dense_replace
+    yield ExpectedCalls(
+        what="routed experts",
+        formula=f"{sparse} layers x {times} x experts touched",
+        calls=None,
+        paths="model.layers.*.mlp.experts.*",
+        routed=RoutedExperts(
+            layers=sparse,
+            experts=config.n_routed_experts,
+            chosen=config.num_experts_per_tok,
+            tokens=tokens,
+            forwards=forwards,
+        ),
+    )
+    yield ExpectedCalls(what="output head", formula=f"1 head x {times}", calls=forwards, paths="lm_head")
+
+
+def _views_in_words(plan: Plan) -> str:
+    crops = f" + 1 batch of {_counted(plan.tiles, 'crop')}" if plan.tiles else ""
+    page = f"(1 global view{crops})"
+    return page if plan.batch == 1 else f"{plan.batch} pages x {page}"
+
+
+def _crops_in_words(plan: Plan) -> str:
+    pages = _counted(plan.batch, "page")
+    return f"{pages} x {plan.grid[0]}x{plan.grid[1]} grid" if plan.tiles else f"{pages}, not cut"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

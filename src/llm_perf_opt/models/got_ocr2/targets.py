@@ -14,7 +14,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
 from llm_perf_opt.core.target import Chain, Json, PhaseBefore, Stage, Target
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
+from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Workload
 
 STAGES = (
     Stage(name="vision", paths=("model.vision_tower",)),
@@ -104,12 +104,7 @@ def make_targets(config: Any, asked: Workload) -> tuple[Target, ...]:
         phase="decode",
         prepare=partial(_prepare_decode, context=context, batch=batch, steps=steps),
         invoke=_decode,
-        runtime={
-            "images": 0,
-            "crops_per_image": [],
-            "decode_steps": steps,
-            **stated(_expected_decode(config, steps)),
-        },
+        runtime={"images": 0, "crops_per_image": [], "decode_steps": steps, **stated(_expected_decode(config, steps))},
         chain=Chain(
             follow=partial(_follow_prefill, context=context, batch=batch, steps=steps),
             cache_tokens=lambda past: int(past.get_seq_length()),

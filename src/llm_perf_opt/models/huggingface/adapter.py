@@ -29,7 +29,6 @@ from llm_perf_opt.core.work_limits import out_of_memory, refuse_depth
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.harness.fake_world import FakeWorld
-from llm_perf_opt.models.huggingface.expected_calls import expected_decode, expected_prefill
 from llm_perf_opt.models.huggingface.folder import (
     import_transformers,
     layers,
@@ -52,13 +51,20 @@ from llm_perf_opt.models.huggingface.inputs import (
 from llm_perf_opt.models.huggingface.inputs.media import image_advice
 from llm_perf_opt.models.huggingface.inputs.plan import Whole
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
-from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
 from llm_perf_opt.models.huggingface.parallel import plan_axes, spread_model, uneven_refusal, with_copied_key_heads
-from llm_perf_opt.models.huggingface.parts import guess_parts, guess_stages
-from llm_perf_opt.models.huggingface.phases import DecodeState, decode, follow_prefill, prefill, prepare_decode
-from llm_perf_opt.models.huggingface.probe import ModelProbe
+from llm_perf_opt.models.huggingface.parts import expected_decode, expected_prefill, guess_parts, guess_stages
+from llm_perf_opt.models.huggingface.phases import (
+    DecodeState,
+    ModelProbe,
+    decode,
+    follow_prefill,
+    prefill,
+    prepare_decode,
+)
 from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.models.huggingface.resolved import (
+    HuggingFaceWorkload,
+    audio_samples,
     decoder_depth,
     find_at_full_length,
     modality_notes,

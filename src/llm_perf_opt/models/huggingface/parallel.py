@@ -12,9 +12,8 @@ from typing import Any
 
 from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern
+from llm_perf_opt.core.parallel_plan import ParallelPlan, PlanRules, layer_pattern, read_plan_rules
 from llm_perf_opt.core.plain_text import error_text
-from llm_perf_opt.core.plan_file import PlanRules, read_plan_rules
 from llm_perf_opt.harness.fake_world import FakeWorld
 from llm_perf_opt.models.huggingface.folder import import_transformers
 

@@ -25,10 +25,7 @@ from llm_perf_opt.core.tensor_formats import FP8, StoredFormats, weight_format
 
 _WRAPPERS = ("model", "language_model")
 # Stack -> what its experts call the matrices in it, in the checkpoints there are.
-_EXPERT_NAMES = {
-    "gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"),
-    "down_proj": ("down_proj", "w2"),
-}
+_EXPERT_NAMES = {"gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
 
 
 def spellings(path: str, *, is_stack: bool) -> tuple[str, ...]:

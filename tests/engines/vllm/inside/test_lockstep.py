@@ -10,9 +10,9 @@ import pytest
 
 from llm_perf_opt.core.serving.requests import Request, Traffic
 from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
+from llm_perf_opt.engines.vllm.inside.launches import StepLog
 from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
 from llm_perf_opt.engines.vllm.inside.run import run
-from llm_perf_opt.engines.vllm.inside.step_log import StepLog
 from llm_perf_opt.engines.vllm.inside.step_time import Batch
 
 NOTHING = Surface(across=(1, 2), along=(1, 2), seconds=((0, 0), (0, 0)))

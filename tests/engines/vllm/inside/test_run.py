@@ -10,7 +10,7 @@ import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.serving.requests import Request, Traffic
-from llm_perf_opt.engines.vllm.inside.clock import Clock
+from llm_perf_opt.engines.vllm.inside.launches import Clock
 from llm_perf_opt.engines.vllm.inside.run import run
 
 STEP_S = 1.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from llm_perf_opt.analyses.function.figures.costs import Fit, OpFitting
 from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
-from llm_perf_opt.analyses.function.figures.shape_forms import ShapeForms, shape_forms
 from llm_perf_opt.analyses.function.form import Form, Point
 from llm_perf_opt.analyses.function.program.alignment import Parting
 from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule
@@ -24,19 +24,11 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 
-_SIZES = (
-    "flops",
-    "skippable_flops",
-    "bytes_moved",
-    "avoidable_bytes",
-    "rows",
-    "weights",
-    "sequences",
-    "queries",
-)
+_SIZES = ("flops", "skippable_flops", "bytes_moved", "avoidable_bytes", "rows", "weights", "sequences", "queries")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,3 +203,41 @@ def _least(graph: CallGraph) -> list[tuple[str, Collective, int]]:
 
 def _no_rule(text: str) -> NoRule:
     return NoRule(Parting(what=NO_RULE, op=None, text=text))
+
+
+_TYPES = (ProductShape, AttentionShape, ExpertsShape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeForms:
+    """A shape of the type at `type_place`; `sizes` are its integers, `fixed` its other fields."""
+
+    type_place: int
+    sizes: tuple[tuple[str, Form], ...]
+    fixed: tuple[tuple[str, object], ...]
+
+    def at(self, point: Point) -> KernelShape:
+        """The shape at one point."""
+        values: dict[str, Any] = {**dict(self.fixed), **{name: form.at(point) for name, form in self.sizes}}
+        return _TYPES[self.type_place](**values)
+
+
+def shape_forms(shapes: Sequence[KernelShape | None], fit: Fit) -> ShapeForms | None:
+    """One shape at several points; None: there is none, they are of several types, or a size is no form."""
+    kind = type(shapes[0])
+    if kind not in _TYPES or any(type(shape) is not kind for shape in shapes):
+        return None
+    sizes: list[tuple[str, Form]] = []
+    fixed: list[tuple[str, object]] = []
+    for name in (one.name for one in fields(_TYPES[_TYPES.index(kind)])):
+        values = tuple(getattr(shape, name) for shape in shapes)
+        if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+            form = fit(values)
+            if form is None:
+                return None
+            sizes.append((name, form))
+        elif len(set(values)) == 1:
+            fixed.append((name, values[0]))
+        else:
+            return None
+    return ShapeForms(type_place=_TYPES.index(kind), sizes=tuple(sizes), fixed=tuple(fixed))

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from llm_perf_opt.analyses.function.columns import Evaluation
 from llm_perf_opt.analyses.function.figures.kernel_forms import ExchangeCounts, KernelCounts
-from llm_perf_opt.analyses.function.figures.need_columns import must_read_bytes
-from llm_perf_opt.analyses.function.figures.needs import NecessaryForms
+from llm_perf_opt.analyses.function.figures.needs import NecessaryForms, must_read_bytes
 from llm_perf_opt.analyses.function.figures.times import AnsweredBy, TimeColumns, times_by_point
 from llm_perf_opt.analyses.function.form import Point
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork

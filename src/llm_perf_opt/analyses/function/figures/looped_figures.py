@@ -7,7 +7,8 @@ program of a few blocks: what each block leaves behind is there as often as the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +23,17 @@ from llm_perf_opt.analyses.function.figures.costs import (
     undominated,
 )
 from llm_perf_opt.analyses.function.figures.rebuilding import Rebuilt
-from llm_perf_opt.analyses.function.figures.stage_costs import SUMS, ProgramCosts
-from llm_perf_opt.analyses.function.form import Form, Step, StepKind
+from llm_perf_opt.analyses.function.form import Form, Point, Step, StepKind
 from llm_perf_opt.analyses.function.program.alignment import Parting, storages_of
+from llm_perf_opt.analyses.function.program.loop_memory import Row
 from llm_perf_opt.analyses.function.program.loops import Loop
 from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Program, ProgramShape
-from llm_perf_opt.analyses.function.program.rows_of_loops import Row
+from llm_perf_opt.analyses.function.program.sized import Numbers, SizedKind
 from llm_perf_opt.analyses.function.program.unfolding import Unfolded
 from llm_perf_opt.analyses.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.ops.table import kernels_of, price
 
 _MOST_BLOCKS = 24  # of a loop, at points that are rebuilt to find forms
 _SHOWN_BLOCKS = 5  # two at the start, two of the middle, and the last
@@ -135,3 +138,58 @@ def _largest(curves: Sequence[Form], region: Region) -> tuple[Form, ...]:
             kept.append(curves[number])
             covered |= is_largest[number]
     return tuple(kept)
+
+
+# What a program costs at points, by stage, without the call graphs of the points.
+#
+# The ops of a block differ from those of another, and the ops at a point from those at another, in their sizes alone.
+# An op with sizes that were seen before is not priced again.
+
+SUMS = ("flops", "vector_flops", "bytes_moved", "launches", "ops", "unpriced_ops")
+_Cost = tuple[int, int, int, int, int, int]  # of one run, in the order of `SUMS`
+
+
+class ProgramCosts:
+    """The costs of a program; ops of the names in `without` are left out."""
+
+    def __init__(self, program: Program, without: Collection[str] = ()) -> None:
+        self._program, self._without = program, without
+        self._counts: dict[tuple[int, ...], list[tuple[str, SizedKind, int]]] = {}
+        self._leaves: dict[SizedKind, tuple[Any, ...]] = {}
+        self._costs: dict[tuple[OpKind, tuple[Any, ...]], _Cost] = {}
+
+    def at(self, point: Point) -> Mapping[tuple[str, str], int | None]:
+        """(Stage, figure) -> what the code costs as written, as an analysis of the point's graph would say."""
+        number, totals = Numbers(point), dict[str, list[int]]()
+        for stage, kind, count in self._rows(tuple(loop.count.at(point) for loop in self._program.loops)):
+            total = totals.setdefault(stage, [0] * len(SUMS))
+            for place, one in enumerate(self._cost(kind, number)):
+                total[place] += one * count
+        return {
+            (stage, name): value for stage, total in totals.items() for name, value in zip(SUMS, total, strict=True)
+        }
+
+    def _rows(self, counts: tuple[int, ...]) -> list[tuple[str, SizedKind, int]]:
+        """The stage of an op, the op, and how often it runs there."""
+        if counts not in self._counts:
+            kinds = self._program.shape(counts).kinds
+            rows = ((stage, kinds[kind], count) for (stage, kind), count in self._program.stage_counts(counts).items())
+            self._counts[counts] = [row for row in rows if row[1].kind.name not in self._without]
+        return self._counts[counts]
+
+    def _cost(self, kind: SizedKind, number: Numbers) -> _Cost:
+        if kind not in self._leaves:
+            self._leaves[kind] = kind.leaves()
+        # What differs between ops of one kind at a sample, in other blocks and at other points, are the leaves.
+        key = kind.kind, number.leaves(self._leaves[kind])
+        found = self._costs.get(key)
+        if found is None:
+            op = number.kind(kind)
+            cost, launches = price(op), len(kernels_of(op))
+            found = (
+                (0, 0, 0, launches, 1, 1)
+                if cost is None
+                else (cost.flops, cost.vector_flops, cost.bytes_moved, launches, 1, 0)
+            )
+            self._costs[key] = found
+        return found

@@ -11,9 +11,8 @@ import numpy as np
 
 from llm_perf_opt.analyses.function.program.alignment import storages_of
 from llm_perf_opt.analyses.function.program.loop_lists import RowTensor
-from llm_perf_opt.analyses.function.program.loop_memory import GIVEN_ORIGINS, homes_of
+from llm_perf_opt.analyses.function.program.loop_memory import GIVEN_ORIGINS, as_column, homes_of
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.rows_of_loops import as_column
 from llm_perf_opt.analyses.function.program.unfolding import TensorsOfRows, Unfolded, offsets_of, unfold
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
 from llm_perf_opt.core.callgraph.graph import CallGraph

@@ -119,11 +119,7 @@ class SizeForms:
 
     def _of_expert(self, seen: Sequence[SamplePlace], values: Values, routed: Routed) -> Form | None:
         """Rows of the expert whose block it is, and from where to where they lie."""
-        for kind, expert in (
-            (StepKind.SHARE, OF_BLOCK),
-            (StepKind.OFFSET, OF_BLOCK),
-            (StepKind.OFFSET, AFTER_BLOCK),
-        ):
+        for kind, expert in ((StepKind.SHARE, OF_BLOCK), (StepKind.OFFSET, OF_BLOCK), (StepKind.OFFSET, AFTER_BLOCK)):
             form = Form.atom(Step(kind, routed.tokens, (routed.chosen, routed.experts, expert)))
             if self.gives(form, seen, values):
                 return form

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from llm_perf_opt.analyses.function.program.loop_memory import Home, Irregular
+from llm_perf_opt.analyses.function.program.loop_memory import Home, Irregular, NewMemory, Row, sources_of
 from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.rows_of_loops import NewMemory, Row, sources_of
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, tensor_offsets
 

@@ -17,9 +17,8 @@ import numpy as np
 
 from llm_perf_opt.analyses.function.program.alignment import storages_of
 from llm_perf_opt.analyses.function.program.loop_lists import ListFacts, Lists, RowTensor
-from llm_perf_opt.analyses.function.program.loop_memory import Irregular, homes_of
-from llm_perf_opt.analyses.function.program.loops import Loop
-from llm_perf_opt.analyses.function.program.rows_of_loops import (
+from llm_perf_opt.analyses.function.program.loop_memory import (
+    Irregular,
     MemoryHomes,
     Moves,
     NewMemory,
@@ -27,8 +26,10 @@ from llm_perf_opt.analyses.function.program.rows_of_loops import (
     Row,
     Rows,
     as_column,
+    homes_of,
     moved_rows,
 )
+from llm_perf_opt.analyses.function.program.loops import Loop
 from llm_perf_opt.analyses.memory.live_memory import MADE_ORIGINS
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of

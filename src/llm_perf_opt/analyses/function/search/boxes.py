@@ -22,7 +22,7 @@ from llm_perf_opt.analyses.function.program.alignment import Parting, same_run
 from llm_perf_opt.analyses.function.program.program import NoRule, Program
 from llm_perf_opt.analyses.function.program.sizing import program_of
 from llm_perf_opt.analyses.function.search.cells import Cell, OpenRegion
-from llm_perf_opt.analyses.function.search.traces import NoTracesLeft, Traces
+from llm_perf_opt.analyses.function.search.sampling import NoTracesLeft, Traces
 
 # How far the samples lie from the end of a box, in each variable: no two of them move together.
 _BATCHES = (0, 1, 0, 0, 1, 3, 0)
@@ -62,7 +62,7 @@ class BoxSearch:
             if found is not None:
                 yield found
                 rest, left = list(_without(box, found.region)), halvings
-            elif halvings and any(_splits(box, name) for name in self._lengths()):
+            elif halvings and any((box[name][0] < box[name][1]) for name in self._lengths()):
                 rest, left = self._halves(box), halvings - 1
             else:
                 assert self._reason is not None, "a box without a cell has a reason"
@@ -220,10 +220,6 @@ def _without(box: Region, inner: Region) -> Iterator[Region]:
         if high < last:
             yield {**left, name: (high + 1, last)}
         left[name] = (low, high)
-
-
-def _splits(box: Region, name: str) -> bool:
-    return box[name][0] < box[name][1]
 
 
 def _volume(box: Region) -> float:

@@ -22,8 +22,11 @@ from llm_perf_opt.analyses.function.program.program import NO_RULE, NoRule, Prog
 from llm_perf_opt.analyses.function.program.sizing import program_of
 from llm_perf_opt.analyses.function.search.sampling import (
     CHUNK_OFFSETS,
+    FAILED,
     LENGTH_OFFSETS,
+    NoTracesLeft,
     Stride,
+    Traces,
     at_chunk_end,
     batch_ranges,
     corners,
@@ -32,7 +35,6 @@ from llm_perf_opt.analyses.function.search.sampling import (
     samples_of,
     size_of,
 )
-from llm_perf_opt.analyses.function.search.traces import FAILED, NoTracesLeft, Traces
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 

@@ -11,8 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from llm_perf_opt.core.serving.step_table import RankStep, StepTable
-from llm_perf_opt.engines.vllm.inside.clock import Clock
-from llm_perf_opt.engines.vllm.inside.step_log import StepLog
+from llm_perf_opt.engines.vllm.inside.launches import Clock, StepLog
 from llm_perf_opt.engines.vllm.inside.step_time import Batch
 
 

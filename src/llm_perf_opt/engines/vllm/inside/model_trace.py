@@ -10,6 +10,7 @@ from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
 from llm_perf_opt.core.parallel_plan import HEADER_KEY
+from llm_perf_opt.core.target import Json
 from llm_perf_opt.engines.vllm.inside.stand_ins import CUSTOM_OPS, stand_in
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob, read_message
 
@@ -28,7 +29,6 @@ def answer(file: Path, report: Callable[[str], None]) -> TraceAnswer:
 def trace_model(job: TraceJob, report: Callable[[str], None]) -> TraceAnswer:
     """Build the model, run its phases, and write one call graph for each."""
     stand_in()
-    from llm_perf_opt.engines.vllm.inside.estimate import estimated
     from llm_perf_opt.engines.vllm.inside.ranks import forget_groups
     from llm_perf_opt.engines.vllm.inside.targets import VllmModel, cache_facts, targets
     from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
@@ -81,3 +81,30 @@ def _engine_header() -> dict[str, str]:
     import vllm
 
     return {"code": "vllm", "engine": f"vllm {vllm.__version__}"}
+
+
+def estimated(config: Any, graph: CallGraph) -> dict[str, Json]:
+    """FLOPs, bytes read and bytes written by component for the steps of a phase; or why there are none."""
+    from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
+
+    metrics = ModelMetrics(config)
+    if not metrics.is_enabled():
+        return {"reason": "vLLM knows no component of this model"}
+    workload = graph.workload
+    prompt, new, batch = (int(workload[name]) for name in ("prompt_tokens", "new_tokens", "batch"))
+    steps = int(workload["decode_steps"])
+    is_prefill = graph.phase == "prefill"
+    contexts = [(prompt, prompt)] if is_prefill else [(new, prompt + new * (step + 1)) for step in range(max(1, steps))]
+    found: dict[str, dict[str, int]] = {"flops": {}, "bytes_read": {}, "bytes_written": {}}
+    for tokens, context in contexts:
+        step = ExecutionContext()
+        for _ in range(batch):
+            step.add(tokens, context, is_prefill=tokens > 1)
+        for name, told in (
+            ("flops", metrics.get_num_flops_breakdown(step, True)),
+            ("bytes_read", metrics.get_read_bytes_breakdown(step, True)),
+            ("bytes_written", metrics.get_write_bytes_breakdown(step, True)),
+        ):
+            for part, count in told.items():
+                found[name][part] = found[name].get(part, 0) + int(count)
+    return dict(found)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.serving.replayed import Replayed
-from llm_perf_opt.core.serving.requests import Traffic
+from llm_perf_opt.core.serving.requests import Replayed, Traffic
 from llm_perf_opt.engines.vllm.inside import platform
 from llm_perf_opt.engines.vllm.inside.jumps import JumpingSampler, JumpingTime, can_jump
 from llm_perf_opt.engines.vllm.inside.launches import OwnLaunches

@@ -7,8 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.serving.replayed import AnsweredRequests
-from llm_perf_opt.core.serving.requests import Request, Traffic
+from llm_perf_opt.core.serving.requests import AnsweredRequests, Request, Traffic
 from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
 
 MakeRequest = Callable[[Request, float], Any]  # one of ours and the time at which it comes -> one of vLLM's
@@ -106,12 +105,7 @@ class _Run:
     """Requests that are still to come, and the places that a client has for them."""
 
     def __init__(
-        self,
-        replicas: list[_Replica],
-        traffic: Traffic,
-        make_request: MakeRequest,
-        route: Route,
-        rounds: Rounds | None,
+        self, replicas: list[_Replica], traffic: Traffic, make_request: MakeRequest, route: Route, rounds: Rounds | None
     ) -> None:
         self.replicas, self._make_request, self._route, self._rounds = replicas, make_request, route, rounds
         self._requests = traffic.requests

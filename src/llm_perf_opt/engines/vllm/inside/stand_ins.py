@@ -49,7 +49,7 @@ KERNELS: Mapping[str, Mapping[str, str]] = {
         "static_scaled_fp8_quant": "(Tensor! result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()",
         "dynamic_scaled_fp8_quant": "(Tensor! result, Tensor input, Tensor! scale) -> ()",
         "dynamic_per_token_scaled_fp8_quant": "(Tensor! result, Tensor input, Tensor! scale, Tensor? scale_ub) -> ()",
-    },
+    }
 }
 # vLLM's own ops that stay switched off: their torch code runs, which our counter takes apart.
 CUSTOM_OPS = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,20 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.fused_moe.runner import moe_runner
 from vllm.model_executor.model_loader.utils import get_model_architecture
-from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.utils.torch_utils import _resolve_layer_name, set_default_torch_dtype
 
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.target import Json, Target
 from llm_perf_opt.engines.vllm.inside.ranks import VllmWorld
-from llm_perf_opt.engines.vllm.inside.rules import RunningStep, UniformBatch, install_rules
-from llm_perf_opt.engines.vllm.inside.stand_ins import keep_ghosts
+from llm_perf_opt.engines.vllm.inside.stand_ins import KERNELS, keep_ghosts
 from llm_perf_opt.engines.vllm.jobs import TraceJob
-from llm_perf_opt.weightless.ghost import new_ghost
+from llm_perf_opt.ops.grouped_experts import touched_experts
+from llm_perf_opt.weightless.dispatcher import Dispatcher
+from llm_perf_opt.weightless.fallbacks import Done
+from llm_perf_opt.weightless.ghost import Ghost, new_ghost
+from llm_perf_opt.weightless.rules.registry import VALUE_RULES
 from llm_perf_opt.weightless.spec import contiguous_spec
 
 _FP8 = torch.float8_e4m3fn
@@ -179,3 +184,216 @@ def cache_facts(model: VllmModel) -> dict[str, Json]:
         for (kind, size, window), layers in groups.items()
     ]
     return {"groups": listed, "bytes_per_token": sum(size * layers for (_, size, _), layers in groups.items())}
+
+
+# vLLM's opaque ops on ghosts: recorded under their own names, with the facts of their layer and of the batch.
+#
+# Attention and the updates of its cache are one op each, and say which heads, widths and lengths they work on. A layer
+# of experts is opened instead: its gate, its shared experts and its collectives run as in the engine, and the routed
+# experts are one op, `vllm_moe.routed_experts`, which stands for the choice of experts and the grouped kernels behind
+# it.
+
+_ROUTED = (
+    "routed_experts(Tensor hidden, Tensor[] weights, Tensor? logits, int experts, int held, int groups_used, "
+    "int chosen, int inner, int products, int tensor_ranks, int expert_ranks) -> Tensor"
+)
+_LIBRARIES: list[torch.library.Library] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformBatch:
+    """Equal sequences in one step: so many new tokens each, behind so many in the cache."""
+
+    sequences: int
+    new_tokens: int
+    cached_tokens: int
+
+    @property
+    def rows(self) -> int:
+        """Tokens that the step computes."""
+        return self.sequences * self.new_tokens
+
+    def facts(self) -> dict[str, int]:
+        """For the record of an op."""
+        return {"sequences": self.sequences, "new_tokens": self.new_tokens, "cached_tokens": self.cached_tokens}
+
+
+class RunningStep:
+    """What the rules know of the step that runs: its batch, and the layers that vLLM finds by name."""
+
+    batch: UniformBatch | None = None
+    layers: Mapping[str, Any] = {}
+
+
+_RULES: dict[str, Callable[..., Done]] = {}
+
+
+def install_rules() -> None:
+    """Give every opaque op its rule. Modules define their ops when they are imported, so call it before each build."""
+    if not _LIBRARIES:
+        library = torch.library.Library("vllm_moe", "FRAGMENT")
+        library.define(_ROUTED)
+        library.impl("routed_experts", lambda hidden, *_: torch.empty_like(hidden), "Meta")
+        _LIBRARIES.append(library)
+        moe_runner.MoERunner._apply_quant_method = _apply_routed
+    for name in _ops_that_write():
+        namespace, _, op = name.partition("::")
+        VALUE_RULES[id(getattr(getattr(torch.ops, namespace), op).default)] = _RULES.get(op, _written)
+    for op, rule in _RULES.items():
+        if hasattr(torch.ops.vllm, op):
+            VALUE_RULES[id(getattr(torch.ops.vllm, op).default)] = rule
+
+
+def _ops_that_write() -> list[str]:
+    """Every op of vLLM's that returns nothing: those of its extension that are known here, and its layers' own."""
+    kernels = [f"{namespace}::{name}" for namespace, schemas in KERNELS.items() for name in schemas]
+    own = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("vllm::") and "." not in name]
+    return [*kernels, *(name for name in own if not _schema(name).returns)]
+
+
+def _schema(name: str) -> Any:
+    return getattr(torch.ops.vllm, name.partition("::")[2]).default._schema
+
+
+def _written(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
+    """A kernel that returns nothing: what it writes is its result, so that the way of a tensor can be followed."""
+    if engine.recorder is not None:
+        given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+        names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+        engine.recorder.observe(func, args, kwargs, [given[name] for name in names if given.get(name) is not None])
+    return Done(None)
+
+
+def _layer(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The layer that an op names among its arguments."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, str) or type(value).__name__ in ("LayerName", "FakeScriptObject"):
+            found = RunningStep.layers.get(_resolve_layer_name(value))
+            if found is not None:
+                return found
+    raise LookupError("the op names no layer")
+
+
+def _observe(
+    engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, facts: dict[str, Any]
+) -> None:
+    if engine.recorder is not None:
+        assert RunningStep.batch is not None
+        engine.recorder.observe(func, args, kwargs, output, {**RunningStep.batch.facts(), **facts})
+
+
+def _attention(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
+    layer, output = _layer(args, kwargs), args[3]
+    facts: dict[str, Any] = {
+        "heads": layer.num_heads,
+        "key_heads": layer.num_kv_heads,
+        "width": layer.head_size,
+        "value_width": layer.head_size_v,
+        "is_causal": str(getattr(layer, "attn_type", "decoder")) in ("decoder", "AttentionType.DECODER"),
+    }
+    window = _window(layer)
+    facts |= {} if window is None else {"window": window}
+    _observe(engine, func, [*args[:4]], _with_cache(layer), output, facts)
+    return Done(None)
+
+
+def _latent_attention(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
+    layer, output = _layer(args, kwargs), args[3]
+    facts = {
+        "heads": layer.num_heads,
+        "latent_rank": layer.kv_lora_rank,
+        "plain_width": layer.qk_nope_head_dim,
+        "rotary_width": layer.qk_rope_head_dim,
+        "value_width": layer.v_head_dim,
+    }
+    weights = [weight for name, weight in layer.kv_b_proj.named_parameters() if name.startswith("weight")]
+    given = {**_with_cache(layer), "kv_b_proj": weights}
+    _observe(engine, func, [*args[:4]], given, output, facts)
+    return Done(None)
+
+
+def _cache_update(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
+    layer = _layer(args, kwargs)
+    output = new_ghost(contiguous_spec((0,), args[0].dtype))
+    _observe(engine, func, [*args[:2]], _with_cache(layer), output, {})
+    return Done(output)
+
+
+def _with_cache(layer: Any) -> dict[str, torch.Tensor]:
+    cache = getattr(layer, "kv_cache", None)
+    return {"kv_cache": cache} if type(cache) is Ghost else {}
+
+
+def _window(layer: Any) -> int | None:
+    """How many keys a query of this layer sees at most; None: all."""
+    found = getattr(layer, "sliding_window", None)
+    return found if type(found) is int and found > 0 else None
+
+
+def _open_experts(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
+    """What the op hides, run in its place."""
+    layer = _layer(args, kwargs)
+    return _opened(engine, lambda: layer._forward_impl(*args[:4]))
+
+
+def _open_norms(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
+    """A norm over the heads of all ranks as vLLM's own reference does it, with the exchange of its squares."""
+    from vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp import _minimax_qk_norm_tp_eager
+
+    qkv, query_weight, key_weight, query_size, key_size, _, ranks, epsilon = args[:8]
+    sizes = (query_size, key_size, ranks, epsilon)
+    return _opened(engine, lambda: _minimax_qk_norm_tp_eager(qkv, query_weight, key_weight, *sizes))
+
+
+def _opened(engine: Dispatcher, run: Callable[[], Any]) -> Done:
+    """Code of vLLM's that an op hides, seen op by op."""
+    inside, engine.disguise.inside = engine.disguise.inside, 0
+    try:
+        with engine:
+            return Done(run())
+    finally:
+        engine.disguise.inside = inside
+
+
+def _apply_routed(
+    self: Any, hidden_states: torch.Tensor, router_logits: torch.Tensor, shared_experts_input: Any, *args: Any, **_: Any
+) -> tuple[Any, torch.Tensor]:
+    """Shared experts as vLLM orders them, then choice and grouped kernels as one op."""
+    from vllm.model_executor.layers.fused_moe.runner.shared_experts import SharedExpertsOrder
+
+    self._maybe_apply_shared_experts(shared_experts_input, SharedExpertsOrder.NO_OVERLAP)
+    if self._shared_experts is not None and self._shared_experts._output[0] is None:
+        self._maybe_apply_shared_experts(shared_experts_input, SharedExpertsOrder.MK_INTERNAL_OVERLAPPED)
+    found = self.moe_config
+    weights = [weight for name, weight in self.routed_experts.named_parameters() if "weight" in name]
+    touched = touched_experts(found.num_experts, found.experts_per_token, hidden_states.shape[0])
+    routed = torch.ops.vllm_moe.routed_experts(
+        hidden_states,
+        weights,
+        router_logits,
+        found.num_experts,
+        found.num_local_experts,
+        -(-touched * found.num_local_experts // found.num_experts),
+        found.experts_per_token,
+        found.intermediate_size_per_partition,
+        3 if _is_gated(self) else 2,
+        found.moe_parallel_config.tp_size,
+        found.moe_parallel_config.ep_size,
+    )
+    return (self._shared_experts.output if self._shared_experts is not None else None), routed
+
+
+def _is_gated(runner: Any) -> bool:
+    """Whether an expert has a gate beside up and down."""
+    return bool(getattr(runner.moe_config, "is_act_and_mul", True))
+
+
+_RULES.update(
+    unified_attention_with_output=_attention,
+    unified_mla_attention_with_output=_latent_attention,
+    unified_kv_cache_update=_cache_update,
+    unified_mla_kv_cache_update=_cache_update,
+    moe_forward=_open_experts,
+    moe_forward_shared=_open_experts,
+    minimax_qk_norm_fusion=_open_norms,
+)

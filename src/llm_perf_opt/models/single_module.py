@@ -57,13 +57,7 @@ class SingleModuleAdapter:
         if prompt is not None:
             raise UsageError("A module takes no prompt.", why="it has no tokenizer", fix="put token ids into args")
         (target,) = self.targets(workload)
-        real = replace(
-            target,
-            build=lambda: self._module,
-            prepare=None,
-            invoke=self._call_for_real,
-            has_weights=True,
-        )
+        real = replace(target, build=lambda: self._module, prepare=None, invoke=self._call_for_real, has_weights=True)
         return RealRun(targets=(real,), workload=workload)
 
     def _call_for_real(self, module: torch.nn.Module) -> object:

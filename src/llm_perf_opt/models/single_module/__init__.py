@@ -1,1 +1,0 @@
-"""Any module that a script passes in, with the arguments of one call."""
