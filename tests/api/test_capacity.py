@@ -11,14 +11,12 @@ import pytest
 from PIL import Image
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.serving.fit import traced_fit
 from llm_perf_opt.api import capacity_replays
 from llm_perf_opt.api.capacity_replays import dealt
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.cli import main as command
 from llm_perf_opt.cli.model_options import TrafficOptions
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.read_traffic import as_traffic
 from llm_perf_opt.engines.vllm.environment import find
@@ -107,19 +105,21 @@ def test_limits_of_a_step_are_tried_one_by_one_and_reach_the_engine(one_by_one: 
 
 
 @needs_tables
-def test_one_device_has_one_number_of_tokens_in_its_cache_whichever_verb_is_asked(
-    one_by_one: type[OneByOne], tmp_path: Path
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_plan_has_one_number_of_tokens_in_its_cache_whichever_verb_is_asked(
+    one_by_one: type[OneByOne], tmp_path: Path, ranks: int
 ) -> None:
     """Whole blocks, by the fit that `predict` prints; a mean length of 71 tokens is no multiple of a block."""
     from tests.api.tiny_folders import llama_folder
 
-    folder = llama_folder(tmp_path / "llama")
-    answer = lpo.capacity(folder, "h100-sxm", "4 at once prompt=64 output=7 requests=8", tp=1)
-    fit = traced_fit(lpo.trace(folder, prompt_tokens=300).graphs, find_device("h100-sxm"))
+    folder, devices = llama_folder(tmp_path / "llama"), f"{ranks}x h100-sxm"
+    answer = lpo.capacity(folder, devices, "4 at once prompt=64 output=7 requests=8", tp=ranks)
+    fit = lpo.trace(folder, prompt_tokens=300, tp=ranks).predict(devices).serving
     assert fit is not None
     (considered,) = answer.considered
-    assert considered.cache_tokens == fit[1].cache_tokens
+    assert considered.cache_tokens == fit.cache_tokens
     assert considered.cache_tokens % 16 == 0
+    assert one_by_one.asked[0].settings.cache_bytes == fit.room_bytes
 
 
 @needs_tables

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import startup_memory
-from benchmarks.startup_memory import DEVELOPED_PART, SET_ASIDE, StartUp, judged, sections, start_ups
+from benchmarks.startup_memory import judged, sections
+from benchmarks.startup_records import DEVELOPED_PART, MODELS, SET_ASIDE, StartUp, start_ups
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA: dict[str, Any] = json.loads((DOCS / "data" / "startup_memory.json").read_text(encoding="utf-8"))
@@ -22,7 +23,7 @@ def test_every_record_belongs_to_one_part_and_no_model_to_both() -> None:
     assert {part: len(found) for part, found in parts.items()} == {DEVELOPED_PART: 33, SET_ASIDE: 39}
     developed, set_aside = ({one.model for one in found} for found in parts.values())
     assert not developed & set_aside
-    assert developed | set_aside == set(startup_memory.MODELS)
+    assert developed | set_aside == set(MODELS)
 
 
 def test_parts_of_a_record_add_up_to_its_share_where_all_are_given() -> None:

@@ -80,7 +80,9 @@ def whole_blocks(graph: CallGraph) -> EngineBlocks:
     return engine_blocks(graph)
 
 
-def cache_per_sequence(graph: CallGraph, *, plan: ParallelPlan, stage: Stage | None = None) -> CachePerSequence | None:
+def cache_per_sequence(
+    graph: CallGraph, *, plan: ParallelPlan, stage: StageLayers | None = None
+) -> CachePerSequence | None:
     """The cache of the decoder whose step `graph` is, on one rank of a plan.
 
     Key-value heads are dealt out as far as they go: with more ranks than heads each head is held by several. A latent
@@ -141,7 +143,7 @@ def engine_weights(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageLayers:
     """The layers of one pipeline stage, [begin, end) of `layers`, and the names of the weights it holds."""
 
     begin: int
@@ -155,7 +157,7 @@ class Stage:
 
 
 @found_once
-def stage_of(graph: CallGraph, plan: ParallelPlan) -> Stage | None:
+def stage_of(graph: CallGraph, plan: ParallelPlan) -> StageLayers | None:
     """The stage of `plan.rank` in a model that was traced whole; None: there is one, or the trace is of a stage itself.
 
     As many layers for each, and what is left over to those before the last: vllm/distributed/utils.py, get_pp_indices.
@@ -175,7 +177,7 @@ def stage_of(graph: CallGraph, plan: ParallelPlan) -> Stage | None:
     names = [name for name, number in of_layer.items() if begin <= number < begin + counts[place]]
     rest = [(index, name) for index, name in enumerate(order) if name not in of_layer]
     names += [name for index, name in rest if place == (plan.pp - 1 if index > behind else 0)]
-    return Stage(begin=begin, end=begin + counts[place], layers=layers, names=frozenset(names))
+    return StageLayers(begin=begin, end=begin + counts[place], layers=layers, names=frozenset(names))
 
 
 def _layer_number(name: str) -> tuple[str, int] | None:
