@@ -102,6 +102,10 @@ def links_band(exchanges: Mapping[Collective, float], cluster: Cluster) -> Band:
     return Band(band.low, band.high)
 
 
+def _kernel(**fields: Any) -> Kernel:
+    return Kernel(skippable_flops=0, **fields)
+
+
 def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kernel, float]]:
     """Equal kernels of each kind, and how many, of all layers."""
     batch = max(1, round(load.batch / share.batch))
@@ -112,11 +116,10 @@ def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kern
     products = whole(_product_kernels)
     macs = whole(lambda one: sum(product.macs for product in one.needs.products)) / share.weights / products
     yield (
-        Kernel(
+        _kernel(
             kind=KernelKind.MATMUL,
             dtype=load.dtype,
             flops=round(2 * macs * batch),
-            skippable_flops=0,
             bytes_moved=round(whole(lambda one: one.needs.weight_bytes) / share.weights / products),
             rows=batch,
             weights=round(macs),
@@ -133,11 +136,10 @@ def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kern
         lambda one: sum(layer.cache_bytes(load.context) for layer in one.needs.attentions) + one.needs.state_bytes
     )
     yield (
-        Kernel(
+        _kernel(
             kind=KernelKind.ATTENTION,
             dtype="bfloat16",
             flops=round(2 * pairs / share.heads / attentions),
-            skippable_flops=0,
             bytes_moved=round(batch * cache / share.cache / attentions),
             sequences=batch,
             queries=1,
@@ -147,11 +149,10 @@ def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kern
     vectors = whole(lambda one: one.kernels[KernelKind.VECTOR])
     moved = round(whole(lambda one: one.vector_bytes) / BATCH * batch / vectors)
     yield (
-        Kernel(
+        _kernel(
             kind=KernelKind.VECTOR,
             dtype="bfloat16",
             flops=0,
-            skippable_flops=0,
             bytes_moved=moved,
             avoidable_bytes=moved,
         ),
@@ -168,11 +169,10 @@ def _experts(block: ExpertLayers, read: ExpertReads, load: Load, share: Share) -
         rows += _LARGEST_OF[ranks] * math.sqrt(rows * (1 - 1 / ranks))
         touched += _LARGEST_OF[ranks] * math.sqrt(block.experts / ranks * chance * (1 - chance))
         touched = min(touched, block.experts / ranks)
-    return Kernel(
+    return _kernel(
         kind=KernelKind.MATMUL,
         dtype=load.dtype,
         flops=round(2 * rows * block.macs_each / _EXPERT_KERNELS),
-        skippable_flops=0,
         bytes_moved=round(touched * block.bytes_each / _EXPERT_KERNELS),
         rows=max(1, round(read.tokens * read.chosen / max(read.distinct, 1))),
         weights=round(touched * block.macs_each / _EXPERT_KERNELS),
