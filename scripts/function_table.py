@@ -33,9 +33,9 @@ def main() -> int:
     import torch
     import transformers
 
-    from benchmarks.runner import Caps, run_jobs
     from benchmarks.function.exactness import is_missed, page
     from benchmarks.function.subjects import SUBJECTS
+    from benchmarks.runner import Caps, run_jobs
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.breadth_tiny import section
 from benchmarks.pages import replace_section
 from benchmarks.runner import load_records, save_records
-from benchmarks.breadth_tiny import section
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "data" / "breadth_tiny.json"

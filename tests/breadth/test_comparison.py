@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks.breadth.observed import compare
-from benchmarks.breadth.observed import Observation, ObservedCall, TensorSpec, observe
+from benchmarks.breadth.observed import Observation, ObservedCall, TensorSpec, compare, observe
 
 Tensors = tuple[TensorSpec, ...]
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.breadth.full_size import align
-from benchmarks.runner import Caps, run_jobs
-from benchmarks.breadth.full_size import CHANGES_FILE
+from benchmarks.breadth.full_size import CHANGES_FILE, align
 from benchmarks.breadth_full_size import section
+from benchmarks.runner import Caps, run_jobs
 
 transformers = pytest.importorskip("transformers", reason="the sweep is over the model types of transformers")
 

@@ -10,11 +10,9 @@ import pytest
 
 pytest.importorskip("transformers", minversion="5.20", reason="transformers spreads models over meshes from 5.20 on")
 
-from benchmarks.runner import Caps, run_jobs
+from benchmarks.breadth.parallel import PLANS, cause, plans_of, run_real, run_weightless
 from benchmarks.parallel_breadth import page
-from benchmarks.breadth.parallel import PLANS, cause, plans_of
-from benchmarks.breadth.parallel import run_real
-from benchmarks.breadth.parallel import run_weightless
+from benchmarks.runner import Caps, run_jobs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "parallel-models.md"

@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("transformers", minversion="5.0", reason="the sample is written for the classes of transformers 5")
 
-from benchmarks.breadth.observed import compare
-from benchmarks.breadth.observed import run_real, run_weightless
+from benchmarks.breadth.observed import compare, run_real, run_weightless
 from tests.breadth.tiny_models import TINY_MODELS
 from tests.breadth.tiny_models.model_case import TinyModel
 

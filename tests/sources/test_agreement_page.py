@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.thirty_models import ONE_PERCENT, causes, rest, section
-from benchmarks.thirty_models import SUBJECTS
+from benchmarks.thirty_models import ONE_PERCENT, SUBJECTS, causes, rest, section
 
 ROOT = Path(__file__).parents[2]
 DATA = json.loads((ROOT / "docs" / "data" / "source_agreement.json").read_text())

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.breadth.parallel import SeenCollective, Watch, bytes_held, running_modules
-from benchmarks.breadth.parallel import distributed_model
+from benchmarks.breadth.parallel import SeenCollective, Watch, bytes_held, distributed_model, running_modules
 
 from .plan_cases import PlanCase
 
