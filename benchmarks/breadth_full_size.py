@@ -9,12 +9,12 @@ With `--control N` every model of at most N parameters also runs for real, with 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -158,7 +158,10 @@ def main() -> None:
     parser.add_argument("--redo", choices=("failed", "all"), help="repeat records that are there already")
     parser.add_argument("--control", type=int, default=0, metavar="N", help="models of at most N parameters for real")
     options = parser.parse_args()
-    optional = {name: metadata.version(name) for name in OPTIONAL_PACKAGES if find_spec(name)}
+    optional: dict[str, str] = {}
+    for name in OPTIONAL_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            optional[name] = metadata.version(name)
     header = {**quieten(), "optional": optional}
     from benchmarks.breadth.full_size import run_control, run_model_type
     from llm_perf_opt.models.huggingface.folder import model_types

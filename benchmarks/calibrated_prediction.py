@@ -213,7 +213,7 @@ def main() -> int:
             explain(model, name, missed, predicted)
         gc.collect()
     record = record_of(calibration, rows, options) | {"steadiness": spread_of(steadiness)}
-    print_verdicts(record)
+    print(verdict_table(record, f"{options.threads} threads"))
     if options.out is not None:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     if options.docs:
@@ -427,17 +427,6 @@ def verdict_of(errors: list[float]) -> dict[str, Any] | None:
         "reached": median <= MEDIAN_GOAL and worst <= WORST_GOAL,
         "count": len(sizes),
     }
-
-
-def print_verdicts(record: dict[str, Any]) -> None:
-    for name in ("microbenchmarks_alone", "with_reference"):
-        verdict = record[name]
-        if verdict is not None:
-            print(
-                f"{name}: median error {verdict['median_error']:.1%} (goal {MEDIAN_GOAL:.0%}), worst "
-                f"{verdict['worst_error']:.1%} (goal {WORST_GOAL:.0%}), over {verdict['count']} stages held out: "
-                f"{'reached' if verdict['reached'] else 'missed'}"
-            )
 
 
 if __name__ == "__main__":

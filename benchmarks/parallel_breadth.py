@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.pages import table, write_atomically
 from benchmarks.runner import Record, Sweep, load_records, quieten, sweeper
 
-PLANS = ("tp2", "tp8", "tp8 ep8", "fsdp8 ep8", "pp2 first", "pp2 last")  # as `breadth.parallel` makes them
+PLANS = ("tp2", "tp8", "tp8 ep8", "fsdp8 ep8", "pp2 first", "pp2 last")  # which `breadth.parallel` makes
 SIDES = ("real", "weightless")
 Records = Mapping[str, Mapping[str, Any]]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.pages import FACTS
-from benchmarks.runner import leave, recorder
+from benchmarks.runner import leave, recorder, resident_bytes
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.plugins import FOLDERS, make_workload
 from llm_perf_opt.core.target import Target
@@ -50,10 +49,6 @@ EXPERTS, LAYERS, CACHE = 64, 3, "cache"
 WRITTEN_THROUGH_A_VIEW = {"model.layers.0", "model.layers.0.input_layernorm"}
 
 
-def peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def measured(work: Callable[[], T]) -> tuple[T, dict[str, float]]:
     wall, cpu = time.perf_counter(), time.process_time()
     result = work()
@@ -71,7 +66,7 @@ def full_size_hooks(options: argparse.Namespace) -> tuple[Record, bool]:
         real, spent = measured(lambda target=target: tracer.trace(target))
         recorded = facts["prefill" if target.phase == "prefill" else "decode_step"]
         phases[target.phase] = hooks_record(real, recorded, spent["wall_seconds"])
-    record = {"threads": options.threads, "peak_rss_bytes": peak_rss_bytes(), "phases": phases}
+    record = {"threads": options.threads, "peak_rss_bytes": resident_bytes(), "phases": phases}
     return record, any(phase["differences"] for phase in phases.values())
 
 
@@ -167,13 +162,13 @@ def full_size_torchlens(options: argparse.Namespace) -> tuple[Record, bool]:
         if options.phase is None or target.phase in options.phase:
             timed = hooks.trace(target)
             assert timed.calls is not None
-            before = peak_rss_bytes()
+            before = resident_bytes()
             seen, seconds = measured(lambda target=target: torchlens.trace(target))
             phases[target.phase] = {
                 "seconds_of_forward_under_hooks": round(timed.calls.ended_ns[0] / 1e9, 1),
                 **seconds,
                 "peak_rss_bytes_with_hooks": before,
-                "peak_rss_bytes": max(before, peak_rss_bytes()),
+                "peak_rss_bytes": max(before, resident_bytes()),
                 **agreement(seen, timed),
             }
     record = {
@@ -203,7 +198,7 @@ def full_width_torchlens(options: argparse.Namespace) -> tuple[Record, bool]:
     record = {
         "threads": options.threads,
         "seconds": spent["wall_seconds"],
-        "peak_rss_bytes": peak_rss_bytes(),
+        "peak_rss_bytes": resident_bytes(),
         **agreement(seen, hooks),
         "modules_with_other_shapes": sorted(unequal),
     }

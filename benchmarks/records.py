@@ -224,14 +224,7 @@ _SAME = (
 
 
 SOURCE = "silicon_sample"
-DEVICES = {
-    "h100_sxm": "h100-sxm",
-    "h200_sxm": "h200-sxm",
-    "b200_sxm": "b200-sxm",
-    "b300_sxm": "b300-sxm",
-    "gb200": "gb200",
-    "gb300": "gb300",
-}
+DEVICES = {name: name.replace("_", "-") for name in ("h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300")}
 MODELS = {
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",
     "deepseek-ai/DeepSeek-V3": "deepseek-r1",  # the same shapes
@@ -337,10 +330,15 @@ PRECISIONS = {"fp16": "bf16", "fp8": "fp8", "fp4": "fp4"}  # 16-bit types are al
 ONE_TOKEN = 1  # of a prompt whose length is not recorded
 
 
+def configuration(model: str) -> dict[str, Any]:
+    """The decoder's part of a configuration of `CONFIGS`."""
+    found: dict[str, Any] = json.loads((CONFIGS / model / "config.json").read_text(encoding="utf-8"))
+    return {**found, **found.get("text_config", {})}
+
+
 def records_of(file: Path) -> list[Record]:
     """The records of a file of facts."""
-    records: list[Record] = json.loads(file.read_text(encoding="utf-8"))["records"]
-    return records
+    return list(json.loads(file.read_text(encoding="utf-8"))["records"])
 
 
 def shared(gpus: int, plan: str = "") -> dict[str, Any]:

@@ -29,18 +29,10 @@ from llm_perf_opt.api.study_task import run_task
 from llm_perf_opt.core.study import read_study
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "num_hidden_layers": 32,
-    "vocab_size": 128256,
-    "torch_dtype": "bfloat16",
-    "max_position_embeddings": 131072,
-}
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 32,
+    "vocab_size": 128256, "torch_dtype": "bfloat16", "max_position_embeddings": 131072,
+}  # fmt: skip
 DEVICES = ("h100-sxm", "h200-sxm", "a100-sxm-80g", "l40s", "l4", "a10", "b200-sxm", "rtx-4090")
 WORKERS = 2
 

@@ -257,7 +257,11 @@ def _linear_attention(config: Config) -> dict[str, Any]:
 def _mlp(config: Config, index: int) -> dict[str, int]:
     hidden = config["hidden_size"]
     experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0
-    if not experts or index < config.get("first_k_dense_replace", 0) or _is_dense_between(config, index):
+    if (
+        not experts
+        or index < config.get("first_k_dense_replace", 0)
+        or bool((index + 1) % config.get("interleave_moe_layer_step", 1))
+    ):
         return {"fixed": 3 * hidden * (config.get("intermediate_size_mlp") or config["intermediate_size"])}
     width = config.get("moe_intermediate_size") or config["intermediate_size"]
     shared = config.get("shared_expert_intermediate_size") or width * config.get("n_shared_experts", 0)
@@ -270,7 +274,3 @@ def _mlp(config: Config, index: int) -> dict[str, int]:
         "experts": experts,
         "chosen": config["num_experts_per_tok"],
     }
-
-
-def _is_dense_between(config: Config, index: int) -> bool:
-    return bool((index + 1) % config.get("interleave_moe_layer_step", 1))

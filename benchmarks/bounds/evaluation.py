@@ -61,14 +61,18 @@ def traced_needs(model: str, precision: str = "bf16", *, is_smallest: bool = Tru
 
     Without `is_smallest` the head and the cache stay in 16 bits, as in most checkpoints.
     """
-    graph = decode_graph(model)
-    if precision != "bf16":
-        formats = smallest_stored_form(model, precision)
-        kept = {role: form for role, form in formats.items() if is_smallest or role is not Role.HEAD}
-        roles = weight_matrices(graph)
-        graph = store_weights(graph, {name: kept[role] for name, role in roles.items() if role in kept})
-        graph = store_cache((graph,), FP8)[0] if is_smallest else graph
-    return decoder_needs(graph)
+    return decoder_needs(stored(decode_graph(model), model, precision, is_smallest=is_smallest))
+
+
+def stored(graph: CallGraph, model: str, precision: str, *, is_smallest: bool) -> CallGraph:
+    """With weights as checkpoints of the precision store them; head and cache in 16 bits unless `is_smallest`."""
+    if precision == "bf16":
+        return graph
+    smallest = smallest_stored_form(model, precision)
+    formats = {role: form for role, form in smallest.items() if is_smallest or role is not Role.HEAD}
+    roles = weight_matrices(graph)
+    made = store_weights(graph, {name: formats[role] for name, role in roles.items() if role in formats})
+    return store_cache((made,), FP8)[0] if is_smallest else made
 
 
 @cache

@@ -20,14 +20,13 @@ in 16 bits.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
 from benchmarks.bounds.closed_form import BF16_BYTES, closed_form
-from benchmarks.records import CONFIGS, MeasuredRun, ServedPlan
+from benchmarks.records import CONFIGS, MeasuredRun, ServedPlan, configuration
 from llm_perf_opt.analyses.time.collective_time import collective_time
 from llm_perf_opt.analyses.time.lower_bound import bytes_from_memory, fastest_peak, is_known
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
@@ -79,8 +78,7 @@ def shared_blocks(model: str, *, is_alone: bool, experts_split: bool) -> tuple[i
     Attention counts where it is not latent. An MLP counts where its ranks are those of one attention (`is_alone`), and
     routed experts where each of them is split over those ranks.
     """
-    config = json.loads((CONFIGS / model / "config.json").read_text(encoding="utf-8"))
-    config |= config.get("text_config", {})
+    config = configuration(model)
     layers = closed_form(CONFIGS / model).layers
     attentions = 0 if config.get("kv_lora_rank") else len(layers)
     dense = sum(not layer.experts for layer in layers)

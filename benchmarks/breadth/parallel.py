@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.breadth.full_size import full_size_config
+from benchmarks.parallel_breadth import PLANS as NAMES
 from benchmarks.runner import Record, resident_bytes
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import collective_of
@@ -143,14 +144,11 @@ def distributed_model(build: Callable[[], Any], sizes: Mapping[str, int]) -> Any
 
 
 MESSAGE_LENGTH = 300
-PLANS = {
-    "tp2": ParallelPlan(tp=2, rank=0),
-    "tp8": ParallelPlan(tp=8, rank=0),
-    "tp8 ep8": ParallelPlan(tp=8, ep=8, rank=0),
-    "fsdp8 ep8": ParallelPlan(fsdp=8, ep=8, rank=0),
-    "pp2 first": ParallelPlan(pp=2, rank=0),
-    "pp2 last": ParallelPlan(pp=2, rank=1),
-}
+_ON_RANKS = (
+    ParallelPlan(tp=2, rank=0), ParallelPlan(tp=8, rank=0), ParallelPlan(tp=8, ep=8, rank=0),
+    ParallelPlan(fsdp=8, ep=8, rank=0), ParallelPlan(pp=2, rank=0), ParallelPlan(pp=2, rank=1),
+)  # fmt: skip
+PLANS = dict(zip(NAMES, _ON_RANKS, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,14 @@ def suite_classes(test_module: str) -> list[SuiteClass]:
         if isinstance(value, type) and issubclass(value, unittest.TestCase) and value.__module__ == test_module
     ]
     found = [SuiteClass(test_module, case, model_class) for case in cases for model_class in _model_classes(case)]
-    looped = [replace(each, experts="eager") for each in found if _chooses_experts(each.model_class)]
+    looped = [
+        replace(each, experts="eager")
+        for each in found
+        if (
+            hasattr(each.model_class, "_can_set_experts_implementation")
+            and each.model_class._can_set_experts_implementation()
+        )
+    ]
     return found + looped
 
 
@@ -125,10 +132,6 @@ def _import(name: str) -> Any:
                 raise
             setattr(sys.modules[error.name], missing[1], type(missing[1], (GoneFromLibrary,), {}))
     raise ImportError(f"{name} wants more than {PLACEHOLDERS_PER_MODULE} names that transformers does not have")
-
-
-def _chooses_experts(model_class: Any) -> bool:
-    return hasattr(model_class, "_can_set_experts_implementation") and model_class._can_set_experts_implementation()
 
 
 def _prepared(case: type[unittest.TestCase]) -> unittest.TestCase:

@@ -120,13 +120,9 @@ Duration = Callable[[Kernel], RateTime]
 _MICRO = 1e6
 _PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm")
 _SAME = {
-    "sub": "add",
-    "rsub": "add",
-    "div": "mul",
-    "softmax": "softmax",
-    "masked_fill": "where",
+    "sub": "add", "rsub": "add", "div": "mul", "softmax": "softmax", "masked_fill": "where",
     "linalg_norm": "linalg_vector_norm",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

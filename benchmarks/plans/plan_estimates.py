@@ -15,8 +15,8 @@ from functools import cache
 from typing import Any
 
 from benchmarks.bounds.floors import FEWEST, running_on_average
-from benchmarks.plans.rank_step import Load, Share, TwoDepths, configuration, step_band, two_depths
-from benchmarks.records import MeasuredRun
+from benchmarks.plans.rank_step import Load, Share, TwoDepths, step_band, two_depths
+from benchmarks.records import MeasuredRun, configuration
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork
 from llm_perf_opt.analyses.time.lower_bound import LowerBound
 from llm_perf_opt.analyses.time.rank_bound import rank_bound

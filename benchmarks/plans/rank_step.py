@@ -18,13 +18,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import llm_perf_opt as lpo
-from benchmarks.bounds.evaluation import smallest_stored_form
+from benchmarks.bounds.evaluation import stored
 from benchmarks.bounds.floors import PRODUCT_TYPES
-from benchmarks.records import CONFIGS
+from benchmarks.records import CONFIGS, configuration
 from llm_perf_opt.analyses.collectives import collectives_by_call
 from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, ExpertLayers, decoder_needs
 from llm_perf_opt.analyses.necessary.stage_needs import ExpertReads
-from llm_perf_opt.analyses.stored_formats import store_cache, store_weights
 from llm_perf_opt.analyses.time.collective_time import collective_time
 from llm_perf_opt.analyses.time.communication import band_of, beside
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution, kernel_time
@@ -33,11 +32,9 @@ from llm_perf_opt.analyses.time.lower_bound import fastest_peak, is_known, lower
 from llm_perf_opt.analyses.time.rank_bound import least_exchanges
 from llm_perf_opt.analyses.time.rates import NOTHING, Band
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.cluster import Cluster
-from llm_perf_opt.core.tensor_formats import FP8
 from llm_perf_opt.ops.op import Kernel, KernelKind
 
 _EXPERT_KERNELS = 2  # of a layer: up with gate, and down
@@ -102,6 +99,10 @@ def links_band(exchanges: Mapping[Collective, float], cluster: Cluster) -> Band:
     return Band(band.low, band.high)
 
 
+def _kernel(**fields: Any) -> Kernel:
+    return Kernel(skippable_flops=0, **fields)
+
+
 def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kernel, float]]:
     """Equal kernels of each kind, and how many, of all layers."""
     batch = max(1, round(load.batch / share.batch))
@@ -112,11 +113,10 @@ def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kern
     products = whole(_product_kernels)
     macs = whole(lambda one: sum(product.macs for product in one.needs.products)) / share.weights / products
     yield (
-        Kernel(
+        _kernel(
             kind=KernelKind.MATMUL,
             dtype=load.dtype,
             flops=round(2 * macs * batch),
-            skippable_flops=0,
             bytes_moved=round(whole(lambda one: one.needs.weight_bytes) / share.weights / products),
             rows=batch,
             weights=round(macs),
@@ -133,11 +133,10 @@ def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kern
         lambda one: sum(layer.cache_bytes(load.context) for layer in one.needs.attentions) + one.needs.state_bytes
     )
     yield (
-        Kernel(
+        _kernel(
             kind=KernelKind.ATTENTION,
             dtype="bfloat16",
             flops=round(2 * pairs / share.heads / attentions),
-            skippable_flops=0,
             bytes_moved=round(batch * cache / share.cache / attentions),
             sequences=batch,
             queries=1,
@@ -147,11 +146,10 @@ def _kernels(depths: TwoDepths, load: Load, share: Share) -> Iterator[tuple[Kern
     vectors = whole(lambda one: one.kernels[KernelKind.VECTOR])
     moved = round(whole(lambda one: one.vector_bytes) / BATCH * batch / vectors)
     yield (
-        Kernel(
+        _kernel(
             kind=KernelKind.VECTOR,
             dtype="bfloat16",
             flops=0,
-            skippable_flops=0,
             bytes_moved=moved,
             avoidable_bytes=moved,
         ),
@@ -168,11 +166,10 @@ def _experts(block: ExpertLayers, read: ExpertReads, load: Load, share: Share) -
         rows += _LARGEST_OF[ranks] * math.sqrt(rows * (1 - 1 / ranks))
         touched += _LARGEST_OF[ranks] * math.sqrt(block.experts / ranks * chance * (1 - chance))
         touched = min(touched, block.experts / ranks)
-    return Kernel(
+    return _kernel(
         kind=KernelKind.MATMUL,
         dtype=load.dtype,
         flops=round(2 * rows * block.macs_each / _EXPERT_KERNELS),
-        skippable_flops=0,
         bytes_moved=round(touched * block.bytes_each / _EXPERT_KERNELS),
         rows=max(1, round(read.tokens * read.chosen / max(read.distinct, 1))),
         weights=round(touched * block.macs_each / _EXPERT_KERNELS),
@@ -231,12 +228,6 @@ class TwoDepths:
         }
 
 
-def configuration(model: str) -> dict[str, Any]:
-    """The decoder's part of a configuration."""
-    found: dict[str, Any] = json.loads((CONFIGS / model / "config.json").read_text(encoding="utf-8"))
-    return {**found, **found.get("text_config", {})}
-
-
 def period(model: str) -> tuple[int, int]:
     """Layers before the repetition begins, and layers of one period."""
     config = configuration(model)
@@ -263,7 +254,7 @@ def two_depths(model: str, precision: str, *, is_smallest: bool = False, **plan:
 
 def figures_of(model: str, depth: int, precision: str, *, is_smallest: bool = False, **plan: int) -> DecodeFigures:
     """The figures of the model with `depth` layers."""
-    graph = _stored(decode_graph(model, depth, **plan), model, precision, is_smallest=is_smallest)
+    graph = stored(decode_graph(model, depth, **plan), model, precision, is_smallest=is_smallest)
     fused = fused_kernels(graph, least=True)
     counts = {
         kind: sum(n for stage in fused.values() for one, n in stage.items() if one.kind is kind) for kind in KernelKind
@@ -286,17 +277,6 @@ def _together(parts: Iterable[Mapping[Collective, int]]) -> dict[Collective, int
     for part in parts:
         counts.update(part)
     return dict(counts)
-
-
-def _stored(graph: CallGraph, model: str, precision: str, *, is_smallest: bool) -> CallGraph:
-    """With weights as checkpoints of the precision store them; head and cache in 16 bits unless `is_smallest`."""
-    if precision == "bf16":
-        return graph
-    smallest = smallest_stored_form(model, precision)
-    formats = {role: form for role, form in smallest.items() if is_smallest or role is not Role.HEAD}
-    roles = weight_matrices(graph)
-    stored = store_weights(graph, {name: formats[role] for name, role in roles.items() if role in formats})
-    return store_cache((stored,), FP8)[0] if is_smallest else stored
 
 
 @cache

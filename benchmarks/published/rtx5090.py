@@ -95,22 +95,13 @@ def _ends(figures: list[float]) -> tuple[float, ...]:
 
 PROMPT = 5  # a short context: what is published is the speed of streaming weights
 LLAMA_2_7B = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "vocab_size": 32000,
-}
+    "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "vocab_size": 32000,
+}  # fmt: skip
 LLAMA_3_2_1B = {
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 16,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": True,
-}
+    "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_hidden_layers": 16,
+    "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 def llama_rows(general: list[dict[str, Any]]) -> Iterator[Row]:

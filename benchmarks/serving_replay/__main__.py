@@ -23,7 +23,7 @@ from benchmarks.pages import DOCS, show_sections
 from benchmarks.records import read_answers
 from benchmarks.runner import parser
 from benchmarks.serving_replay import page
-from benchmarks.serving_replay.field_records import Replay, read_kept, replays
+from benchmarks.serving_replay.field_records import read_kept, replays
 from benchmarks.serving_replay.judgement import answered, by_group, figures, fitted, sets
 from benchmarks.serving_replay.recorded_runs import (
     RecordedRun,
@@ -107,7 +107,16 @@ def field(schedules: Path | None) -> dict[str, Any]:
     """Every aggregated record: replayed, or without `schedules` as an earlier call has left them."""
     runs = {run.name: run for run in aggregated_runs()}
     if schedules is not None:
-        lines = (json.dumps(_rounded(one)) + "\n" for one in replays(list(runs.values()), schedules))
+        lines = (
+            json.dumps(
+                {
+                    name: float(f"{value:.6g}") if isinstance(value, float) else value
+                    for name, value in asdict(one).items()
+                }
+            )
+            + "\n"
+            for one in replays(list(runs.values()), schedules)
+        )
         write_whole(KEPT, [line.encode() for line in lines])
     pairs = [(runs[one.name], one) for one in read_kept(KEPT).values()]
     found, answers = answered(pairs), read_answers()
@@ -116,10 +125,6 @@ def field(schedules: Path | None) -> dict[str, Any]:
         "groups": [(kind, name, figures(some, answers)) for kind, name, some in by_group(found)],
         "first_token": fitted([pair for pair in pairs if not is_frozen(pair[0])]),
     }
-
-
-def _rounded(one: Replay) -> dict[str, Any]:
-    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in asdict(one).items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

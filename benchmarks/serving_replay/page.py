@@ -25,118 +25,63 @@ def sections(data: Mapping[str, Any]) -> dict[str, str]:
     if "ocr" in data:
         texts["ocr"] = _ocr(data["ocr"])
     if "sets" in data:
-        texts["sets"] = _rows(("", *_HEADER), data["sets"].items())
-        texts["groups"] = _rows(("", *_HEADER), ((f"{kind} {name}", row) for kind, name, row in data["groups"]))
+        texts["sets"] = _rows(data["sets"].items())
+        texts["groups"] = _rows(((f"{kind} {name}", row) for kind, name, row in data["groups"]))
         texts["first token"] = _fit(data["first_token"])
     return texts
 
 
 def _recorded(rows: Sequence[Mapping[str, Any]]) -> str:
     header = ("run", "steps", *_ERRORS, "first tokens in another place", "largest shift")
-    lines = [
-        (
-            row["name"],
-            row["steps"],
-            *(f"{100 * row['errors'][name]:+.1f} %" for name in _ERRORS),
-            f"{row['moved']} of {row['requests']}",
-            str(row["shift"]),
-        )
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        errors = (f"{100 * row['errors'][name]:+.1f} %" for name in _ERRORS)
+        lines.append((row["name"], row["steps"], *errors, f"{row['moved']} of {row['requests']}", row["shift"]))
     return table(header, lines)
 
 
 def _knee(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = (
-        "in flight",
-        "TTFT measured",
-        "replayed",
-        "ITL measured",
-        "TPOT replayed",
-        "tokens/s measured",
-        "replayed",
-    )
-    return table(
-        header,
-        (
-            (
-                str(row["in_flight"]),
-                f"{row['measured_ttft_s']:.2f} s",
-                f"{row['ttft_s']:.2f} s",
-                f"{1e3 * row['measured_itl_s']:.1f} ms",
-                f"{1e3 * row['tpot_s']:.1f} ms",
-                f"{row['measured_tokens_per_s']:.0f}",
-                f"{row['tokens_per_s']:.0f}",
-            )
-            for row in rows
-        ),
-    )
+    header = ("TTFT measured", "replayed", "ITL measured", "TPOT replayed", "tokens/s measured", "replayed")
+    lines = []
+    for row in rows:
+        first = (f"{row[name]:.2f} s" for name in ("measured_ttft_s", "ttft_s"))
+        steps = (f"{1e3 * row[name]:.1f} ms" for name in ("measured_itl_s", "tpot_s"))
+        rates = (f"{row[name]:.0f}" for name in ("measured_tokens_per_s", "tokens_per_s"))
+        lines.append((row["in_flight"], *first, *steps, *rates))
+    return table(("in flight", *header), lines)
 
 
 def _ocr(rows: Sequence[Mapping[str, Any]]) -> str:
     header = ("GPU and load", "pages/s measured", "replayed", "off by", "band", "TPOT measured", "replayed")
-    return table(
-        header,
-        (
-            (
-                row["what"],
-                f"{row['measured_pages_per_s']:.2f}",
-                f"{row['pages_per_s']:.2f}",
-                signed(row["pages_per_s"] / row["measured_pages_per_s"] - 1),
-                f"{row['low']:.2f} to {row['high']:.2f}",
-                "-" if row["measured_tpot_s"] is None else f"{1e3 * row['measured_tpot_s']:.2f} ms",
-                f"{1e3 * row['tpot_s']:.2f} ms",
-            )
-            for row in rows
-        ),
-    )
+    lines = []
+    for row in rows:
+        known, measured = row["measured_pages_per_s"], row["measured_tpot_s"]
+        off, band = signed(row["pages_per_s"] / known - 1), f"{row['low']:.2f} to {row['high']:.2f}"
+        steps = ("-" if measured is None else f"{1e3 * measured:.2f} ms", f"{1e3 * row['tpot_s']:.2f} ms")
+        lines.append((row["what"], f"{known:.2f}", f"{row['pages_per_s']:.2f}", off, band, *steps))
+    return table(header, lines)
 
 
 _HEADER = (
-    "records",
-    "TPOT off by: median / p90 / p99",
-    "bias",
-    "TTFT as printed",
-    "bias",
-    "TTFT with the fitted way",
-    "E2E of printed times",
-    "aiconfigurator answers",
-    "its TPOT",
-    "its TTFT",
-)
+    "records", "TPOT off by: median / p90 / p99", "bias", "TTFT as printed", "bias", "TTFT with the fitted way",
+    "E2E of printed times", "aiconfigurator answers", "its TPOT", "its TTFT",
+)  # fmt: skip
 
 
-def _rows(header: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    return table(
-        header,
-        (
-            (
-                name,
-                f"{row['records']:,}",
-                tails(row, "tpot"),
-                signed(row["tpot_bias"]),
-                tails(row, "ttft"),
-                signed(row["ttft_bias"]),
-                tails(row, "fitted_ttft"),
-                tails(row, "e2e"),
-                f"{row['answered']:,}",
-                tails(row, "other_tpot"),
-                tails(row, "other_ttft"),
-            )
-            for name, row in rows
-        ),
-    )
+def _rows(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    lines = []
+    for name, row in rows:
+        tpot = (tails(row, "tpot"), signed(row["tpot_bias"]))
+        ttft = (tails(row, "ttft"), signed(row["ttft_bias"]), tails(row, "fitted_ttft"))
+        other = (f"{row['answered']:,}", tails(row, "other_tpot"), tails(row, "other_ttft"))
+        lines.append((name, f"{row['records']:,}", *tpot, *ttft, tails(row, "e2e"), *other))
+    return table(("", *_HEADER), lines)
 
 
 def _fit(shares: Mapping[str, Sequence[float]]) -> str:
     header = ("engine and lengths", "constant", "of the prompt's own step", "steps")
-    return table(
-        header,
-        (
-            (name, f"{1e3 * one[0]:.0f} ms", *(f"{value:.2f}" for value in one[1:]))
-            for name, one in sorted(shares.items())
-        ),
-    )
+    lines = ((name, f"{1e3 * one[0]:.0f} ms", *(f"{n:.2f}" for n in one[1:])) for name, one in sorted(shares.items()))
+    return table(header, lines)
 
 
 def overlay(run: RecordedRun, engines: Sequence[EngineSteps]) -> LineChart:

@@ -61,17 +61,8 @@ def _answer(data: dict[str, Any]) -> str:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if not row["runs"]:
         return ("0",)
-    return (
-        f"{row['runs']:,}",
-        tails(row, "tpot"),
-        signed(row["tpot_bias"]),
-        tails(row, "ttft"),
-        share(row["held"]),
-        f"{row['width']:.2f}",
-        f"{row['answered']:,}",
-        tails(row, "other_tpot"),
-        tails(row, "other_ttft"),
-    )
+    own = (tails(row, "tpot"), signed(row["tpot_bias"]), tails(row, "ttft"), share(row["held"]), f"{row['width']:.2f}")
+    return f"{row['runs']:,}", *own, f"{row['answered']:,}", tails(row, "other_tpot"), tails(row, "other_ttft")
 
 
 def _groups(name: str, groups: dict[str, dict[str, Any]]) -> str:

@@ -221,7 +221,17 @@ def _described(request: Request, made: dict[str, Any]) -> Request:
     (image,) = found.mm_features
     span = ImageSpan(offset=image.mm_position.offset, tokens=image.mm_position.length, name=image.identifier)
     others = [other for other in made.values() if other.mm_features[0].identifier == span.name]
-    shared = min(_common(found.prompt_token_ids, other.prompt_token_ids) for other in others)
+    shared = min(
+        next(
+            (
+                at
+                for at, (left, right) in enumerate(zip(found.prompt_token_ids, other.prompt_token_ids, strict=False))
+                if left != right
+            ),
+            len(found.prompt_token_ids),
+        )
+        for other in others
+    )
     return Request(
         id=request.id,
         arrival_s=request.arrival_s,
@@ -231,7 +241,3 @@ def _described(request: Request, made: dict[str, Any]) -> Request:
         prefix_tokens=shared if len(others) > 1 else 0,
         images=(span,),
     )
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    return next((at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), len(one))

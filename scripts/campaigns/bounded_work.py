@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -216,13 +217,9 @@ def _own_caches(folder: Path) -> Iterator[None]:
     import transformers.utils.hub as hub
     from transformers import dynamic_module_utils
 
-    place = str(folder / "modules")
-    before = hub.HF_MODULES_CACHE, dynamic_module_utils.HF_MODULES_CACHE
-    hub.HF_MODULES_CACHE = dynamic_module_utils.HF_MODULES_CACHE = place
-    try:
+    place = {"HF_MODULES_CACHE": str(folder / "modules")}
+    with mock.patch.multiple(hub, **place), mock.patch.multiple(dynamic_module_utils, **place):
         yield
-    finally:
-        hub.HF_MODULES_CACHE, dynamic_module_utils.HF_MODULES_CACHE = before
 
 
 def warm_up(folder: Path, *, quick: bool = False) -> None:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -202,14 +203,14 @@ def _no_text(name: str) -> str:
 
 def _command(*words: str) -> str:
     """The whole command in this process."""
-    before = sys.argv
-    sys.argv = ["llm-perf-opt", *words]
-    try:
-        with _printed() as shown, _own_log(), contextlib.suppress(SystemExit):
-            main()
-    finally:
-        sys.argv = before
+    argv = mock.patch.object(sys, "argv", ["llm-perf-opt", *words])
+    with argv, _printed() as shown, _own_log(), contextlib.suppress(SystemExit):
+        main()
     return shown.getvalue()
+
+
+def _commands(*lines: tuple[str, ...]) -> str:
+    return "".join(_command(*words) for words in lines)
 
 
 def _model_type(name: str, **more: object) -> str:
@@ -240,18 +241,6 @@ def _folder_name(name: str) -> str:
         return _command("cost", str(place)).replace(folder, "")
 
 
-def _option(name: str) -> str:
-    return _command("cost", "deepseek-ocr", "--image", name) + _command(f"--{name}") + _command(name)
-
-
-def _device(name: str) -> str:
-    return _command("devices", "show", name) + _command("devices", "template", name)
-
-
-def _hydra(name: str) -> str:
-    return _command("profile", "--show-config", f"workload.prompt={name}") + _command("profile", f"model.name={name}")
-
-
 @functools.cache
 def _saved() -> tuple[str, str]:
     """The file of a trace, and that of a recording of the same model; both go when the process ends."""
@@ -273,44 +262,15 @@ def _join(name: str) -> str:
     return shown + _command("join", run, name) + _command("join", run, recording, f"--device={name}")
 
 
-def _filters(name: str) -> str:
-    run, _ = _saved()
-    shown = _command("graph", run, f"--only={name}") + _command("graph", run, f"--stage={name}", "--ungrouped")
-    return shown + _command("graph", run, f"--focus={name}") + _command("graph", run, f"--phase={name}")
-
-
-def _page_list(name: str) -> str:
-    return _command("pages", "deepseek-ocr-tiny", f"--sizes={name}") + _command("pages", name, f"--grids={name}")
-
-
-def _part(name: str) -> str:
-    return _command("export", "deepseek-ocr-tiny", f"--part={name}", "--check=export", f"--load-weights={name}")
-
-
-def _torchlens_picture(name: str) -> str:
-    words = ("--tracer=torchlens", "--prompt-tokens=4", f"--torchlens-picture={name}=layer.svg")
-    return _command("trace", "deepseek-ocr-tiny", *words) + _command("trace", "x", f"--torchlens-picture={name}")
-
-
-def _comparison(name: str) -> str:
-    run, _ = _saved()
-    return _command("compare", run, run, f"--budget={name}") + _command("compare", run, run, f"--phase={name}")
-
-
 def _progress_line(name: str) -> str:
     """What is said after two seconds of silence, here at once."""
-    first, beat = progress._FIRST_SIGN_S, progress._BEAT_S
-    progress._FIRST_SIGN_S, progress._BEAT_S = 0.0, 0.001
-    try:
-        with _printed() as shown:
-            with progress.signs_of_life(name):
-                _wait_for(shown, 1)
-            with progress.signs_of_life("trace"):
-                say(f"Tracing {name}")
-                _wait_for(shown, 2)
-        return shown.getvalue()
-    finally:
-        progress._FIRST_SIGN_S, progress._BEAT_S = first, beat
+    with mock.patch.multiple(progress, _FIRST_SIGN_S=0.0, _BEAT_S=0.001), _printed() as shown:
+        with progress.signs_of_life(name):
+            _wait_for(shown, 1)
+        with progress.signs_of_life("trace"):
+            say(f"Tracing {name}")
+            _wait_for(shown, 2)
+    return shown.getvalue()
 
 
 def _wait_for(shown: io.StringIO, count: int) -> None:
@@ -321,6 +281,7 @@ def _wait_for(shown: io.StringIO, count: int) -> None:
         time.sleep(0.001)
 
 
+LENS = ("--tracer=torchlens", "--prompt-tokens=4")
 PLACES: dict[str, Callable[[str], str]] = {
     "error": _error,
     "log line": _log_line,
@@ -334,16 +295,32 @@ PLACES: dict[str, Callable[[str], str]] = {
     "model_type of a part": _nested_model_type,
     "file name": _file_name,
     "folder name": _folder_name,
-    "option": _option,
-    "device": _device,
-    "Hydra value": _hydra,
+    "option": lambda name: _commands(("cost", "deepseek-ocr", "--image", name), (f"--{name}",), (name,)),
+    "device": lambda name: _commands(("devices", "show", name), ("devices", "template", name)),
+    "Hydra value": lambda name: _commands(
+        ("profile", "--show-config", f"workload.prompt={name}"), ("profile", f"model.name={name}")
+    ),
     "progress line": _progress_line,
     "join": _join,
-    "filters of a picture": _filters,
-    "pages": _page_list,
-    "export": _part,
-    "picture of TorchLens": _torchlens_picture,
-    "compare": _comparison,
+    "filters of a picture": lambda name: _commands(
+        ("graph", _saved()[0], f"--only={name}"),
+        ("graph", _saved()[0], f"--stage={name}", "--ungrouped"),
+        ("graph", _saved()[0], f"--focus={name}"),
+        ("graph", _saved()[0], f"--phase={name}"),
+    ),
+    "pages": lambda name: _commands(
+        ("pages", "deepseek-ocr-tiny", f"--sizes={name}"), ("pages", name, f"--grids={name}")
+    ),
+    "export": lambda name: _command(
+        "export", "deepseek-ocr-tiny", f"--part={name}", "--check=export", f"--load-weights={name}"
+    ),
+    "picture of TorchLens": lambda name: _commands(
+        ("trace", "deepseek-ocr-tiny", *LENS, f"--torchlens-picture={name}=layer.svg"),
+        ("trace", "x", f"--torchlens-picture={name}"),
+    ),
+    "compare": lambda name: _commands(
+        *(("compare", _saved()[0], _saved()[0], f"--{option}={name}") for option in ("budget", "phase"))
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -185,11 +186,8 @@ def _export(name: str, trace: lpo.Trace, folder: Path) -> Report:
 @cache
 def _plain_profile() -> lpo.ProfileAnswer:
     """On a busy machine a pass may be interrupted for long, which is no finding here."""
-    gap_ns, join._GAP_NS = join._GAP_NS, 10**12
-    try:
+    with mock.patch.object(join, "_GAP_NS", 10**12):
         return lpo.profile(holder(PLAIN), _INPUTS, warmup=0, repeats=1)
-    finally:
-        join._GAP_NS = gap_ns
 
 
 def _profile(name: str, trace: lpo.Trace, folder: Path) -> Report:

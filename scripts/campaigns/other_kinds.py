@@ -9,11 +9,12 @@ import os
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -427,16 +428,10 @@ def _processes(folder: Path) -> Iterator[Kind]:
 
 def _python_of_vllm(raw: bytes) -> object:
     """A variable that names a file which is no Python: refused, and nothing is started."""
-    before = os.environ.get(environment.VARIABLE)
-    os.environ[environment.VARIABLE] = os.fsdecode(raw.replace(b"\0", b"")) or "x"
-    try:
+    named = os.fsdecode(raw.replace(b"\0", b"")) or "x"
+    with mock.patch.dict(os.environ, {environment.VARIABLE: named}), suppress(UsageError):
         return environment.find()
-    except UsageError:
-        return "refused"
-    finally:
-        os.environ.pop(environment.VARIABLE)
-        if before is not None:
-            os.environ[environment.VARIABLE] = before
+    return "refused"
 
 
 STUDY_FILE = b"""name: tiny
@@ -561,16 +556,13 @@ def _lease() -> Kind:
     folder = store.folder("tiny")
 
     def taken(raw: bytes) -> object:
-        before, one_writer.DEAD_S = one_writer.DEAD_S, 0.0
         files = store.filesystem
-        try:
+        with mock.patch.object(one_writer, "DEAD_S", 0.0):
             if files.exists(folder):
                 files.rm(folder, recursive=True)
             files.makedirs(folder)
             files.pipe_file(f"{folder}/_lease-00000001.json", raw)
             return one_writer._taken(store, folder, "01234567").number
-        finally:
-            one_writer.DEAD_S = before
 
     good = one_writer.Lease(store=store, folder=folder, number=1, run="89abcdef").text()
     return Kind("lease of a study", good, taken)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 from llm_perf_opt import __main__ as entry
 from llm_perf_opt.analyses.profile import join
@@ -96,26 +97,21 @@ class Ended:
 @contextmanager
 def workplace(verbs: Collection[str] = tuple(VERBS)) -> Iterator[Path]:
     """A folder with a tiny model and a trace of it, in which each of these verbs has run once."""
-    before = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory() as name:
         place = Path(name).resolve()
         (place / "tmp").mkdir()
-        os.environ["TMPDIR"], tempfile.tempdir = str(place / "tmp"), None
         (place / "tiny").mkdir()
         (place / "tiny" / "config.json").write_text(json.dumps(CONFIG), "utf-8")
         (place / "recording.json").write_text(json.dumps(RECORDING), "utf-8")
         (place / "study.yaml").write_text(json.dumps(STUDY), "utf-8")  # JSON is YAML
-        try:
-            with _calibrated_once(place), _busy_machine():
-                _expect_success(VERBS["trace"].replace("--out run", "--out base"), place)
-                for verb in verbs:
-                    _expect_success(VERBS[verb], place)
-                yield place
-        finally:
-            os.environ.pop("TMPDIR")
-            if before is not None:
-                os.environ["TMPDIR"] = before
-            tempfile.tempdir = None
+        # A profile refuses passes that were interrupted for long, which is no finding here.
+        is_busy = mock.patch.object(join, "_GAP_NS", 10**12)
+        own_scratch = mock.patch.dict(os.environ, TMPDIR=str(place / "tmp"))
+        with own_scratch, mock.patch.object(tempfile, "tempdir", None), _calibrated_once(place), is_busy:
+            _expect_success(VERBS["trace"].replace("--out run", "--out base"), place)
+            for verb in verbs:
+                _expect_success(VERBS[verb], place)
+            yield place
 
 
 @contextmanager
@@ -123,22 +119,8 @@ def _calibrated_once(place: Path) -> Iterator[None]:
     """The machine is measured once, and the figures are written again each time."""
     _expect_success(VERBS["calibrate"].replace("machine.json", "stored.json"), place)
     _STORED[:] = [read_calibration(place / "stored.json")]
-    real = CALIBRATORS._entries["torch"]
-    CALIBRATORS._entries["torch"] = f"{__name__}:stored_calibration"
-    try:
+    with mock.patch.dict(CALIBRATORS._entries, torch=f"{__name__}:stored_calibration"):
         yield
-    finally:
-        CALIBRATORS._entries["torch"] = real
-
-
-@contextmanager
-def _busy_machine() -> Iterator[None]:
-    """A profile refuses passes that were interrupted for long, which is no finding here."""
-    gap_ns, join._GAP_NS = join._GAP_NS, 10**12
-    try:
-        yield
-    finally:
-        join._GAP_NS = gap_ns
 
 
 def stored_calibration(**options: object) -> Calibration:
@@ -154,8 +136,8 @@ def _expect_success(words: str, place: Path) -> None:
 def run_here(words: str, place: Path) -> Ended:
     """In this process. What is neither an exit nor an interrupt is a traceback, as Python would print it."""
     out, err = io.StringIO(), io.StringIO()
-    argv, sys.argv = sys.argv, ["llm-perf-opt", *words.split()]
-    with contextlib.chdir(place), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    argv = mock.patch.object(sys, "argv", ["llm-perf-opt", *words.split()])
+    with argv, contextlib.chdir(place), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
             code = 0
@@ -166,8 +148,6 @@ def run_here(words: str, place: Path) -> Ended:
         except BaseException:  # noqa: BLE001  a finding
             err.write(traceback.format_exc())
             code = 1
-        finally:
-            sys.argv = argv
     return Ended(code=code, out=out.getvalue(), err=err.getvalue())
 
 

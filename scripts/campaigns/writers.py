@@ -17,9 +17,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -60,21 +60,8 @@ Write = Callable[[Path], object]
 _MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """What writers are given: made once, before anything is written."""
-
-    trace: Any
-    cost: Any
-    sweep: Any
-    view: Any
-    profiler: Any
-    program: Any
-    adapter: HuggingFaceAdapter
-
-
-def made(folder: Path) -> Made:
-    """Of tiny models, in `folder`."""
+def made(folder: Path) -> Any:
+    """What writers are given: made once of tiny models in `folder`, before anything is written."""
     module, arguments = small_module(), (torch.zeros(2, 8),)
     trace = lpo.trace(module, arguments)
     for name, fields in {"tiny": CONFIG, "llama": LLAMA}.items():
@@ -86,7 +73,7 @@ def made(folder: Path) -> Made:
         module(*arguments)
     profiler.export_chrome_trace(str(folder / "chrome-trace.json"))
     recorded = (folder / "chrome-trace.json").read_bytes()
-    return Made(
+    return SimpleNamespace(
         trace=trace,
         cost=trace.cost(),
         sweep=lpo.sweep(folder / "tiny", batch=2, context="16..19"),
@@ -142,7 +129,7 @@ def _study_manifest(place: Path) -> None:
     StudyStore(str(place)).write_manifest(record)
 
 
-WRITERS: dict[str, Callable[[Made], Write]] = {
+WRITERS: dict[str, Callable[[Any], Write]] = {
     "one file": lambda _: lambda place: write_result(place / "result.txt", "a line\n" * 500),
     "call graph": lambda one: lambda place: write_callgraph(one.trace.graphs[0], place / "a.json", overwrite=True),
     "runtime log": lambda one: lambda place: write_runtime_log(one.trace.graphs[0], place / "a.json", overwrite=True),
