@@ -335,7 +335,9 @@ def study_json(view: StudyView) -> str:
     columns: dict[str, list[object]] = {}
     for name in FIELDS:
         values = view.points[name]
-        columns[name] = [words[name].index(_word(one)) for one in values] if name in TEXTS else [*map(_short, values)]
+        columns[name] = (
+            [words[name].index(_word(value)) for value in values] if name in TEXTS else [*map(_short, values)]
+        )
     data = {"words": words, "columns": columns, "currency": _word(view.currency), "is_pages": view.is_pages}
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(UNSAFE_IN_HTML)
 

@@ -48,7 +48,9 @@ def library_version(pair: Pair, differences: Sequence[Difference]) -> Iterator[C
     changed = pair.contradicting_fields("library.")
     versions = ", ".join(f"{name} {left} -> {right}" for name, (left, right) in changed.items())
     if versions:
-        yield from (Claim(difference=found, detail=versions) for found in differences if found.aspect in _OF_CODE)
+        yield from (
+            Claim(difference=difference, detail=versions) for difference in differences if difference.aspect in _OF_CODE
+        )
 
 
 _COUNTED = frozenset({Aspect.CALLS, Aspect.EDGE})
@@ -268,7 +270,7 @@ class _PlanEvidence:
         self._gathers_weights = left.fsdp != right.fsdp
         self._ratios = _ratios(left, right)
         self._numbers = numbers_of(pair).values()
-        self._sharded = {found.path for found in find_differences(pair) if self._is_shard(found)}
+        self._sharded = {difference.path for difference in find_differences(pair) if self._is_shard(difference)}
         self._around = _with_callers(self._sharded, pair)
 
     def of(self, difference: Difference) -> str:

@@ -88,7 +88,7 @@ def group(
 def _whole_view(facts: Facts, groups: list[Group], focus: str | None) -> GraphView:
     """Every box, checked to add up."""
     graph, maker = facts.graph, BoxMaker(facts)
-    roots = tuple(maker.box(found) for found in groups)
+    roots = tuple(maker.box(group) for group in groups)
     view = GraphView(
         title=_title(facts, focus),
         caption=(),

@@ -123,7 +123,7 @@ def _notes(correction: Correction) -> Iterator[Note]:
 
 
 def _sentence(stage: StageCorrection, correction: Correction) -> str:
-    named = [one for one in correction.points if one.quantity is stage.by and one.stage in (None, stage.stage)]
+    named = [point for point in correction.points if point.quantity is stage.by and point.stage in (None, stage.stage)]
     places = list(dict.fromkeys(one.where for one in named if one.where))
     where = f" at {'; '.join(places[:3])}{' ...' if len(places) > 3 else ''}" if places else ""
     count = f"{stage.measurements} measurement{'s' if stage.measurements != 1 else ''}"

@@ -30,10 +30,10 @@ class PredictedPoint:
     def stages(self, quantity: Quantity, stage: str | None, phase: str | None) -> list[tuple[str, StageTime]]:
         """Phase and stage of everything that a measured time covers."""
         return [
-            (name, found)
+            (name, covered)
             for name, all_stages in self.times.items()
-            for found in all_stages
-            if is_covered(quantity, stage, name, found.name) and phase in (None, name)
+            for covered in all_stages
+            if is_covered(quantity, stage, name, covered.name) and phase in (None, name)
         ]
 
     def seconds(self, time: Measurement, phase: str | None) -> float:

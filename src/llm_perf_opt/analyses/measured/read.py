@@ -249,7 +249,7 @@ def _batch(page: PageRow) -> int | None:
 
 def _times(page: PageRow) -> Iterator[Measurement]:
     """Of `decode` one step, on average over the steps of a pass; of other stages all that they take in a pass."""
-    names = dict.fromkeys(name for one in page.passes for name in one.stages_ns)
+    names = dict.fromkeys(name for pass_ in page.passes for name in pass_.stages_ns)
     for name in names:
         if name in STAGES_OUTSIDE_THE_MODEL:
             continue

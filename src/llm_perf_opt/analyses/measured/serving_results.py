@@ -189,7 +189,11 @@ def read_guidellm(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
         raise MEASURED_FILE.refusal("is too large", f"it holds more than {_MOST_RUNS} runs")
     whole = (report.config, report.args)
     model = next((name for part in whole if (name := _text(_first(part, *_GUIDELLM_MODEL))) is not None), None)
-    found = [_guidellm_run(one, file, model) for one in report.benchmarks if one.metrics and _finished(one.metrics)]
+    found = [
+        _guidellm_run(benchmark, file, model)
+        for benchmark in report.benchmarks
+        if benchmark.metrics and _finished(benchmark.metrics)
+    ]
     if not found:
         raise MEASURED_FILE.refusal("holds no time", "no benchmark of guidellm has times of successful requests")
     return tuple(found)

@@ -42,7 +42,7 @@ def waterfall(page: PageMeasurement) -> SpanChart:
     """One page: each stage as long as its median over the passes, in the order in which they first end."""
     spans: list[Span] = []
     now = 0.0
-    for name in dict.fromkeys(name for one in page.passes for name in one.stages_ns):
+    for name in dict.fromkeys(name for pass_ in page.passes for name in pass_.stages_ns):
         length = median(one.stage_ns(name) for one in page.passes) * _SECONDS
         times = max(len(one.stages_ns.get(name, ())) for one in page.passes)
         spans.append(Span(name, name if times == 1 else f"{name}, {times} times", now, now + length))
@@ -58,7 +58,7 @@ def waterfall(page: PageMeasurement) -> SpanChart:
 
 def step_latencies(pages: Sequence[PageMeasurement]) -> LineChart | None:
     """The share of decode steps that took no longer than so much; None where nothing was decoded."""
-    steps = sorted(ns for page in pages for one in page.passes for ns in one.stages_ns.get("decode", ()))
+    steps = sorted(ns for page in pages for pass_ in page.passes for ns in pass_.stages_ns.get("decode", ()))
     if not steps:
         return None
     points = tuple((ns * _SECONDS, (place + 1) / len(steps)) for place, ns in enumerate(steps))

@@ -102,7 +102,7 @@ def reconcile(source_figures: Sequence[SourceFigures], *, context_tokens: int | 
         else:
             stages.setdefault((figures.phase, figures.stage), []).append(figures)
     pairs = [pair for sources in stages.values() for pair in combinations(_with_known_gaps(sources), 2)]
-    single = tuple(found for sources in stages.values() for found in single_sources(sources))
+    single = tuple(figures for sources in stages.values() for figures in single_sources(sources))
     entries = (entry for left, right in pairs for entry in _entries(left, right, context_tokens))
     return Ledger(
         entries=tuple(replace(entry, one_source=_only_source(entry, single)) for entry in entries),

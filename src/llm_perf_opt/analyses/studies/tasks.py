@@ -157,7 +157,7 @@ def _tasks(
     identity = [study.name, model.name, model.source, dict(workload), asdict(plan)]
     for number, group in enumerate(groups):
         deployments = tuple(_deployment(study, basis, *one) for one in group)
-        hashes = [one.inputs_hash for one in deployments]
+        hashes = [deployment.inputs_hash for deployment in deployments]
         yield filled(
             StudyTask,
             study,

@@ -132,7 +132,9 @@ def _language_calls(model: Any, stages: tuple[Stage, ...], *, forwards: int, uni
     if getattr(config, "is_encoder_decoder", False) or not isinstance(depth, int):
         return
     towers = [path for stage in stages for path in stage.paths]
-    lists = [path for path in _lists_of(model, depth) if not any(f"{path}.".startswith(f"{one}.") for one in towers)]
+    lists = [
+        path for path in _lists_of(model, depth) if not any(f"{path}.".startswith(f"{tower}.") for tower in towers)
+    ]
     if len(lists) == 1:
         yield ExpectedCalls(
             what="layers",

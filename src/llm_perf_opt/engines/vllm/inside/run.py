@@ -129,7 +129,7 @@ class _Run:
 
     def _round(self, rounds: Rounds) -> list[str]:
         """Everyone who has something to do takes a step; tokens come when all of them are done."""
-        came = [(one, one.step()) for one in self.replicas if one.has_work and not one.is_stuck]
+        came = [(replica, replica.step()) for replica in self.replicas if replica.has_work and not replica.is_stuck]
         rounds.close()
         return [name for one, outputs in came for name in one.take(outputs)]
 
