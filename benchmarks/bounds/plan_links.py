@@ -16,7 +16,7 @@ from benchmarks.bounds.measured_run import MeasuredRun, ServedPlan
 from benchmarks.bounds.traced_models import CONFIGS
 from llm_perf_opt.analyses.time.collective_time import collective_time
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
-from llm_perf_opt.core.hardware.cluster import parse_cluster
+from llm_perf_opt.core.hardware.links import parse_cluster
 
 _MANY_TOKENS = 10**6  # bounds of collectives are whole nanoseconds, those of so many tokens exact enough
 _NANO = 1e-9

@@ -17,7 +17,7 @@ from benchmarks.plans.rank_step import Load, Share, step_band
 from benchmarks.plans.shallow_models import TwoDepths, configuration, two_depths
 from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
-from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 
 GPUS = 8  # of the node that every run fits in
 VALUE_BYTES = 2

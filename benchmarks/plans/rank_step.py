@@ -21,7 +21,7 @@ from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.lower_bound import fastest_peak, is_known, lower_bound
 from llm_perf_opt.analyses.time.rates import NOTHING, Band
 from llm_perf_opt.core.collectives import Collective
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.ops.op import Kernel, KernelKind
 
 _EXPERT_KERNELS = 2  # of a layer: up with gate, and down

@@ -23,7 +23,7 @@ from llm_perf_opt.analyses.stored_formats import store_cache, store_weights
 from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
 from llm_perf_opt.analyses.time.rank_bound import least_exchanges
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
+from llm_perf_opt.core.callgraph.queries import Role, weight_matrices
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.tensor_formats import FP8

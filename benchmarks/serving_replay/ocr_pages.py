@@ -16,9 +16,9 @@ from llm_perf_opt.analyses.capacity.steady_state import mean_request
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
 from llm_perf_opt.api.tracing import find_origin
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.core.workload import read_page_size
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 

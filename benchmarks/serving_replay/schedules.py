@@ -19,7 +19,7 @@ import numpy as np
 from llm_perf_opt.core.serving.engine_settings import EngineSettings
 from llm_perf_opt.core.serving.requests import Replayed, Traffic
 from llm_perf_opt.core.serving.step_table import RankStep, StepTable
-from llm_perf_opt.engines.vllm.inside.jumps import JumpingTime
+from llm_perf_opt.engines.vllm.inside.sampling import JumpingTime
 from llm_perf_opt.engines.vllm.jobs import ReplayJob, read_message, write_message
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 

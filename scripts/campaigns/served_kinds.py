@@ -12,9 +12,9 @@ from typing import Any
 from llm_perf_opt.analyses.measured.read import read_line, read_measured
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.number_ranges import read_range
-from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.core.serving.traffic_text import read_declared, read_lengths, read_page_mix
+from llm_perf_opt.core.workload import read_page_size
 from llm_perf_opt.engines.vllm import environment
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, read_message, write_message
 from scripts.campaigns.one_kind import Kind, as_text, at

@@ -13,7 +13,7 @@ from llm_perf_opt.analyses.function.files.tables import FUNCTION_FILE
 from llm_perf_opt.analyses.function.form import Point
 from llm_perf_opt.api.function import BATCH, CONTEXT, TraceFunction, outside_cells
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.free_form import json_safe
+from llm_perf_opt.core.callgraph.records import json_safe
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import OptionRecord
 from llm_perf_opt.core.output_files import free_file

@@ -24,11 +24,11 @@ from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
 from llm_perf_opt.api.predicted_run import PredictedRun, predicted_run, with_run
 from llm_perf_opt.api.prediction_words import execution_text, prediction_lines, shortage_on
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.shared_work import shared_work
+from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Level, Note, Report
 

@@ -44,7 +44,7 @@ from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.number_ranges import NumberRange, round_numbers
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import REPORTERS

@@ -33,7 +33,7 @@ from llm_perf_opt.api.traced_phases import (
     write_graphs,
 )
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
 from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.output_files import free_file

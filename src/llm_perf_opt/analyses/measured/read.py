@@ -24,8 +24,13 @@ from llm_perf_opt.analyses.measured.measurement import (
     run_of,
     time_of,
 )
-from llm_perf_opt.analyses.measured.serving_results import read_genai_perf, read_guidellm, read_vllm
-from llm_perf_opt.analyses.measured.step_log import is_step_log, read_step_log
+from llm_perf_opt.analyses.measured.serving_results import (
+    is_step_log,
+    read_genai_perf,
+    read_guidellm,
+    read_step_log,
+    read_vllm,
+)
 from llm_perf_opt.analyses.profile.metrics_file import METRICS_FILE, PageRow, read_metrics
 from llm_perf_opt.core.measurement import DECODE, STAGES_OUTSIDE_THE_MODEL
 from llm_perf_opt.core.reading import as_record, decode_json, naming_file, parse_foreign_json, parse_toml, read_bytes

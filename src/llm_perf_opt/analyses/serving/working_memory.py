@@ -24,8 +24,7 @@ from llm_perf_opt.analyses.serving.engines import (
     total_bytes,
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import ops_of, tensor_offsets
-from llm_perf_opt.core.callgraph.shared_work import found_once
+from llm_perf_opt.core.callgraph.queries import found_once, ops_of, tensor_offsets
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 

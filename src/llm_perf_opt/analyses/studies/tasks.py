@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.reading import MODEL_FILE, filled, read_bytes
 from llm_perf_opt.core.study import FUNCTION_SUFFIX, Study, StudyModel, combinations

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
-from llm_perf_opt.core.target import Json, Part, Stage
+from llm_perf_opt.core.target import ExpectedCalls, Json, Part, Stage, stated
 
 _TEXT = re.compile(r"text|language|llm|decoder|thinker|generator|talker")
 _KINDS = (("vision", re.compile(r"vision|image|visual|vit|video")), ("audio", re.compile(r"audio|speech|sound")))

@@ -33,7 +33,7 @@ from llm_perf_opt.analyses.time.datasheet_rates import (
 )
 from llm_perf_opt.analyses.time.lower_bound import BoundBy, fastest_peak
 from llm_perf_opt.analyses.time.predict import StageTime
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.hardware.priors import Prior
 from llm_perf_opt.ops.op import Kernel, KernelKind
 

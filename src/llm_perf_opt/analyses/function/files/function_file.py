@@ -42,7 +42,6 @@ from llm_perf_opt.analyses.function.search.sampling import Stride
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
 from llm_perf_opt.core.callgraph.column_shapes import shape_problems
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.free_form import require_safe
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.json_layout import column_from_deltas
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
@@ -55,6 +54,7 @@ from llm_perf_opt.core.callgraph.records import (
     Parameter,
     StorageColumns,
     TensorMeta,
+    require_safe,
 )
 from llm_perf_opt.core.output_files import plain_values, write_whole
 from llm_perf_opt.core.reading import filled, naming_file, read_json

@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.serving.requests import AnsweredRequests, Request, Traffic
-from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
+from llm_perf_opt.engines.vllm.inside.launches import Rounds
 
 MakeRequest = Callable[[Request, float], Any]  # one of ours and the time at which it comes -> one of vLLM's
 Route = Callable[[Any], int]  # a request of vLLM's -> the replica that gets it
