@@ -31,7 +31,7 @@ from benchmarks.records import (
 from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
 from llm_perf_opt.analyses.stored_formats import store_cache, store_weights
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
+from llm_perf_opt.core.callgraph.queries import Role, weight_matrices
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, TRACERS
 from llm_perf_opt.core.tensor_formats import FP8

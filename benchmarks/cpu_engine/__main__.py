@@ -23,7 +23,7 @@ from benchmarks.cpu_engine.loads import DTYPE, MODELS, Load, loads, section, tim
 from benchmarks.pages import DOCS, show_sections
 from benchmarks.vllm_schedules.cases import FOLDER, in_vllm
 from llm_perf_opt.analyses.capacity.measured_beside import corrected, step_factors
-from llm_perf_opt.analyses.measured.step_log import MeasuredStep
+from llm_perf_opt.analyses.measured.serving_results import MeasuredStep
 from llm_perf_opt.analyses.serving.calibrated_time import CalibratedTimer
 from llm_perf_opt.analyses.serving.engine_blocks import engine_blocks
 from llm_perf_opt.analyses.serving.step_tables import StepRange, step_table

@@ -22,7 +22,7 @@ from llm_perf_opt.analyses.time.lower_bound import LowerBound
 from llm_perf_opt.analyses.time.rank_bound import rank_bound
 from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
-from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 
 GPUS = 8  # of the node that every run fits in
 VALUE_BYTES = 2

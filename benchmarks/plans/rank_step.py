@@ -34,7 +34,7 @@ from llm_perf_opt.analyses.time.rates import NOTHING, Band
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.ops.op import Kernel, KernelKind
 
 _EXPERT_KERNELS = 2  # of a layer: up with gate, and down

@@ -33,7 +33,7 @@ from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.requests import Replayed, Request, Traffic
 from llm_perf_opt.core.serving.step_table import RankStep, StepTable
 from llm_perf_opt.core.tensor_formats import weight_format as stored
-from llm_perf_opt.engines.vllm.inside.jumps import JumpingTime
+from llm_perf_opt.engines.vllm.inside.sampling import JumpingTime
 from llm_perf_opt.engines.vllm.jobs import ReplayJob, read_message, write_message
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 

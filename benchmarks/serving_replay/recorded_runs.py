@@ -20,12 +20,12 @@ from llm_perf_opt.analyses.serving.step_tables import step_table
 from llm_perf_opt.api.origin import find_origin
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.core.serving.requests import Replayed, Request, Traffic
 from llm_perf_opt.core.serving.step_table import StepTable
+from llm_perf_opt.core.workload import read_page_size
 from llm_perf_opt.engines.vllm.jobs import ReplayJob
 from llm_perf_opt.engines.vllm.process import ReplayProcess
 

@@ -27,11 +27,11 @@ from llm_perf_opt.api.study import installed_versions
 from llm_perf_opt.core.callgraph import read_callgraph, to_json_dict
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.number_ranges import read_range
-from llm_perf_opt.core.page_sizes import read_page_size
 from llm_perf_opt.core.sealing import sealed_text, split_seal
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.core.serving.traffic_text import read_declared, read_lengths, read_page_mix
 from llm_perf_opt.core.study import read_study
+from llm_perf_opt.core.workload import read_page_size
 from llm_perf_opt.engines.vllm import environment
 from llm_perf_opt.engines.vllm.jobs import TraceAnswer, read_message, write_message
 from llm_perf_opt.harness.weights import load_some_weights

@@ -14,7 +14,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.analyses.call_checks import CallCheck, call_checks
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph, write_callgraph
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.expected_calls import KEY
+from llm_perf_opt.core.target import KEY
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.targets import build_blueprint, make_targets

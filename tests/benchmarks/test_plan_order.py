@@ -38,7 +38,7 @@ from benchmarks.records import MeasuredRun, ServedPlan
 from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.analyses.time.predict import predict, total_wall
 from llm_perf_opt.analyses.time.rates import Band
-from llm_perf_opt.core.hardware.cluster import parse_cluster
+from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.ops.op import KernelKind
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -11,7 +11,7 @@ import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
 from llm_perf_opt.core.report import Column, Kind, Report, Table
-from llm_perf_opt.formats.notebook_format import MOST_BYTES, notebook_html
+from llm_perf_opt.formats.html_format import MOST_BYTES, notebook_html
 from tests.formats.made_reports import full_report, hostile_report, limits_report
 
 

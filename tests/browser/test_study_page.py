@@ -13,8 +13,7 @@ from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from llm_perf_opt.core.report import Column, Kind, Note, Report, Table
-from llm_perf_opt.core.study_view import BANDS, FIELDS, StudyView
+from llm_perf_opt.core.report import BANDS, FIELDS, Column, Kind, Note, Report, StudyView, Table
 from llm_perf_opt.formats.html_format import study_page_text
 from tests.browser.conftest import resize
 

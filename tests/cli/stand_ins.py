@@ -6,10 +6,9 @@ from functools import partial
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
 from llm_perf_opt.core.protocols import ModelAdapter, PartialTrace, Sight
 from llm_perf_opt.core.source_figures import BlindSpot, Method, SourceFigures
-from llm_perf_opt.core.target import Stage, Target
+from llm_perf_opt.core.target import ExpectedCalls, Stage, Target, stated
 from llm_perf_opt.core.workload import Workload
 from tests.cli.options import StandInWorkload
 

@@ -20,7 +20,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import cannot_write
 from llm_perf_opt.core.protocols import PartialTrace
-from llm_perf_opt.labs.study.local_engine import run_local
+from llm_perf_opt.labs.study.one_writer import run_local
 
 PACKAGE = Path(lpo.__file__).parent
 BUILT_IN = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)}

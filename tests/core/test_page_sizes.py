@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.page_sizes import read_page_size
+from llm_perf_opt.core.workload import read_page_size
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from llm_perf_opt.analyses.reconcile.explain import CAUSES
+from llm_perf_opt.analyses.reconcile.ledger import CAUSES
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Stage, Target
 from llm_perf_opt.core.workload import Workload

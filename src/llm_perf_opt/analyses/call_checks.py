@@ -1,6 +1,6 @@
 """Calls expected and found: the configuration, the page and the steps against the calls of the trace.
 
-The expected figures were stated before the run (`core/expected_calls.py`), so the two can differ. A model of which no
+The expected figures were stated before the run (`core/target.py`), so the two can differ. A model of which no
 rule is known states none, and has no table.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.expected_calls import ExpectedCalls, RoutedExperts, read_expected_calls
 from llm_perf_opt.core.module_selection import recorded_only
 from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table, table_of
+from llm_perf_opt.core.target import ExpectedCalls, RoutedExperts, read_expected_calls
 from llm_perf_opt.core.units import format_count
 from llm_perf_opt.ops.grouped_experts import expected_distinct
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from llm_perf_opt.analyses.cost.parameters import untied
 from llm_perf_opt.analyses.memory.kv_cache import kv_cache
 from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import Role, weight_matrices
 from llm_perf_opt.core.callgraph.records import Json, Parameter
-from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
 from llm_perf_opt.core.collectives import SYMMETRY, CollectiveKind
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Level, Note

@@ -13,9 +13,8 @@ from itertools import accumulate
 from llm_perf_opt.analyses.memory.kv_cache import STEPS, TracedKvCache, cached_storages, kv_cache, new_tokens
 from llm_perf_opt.analyses.retyping import StoredAs, retype
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.queries import Role, calls_of, ops_of, tensor_offsets, weight_matrices
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter, TensorMeta
-from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.tensor_formats import TRANSPOSED, is_weight_format, tensor_bytes, untransposed
 from llm_perf_opt.ops.op import OpRole

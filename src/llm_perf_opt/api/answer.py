@@ -66,7 +66,7 @@ class Answer(ABC):
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, at most 60 kB; a note says what is left out and where it is."""
-        from llm_perf_opt.formats.notebook_format import notebook_html
+        from llm_perf_opt.formats.html_format import notebook_html
 
         return notebook_html(self.report())
 

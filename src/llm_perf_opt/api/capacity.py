@@ -41,13 +41,12 @@ from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.report import Level, Note, Report
-from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.core.serving.requests import Replayed, Traffic
-from llm_perf_opt.core.serving.traffic_text import read_time
+from llm_perf_opt.core.serving.traffic_text import DeclaredTraffic, read_time
 from llm_perf_opt.core.target import Json
 
 log = logging.getLogger(__name__)

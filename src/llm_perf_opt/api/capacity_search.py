@@ -13,7 +13,7 @@ from llm_perf_opt.analyses.capacity.promise import Promise
 from llm_perf_opt.analyses.capacity.steady_state import MeanRequest
 from llm_perf_opt.api.served_model import Replica, ServedModel
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.serving.engine_settings import SeenDevice
 

@@ -11,8 +11,7 @@ from llm_perf_opt.analyses.time.collective_time import CollectiveTime, collectiv
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks, group_of
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
-from llm_perf_opt.core.hardware.links import Link
+from llm_perf_opt.core.hardware.links import Cluster, Link, parse_cluster
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.units import format_bytes, format_seconds
 

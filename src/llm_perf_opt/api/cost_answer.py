@@ -13,10 +13,9 @@ from llm_perf_opt import __version__
 from llm_perf_opt.analyses.collectives import with_collectives
 from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
 from llm_perf_opt.analyses.cost.coverage import known_sum
-from llm_perf_opt.analyses.cost.source_tables import incomplete_sources, sources_with_figures
 from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.analyses.cost.static_file import static_compute_json
-from llm_perf_opt.analyses.cost.static_report import static_report
+from llm_perf_opt.analyses.cost.static_report import incomplete_sources, sources_with_figures, static_report
 from llm_perf_opt.analyses.first_lines import counted, largest_text, listed, stage_names
 from llm_perf_opt.analyses.memory.kv_cache import STEPS
 from llm_perf_opt.analyses.necessary.stage_needs import necessary_by_stage

@@ -14,7 +14,7 @@ from llm_perf_opt.analyses.function.form import Point
 from llm_perf_opt.api.function import BATCH, CONTEXT, R, RunFunction, outside_cells
 from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.free_form import json_safe
+from llm_perf_opt.core.callgraph.records import json_safe
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import OptionRecord
 from llm_perf_opt.core.output_files import free_file

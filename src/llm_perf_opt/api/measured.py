@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.measured.applied import Applied, applied, corrected
 from llm_perf_opt.analyses.measured.correction import Remaining, centre, corrected_band
-from llm_perf_opt.analyses.measured.correction_report import Correction
+from llm_perf_opt.analyses.measured.correction_report import Applied, Correction, applied, corrected
 from llm_perf_opt.analyses.measured.measurement import MeasuredRun
 from llm_perf_opt.analyses.measured.read import Measured, read_measured
 from llm_perf_opt.analyses.time.predict import predict, total_wall

@@ -7,10 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.measured.applied import FoundTime
-from llm_perf_opt.analyses.measured.correction_report import MeasuredPoint
+from llm_perf_opt.analyses.measured.correction_report import (
+    FoundTime,
+    MeasuredPoint,
+    PredictedPoint,
+    batch_of,
+    context_of,
+    recorded_run,
+    steps_of,
+)
 from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Measurement, Quantity
-from llm_perf_opt.analyses.measured.predicted_points import PredictedPoint, batch_of, context_of, recorded_run, steps_of
 from llm_perf_opt.analyses.time.predict import StageTime, predict
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.join import JoinAnswer, join_answer

@@ -10,7 +10,7 @@ from llm_perf_opt.analyses.capacity.measured_beside import StepFactors, correcte
 from llm_perf_opt.analyses.capacity.steady_state import MeanRequest
 from llm_perf_opt.analyses.measured.measurement import MEASURED_FILE, MeasuredRun
 from llm_perf_opt.analyses.measured.read import read_measured
-from llm_perf_opt.analyses.measured.step_log import MeasuredStep, is_step_log, read_steps
+from llm_perf_opt.analyses.measured.serving_results import MeasuredStep, is_step_log, read_steps
 from llm_perf_opt.api.served_model import Replica
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.reading import naming_file, read_bytes

@@ -6,9 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.page_sizes import PageSize
-from llm_perf_opt.core.serving.declared_traffic import PageMix
-from llm_perf_opt.core.serving.traffic_text import read_page_mix
+from llm_perf_opt.core.serving.traffic_text import PageMix, read_page_mix
+from llm_perf_opt.core.workload import PageSize
 
 _MOST_FILES = 200_000
 

@@ -21,10 +21,10 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.options import read_grid
-from llm_perf_opt.core.page_sizes import PageSize, read_page_size
 from llm_perf_opt.core.protocols import Tracer
 from llm_perf_opt.core.report import Note, Report
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.workload import PageSize, read_page_size
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from llm_perf_opt.api.rate_sources import source_of
 from llm_perf_opt.api.traced_run import TracedRun, trace_origin, trace_ranks
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import KnowsPlans
 from llm_perf_opt.core.report import Level, Note, Report

@@ -15,7 +15,7 @@ from llm_perf_opt.analyses.time.predict import StageTime, total_wall
 from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.shared_work import found_once
+from llm_perf_opt.core.callgraph.queries import found_once
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.units import format_count

@@ -24,10 +24,10 @@ from llm_perf_opt.api.prediction_words import execution_text, prediction_lines, 
 from llm_perf_opt.api.rate_sources import DATA_SHEET, Rates, source_of
 from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.shared_work import shared_work
+from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Level, Note, Report
 

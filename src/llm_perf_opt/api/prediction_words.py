@@ -13,7 +13,7 @@ from llm_perf_opt.analyses.time.predict import StageTime
 from llm_perf_opt.analyses.time.speed import Speed, bottleneck_text, bottlenecks, pages_text, speed_text
 from llm_perf_opt.api.deployed_traces import redeployed
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.shared_work import found_once
+from llm_perf_opt.core.callgraph.queries import found_once
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.units import format_bytes, format_count

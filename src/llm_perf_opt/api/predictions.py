@@ -18,7 +18,7 @@ from llm_perf_opt.api.prediction import PredictionAnswer
 from llm_perf_opt.api.prediction_words import execution_text, run_text
 from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.shared_work import shared_work
+from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of

@@ -27,12 +27,12 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.output_files import scratch_folder
-from llm_perf_opt.core.page_sizes import PageSize
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import WritesEngineFolder
-from llm_perf_opt.core.serving.declared_traffic import PageTokens
 from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.core.serving.step_table import Curve, StepTable
+from llm_perf_opt.core.serving.traffic_text import PageTokens
+from llm_perf_opt.core.workload import PageSize
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.study import Study, read_study
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.engines.vllm.environment import find
-from llm_perf_opt.labs.study.local_engine import run_local
-from llm_perf_opt.labs.study.one_writer import Lease, new_run, one_writer
+from llm_perf_opt.labs.study.one_writer import Lease, new_run, one_writer, run_local
 from llm_perf_opt.labs.study.parquet_store import StudyManifest, StudyPart, StudyStore, require_packages
 from llm_perf_opt.models.huggingface.names import find_model
 

@@ -9,8 +9,7 @@ from typing import Any
 from llm_perf_opt.analyses.studies.questions import COUNTS, LEGIBLE, TABLES, drawn_points, find_question, left_out_text
 from llm_perf_opt.api.ask import MOST_SHOWN, chosen_studies, report_table
 from llm_perf_opt.core.output_files import free_file, write_result
-from llm_perf_opt.core.report import Note, Report
-from llm_perf_opt.core.study_view import FIELDS, StudyView
+from llm_perf_opt.core.report import FIELDS, Note, Report, StudyView
 from llm_perf_opt.formats.html_format import study_page_text
 from llm_perf_opt.labs.study.parquet_store import StudyStore, require_packages
 from llm_perf_opt.labs.study.sql import answer, connection

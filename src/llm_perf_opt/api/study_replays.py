@@ -17,10 +17,10 @@ from llm_perf_opt.api.origin import Origin, find_origin
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.api.served_model import ServedModel, engine_folder
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.page_sizes import PageSize
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.core.serving.traffic_text import DeclaredTraffic
+from llm_perf_opt.core.workload import PageSize
 
 Found = tuple[PointDeployment, Figures | PerfOptError]
 

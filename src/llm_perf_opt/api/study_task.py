@@ -29,7 +29,7 @@ from llm_perf_opt.api.study_replays import replays_of
 from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batches
 from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
 from llm_perf_opt.labs.study.parquet_store import StudyPart, StudyStore, rows_table, table_of
 

@@ -25,7 +25,7 @@ from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import AXES
 from llm_perf_opt.core.study_columns import DECODE, FIGURES, PREFILL
 from llm_perf_opt.core.workload import Deployment

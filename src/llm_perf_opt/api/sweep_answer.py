@@ -47,7 +47,7 @@ from llm_perf_opt.api.function_files import save_function
 from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.number_ranges import NumberRange, round_numbers
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import REPORTERS

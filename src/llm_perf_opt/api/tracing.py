@@ -25,7 +25,7 @@ from llm_perf_opt.api.trace_files import (
 from llm_perf_opt.api.traced_phases import WEIGHTLESS, drawing_tracer, make_tracer
 from llm_perf_opt.api.traced_run import trace_origin, trace_ranks
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
 from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.parallel_plan import ParallelPlan

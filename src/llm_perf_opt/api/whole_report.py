@@ -42,10 +42,10 @@ from llm_perf_opt.api.report_speed import machine_table, speed_chapter
 from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.api.what_if import AttentionAnswer, attention_answer
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.shared_work import shared_work
+from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.report import Level, Note, Report
 
 if TYPE_CHECKING:

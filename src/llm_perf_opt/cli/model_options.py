@@ -245,7 +245,7 @@ def takes_traffic(verb: Callable[..., None]) -> Callable[..., None]:
 
     declared = TrafficOptions.options()
     own = inspect.signature(verb, eval_str=True)
-    kept = [one for one in own.parameters.values() if one.name != "requests"]
+    kept = [parameter for parameter in own.parameters.values() if parameter.name != "requests"]
     declare(with_traffic, own, [*kept, *(parameter_of(name, one, one.default) for name, one in declared.items())])
     return with_traffic
 

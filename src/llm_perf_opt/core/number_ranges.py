@@ -55,7 +55,7 @@ def read_range(given: Given, name: str, *, points: int = POINTS) -> NumberRange:
         )
     numbers, is_range = _read(given, name)
     if min(numbers) < 1 or max(numbers) > _LARGEST:
-        wrong = next(one for one in numbers if not 1 <= one <= _LARGEST)
+        wrong = next(number for number in numbers if not 1 <= number <= _LARGEST)
         shown = f"{wrong:,}" if abs(wrong) < 10**20 else "a number of more than 20 digits"
         raise UsageError(f"{name} cannot be {shown}.", why=f"it begins at 1 and ends at {_LARGEST:,}", fix=_HOW)
     if not is_range:
@@ -108,7 +108,7 @@ def _denser(
 
 def _ladder(high: int, stride: int, quarters: tuple[int, ...]) -> Iterator[int]:
     for power in range(0, high.bit_length() + 1, stride):
-        yield from (2**power * one // 4 for one in quarters if 2**power * one % 4 == 0)
+        yield from (2**power * quarter // 4 for quarter in quarters if 2**power * quarter % 4 == 0)
 
 
 def _inside(low: int, high: int, ladder: Iterator[int]) -> list[int]:

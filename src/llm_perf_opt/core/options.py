@@ -135,9 +135,11 @@ def declared_options(record: type[Any]) -> Mapping[str, Option]:
     hints = get_type_hints(record)
     return types.MappingProxyType(
         {
-            one.name: Option(name=one.name, kind=_kind(hints[one.name]), default=one.default, **one.metadata[_KEY])
-            for one in fields(record)
-            if _KEY in one.metadata and one.default is not MISSING
+            field.name: Option(
+                name=field.name, kind=_kind(hints[field.name]), default=field.default, **field.metadata[_KEY]
+            )
+            for field in fields(record)
+            if _KEY in field.metadata and field.default is not MISSING
         }
     )
 

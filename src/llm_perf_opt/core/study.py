@@ -140,7 +140,7 @@ def _plain(word: str) -> Any:
 def _range(text: str) -> tuple[int, ...]:
     """As Python's: without its end."""
     numbers = [_plain(word.strip()) for word in text.split(",")]
-    if not 1 <= len(numbers) <= 3 or not all(type(one) is int for one in numbers):
+    if not 1 <= len(numbers) <= 3 or not all(type(number) is int for number in numbers):
         raise _no_range(text)
     if len(numbers) == 3 and numbers[2] < 1:
         raise _no_range(text)
@@ -163,7 +163,7 @@ def numbers_of(given: object, name: str, points: int = POINTS) -> tuple[int, ...
     if isinstance(given, str) and _CALL.fullmatch(given) is None:
         return read_range(given, name, points=points).values
     found = values_of(given)
-    numbers = [one for each in found for one in read_range(each, name).values]
+    numbers = [value for each in found for value in read_range(each, name).values]
     return tuple(dict.fromkeys(numbers))
 
 
@@ -294,7 +294,7 @@ def study_of(document: StudyDocument, folder: Path = Path()) -> Study:
     return refuse_size(
         Study(
             name=require_name(document.name),
-            models=_named([one for entry in document.models for one in _models(entry, folder)]),
+            models=_named([model for entry in document.models for model in _models(entry, folder)]),
             workloads=workloads,
             batches=numbers_of(own.get("global_batch", 1), "global_batch", points),
             contexts=None if context is None else numbers_of(context, "context", points),

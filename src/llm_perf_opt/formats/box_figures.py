@@ -5,8 +5,18 @@ from __future__ import annotations
 import json
 
 from llm_perf_opt.core import units
-from llm_perf_opt.core.graph_metric import Metric, inclusive, own, share, total
-from llm_perf_opt.core.graph_view import Box, CollectiveGroup, Figures, GraphView, TensorGroup
+from llm_perf_opt.core.graph_view import (
+    Box,
+    CollectiveGroup,
+    Figures,
+    GraphView,
+    Metric,
+    TensorGroup,
+    inclusive,
+    own,
+    share,
+    total,
+)
 
 UNKNOWN = "?"
 AT_LEAST = ">= "  # before a figure with ops in it that have no price

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llm_perf_opt.core.graph_metric import metric_named
-from llm_perf_opt.core.graph_view import Arrow, Box, GraphView
+from llm_perf_opt.core.graph_view import Arrow, Box, GraphView, metric_named
 from llm_perf_opt.core.units import format_count
 from llm_perf_opt.formats.box_figures import collectives_text, cost_text, facts_of, hidden_text, loops_text, second_text
 from llm_perf_opt.formats.svg_style import StageColour, stage_colours

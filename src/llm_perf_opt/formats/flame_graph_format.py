@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.core.graph_metric import Metric, metric_named, own
-from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView, Metric, metric_named, own
 from llm_perf_opt.formats.box_figures import loops_text
 from llm_perf_opt.formats.visible_text import visible
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from llm_perf_opt.core.graph_metric import metric_named
-from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView, metric_named
 from llm_perf_opt.core.output_files import plain_values
 from llm_perf_opt.core.reading import FileKind, all_filled, filled, read_json
 from llm_perf_opt.core.report import Axis, BarChart, Cell, Chart, LineChart, Report, SpanChart, Table

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.core.graph_metric import metric_named, total
-from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView, metric_named, total
 from llm_perf_opt.core.report import Chart, Kind, Level, LineChart, Listing, Note, Report, Table
 from llm_perf_opt.formats.box_figures import collectives_text, figure_texts, has_collectives, hidden_text, loops_text
 from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables

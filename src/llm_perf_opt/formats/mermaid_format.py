@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llm_perf_opt.core.graph_metric import metric_named
-from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView, metric_named
 from llm_perf_opt.core.units import format_count
 from llm_perf_opt.formats.box_figures import collectives_text, cost_text, hidden_text, loops_text, second_text
 from llm_perf_opt.formats.svg_style import stage_colours

@@ -11,8 +11,7 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from llm_perf_opt.core.graph_metric import Metric, inclusive, metric_named, own
-from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView, Metric, inclusive, metric_named, own
 from llm_perf_opt.formats.box_figures import facts_of, loops_text, own_text
 from llm_perf_opt.formats.svg_style import StageColour, stage_colours
 from llm_perf_opt.formats.visible_text import shortened, visible

@@ -10,8 +10,18 @@ from dataclasses import dataclass
 
 from llm_perf_opt.core import units
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.graph_metric import Metric, inclusive, metric_named, own, share, total
-from llm_perf_opt.core.graph_view import Box, BoxLoop, GraphView, LoopKind
+from llm_perf_opt.core.graph_view import (
+    Box,
+    BoxLoop,
+    GraphView,
+    LoopKind,
+    Metric,
+    inclusive,
+    metric_named,
+    own,
+    share,
+    total,
+)
 from llm_perf_opt.formats.box_figures import (
     at_least,
     collectives_text,

@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.core.graph_metric import Metric, inclusive, metric_named, share, total
-from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView, Metric, inclusive, metric_named, share, total
 from llm_perf_opt.core.report import BarChart, Chart, Column, Level, LineChart, Note, Report, SpanChart, Table
 from llm_perf_opt.formats.box_figures import (
     collectives_text,

@@ -59,7 +59,7 @@ def table_parts(table: Table, width: int = PAGE_WIDTH) -> list[str]:
     """The tables that one becomes which is too wide; the first has the title."""
     title = broken(visible_ascii(table.title), width) if table.title else []
     cells = _cells(table)
-    parts = [(cells, [one.full_width for one in cells])]
+    parts = [(cells, [cell.full_width for cell in cells])]
     if _joined_width(parts[0][1]) > width:
         parts = _parts(cells, len(table.rows), width)
     shown = [_lines(part, _widened(part, widths, width), bool(table.footer)) for part, widths in parts]
@@ -120,7 +120,7 @@ def _parts(cells: Sequence[_Cells], rows: int, width: int) -> list[tuple[list[_C
 
 def _narrowed(cells: Sequence[_Cells], width: int) -> list[int]:
     """The widths of the columns, of those of text as much less as it takes, the widest first."""
-    widths = [one.width for one in cells]
+    widths = [cell.width for cell in cells]
     texts = [place for place, one in enumerate(cells) if one.is_text]
     while (over := _joined_width(widths) - width) > 0:
         widest = max(texts, key=lambda place: widths[place], default=None)

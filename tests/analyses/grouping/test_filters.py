@@ -11,8 +11,7 @@ from llm_perf_opt.analyses.grouping.conservation import check_conservation
 from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.graph_metric import Metric, inclusive, own, total
-from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, GraphView, Metric, inclusive, own, total
 from tests.analyses.grouping.made_decoder import decoder
 from tests.analyses.grouping.made_runs import PROJECT_FLOPS, box_at, boxes
 from tests.analyses.grouping.random_runs import graphs

@@ -12,7 +12,7 @@ from llm_perf_opt.analyses.capacity.outcome import outcome, slower
 from llm_perf_opt.analyses.capacity.tables import Banded
 from llm_perf_opt.analyses.measured.measurement import Quantity
 from llm_perf_opt.analyses.measured.read import read_measured
-from llm_perf_opt.analyses.measured.step_log import read_steps
+from llm_perf_opt.analyses.measured.serving_results import read_steps
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.serving.read_traffic import as_traffic
 from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface

@@ -10,7 +10,7 @@ from llm_perf_opt.analyses.ranks.plan_figures import PlanFigures, PlanTime, plan
 from llm_perf_opt.analyses.ranks.rank_figures import RankFigures, RankPhase, RankTime, balances
 from llm_perf_opt.analyses.ranks.replicated import ReplicatedWeights, replicated_table
 from llm_perf_opt.analyses.time.rates import Band
-from llm_perf_opt.core.hardware.cluster import parse_cluster
+from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 
 CLUSTER = parse_cluster("4x h100-sxm")

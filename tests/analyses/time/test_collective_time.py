@@ -11,7 +11,7 @@ import pytest
 from llm_perf_opt.analyses.time.collective_forms import usual_forms
 from llm_perf_opt.analyses.time.collective_time import CollectiveTime, collective_time
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
-from llm_perf_opt.core.hardware.cluster import Cluster, RankPlacement, parse_cluster
+from llm_perf_opt.core.hardware.links import Cluster, RankPlacement, parse_cluster
 from llm_perf_opt.core.hardware.priors import link_priors
 
 NODE = parse_cluster("8x h100-sxm")

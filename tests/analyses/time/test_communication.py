@@ -18,7 +18,7 @@ from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.analyses.time.stage_work import work_of
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
-from llm_perf_opt.core.hardware.cluster import parse_cluster
+from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import calibrated_work_of, kernels_of
 

@@ -17,7 +17,7 @@ from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.analyses.time.recorded_rates import RecordedRates, recorded_rates
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.hardware.eager_rates import EagerRates, eager_rates
+from llm_perf_opt.core.hardware.priors import EagerRates, eager_rates
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ProductShape
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of

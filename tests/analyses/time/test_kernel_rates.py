@@ -20,7 +20,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.hardware.cluster import parse_cluster
+from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.ops.kernel_shape import ProductShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from tests.analyses.kernels.measured_tables import needs_tables

@@ -17,8 +17,7 @@ from llm_perf_opt.analyses.time.rank_bound import exchange_s, is_of_weights, lea
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
-from llm_perf_opt.core.hardware.links import Link, LinkKind
+from llm_perf_opt.core.hardware.links import Cluster, Link, LinkKind
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 
 LAYERS, HIDDEN, BATCH, PROMPT = 3, 64, 8, 5

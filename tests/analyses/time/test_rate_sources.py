@@ -16,7 +16,7 @@ from llm_perf_opt.analyses.time.rates import Band, Piece, Pieces, RateSource, Ra
 from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device, find_device
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from tests.analyses.time.made_calibrations import calibration, table

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.callgraph import TensorMeta, tensor_bytes
-from llm_perf_opt.core.callgraph.free_form import canonical_text, json_safe, require_safe
 from llm_perf_opt.core.callgraph.json_reader import CALLGRAPH_FILE
+from llm_perf_opt.core.callgraph.records import canonical_text, json_safe, require_safe
 from llm_perf_opt.core.errors import PerfOptError
 
 VALUES = st.recursive(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llm_perf_opt.core.callgraph import CallGraph, Parameter
-from llm_perf_opt.core.callgraph.weight_matrices import Role, weight_matrices
+from llm_perf_opt.core.callgraph.queries import Role, weight_matrices
 from tests.core.callgraph.made_graphs import meta
 
 

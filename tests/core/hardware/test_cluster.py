@@ -8,7 +8,7 @@ import pytest
 
 from llm_perf_opt.core.collectives import GroupRanks, group_of
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.cluster import RankPlacement, parse_cluster
+from llm_perf_opt.core.hardware.links import RankPlacement, parse_cluster
 
 
 @pytest.mark.parametrize(

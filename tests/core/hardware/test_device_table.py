@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware import Device, device_text, find_device, load_devices, read_devices, table
-from llm_perf_opt.core.hardware.device import PEAK_NAMES
-from llm_perf_opt.core.hardware.table import AMBIGUOUS_NAMES
+from llm_perf_opt.core.hardware import Device, device_text, find_device, load_devices, read_devices
+from llm_perf_opt.core.hardware import device as device_module
+from llm_perf_opt.core.hardware.device import AMBIGUOUS_NAMES, PEAK_NAMES
 
 FOLDER = Path(__file__).parents[2] / "facts"
 FACTS = json.loads((FOLDER / "hardware.json").read_text("utf-8"))["devices"]
@@ -221,7 +221,7 @@ def test_a_name_that_is_not_known_is_refused_with_those_near_it(name: str, near:
 def test_a_short_form_that_one_device_alone_has_means_it(
     short: str, meant: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    table._tell_once.cache_clear()
+    device_module._tell_once.cache_clear()
     with caplog.at_level(logging.INFO):
         assert find_device(short) is DEVICES[meant]
         assert find_device(short) is DEVICES[meant]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.hardware.eager_rates import clock_ratio, eager_rates, issue_ratio, on_curve, recorded_device
+from llm_perf_opt.core.hardware.priors import clock_ratio, eager_rates, issue_ratio, on_curve, recorded_device
 from llm_perf_opt.ops.op import AccessPattern
 
 PRODUCTS = {AccessPattern.UNALIGNED, AccessPattern.UNALIGNED_CHANNELS}

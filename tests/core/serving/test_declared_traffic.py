@@ -12,10 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.page_sizes import PageSize
-from llm_perf_opt.core.serving.declared_traffic import Arrivals, DeclaredTraffic, Fixed, LogNormal, PageTokens, Uniform
 from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.traffic_text import EXAMPLES, read_declared, read_lengths, read_page_mix, read_time
+from llm_perf_opt.core.serving.traffic_text import (
+    EXAMPLES,
+    Arrivals,
+    DeclaredTraffic,
+    Fixed,
+    LogNormal,
+    PageTokens,
+    Uniform,
+    read_declared,
+    read_lengths,
+    read_page_mix,
+    read_time,
+)
+from llm_perf_opt.core.workload import PageSize
 
 
 def test_a_rate_with_lengths_and_a_time_is_read_word_by_word() -> None:

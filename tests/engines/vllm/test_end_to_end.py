@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.serving_replay import recorded_runs
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.cluster import parse_cluster
+from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.core.plugins import MODELS
 from scripts import vllm_end_to_end as check
 

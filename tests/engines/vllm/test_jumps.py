@@ -9,7 +9,7 @@ import pytest
 
 from llm_perf_opt.core.serving.requests import Request, Traffic
 from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
-from llm_perf_opt.engines.vllm.inside.jumps import JumpingSampler, JumpingTime, can_jump
+from llm_perf_opt.engines.vllm.inside.sampling import JumpingSampler, JumpingTime, can_jump
 from llm_perf_opt.engines.vllm.inside.step_time import Batch
 
 TABLE = StepTable(

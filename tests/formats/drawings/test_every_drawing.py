@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.graph_metric import Metric
-from llm_perf_opt.core.graph_view import GraphView
+from llm_perf_opt.core.graph_view import GraphView, Metric
 from llm_perf_opt.core.plugins import DRAWINGS
 from tests.formats.drawings.made_views import (
     box_of,

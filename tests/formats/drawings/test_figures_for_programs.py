@@ -10,8 +10,7 @@ import jsonschema
 import pytest
 
 from llm_perf_opt import formats
-from llm_perf_opt.core.graph_metric import Metric, total
-from llm_perf_opt.core.graph_view import GraphView
+from llm_perf_opt.core.graph_view import GraphView, Metric, total
 from llm_perf_opt.formats.flame_graph_format import CollapsedDrawing, SpeedscopeDrawing
 from llm_perf_opt.formats.json_format import JsonDrawing
 from llm_perf_opt.formats.model_explorer_format import ModelExplorerDataDrawing, ModelExplorerDrawing

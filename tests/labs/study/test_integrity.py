@@ -19,7 +19,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.api.study import study
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.run_lock import LOCK_FILE, locked_folder
-from llm_perf_opt.labs.study.local_engine import run_local
+from llm_perf_opt.labs.study.one_writer import run_local
 from llm_perf_opt.labs.study.parquet_store import MANIFEST, read_manifest
 from llm_perf_opt.labs.study.sql import opened_files
 from tests.labs.study.made_studies import tiny_study, written
@@ -188,7 +188,7 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
 SLEEPERS = """
 import sys, time
 from pathlib import Path
-from llm_perf_opt.labs.study.local_engine import run_local
+from llm_perf_opt.labs.study.one_writer import run_local
 from tests.labs.study.test_integrity import note_and_sleep
 if __name__ == "__main__":
     list(run_local(note_and_sleep, [sys.argv[1]] * 2, workers=2, task_memory_bytes=1))

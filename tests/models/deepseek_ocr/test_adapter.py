@@ -10,7 +10,7 @@ import torch
 
 from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.expected_calls import KEY as EXPECTED
+from llm_perf_opt.core.target import KEY as EXPECTED
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter

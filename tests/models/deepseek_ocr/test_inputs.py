@@ -8,8 +8,8 @@ from PIL import Image
 
 from llm_perf_opt.models.deepseek_ocr.configuration import RELEASED_MODES, DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import PromptIds, make_inputs, pixels, placeholder_ids
-from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, synthetic_page
+from llm_perf_opt.models.deepseek_ocr.plan import count_image_tokens
 
 RELEASED = DeepSeekOcrConfig()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analyses.capacity.tables import Banded
 from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Quantity
-from llm_perf_opt.analyses.measured.step_log import MeasuredStep
+from llm_perf_opt.analyses.measured.serving_results import MeasuredStep
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Cell, Column, Kind, Note, Table
 from llm_perf_opt.core.serving.step_table import Curve, StepTable

@@ -303,11 +303,15 @@ def _stage_seconds(metric: str, time: StageTime, rates: RateSource) -> SideFigur
 
 
 def _sum(figures: Sequence[SideFigure]) -> SideFigure:
-    return next(_unknowns(figures), None) or SideFigure(sum(one.value for one in figures if one.value is not None))
+    return next(_unknowns(figures), None) or SideFigure(
+        sum(figure.value for figure in figures if figure.value is not None)
+    )
 
 
 def _largest(figures: Sequence[SideFigure]) -> SideFigure:
-    return next(_unknowns(figures), None) or SideFigure(max(one.value for one in figures if one.value is not None))
+    return next(_unknowns(figures), None) or SideFigure(
+        max(figure.value for figure in figures if figure.value is not None)
+    )
 
 
 def _unknowns(figures: Sequence[SideFigure]) -> Iterator[SideFigure]:
@@ -328,7 +332,9 @@ class BudgetFigures:
         rates: RateSource | None = None,
     ) -> None:
         self.stages = stages_by_name(comparisons)
-        sides = [{one.phase: one.pair.sides[place].graph for one in comparisons} for place in (0, 1)]
+        sides = [
+            {comparison.phase: comparison.pair.sides[place].graph for comparison in comparisons} for place in (0, 1)
+        ]
         whole = runs or tuple(list(side.values()) for side in sides)
         self._sides = [SideFigures(side, run, rates) for side, run in zip(sides, whole, strict=True)]
 
@@ -353,7 +359,7 @@ def change_text(left: float | None, right: float | None) -> str:
 
 def budget_tables(verdicts: Sequence[BudgetCheck]) -> Iterator[Table]:
     """Costs as exact counts, memory in bytes, times in seconds."""
-    costs = [one for one in verdicts if not one.budget.is_time and one.budget.metric not in _HELD]
+    costs = [verdict for verdict in verdicts if not verdict.budget.is_time and verdict.budget.metric not in _HELD]
     held = [one for one in verdicts if one.budget.metric in _HELD]
     times = [one for one in verdicts if one.budget.is_time]
     titles = (
@@ -375,14 +381,14 @@ def _budget_table(title: str, verdicts: Sequence[BudgetCheck], kind: Kind) -> Ta
     )
     rows = [
         (
-            one.budget.text,
-            one.left,
-            one.right,
-            change_text(one.left, one.right),
-            _limit(one.limit, kind),
-            "holds" if one.holds else "violated" if not one.why else "not known",
+            verdict.budget.text,
+            verdict.left,
+            verdict.right,
+            change_text(verdict.left, verdict.right),
+            _limit(verdict.limit, kind),
+            "holds" if verdict.holds else "violated" if not verdict.why else "not known",
         )
-        for one in verdicts
+        for verdict in verdicts
     ]
     return Table(title=title, columns=columns, rows=tuple(rows))
 
@@ -395,11 +401,11 @@ def _limit(limit: Fraction | None, kind: Kind) -> Cell:
 
 def budget_notes(verdicts: Sequence[BudgetCheck]) -> Iterator[Note]:
     """One warning for each budget that does not hold."""
-    for one in verdicts:
-        if one.why:
-            yield Note(f"Budget not shown to hold: {one.budget.text}: {one.why}.", Level.WARNING)
-        elif not one.holds:
-            yield Note(f"Budget violated: {one.budget.text}.", Level.WARNING)
+    for verdict in verdicts:
+        if verdict.why:
+            yield Note(f"Budget not shown to hold: {verdict.budget.text}: {verdict.why}.", Level.WARNING)
+        elif not verdict.holds:
+            yield Note(f"Budget violated: {verdict.budget.text}.", Level.WARNING)
 
 
 def time_table(figures: BudgetFigures, machine: str) -> Table:

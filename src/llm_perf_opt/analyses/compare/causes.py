@@ -38,9 +38,8 @@ from llm_perf_opt.analyses.compare.difference import (
     Finding,
     Pair,
     Weights,
+    find_differences,
 )
-from llm_perf_opt.analyses.compare.find_differences import find_differences
-from llm_perf_opt.analyses.compare.routing_causes import routing
 from llm_perf_opt.analyses.compare.side import OUTSIDE, Side, Tensor
 from llm_perf_opt.analyses.compare.workload_causes import (
     another_model,
@@ -49,6 +48,7 @@ from llm_perf_opt.analyses.compare.workload_causes import (
     library_version,
     parallel_plan,
     partial_run,
+    routing,
     workload,
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph

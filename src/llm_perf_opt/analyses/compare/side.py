@@ -12,7 +12,7 @@ from llm_perf_opt.analyses.path_labels import numbered_name
 from llm_perf_opt.core.callgraph import CallGraph, Observation
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import Json, TensorMeta
-from llm_perf_opt.core.expected_calls import KEY as EXPECTED_CALLS
+from llm_perf_opt.core.target import KEY as EXPECTED_CALLS
 from llm_perf_opt.ops.table import price
 
 Tensor = tuple[tuple[int, ...], str]  # shape, dtype; the device is a matter of the workload, not of the module

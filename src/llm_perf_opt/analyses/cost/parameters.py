@@ -8,9 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import forward_of_ops, ops_of, stage_names, stage_of_ops, tensor_offsets
+from llm_perf_opt.core.callgraph.queries import (
+    forward_of_ops,
+    found_once,
+    ops_of,
+    stage_names,
+    stage_of_ops,
+    tensor_offsets,
+)
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
-from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.source_figures import WorkFamily, family_of
 from llm_perf_opt.ops.cost import elements, operand
 from llm_perf_opt.ops.grouped_experts import groups_used

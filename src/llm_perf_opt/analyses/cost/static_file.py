@@ -407,8 +407,10 @@ def _by_source(found: Iterable[SourceFigures]) -> dict[str, tuple[SourceRow, ...
 
 def _figures_of_source(figures: SourceFigures) -> SourceRow:
     modules = (
-        filled(ModuleRow, one, counted_flops=one.flops, counted_macs=one.macs, operators=dict(one.operators))
-        for one in figures.modules
+        filled(
+            ModuleRow, module, counted_flops=module.flops, counted_macs=module.macs, operators=dict(module.operators)
+        )
+        for module in figures.modules
     )
     return filled(
         SourceRow,
@@ -424,8 +426,10 @@ def _figures_of_source(figures: SourceFigures) -> SourceRow:
 
 def _ledger(ledger: Ledger) -> LedgerRow:
     entries = (
-        filled(EntryRow, one, difference_flops=one.flops, explanations=all_filled(ExplanationRow, one.explanations))
-        for one in ledger.entries
+        filled(
+            EntryRow, entry, difference_flops=entry.flops, explanations=all_filled(ExplanationRow, entry.explanations)
+        )
+        for entry in ledger.entries
     )
     return LedgerRow(
         entries=tuple(entries),

@@ -46,7 +46,7 @@ class Evaluation:
 
     def table(self, forms: Sequence[Form]) -> Column:
         """Forms at each point: a row for each form."""
-        monomials = list(dict.fromkeys(one for form in forms for one in form.terms))
+        monomials = list(dict.fromkeys(term for form in forms for term in form.terms))
         reach = sum(
             max(abs(form.terms.get(one, 0)) for form in forms) * (self._bound(one) if one else 1.0) for one in monomials
         )
@@ -58,7 +58,7 @@ class Evaluation:
             for one, coefficient in form.terms.items():
                 factors[row, places[one]] = coefficient
         ones = np.ones(self.size, dtype=np.int64)
-        values = [self._product(one) if one else ones for one in monomials]
+        values = [self._product(monomial) if monomial else ones for monomial in monomials]
         table: Column = factors @ np.array(values, dtype=np.int64).reshape(len(monomials), self.size)
         return table
 

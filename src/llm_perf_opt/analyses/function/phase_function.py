@@ -201,7 +201,7 @@ class PhaseFunction:
 
     def cell_at(self, point: Point) -> FunctionCell | None:
         """The cell that holds a point; None where none is proven."""
-        return next((one for one in self.cells if one.cell.holds(point)), None)
+        return next((cell for cell in self.cells if cell.cell.holds(point)), None)
 
     def graph_at(self, point: Point) -> CallGraph | None:
         """The call graph of a point, as a trace of it would be; None outside all cells."""
@@ -254,7 +254,7 @@ class PhaseFunction:
     @cached_property
     def texts(self) -> Mapping[str, tuple[str, ...]]:
         """Figure -> its form in each cell, as text."""
-        return {name: tuple(_text(one.figures, name) for one in self.cells) for name in FIGURES}
+        return {name: tuple(_text(cell.figures, name) for cell in self.cells) for name in FIGURES}
 
 
 def _text(forms: FigureForms | None, name: str) -> str:

@@ -31,8 +31,18 @@ from llm_perf_opt.core.callgraph.aggregates import split_edge
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import stage_names
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.graph_metric import Metric, inclusive, metric_named, own, share, total
-from llm_perf_opt.core.graph_view import Arrow, Box, Figures, GraphView
+from llm_perf_opt.core.graph_view import (
+    Arrow,
+    Box,
+    Figures,
+    GraphView,
+    Metric,
+    inclusive,
+    metric_named,
+    own,
+    share,
+    total,
+)
 from llm_perf_opt.core.module_selection import ModuleSelection, chosen_stages, recorded_only, unknown_terms
 from llm_perf_opt.core.units import format_count, format_number_of, format_ratio
 
@@ -88,7 +98,7 @@ def group(
 def _whole_view(facts: Facts, groups: list[Group], focus: str | None) -> GraphView:
     """Every box, checked to add up."""
     graph, maker = facts.graph, BoxMaker(facts)
-    roots = tuple(maker.box(found) for found in groups)
+    roots = tuple(maker.box(group) for group in groups)
     view = GraphView(
         title=_title(facts, focus),
         caption=(),

@@ -141,8 +141,8 @@ def _launches(graph: CallGraph) -> Iterator[Launch]:
             kind = graph.op_kinds[number]
             known[number] = launch_words(kind), _names(kind), _sizes(meta.shape for meta in kind.inputs)
         words, names, sizes = known[number]
-        for one in words:
-            yield Launch(ops=(row,), names=names, words=one, sizes=sizes)
+        for word in words:
+            yield Launch(ops=(row,), names=names, words=word, sizes=sizes)
 
 
 def _names(kind: OpKind) -> frozenset[str]:

@@ -309,7 +309,7 @@ def too_fast(joined: JoinedRecording, graph: CallGraph, device: Device | None) -
 
 
 def _is_an_engines_choice(kind: OpKind) -> bool:
-    return all(one.word in _BY_CHOICE for one in launch_words(kind))
+    return all(launch_word.word in _BY_CHOICE for launch_word in launch_words(kind))
 
 
 def _spent_ns(joined: JoinedRecording) -> Counter[tuple[int, int]]:

@@ -175,7 +175,7 @@ def fitted(points: Sequence[FitPoint]) -> Fit:
     """The factor that the points give. Points of nearly the same predicted time count as repeats of one."""
     groups = _groups(sorted(points, key=lambda point: point.predicted_s))
     logs = [[math.log(sample / point.predicted_s) for point in group for sample in point.samples_s] for group in groups]
-    middles = [statistics.median(found) for found in logs]
+    middles = [statistics.median(log) for log in logs]
     lengths = [sum(math.log(point.predicted_s) for point in group) / len(group) for group in groups]
     spreads = [value - middle for found, middle in zip(logs, middles, strict=True) for value in found]
     return Fit(

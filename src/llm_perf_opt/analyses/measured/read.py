@@ -24,8 +24,13 @@ from llm_perf_opt.analyses.measured.measurement import (
     run_of,
     time_of,
 )
-from llm_perf_opt.analyses.measured.serving_results import read_genai_perf, read_guidellm, read_vllm
-from llm_perf_opt.analyses.measured.step_log import is_step_log, read_step_log
+from llm_perf_opt.analyses.measured.serving_results import (
+    is_step_log,
+    read_genai_perf,
+    read_guidellm,
+    read_step_log,
+    read_vllm,
+)
 from llm_perf_opt.analyses.profile.metrics_file import METRICS_FILE, PageRow, read_metrics
 from llm_perf_opt.core.measurement import DECODE, STAGES_OUTSIDE_THE_MODEL
 from llm_perf_opt.core.reading import as_record, decode_json, naming_file, parse_foreign_json, parse_toml, read_bytes
@@ -249,7 +254,7 @@ def _batch(page: PageRow) -> int | None:
 
 def _times(page: PageRow) -> Iterator[Measurement]:
     """Of `decode` one step, on average over the steps of a pass; of other stages all that they take in a pass."""
-    names = dict.fromkeys(name for one in page.passes for name in one.stages_ns)
+    names = dict.fromkeys(name for pass_ in page.passes for name in pass_.stages_ns)
     for name in names:
         if name in STAGES_OUTSIDE_THE_MODEL:
             continue

@@ -7,6 +7,10 @@ that the inter-token latency: its time per output token includes the first one. 
 from __future__ import annotations
 
 import math
+import re
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -189,7 +193,11 @@ def read_guidellm(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
         raise MEASURED_FILE.refusal("is too large", f"it holds more than {_MOST_RUNS} runs")
     whole = (report.config, report.args)
     model = next((name for part in whole if (name := _text(_first(part, *_GUIDELLM_MODEL))) is not None), None)
-    found = [_guidellm_run(one, file, model) for one in report.benchmarks if one.metrics and _finished(one.metrics)]
+    found = [
+        _guidellm_run(benchmark, file, model)
+        for benchmark in report.benchmarks
+        if benchmark.metrics and _finished(benchmark.metrics)
+    ]
     if not found:
         raise MEASURED_FILE.refusal("holds no time", "no benchmark of guidellm has times of successful requests")
     return tuple(found)
@@ -290,3 +298,75 @@ def _first(document: Any, *paths: tuple[str | int, ...]) -> Any:
         if found is not None:
             return found
     return None
+
+
+STEP_LOG = "vLLM's log of iterations"
+_LINE = re.compile(
+    rb"Iteration\((\d{1,12})\): (\d{1,9}) context requests, (\d{1,9}) context tokens, (\d{1,9}) generation requests, "
+    rb"(\d{1,9}) generation tokens, iteration elapsed time: ([0-9.]{1,12}) ms"
+)
+_FEWEST = 3  # steps of one size, so that a median says something
+_MOST_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """One step of an engine."""
+
+    prompts: int
+    prompt_tokens: int
+    decoding: int
+    decoded_tokens: int
+    seconds: float
+
+    @property
+    def only_decodes(self) -> bool:
+        """One token for each sequence, and no prompt."""
+        return self.decoding > 0 and not self.prompts and self.decoded_tokens == self.decoding
+
+
+def is_step_log(raw: bytes) -> bool:
+    """Whether a step is logged in it."""
+    return _LINE.search(raw) is not None
+
+
+def read_steps(raw: bytes) -> tuple[MeasuredStep, ...]:
+    """All steps in order, whatever else the log says between them."""
+    found = []
+    for _, prompts, prompt_tokens, decoding, decoded, milliseconds in _LINE.findall(raw):
+        seconds = float(milliseconds) * 1e-3
+        if seconds > 0 and (int(prompts) or int(decoding)):
+            found.append(
+                MeasuredStep(
+                    prompts=int(prompts),
+                    prompt_tokens=int(prompt_tokens),
+                    decoding=int(decoding),
+                    decoded_tokens=int(decoded),
+                    seconds=seconds,
+                )
+            )
+    if not found:
+        raise MEASURED_FILE.refusal("holds no step", "no line tells of an iteration with a time above zero")
+    return tuple(found)
+
+
+def read_step_log(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
+    """A run for each number of sequences that often decoded together: the median of such steps."""
+    by_batch: dict[int, list[float]] = defaultdict(list)
+    for step in read_steps(raw):
+        if step.only_decodes:
+            by_batch[step.decoding].append(step.seconds)
+    often = sorted(
+        (batch for batch in by_batch if len(by_batch[batch]) >= _FEWEST), key=lambda one: -len(by_batch[one])
+    )
+    if not often:
+        raise MEASURED_FILE.refusal("holds no run", f"no number of sequences decoded together {_FEWEST} times")
+    return tuple(
+        run_of(
+            [time_of(Quantity.TPOT, statistics.median(by_batch[batch]), "median")],
+            source=STEP_LOG,
+            file=file,
+            batch=batch,
+        )
+        for batch in sorted(often[:_MOST_STEPS])
+    )

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.memory.kv_cache import TracedKvCache, cached_storages, kv_cache
 from llm_perf_opt.analyses.memory.live_memory import GIVEN, Peak, Timeline, living_storages, peak_of, timeline
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, deepest_claim, stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.queries import calls_of, deepest_claim, found_once, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import Parameter
-from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.report import Cell, Column, Kind, Table
 from llm_perf_opt.core.tensor_formats import tensor_bytes

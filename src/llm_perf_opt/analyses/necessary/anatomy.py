@@ -11,9 +11,8 @@ from llm_perf_opt.analyses.necessary.attention_sites import AttentionSite, atten
 from llm_perf_opt.analyses.necessary.expert_blocks import ExpertBlock, ExpertFinder
 from llm_perf_opt.analyses.necessary.needed_positions import NeededPositions, needed_positions
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, forward_of_ops, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.queries import calls_of, forward_of_ops, found_once, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
-from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.ops.cost import elements
 from llm_perf_opt.ops.table import price
 

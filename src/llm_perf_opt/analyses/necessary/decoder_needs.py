@@ -22,7 +22,7 @@ from llm_perf_opt.analyses.necessary.stage_needs import (
     product_type,
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.shared_work import found_once
+from llm_perf_opt.core.callgraph.queries import found_once
 from llm_perf_opt.core.errors import PerfOptError
 
 FIRST_FORWARD = 1

@@ -13,8 +13,7 @@ from llm_perf_opt.analyses.necessary.anatomy import Anatomy, WeightProduct, anat
 from llm_perf_opt.analyses.necessary.expert_blocks import FEWEST, UNIFORM, ExpertBlock, routing_policy_of
 from llm_perf_opt.analyses.necessary.read_once import StageReads, reads_by_stage
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
-from llm_perf_opt.core.callgraph.shared_work import found_once
+from llm_perf_opt.core.callgraph.queries import found_once, ops_of, stage_names, stage_of_ops
 from llm_perf_opt.core.tensor_formats import product_dtype
 from llm_perf_opt.ops.grouped_experts import expected_on_fullest
 from llm_perf_opt.ops.table import price

@@ -1,9 +1,8 @@
 """A timed run joined with what it cost: how long, how close to the device, and what held it back."""
 
-from llm_perf_opt.analyses.profile.document import metrics_document
 from llm_perf_opt.analyses.profile.join import RunFigures, Spread, TimedStage, WorkloadCosts, join_run, spread_of
 from llm_perf_opt.analyses.profile.metrics_file import METRICS_VERSION
-from llm_perf_opt.analyses.profile.report import profile_report
+from llm_perf_opt.analyses.profile.report import metrics_document, profile_report
 
 __all__ = [
     "METRICS_VERSION",

@@ -125,7 +125,7 @@ def join_run(
     if device is not None:
         check_physics(known, device)
     inside = tuple(name for name in names if name not in STAGES_OUTSIDE_THE_MODEL)
-    steps = [ns for page in pages for one in page.passes for ns in one.stages_ns.get(DECODE, ())]
+    steps = [ns for page in pages for pass_ in page.passes for ns in pass_.stages_ns.get(DECODE, ())]
     return RunFigures(
         stages=stages,
         model=_group(stages, inside, device, dtype),
@@ -146,7 +146,7 @@ def _stage(
     device: Device | None,
     dtype: str,
 ) -> TimedStage:
-    total_ns = sum(median(one.stage_ns(name) for one in page.passes) for page in pages)
+    total_ns = sum(median(pass_.stage_ns(name) for pass_ in page.passes) for page in pages)
     works = [None if cost is None else cost.works.get(name) for cost in costs]
     occurrences = sum(page.decode_steps for page in pages) if name == DECODE else len(pages)
     flops = known_sum([None if work is None else work.flops for work in works])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.memory.kv_cache import DECODE
 from llm_perf_opt.analyses.ranks.rank_figures import RankFigures, RankTime
 from llm_perf_opt.analyses.ranks.rank_report import room_left
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.units import format_seconds
 

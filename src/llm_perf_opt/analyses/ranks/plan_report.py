@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analyses.ranks.plan_figures import PlanFigures, PlanTime
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.report import BarChart, Cell, Chart, Column, Kind, Note, Series, Table, table_of
 from llm_perf_opt.core.units import format_bytes
 

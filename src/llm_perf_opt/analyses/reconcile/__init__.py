@@ -1,10 +1,12 @@
 """Sources of figures compared: every difference with its cause, or marked as unexplained."""
 
-from llm_perf_opt.analyses.reconcile.explain import CAUSES, CountingCause, FlopsExplanation
 from llm_perf_opt.analyses.reconcile.ledger import (
+    CAUSES,
     FIGURES,
+    CountingCause,
     FigureDifference,
     FlopsDifference,
+    FlopsExplanation,
     Ledger,
     SingleSource,
     reconcile,

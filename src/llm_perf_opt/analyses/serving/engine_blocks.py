@@ -23,9 +23,8 @@ from llm_perf_opt.analyses.serving.engine_states import EngineStates, engine_sta
 from llm_perf_opt.analyses.time.fused_experts import tensor_ranks
 from llm_perf_opt.analyses.time.fusions import readers_of_one_input
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
+from llm_perf_opt.core.callgraph.queries import Role, calls_of, module_of, ops_of, weight_matrices
 from llm_perf_opt.core.callgraph.records import TensorMeta
-from llm_perf_opt.core.callgraph.weight_matrices import Role, module_of, weight_matrices
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes

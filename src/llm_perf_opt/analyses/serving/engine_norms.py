@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.analyses.necessary.anatomy import Anatomy
 from llm_perf_opt.analyses.necessary.decoder_needs import FIRST_FORWARD
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of
-from llm_perf_opt.core.callgraph.weight_matrices import module_of
+from llm_perf_opt.core.callgraph.queries import calls_of, module_of
 from llm_perf_opt.core.parallel_plan import layer_pattern, replicated_in
 
 

@@ -15,8 +15,8 @@ from llm_perf_opt.analyses.memory.kv_cache import kv_cache
 from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks, Split, engine_blocks
 from llm_perf_opt.analyses.serving.engines import MemoryTerm, ServingEngine, capability_major
 from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import found_once
 from llm_perf_opt.core.callgraph.records import Parameter, TensorMeta
-from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.tensor_formats import tensor_bytes, untransposed, weight_format

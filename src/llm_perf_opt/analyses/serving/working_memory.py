@@ -26,8 +26,7 @@ from llm_perf_opt.analyses.serving.engines import (
 )
 from llm_perf_opt.analyses.serving.held_memory import traced_plan, whole_blocks
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import ops_of
-from llm_perf_opt.core.callgraph.shared_work import found_once
+from llm_perf_opt.core.callgraph.queries import found_once, ops_of
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import tensor_bytes

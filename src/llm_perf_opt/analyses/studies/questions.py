@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.study_view import BANDS, SIZES, TEXTS
+from llm_perf_opt.core.report import BANDS, SIZES, TEXTS
 
 HOLDS = "coalesce(fits_served, fits_as_traced, true)"  # the engine's own account, where it is known
 SERVED = f"status = 'ok' and {HOLDS}"  # what does not fit is no choice

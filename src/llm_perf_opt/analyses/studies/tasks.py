@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.cluster import Cluster, parse_cluster
+from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.reading import MODEL_FILE, filled, read_bytes
 from llm_perf_opt.core.study import FUNCTION_SUFFIX, Study, StudyModel, combinations
@@ -157,7 +157,7 @@ def _tasks(
     identity = [study.name, model.name, model.source, dict(workload), asdict(plan)]
     for number, group in enumerate(groups):
         deployments = tuple(_deployment(study, basis, *one) for one in group)
-        hashes = [one.inputs_hash for one in deployments]
+        hashes = [deployment.inputs_hash for deployment in deployments]
         yield filled(
             StudyTask,
             study,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.collectives import CollectiveKind
-from llm_perf_opt.core.hardware.cluster import RankPlacement
+from llm_perf_opt.core.hardware.links import RankPlacement
 
 _PEERS_AT_ONCE = 8  # sends that NCCL runs side by side (src/include/device.h, NCCL_MAX_DEV_WORK_P2P_PER_BATCH)
 _CHAIN = 8  # GPUs of one domain that a tree visits one after the other before it branches

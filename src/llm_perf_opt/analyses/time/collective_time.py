@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analyses.time.collective_forms import CollectiveForm, fast_forms, usual_forms
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
-from llm_perf_opt.core.hardware.cluster import Cluster, RankPlacement
-from llm_perf_opt.core.hardware.links import Link, LinkKind
+from llm_perf_opt.core.hardware.links import Cluster, Link, LinkKind, RankPlacement
 from llm_perf_opt.core.hardware.priors import LinkPriors, link_priors
 
 _NANO = 10**9

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.time.collective_time import CollectiveTime, collective_time
 from llm_perf_opt.analyses.time.rates import NOTHING, Band
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.ops.op import Kernel, KernelKind
 
 _NANO = 1e-9

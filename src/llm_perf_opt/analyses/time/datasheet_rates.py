@@ -18,8 +18,8 @@ from llm_perf_opt.analyses.time.rates import NOTHING, Band, Piece, Pieces, RateT
 from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.hardware.priors import EfficiencyPriors, Prior, applying, efficiency_priors
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel, KernelKind

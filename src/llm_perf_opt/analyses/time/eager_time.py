@@ -13,7 +13,7 @@ from llm_perf_opt.analyses.time.lower_bound import BoundBy, is_known
 from llm_perf_opt.analyses.time.rates import Band, RateTime
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.eager_rates import (
+from llm_perf_opt.core.hardware.priors import (
     AttentionRate,
     EagerRates,
     ProductRate,

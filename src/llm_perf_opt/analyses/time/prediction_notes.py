@@ -12,8 +12,8 @@ from llm_perf_opt.analyses.time.predict import StageTime
 from llm_perf_opt.analyses.time.rates import NOTHING, RateSource
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.report import Level, Note
 from llm_perf_opt.core.units import format_bytes, format_seconds
 from llm_perf_opt.ops.op import KernelKind

@@ -21,7 +21,7 @@ from llm_perf_opt.analyses.time.lower_bound import LowerBound, lower_bound
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, forward_of_ops, stage_names, stage_of_calls
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 
 _NANO = 1e-9

@@ -17,7 +17,7 @@ from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel
 from llm_perf_opt.ops.table import ScatteredInputs

@@ -11,7 +11,7 @@ from llm_perf_opt.analyses.time.eager_time import SOURCE, eager_time
 from llm_perf_opt.analyses.time.rates import Piece, Pieces, RateTime
 from llm_perf_opt.analyses.time.stage_work import StageWork
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.hardware.eager_rates import eager_rates
+from llm_perf_opt.core.hardware.priors import eager_rates
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel
 

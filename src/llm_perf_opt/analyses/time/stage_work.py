@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from llm_perf_opt.analyses.necessary.read_once import preparation
 from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, necessary_by_stage
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import count_kinds, count_kinds_by_stage
+from llm_perf_opt.core.callgraph.queries import count_kinds, count_kinds_by_stage, found_once
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.callgraph.shared_work import found_once
 from llm_perf_opt.ops.op import Kernel
 from llm_perf_opt.ops.table import kernels_of, price
 

@@ -17,7 +17,6 @@ from itertools import accumulate
 from llm_perf_opt import __version__
 from llm_perf_opt.core.callgraph import aggregates
 from llm_perf_opt.core.callgraph.event_logs import CallLog, StorageLog, StorageRows
-from llm_perf_opt.core.callgraph.free_form import canonical_text, json_safe
 from llm_perf_opt.core.callgraph.graph import CallGraph, StagePaths
 from llm_perf_opt.core.callgraph.records import (
     Coverage,
@@ -28,6 +27,8 @@ from llm_perf_opt.core.callgraph.records import (
     OracleAnswer,
     Parameter,
     TensorMeta,
+    canonical_text,
+    json_safe,
 )
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from llm_perf_opt.core.callgraph.column_shapes import shape_problems
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.free_form import require_safe
 from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION, CallGraph
 from llm_perf_opt.core.callgraph.records import (
     CallColumns,
@@ -26,6 +25,7 @@ from llm_perf_opt.core.callgraph.records import (
     Parameter,
     StorageColumns,
     TensorMeta,
+    require_safe,
 )
 from llm_perf_opt.core.reading import FileKind, all_filled, decode_json, filled, naming_file, read_bytes
 from llm_perf_opt.core.sealing import check_seal

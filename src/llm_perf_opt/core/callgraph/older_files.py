@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from llm_perf_opt.core.callgraph.free_form import json_safe
 from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION
 from llm_perf_opt.core.callgraph.older_edges import Observed, OlderEdges, calls_by_edge, count_in, observed
-from llm_perf_opt.core.callgraph.records import Json
+from llm_perf_opt.core.callgraph.records import Json, json_safe
 from llm_perf_opt.core.callgraph.runtime_log import runtime_facts
 from llm_perf_opt.core.reading import FileKind, parse_foreign_json
 

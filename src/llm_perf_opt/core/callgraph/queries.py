@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
+from functools import wraps
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.records import CallColumns, OpColumns, OpKind, TensorMeta
+from llm_perf_opt.core.callgraph.records import CallColumns, OpColumns, OpKind, Parameter, TensorMeta
 from llm_perf_opt.core.errors import PerfOptError
 
 T = TypeVar("T")
@@ -155,3 +161,114 @@ def events_of(graph: CallGraph) -> tuple[tuple[str, str], ...]:
         stack.append(call)
     events.extend(("exit", graph.paths[calls.path[call]]) for call in reversed(stack))
     return tuple(events)
+
+
+# What is found out once for a trace while several questions are asked of it, and forgotten after the last.
+#
+# The anatomy of a trace, its necessary work and its memory hold for every device. Inside `shared_work` they are
+# computed once; outside of it nothing is kept, so that no trace outlives those who use it.
+
+_Asked = ParamSpec("_Asked")
+_Found = TypeVar("_Found")
+_KEPT: ContextVar[dict[Hashable, tuple[Any, Any]] | None] = ContextVar("kept of traces", default=None)
+
+
+@contextmanager
+def shared_work() -> Iterator[None]:
+    """Keep what functions marked `found_once` return; a scope inside another one shares its results."""
+    if _KEPT.get() is not None:
+        yield
+        return
+    token = _KEPT.set({})
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def found_once(function: Callable[_Asked, _Found]) -> Callable[_Asked, _Found]:
+    """The function, called once for each trace inside `shared_work`. Nobody changes what it returns.
+
+    Its first argument is a trace or the phases of one, and is known by identity; the others are hashable.
+    """
+
+    @wraps(function)
+    def once(*args: _Asked.args, **options: _Asked.kwargs) -> _Found:
+        kept = _KEPT.get()
+        if kept is None:
+            return function(*args, **options)
+        first, *others = args
+        key = (function, id(first), *others, *sorted(options.items()))
+        if key not in kept:
+            kept[key] = first, function(*args, **options)  # the argument too, so that its identity stays its own
+        found: _Found = kept[key][1]
+        return found
+
+    return once
+
+
+# Which parameters are matrices that a quantised checkpoint may convert, and what each of them does in the model.
+#
+# Told from the classes and names of modules and from the shapes, so that it holds for any model and for a saved trace.
+# Embeddings, norms, convolutions, biases and positions are none of them.
+
+_LINEAR = re.compile(r"Linear|^Conv1D$")  # transformers' Conv1D is a linear layer with a transposed weight
+_EXPERTS = re.compile(r"Expert")
+_ROUTER = re.compile(r"(Router|Gate)$")
+_ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate"})
+_HEAD_NAMES = frozenset({"lm_head", "embed_out"})
+
+
+class Role(StrEnum):
+    """What a weight matrix is for; formats treat them differently."""
+
+    LINEAR = "matrix"
+    EXPERTS = "expert stack"  # all experts of a layer in one tensor; in a checkpoint each of them is a linear layer
+    ROUTER = "router"
+    HEAD = "output head"
+
+
+def weight_matrices(graph: CallGraph) -> dict[str, Role]:
+    """Parameter name -> role, in the order of the parameters; empty where the trace tells no classes of modules."""
+    heads = frozenset(_heads(graph))
+    return {
+        parameter.name: Role.HEAD if parameter.name in heads else role
+        for parameter in graph.parameters
+        if (role := _role(parameter, graph)) is not None
+    }
+
+
+def module_of(parameter_name: str) -> str:
+    """The path of the module that owns a parameter."""
+    return parameter_name.rpartition(".")[0]
+
+
+def _role(parameter: Parameter, graph: CallGraph) -> Role | None:
+    path, _, name = parameter.name.rpartition(".")
+    class_name, dimensions = graph.module_types.get(path), len(parameter.meta.shape)
+    if class_name is None or parameter.is_buffer or dimensions < 2 or "bias" in name:
+        return None
+    names = path.split(".")
+    if _ROUTER.search(class_name) or names[-1] in _ROUTER_NAMES or "router" in names:
+        return Role.ROUTER
+    if _EXPERTS.search(class_name):
+        return Role.EXPERTS
+    return Role.LINEAR if _LINEAR.search(class_name) and name == "weight" and dimensions == 2 else None
+
+
+def _heads(graph: CallGraph) -> Iterator[str]:
+    """Linear layers that turn hidden states into scores of tokens: tied to an embedding, named so, or of its shape."""
+    embeddings = [
+        parameter
+        for parameter in graph.parameters
+        if "Embedding" in graph.module_types.get(module_of(parameter.name), "") and len(parameter.meta.shape) == 2
+    ]
+    tied = {parameter.storage for parameter in embeddings if parameter.storage >= 0}
+    vocabulary = max((parameter.meta.shape for parameter in embeddings), key=math.prod, default=None)
+    for parameter in graph.parameters:
+        names, shape = module_of(parameter.name).split("."), parameter.meta.shape
+        is_in_a_layer = any(name.isdigit() for name in names)
+        has_its_shape = shape == vocabulary and not is_in_a_layer
+        is_inside_one = not _HEAD_NAMES.isdisjoint(names) and vocabulary is not None and shape[:1] == vocabulary[:1]
+        if parameter.storage in tied or names[-1] in _HEAD_NAMES or has_its_shape or is_inside_one:
+            yield parameter.name

@@ -1,8 +1,15 @@
 """Devices and what they can do at most: peaks, bandwidth, memory, the links between them, and their sources."""
 
-from llm_perf_opt.core.hardware.device import Device, device_template, device_text, read_devices
+from llm_perf_opt.core.hardware.device import (
+    Device,
+    DeviceTable,
+    device_template,
+    device_text,
+    find_device,
+    load_devices,
+    read_devices,
+)
 from llm_perf_opt.core.hardware.links import Link, LinkTable, Node, load_links
-from llm_perf_opt.core.hardware.table import DeviceTable, find_device, load_devices
 
 __all__ = [
     "Device",

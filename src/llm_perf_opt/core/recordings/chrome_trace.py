@@ -85,7 +85,7 @@ def recording_of(trace: ChromeTrace) -> Recording:
             why="only the host was recorded",
             fix="record with ProfilerActivity.CUDA, and export after the kernels have ended",
         )
-    names = {str(one.id): one.name for one in trace.deviceProperties}
+    names = {str(gpu.id): gpu.name for gpu in trace.deviceProperties}
     return Recording(
         source=SOURCE,
         device_name=(names.get(device or "") or next(iter(names.values()), "")) or None,

@@ -15,9 +15,16 @@ from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.reading import FileKind, naming_file, parse_foreign_json, read_bytes
-from llm_perf_opt.core.serving.declared_traffic import DeclaredTraffic, PageRule
 from llm_perf_opt.core.serving.requests import Request, Traffic
-from llm_perf_opt.core.serving.traffic_text import EXAMPLES, PagesReader, declared_in_toml, names_file, read_declared
+from llm_perf_opt.core.serving.traffic_text import (
+    EXAMPLES,
+    DeclaredTraffic,
+    PageRule,
+    PagesReader,
+    declared_in_toml,
+    names_file,
+    read_declared,
+)
 
 _SUFFIXES = (".toml", ".json", ".jsonl", ".csv")
 

@@ -107,4 +107,4 @@ def checked_versions() -> tuple[CheckedVersion, ...]:
 
 def is_checked(release: str) -> bool:
     """Whether a replay with this release gave the schedules of its real engine."""
-    return any(one.version == release for one in checked_versions())
+    return any(checked.version == release for checked in checked_versions())

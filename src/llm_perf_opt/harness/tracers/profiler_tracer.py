@@ -12,8 +12,8 @@ import torch
 from torch.profiler import profile, record_function
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind, TensorMeta
-from llm_perf_opt.core.callgraph.free_form import canonical_text
 from llm_perf_opt.core.callgraph.queries import deepest_claim
+from llm_perf_opt.core.callgraph.records import canonical_text
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import move_whole, write_whole
 from llm_perf_opt.core.protocols import PartialTrace, Sight

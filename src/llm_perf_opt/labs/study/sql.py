@@ -142,7 +142,7 @@ def require_select(sql: str) -> None:
     duckdb = _duckdb()
     try:
         sql.encode()  # half of a surrogate pair is no text that a database takes
-        kinds = [str(one.type).rpartition(".")[2] for one in duckdb.extract_statements(sql)]
+        kinds = [str(statement.type).rpartition(".")[2] for statement in duckdb.extract_statements(sql)]
         words = [(sql.encode()[place:].decode("utf-8", "replace"), str(kind)) for place, kind in duckdb.tokenize(sql)]
     except (duckdb.Error, UnicodeEncodeError) as error:
         raise _unanswered(error) from error

@@ -11,10 +11,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from llm_perf_opt.core.expected_calls import ExpectedCalls, RoutedExperts, stated
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import RealRun
-from llm_perf_opt.core.target import Chain, Choose, Json, PhaseBefore, Stage, Target, World
+from llm_perf_opt.core.target import (
+    Chain,
+    Choose,
+    ExpectedCalls,
+    Json,
+    PhaseBefore,
+    RoutedExperts,
+    Stage,
+    Target,
+    World,
+    stated,
+)
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.models.deepseek_ocr.blueprint import CausalLmOutput, DeepseekOCRForCausalLM
@@ -30,7 +40,6 @@ from llm_perf_opt.models.deepseek_ocr.inputs import (
     placeholder_ids,
     prompt_ids,
 )
-from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
 from llm_perf_opt.models.deepseek_ocr.parallel import parameter_sizes, spread_model, still_whole
 from llm_perf_opt.models.deepseek_ocr.patches import patched
@@ -38,6 +47,7 @@ from llm_perf_opt.models.deepseek_ocr.plan import (
     BYTES_PER_VALUE,
     DEFAULT_IMAGE,
     DEFAULT_PROMPT_TOKENS,
+    NO_TILES,
     Plan,
     make_plan,
     page_size,

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
-from llm_perf_opt.core.target import Chain, Json, PhaseBefore, Stage, Target
+from llm_perf_opt.core.target import Chain, ExpectedCalls, Json, PhaseBefore, Stage, Target, stated
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Workload
 

@@ -16,7 +16,6 @@ import torch
 
 from llm_perf_opt.core.callgraph import CallGraph, StoredFormats
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.expected_calls import KEY as EXPECTED_CALLS
 from llm_perf_opt.core.missing_packages import import_failure
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -24,6 +23,7 @@ from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.plugins import FOLDER_FORMS, FOLDER_INPUTS, FOLDER_PARTS, FOLDER_RANKS, workload_type
 from llm_perf_opt.core.reading import MODEL_FILE, read_bytes
 from llm_perf_opt.core.source_figures import SourceFigures
+from llm_perf_opt.core.target import KEY as EXPECTED_CALLS
 from llm_perf_opt.core.target import Json, Part, Target
 from llm_perf_opt.core.work_limits import out_of_memory, refuse_depth
 from llm_perf_opt.core.workload import Workload

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.core.expected_calls import ExpectedCalls, stated
-from llm_perf_opt.core.target import Json, Part, Stage
+from llm_perf_opt.core.target import ExpectedCalls, Json, Part, Stage, stated
 
 _TEXT = re.compile(r"text|language|llm|decoder|thinker|generator|talker")
 _KINDS = (("vision", re.compile(r"vision|image|visual|vit|video")), ("audio", re.compile(r"audio|speech|sound")))
@@ -132,7 +131,9 @@ def _language_calls(model: Any, stages: tuple[Stage, ...], *, forwards: int, uni
     if getattr(config, "is_encoder_decoder", False) or not isinstance(depth, int):
         return
     towers = [path for stage in stages for path in stage.paths]
-    lists = [path for path in _lists_of(model, depth) if not any(f"{path}.".startswith(f"{one}.") for one in towers)]
+    lists = [
+        path for path in _lists_of(model, depth) if not any(f"{path}.".startswith(f"{tower}.") for tower in towers)
+    ]
     if len(lists) == 1:
         yield ExpectedCalls(
             what="layers",

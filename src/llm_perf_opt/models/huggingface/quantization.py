@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.weight_matrices import Role, module_of, weight_matrices
+from llm_perf_opt.core.callgraph.queries import Role, module_of, weight_matrices
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 from llm_perf_opt.core.tensor_formats import FP8, StoredFormats, weight_format

@@ -10,8 +10,7 @@ import pytest
 
 from llm_perf_opt.core.serving.requests import Request, Traffic
 from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
-from llm_perf_opt.engines.vllm.inside.launches import StepLog
-from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
+from llm_perf_opt.engines.vllm.inside.launches import Rounds, StepLog
 from llm_perf_opt.engines.vllm.inside.run import run
 from llm_perf_opt.engines.vllm.inside.step_time import Batch
 

@@ -192,7 +192,7 @@ def basis_of(region: Region, steps: Sequence[Step] = ()) -> list[Monomial]:
     lengths = [name for name in varying if name != BATCH]
     products = [one for degree in range(_LENGTH_DEGREE + 1) for one in combinations_with_replacement(lengths, degree)]
     batches: list[tuple[str, ...]] = [(), (BATCH,)] if BATCH in varying else [()]
-    plain = [monomial(*batch, *one) for batch in batches for one in products]
+    plain = [monomial(*batch, *product) for batch in batches for product in products]
     stepped = [monomial(step, *batch, *one) for step in steps for batch in batches for one in products if len(one) < 2]
     chunked = [step for step in steps if step.kind is StepKind.CEIL]
     stepped += [monomial(step, step, *batch) for step in chunked for batch in batches]

@@ -229,7 +229,7 @@ def shape_forms(shapes: Sequence[KernelShape | None], fit: Fit) -> ShapeForms | 
         return None
     sizes: list[tuple[str, Form]] = []
     fixed: list[tuple[str, object]] = []
-    for name in (one.name for one in fields(_TYPES[_TYPES.index(kind)])):
+    for name in (field.name for field in fields(_TYPES[_TYPES.index(kind)])):
         values = tuple(getattr(shape, name) for shape in shapes)
         if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
             form = fit(values)

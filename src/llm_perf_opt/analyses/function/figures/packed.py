@@ -111,7 +111,7 @@ class PackedProgram:
                     figure=figure,
                     form=str(form),
                     reason=_reason(form),
-                    at_most=count * sum(form.at(one.point()) for one in sequences),
+                    at_most=count * sum(form.at(sequence.point()) for sequence in sequences),
                 )
                 for (name, figure, form), count in unpacked.items()
             ),
@@ -123,7 +123,7 @@ class PackingRule:
 
     def __init__(self, sequences: Sequence[PackedSequence]) -> None:
         self._counts = Counter(sequences)  # most decoding sequences of a plan are alike
-        self._tokens = sum(one.new_tokens for one in sequences)
+        self._tokens = sum(sequence.new_tokens for sequence in sequences)
         self._products: dict[Monomial, int | None] = {}
 
     def value(self, form: Form) -> int | None:

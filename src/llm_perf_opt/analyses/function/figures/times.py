@@ -33,7 +33,7 @@ from llm_perf_opt.analyses.time.datasheet_rates import (
 )
 from llm_perf_opt.analyses.time.lower_bound import BoundBy, fastest_peak
 from llm_perf_opt.analyses.time.predict import StageTime
-from llm_perf_opt.core.hardware.cluster import Cluster
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.hardware.priors import Prior
 from llm_perf_opt.ops.op import Kernel, KernelKind
 
@@ -71,9 +71,9 @@ class TimeColumns:
     def taken(self, rows: Column) -> TimeColumns:
         """The columns with these rows, in their order."""
         changed: dict[str, Any] = {
-            one.name: None if (column := getattr(self, one.name)) is None else column[rows]
-            for one in fields(self)
-            if one.name != "origin"
+            field.name: None if (column := getattr(self, field.name)) is None else column[rows]
+            for field in fields(self)
+            if field.name != "origin"
         }
         return replace(self, **changed)
 
@@ -295,7 +295,7 @@ def joined(parts: Sequence[tuple[Column, TimeColumns]], size: int) -> TimeColumn
     if len(parts) == 1:
         return parts[0][1]
     columns: dict[str, Column | None] = {}
-    for name in (one.name for one in fields(TimeColumns) if one.name != "origin"):
+    for name in (field.name for field in fields(TimeColumns) if field.name != "origin"):
         found = [(rows, getattr(part, name)) for rows, part in parts]
         if any(values is None for _, values in found):
             columns[name] = None

@@ -42,7 +42,6 @@ from llm_perf_opt.analyses.function.search.sampling import Stride
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
 from llm_perf_opt.core.callgraph.column_shapes import shape_problems
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.free_form import require_safe
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.json_layout import column_from_deltas
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
@@ -55,6 +54,7 @@ from llm_perf_opt.core.callgraph.records import (
     Parameter,
     StorageColumns,
     TensorMeta,
+    require_safe,
 )
 from llm_perf_opt.core.output_files import plain_values, write_whole
 from llm_perf_opt.core.reading import filled, naming_file, read_json
@@ -156,7 +156,7 @@ class _PhaseReader:
         metas = rows_of(tables.tensors, tables.column(row.metas, where), f"{where}.metas")
         blocks = tuple(tables.size(one, where) for one in tables.column(row.storages.bytes, where))
         workload, runtime = tables.values(row.workload, where), tables.values(row.runtime, where)
-        counts = tuple(tables.size(one.count, where) for one in row.oracle_answers)
+        counts = tuple(tables.size(oracle_answer.count, where) for oracle_answer in row.oracle_answers)
         with _evaluated(where):
             kinds = tuple(_placed(kind, sample) for kind in kinds)
             graph = replace(
@@ -448,7 +448,10 @@ class _FunctionWriter:
         return self._tables["models"].row(plain_values(filled(ModelRow, graph)))
 
     def _parameters(self, graph: CallGraph) -> int:
-        metas = [SizedMeta(one.meta.shape, one.meta.dtype, one.meta.device) for one in graph.parameters]
+        metas = [
+            SizedMeta(parameter.meta.shape, parameter.meta.dtype, parameter.meta.device)
+            for parameter in graph.parameters
+        ]
         columns = {
             "tensor": [self._tensor(meta) for meta in metas],
             "storage": [one.storage for one in graph.parameters],
@@ -471,7 +474,7 @@ class _FunctionWriter:
             "paths": self._column([self._path(path) for path in graph.paths]),
             "kinds": self._column([self._kind(kind) for kind in program.kinds]),
             "metas": self._column([self._tensor(meta) for meta in program.metas]),
-            "ops": self._columns(ops, [one.name for one in fields(ops) if not one.name.endswith("_ns")]),
+            "ops": self._columns(ops, [field.name for field in fields(ops) if not field.name.endswith("_ns")]),
             "calls": self._columns(calls, [one.name for one in fields(calls) if not one.name.endswith("_ns")]),
             "storages": {
                 "bytes": self._column(array("q", map(self.size, program.block_bytes))),
@@ -491,8 +494,8 @@ Part = tuple[Region, Stride | None]
 
 def parts_of(function: PhaseFunction) -> list[Part]:
     """The cells and the open regions of a phase."""
-    cells = [(one.cell.region, one.cell.stride) for one in function.cells]
-    return [*cells, *((one.region, one.stride) for one in function.open_regions)]
+    cells = [(cell.cell.region, cell.cell.stride) for cell in function.cells]
+    return [*cells, *((open_region.region, open_region.stride) for open_region in function.open_regions)]
 
 
 def tiling_problem(domain: Region, parts: Sequence[Part]) -> str | None:
@@ -525,7 +528,7 @@ def common_points(*parts: Part) -> int:
 def _values(low: int, high: int, strides: Sequence[Stride]) -> int:
     """How many numbers of a range all strides hold: multiples of some chunks and of none of the others."""
     chunk = lcm(*(one.chunk for one in strides if one.is_multiple))
-    others = [one.chunk for one in strides if not one.is_multiple]
+    others = [stride.chunk for stride in strides if not stride.is_multiple]
     chosen = (some for count in range(len(others) + 1) for some in combinations(others, count))
     return sum((-1) ** len(some) * _multiples(low, high, lcm(chunk, *some)) for some in chosen)
 

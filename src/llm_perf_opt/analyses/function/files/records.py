@@ -58,7 +58,7 @@ def _row_type(record: type, rows: tuple[tuple[type, Any], ...]) -> Any:
 def _hints(record: type) -> dict[str, Any]:
     """Field -> its type, of the fields that make the record."""
     hints = get_type_hints(record)
-    return {one.name: hints[one.name] for one in fields(record) if one.init}
+    return {field.name: hints[field.name] for field in fields(record) if field.init}
 
 
 def _row_hint(hint: Any, rows: tuple[tuple[type, Any], ...]) -> Any:
@@ -141,7 +141,7 @@ def _from_row(row: Any, hint: Any, special: Readers, where: str) -> Any:
 
 def _only_choice(hint: Any) -> Any:
     """The type beside None."""
-    choices = [one for one in get_args(hint) if one is not types.NoneType]
+    choices = [option for option in get_args(hint) if option is not types.NoneType]
     assert len(choices) == 1, f"a field is of one type, and may be unknown: {hint}"
     return choices[0]
 

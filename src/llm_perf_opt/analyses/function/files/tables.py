@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from llm_perf_opt.analyses.function.files.layout import FormTerms, FunctionFile, SizedKindRow, StepRow
 from llm_perf_opt.analyses.function.form import Atom, Form, Step, StepKind, monomial
 from llm_perf_opt.analyses.function.program.sized import RepeatedItem, Size, SizedKind, SizedMeta, Worded
-from llm_perf_opt.core.callgraph.free_form import require_safe
-from llm_perf_opt.core.callgraph.records import Json, OpKind
+from llm_perf_opt.core.callgraph.records import Json, OpKind, require_safe
 from llm_perf_opt.core.reading import FileKind
 
 FUNCTION_FILE = FileKind(

@@ -66,8 +66,10 @@ def assembled(graph: CallGraph, rows: Unfolded, kind_at: KindAt, meta_at: MetaAt
             origin=tuple(map(old_storages.origin.__getitem__, rows.storages.where.tolist())),
         ),
         parameters=tuple(
-            replace(one, storage=int(rows.new_storage[one.storage])) if one.storage >= 0 else one
-            for one in graph.parameters
+            replace(parameter, storage=int(rows.new_storage[parameter.storage]))
+            if parameter.storage >= 0
+            else parameter
+            for parameter in graph.parameters
         ),
         coverage=Coverage(ops=len(ops.kind), op_kinds=len(set(ops.kind))),
         call_counts=count_calls(paths, calls),
@@ -112,7 +114,7 @@ def with_places(kind: OpKind, tensors: Tensors) -> OpKind:
     """An op with other inputs and outputs."""
 
     def chosen(items: Sequence[Any], entries: Sequence[RowTensor]) -> tuple[Any, ...]:
-        return tuple(items[one.place] for one in entries) if items else ()
+        return tuple(items[entry.place] for entry in entries) if items else ()
 
     inputs, outputs = tensors
     return replace(

@@ -103,7 +103,7 @@ class SizeForms:
         if len(samples) == len(self.fitter.points):
             return self.fitter
         if samples not in self._by_samples:
-            self._by_samples[samples] = replace(self.fitter, points=[self.fitter.points[one] for one in samples])
+            self._by_samples[samples] = replace(self.fitter, points=[self.fitter.points[sample] for sample in samples])
         return self._by_samples[samples]
 
     def gives(self, form: Form, seen: Sequence[SamplePlace], values: Values) -> bool:
@@ -190,7 +190,7 @@ class SizeForms:
 
     def _worded(self, seen: Sequence[SamplePlace], texts: Sequence[Sequence[str]], what: str) -> Worded:
         """Texts cut into words and numbers."""
-        if any(one[::2] != texts[0][::2] for one in texts):
+        if any(text[::2] != texts[0][::2] for text in texts):
             raise self._refused(["".join(one) for one in texts], what)
         rows = zip(*(map(int, one[1::2]) for one in texts), strict=True)
         numbers = [self.size(seen, row, None, lambda: what) for row in rows]

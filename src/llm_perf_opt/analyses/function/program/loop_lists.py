@@ -142,8 +142,8 @@ class Lists:
     def _list_length(self, storages: Sequence[int], at: int, loop: int) -> int:
         """How many entries from here on are of all blocks of a loop, one block after the other; 0: it is no list."""
         blocks: list[int] = []
-        for one in storages[at:]:
-            home = self._homes.get(one)
+        for storage in storages[at:]:
+            home = self._homes.get(storage)
             if home is None or home.loop != loop or (blocks and home.block < blocks[-1]):
                 break
             blocks.append(home.block)

@@ -245,7 +245,7 @@ def _repeated(first: int, length: int, loop: int, sources: Numbers) -> Rows:
 def joined_rows(parts: Sequence[Rows]) -> Rows:
     """Rows one after the other."""
     names = ("what", "where", "loop", "block", "old")
-    return Rows(*(np.concatenate([getattr(one, name) for one in parts]).astype(np.int64) for name in names))
+    return Rows(*(np.concatenate([getattr(part, name) for part in parts]).astype(np.int64) for name in names))
 
 
 class MemoryHomes:

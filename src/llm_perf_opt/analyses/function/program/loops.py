@@ -82,7 +82,7 @@ def find_loops(graph: CallGraph, wanted: Sequence[Repeats]) -> tuple[Loop, ...]:
         keys = _keys(graph, with_numbers=repeats.routed is None)
         for start, length, slack in _runs(keys, repeats.times, is_long=repeats.routed is None):
             places = (_placed(graph, repeats, start + shift, length) for shift in range(slack + 1))
-            loop = next((one for one in places if one is not None), None)
+            loop = next((place for place in places if place is not None), None)
             if loop is not None:
                 found.append(loop)
     kept: list[Loop] = []

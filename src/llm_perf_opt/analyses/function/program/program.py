@@ -160,7 +160,7 @@ def _unfolded(program: Program, counts: tuple[int, ...]) -> ProgramShape:
             kind,
             kind=with_places(kind.kind, tensors),
             inputs=tuple(meta_in_block(kind.inputs[one.place], one.block) for one in inputs),
-            outputs=tuple(meta_in_block(kind.outputs[one.place], one.block) for one in outputs),
+            outputs=tuple(meta_in_block(kind.outputs[output.place], output.block) for output in outputs),
         )
         return kinds.add(kind_in_block(listed, block))
 

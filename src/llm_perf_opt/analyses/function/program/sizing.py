@@ -114,7 +114,7 @@ class _Sizing:
             input_metadata={},
             output_metadata={},
         )
-        graphs = [one.graph for one in self._samples]
+        graphs = [sample.graph for sample in self._samples]
         everywhere = [SamplePlace(one.number, -1) for one in self._samples]
         sizes = self._sizes
         return Program(
@@ -171,7 +171,7 @@ class _Sizing:
         found: dict[int, list[Tensors]] = {}
         for rows in (sample.rows for sample in self._samples):
             listed = {**rows.op_inputs.listed, **rows.op_outputs.listed}
-            for row in (Row(*(int(one[new]) for one in rows.ops.columns)) for new in listed):
+            for row in (Row(*(int(column[new]) for column in rows.ops.columns)) for new in listed):
                 found[self._first(row, spans)] = []
         for rows in (sample.rows for sample in self._samples if found):
             for new, row in enumerate(rows.ops):
@@ -192,7 +192,9 @@ class _Sizing:
         if entries is None:
             return self._sizes.kind(places, kinds, self._routed(loop))
         name = kinds[0].name
-        inputs = self._listed(places, [one[0] for one in entries], [kind.inputs for kind in kinds], f"{name}, an input")
+        inputs = self._listed(
+            places, [entry[0] for entry in entries], [kind.inputs for kind in kinds], f"{name}, an input"
+        )
         outputs = self._listed(
             places, [one[1] for one in entries], [kind.outputs for kind in kinds], f"{name}, an output"
         )
@@ -299,9 +301,10 @@ class _Sizing:
     def _oracle_counts(self, graphs: Sequence[CallGraph], everywhere: Sequence[SamplePlace]) -> tuple[Size, ...]:
         """How often each value was guessed; those of the skeleton where the model asks for others elsewhere."""
         answers = [
-            [(one.op, one.policy, one.site) for one in graph.oracle_answers] for graph in (self._skeleton, *graphs)
+            [(oracle_answer.op, oracle_answer.policy, oracle_answer.site) for oracle_answer in graph.oracle_answers]
+            for graph in (self._skeleton, *graphs)
         ]
-        if any(one != answers[0] for one in answers):
+        if any(answer != answers[0] for answer in answers):
             return tuple(one.count for one in self._skeleton.oracle_answers)
         rows = zip(*(graph.oracle_answers for graph in graphs), strict=True)
         what = "the count of guessed values"
@@ -362,7 +365,7 @@ def _with_scans(
         if ops_per_block is None:
             continue
         times = (1, *_list_lengths(graph, count.at(point)))
-        wanted = [one for each in times for one in _repeats(count * each, point)]
+        wanted = [repeat for each in times for repeat in _repeats(count * each, point)]
         loops = find_loops(graph, [*experts, *wanted])
         scans = _of_length([loop for loop in loops if loop.routed is None], count, ops_per_block)
         if scans:
@@ -418,7 +421,7 @@ def _may_loop_over(name: str, sizes: Sequence[int], points: Sequence[Point]) -> 
     for size, point in zip(sizes, points, strict=True):
         others = tuple(value for key, value in sorted(point.items()) if key != name)
         counts.setdefault(others, []).append(size)
-    return all(len(set(one)) == len(one) for one in counts.values())
+    return all(len(set(count)) == len(count) for count in counts.values())
 
 
 def _fuller(point: Point, fitter: Fitter) -> Point | None:
@@ -447,7 +450,7 @@ def routers(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[Routed, ...]:
     result: list[Routed] = []
     for chosen, experts in found[0]:
         rows = [one.get((chosen, experts), set()) for one in found]
-        if any(len(one) != 1 for one in rows):
+        if any(len(row) != 1 for row in rows):
             continue
         tokens = fitter.dimension(tuple(next(iter(one)) for one in rows))
         if tokens is not None and tokens.constant is None:

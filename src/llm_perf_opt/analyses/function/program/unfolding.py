@@ -229,7 +229,7 @@ class Unfolding:
             entries = (views(at) if views else ()) or tuple(
                 lists.entries(at, int(rows.old[new]), column.storages, column.offsets)
             )
-            parts += [found[done : ends[new]], np.array([one.storage for one in entries], np.int64)]
+            parts += [found[done : ends[new]], np.array([entry.storage for entry in entries], np.int64)]
             done, counts[new] = int(ends[new]), len(entries)
             if any(one[:4] != (place, place, at.loop, at.block) for place, one in enumerate(entries)):
                 listed[new] = entries

@@ -12,10 +12,8 @@ from typing import Any
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.serving.requests import Replayed, Traffic
 from llm_perf_opt.engines.vllm.inside import platform
-from llm_perf_opt.engines.vllm.inside.jumps import JumpingSampler, JumpingTime, can_jump
-from llm_perf_opt.engines.vllm.inside.launches import OwnLaunches
-from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
-from llm_perf_opt.engines.vllm.inside.sampling import Sampler, chosen_sampler
+from llm_perf_opt.engines.vllm.inside.launches import OwnLaunches, Rounds
+from llm_perf_opt.engines.vllm.inside.sampling import JumpingSampler, JumpingTime, Sampler, can_jump, chosen_sampler
 from llm_perf_opt.engines.vllm.inside.step_time import RecordedTime, StepTime, TableTime
 from llm_perf_opt.engines.vllm.jobs import ReplayJob, read_message
 

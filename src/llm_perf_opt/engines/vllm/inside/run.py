@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.serving.requests import AnsweredRequests, Request, Traffic
-from llm_perf_opt.engines.vllm.inside.lockstep import Rounds
+from llm_perf_opt.engines.vllm.inside.launches import Rounds
 
 MakeRequest = Callable[[Request, float], Any]  # one of ours and the time at which it comes -> one of vLLM's
 Route = Callable[[Any], int]  # a request of vLLM's -> the replica that gets it
@@ -129,7 +129,7 @@ class _Run:
 
     def _round(self, rounds: Rounds) -> list[str]:
         """Everyone who has something to do takes a step; tokens come when all of them are done."""
-        came = [(one, one.step()) for one in self.replicas if one.has_work and not one.is_stuck]
+        came = [(replica, replica.step()) for replica in self.replicas if replica.has_work and not replica.is_stuck]
         rounds.close()
         return [name for one, outputs in came for name in one.take(outputs)]
 

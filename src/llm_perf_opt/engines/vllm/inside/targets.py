@@ -259,7 +259,11 @@ def _written(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping
     """A kernel that returns nothing: what it writes is its result, so that the way of a tensor can be followed."""
     if engine.recorder is not None:
         given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
-        names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+        names = [
+            argument.name
+            for argument in func._schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
         engine.recorder.observe(func, args, kwargs, [given[name] for name in names if given.get(name) is not None])
     return Done(None)
 

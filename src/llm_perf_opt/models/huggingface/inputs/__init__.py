@@ -1,8 +1,15 @@
 """Plausible inputs for any transformers model: guessed from its signature and configuration, corrected by probing."""
 
-from llm_perf_opt.models.huggingface.inputs.fed import Fed, described, fed_by
 from llm_perf_opt.models.huggingface.inputs.plan import InputSizes, Plan, Subject, make_inputs
-from llm_perf_opt.models.huggingface.inputs.search import Found, NoInputs, accepted_modalities, find_inputs
+from llm_perf_opt.models.huggingface.inputs.search import (
+    Fed,
+    Found,
+    NoInputs,
+    accepted_modalities,
+    described,
+    fed_by,
+    find_inputs,
+)
 
 __all__ = [
     "Fed",
