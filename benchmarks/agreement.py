@@ -11,10 +11,10 @@ from pathlib import Path
 from benchmarks.breadth.full_size import full_size_config
 from benchmarks.runner import Record
 from benchmarks.thirty_models import KIND_OF
-from llm_perf_opt.analyses.cost.counted import counted
 from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.counted import counted
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.folder import class_names

@@ -32,18 +32,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import runner
 from benchmarks.pages import DOCS, put_between, table
-from llm_perf_opt.analyses.measured.correction import FitPoint, fitted
-from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
-from llm_perf_opt.analyses.time.predict import StageTime, predict
-from llm_perf_opt.analyses.time.rates import OpRun
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration, write_calibration
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.labs.calibrate.calibrate import calibrate, combined
+from llm_perf_opt.measurements.calibrate.calibrate import calibrate, combined
+from llm_perf_opt.measurements.correction import FitPoint, fitted
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.decoder import MoEGate
+from llm_perf_opt.timing.calibrated_rates import CalibratedRates
+from llm_perf_opt.timing.predict import StageTime, predict
+from llm_perf_opt.timing.rates import OpRun
 from llm_perf_opt.weightless import ReplayRouting
 
 PAGE = DOCS / "how-good-is-the-prediction.md"

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks import runner
 from benchmarks.pages import FACTS
-from llm_perf_opt.analyses.function.form import Form
-from llm_perf_opt.analyses.function.phase_function import FunctionCell, PhaseFunction
+from llm_perf_opt.sweeps.function.form import Form
+from llm_perf_opt.sweeps.function.phase_function import FunctionCell, PhaseFunction
 
 LLAMA_70B = FACTS / "deployment" / "configs" / "llama31-70b"
 NAMES = ("flops", "vector_flops", "bytes_moved", "peak_bytes")
@@ -90,8 +90,8 @@ def main() -> None:
     given = parser.parse_args()
 
     import llm_perf_opt as lpo
-    from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
     from llm_perf_opt.core.hardware import find_device
+    from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
 
     began = time.process_time()
     function = lpo.trace(given.model, prompt_tokens=64).over(batch=tuple(given.batch), context=tuple(given.context))

@@ -20,9 +20,9 @@ import torch
 
 from benchmarks.breadth.observed import RoutingRecorder
 from benchmarks.runner import leave, recorder
-from llm_perf_opt.analyses.memory.live_memory import Peak, peak_of, timeline
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.memory.live_memory import Peak, peak_of, timeline
 from llm_perf_opt.harness.op_watch import LiveStorages
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
-from llm_perf_opt.core.serving.requests import Request, Traffic
-from llm_perf_opt.core.serving.step_table import Curve, StepTable, Surface
-from llm_perf_opt.engines.vllm.environment import find
-from llm_perf_opt.engines.vllm.jobs import ReplayJob
-from llm_perf_opt.engines.vllm.process import environment_variables
+from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
+from llm_perf_opt.serving.requests import Request, Traffic
+from llm_perf_opt.serving.vllm.environment import find
+from llm_perf_opt.serving.vllm.jobs import ReplayJob
+from llm_perf_opt.serving.vllm.process import environment_variables
+from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
 H100 = SeenDevice(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984, capability=(9, 0), compute_units=132)
 TABLE = StepTable(  # about a 70B model on 8 H100; 16 points on each axis, as a table of measured kernels has
@@ -59,11 +59,11 @@ def traffic(requests: int, rate: float) -> Traffic:
 
 
 def measure(job: ReplayJob, *, is_alone: bool) -> None:
-    from llm_perf_opt.engines.vllm.inside import platform
+    from llm_perf_opt.serving.vllm.inside import platform
 
     platform.believe_in(job.settings.device)
-    from llm_perf_opt.engines.vllm.inside.engine import build
-    from llm_perf_opt.engines.vllm.inside.replay import replay
+    from llm_perf_opt.serving.vllm.inside.engine import build
+    from llm_perf_opt.serving.vllm.inside.replay import replay
 
     core = build(job.settings)
     warm = replace(job, traffic=replace(job.traffic, requests=job.traffic.requests[:200]))
@@ -90,8 +90,8 @@ def bare_loop(core: Any, traffic: Traffic, replayed: Any) -> float:
 
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-    from llm_perf_opt.engines.vllm.inside.launches import Clock, Due
-    from llm_perf_opt.engines.vllm.inside.requests import RequestWriter
+    from llm_perf_opt.serving.vllm.inside.launches import Clock, Due
+    from llm_perf_opt.serving.vllm.inside.requests import RequestWriter
 
     clock = Clock()
     none = Due(clock, 0.0, None)

@@ -25,7 +25,7 @@ from rich.progress import Progress, TextColumn
 from llm_perf_opt.cli.progress import ProgressBar
 from llm_perf_opt.harness.quiet import few_collections
 from llm_perf_opt.harness.real_models import RealModels
-from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
+from llm_perf_opt.measurements.timed.timed_runs import PageRun, TimedRuns
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession

@@ -89,7 +89,7 @@ def text_target(model_class: Any, config: Any) -> Any:
 
 def priced(graph: Any) -> int:
     """Total FLOPs; pricing is part of a full trace."""
-    from llm_perf_opt.analyses.cost.stage_costs import stage_costs
+    from llm_perf_opt.costs.stage_costs import stage_costs
 
     return int(stage_costs(graph).total.flops)
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from benchmarks.pages import show_sections
 from benchmarks.startup_records import DEVELOPED_PART, MODELS, SET_ASIDE, StartUp, decode_step, start_ups
-from llm_perf_opt.analyses.serving.engines import engine_of_version, total_bytes
-from llm_perf_opt.analyses.serving.fit import rank_memory, serving_fit
-from llm_perf_opt.analyses.serving.held_memory import engine_weights
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.serving.engines import engine_of_version, total_bytes
+from llm_perf_opt.serving.fit import rank_memory, serving_fit
+from llm_perf_opt.serving.held_memory import engine_weights
 
 DOCS = Path(__file__).parents[1] / "docs"
 GIB = 2**30

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import llm_perf_opt
-from llm_perf_opt.analyses.serving.working_memory import EncoderItem
-from llm_perf_opt.api.deployed_traces import deployed
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.serving.working_memory import EncoderItem
+from llm_perf_opt.tracing.deployed_traces import deployed
 
 FACTS = Path(__file__).parents[1] / "tests" / "facts" / "serving"
 

@@ -21,15 +21,15 @@ from typing import Any
 
 from benchmarks.pages import DOCS, FACTS, table, write_atomically
 from benchmarks.vllm_code import figures_of
-from llm_perf_opt.api.hardware import device_of, find_hardware
 from llm_perf_opt.core.callgraph import read_callgraph
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware.named_hardware import device_of, find_hardware
 from llm_perf_opt.core.output_files import scratch_folder, write_whole
-from llm_perf_opt.core.serving.engine_settings import SeenDevice
 from llm_perf_opt.core.units import format_count
-from llm_perf_opt.engines.vllm.environment import VllmEnvironment, find
-from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob
-from llm_perf_opt.engines.vllm.process import VllmProcess
+from llm_perf_opt.serving.engine_settings import SeenDevice
+from llm_perf_opt.serving.vllm.environment import VllmEnvironment, find
+from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob
+from llm_perf_opt.serving.vllm.process import VllmProcess
 
 FILE, PAGE = DOCS / "data" / "vllm_breadth.json", DOCS / "vllm-breadth.md"
 # A word of the reason -> what it is; the first that is found decides.

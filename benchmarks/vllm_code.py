@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.cost.parameters import untied
-from llm_perf_opt.api.hardware import device_of, find_hardware
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.core.collectives import collective_of
+from llm_perf_opt.core.hardware.named_hardware import device_of, find_hardware
 from llm_perf_opt.core.output_files import scratch_folder, write_whole
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.engine_settings import SeenDevice
-from llm_perf_opt.engines.vllm.environment import find
-from llm_perf_opt.engines.vllm.jobs import TraceAnswer, TraceJob
-from llm_perf_opt.engines.vllm.process import VllmProcess
+from llm_perf_opt.costs.parameters import untied
 from llm_perf_opt.ops.cost import elements
 from llm_perf_opt.ops.table import price
+from llm_perf_opt.serving.engine_settings import SeenDevice
+from llm_perf_opt.serving.vllm.environment import find
+from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob
+from llm_perf_opt.serving.vllm.process import VllmProcess
 
 FACTS = Path(__file__).parents[1] / "tests" / "facts"
 FILE = FACTS / "vllm_code.json"

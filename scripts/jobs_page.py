@@ -77,8 +77,8 @@ def prepare(job: Job, place: Path) -> None:
 
 
 def _is_known(name: str) -> bool:
-    from llm_perf_opt.api.origin import find_adapter
     from llm_perf_opt.core.errors import PerfOptError
+    from llm_perf_opt.tracing.origin import find_adapter
 
     try:
         find_adapter(name)

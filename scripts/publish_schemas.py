@@ -55,18 +55,18 @@ PUBLISHED = (
         identifier="https://llm-perf-opt.invalid/schema/callgraph-1.json",
     ),
     PublishedSchema(
-        file="analyses/profile/metrics.schema.json",
-        record="analyses.profile.metrics_file:MetricsFile",
+        file="measurements/profile/metrics.schema.json",
+        record="measurements.profile.metrics_file:MetricsFile",
         title="metrics.json of llm-perf-opt profile",
     ),
     PublishedSchema(
-        file="analyses/cost/static_compute.schema.json",
-        record="analyses.cost.static_file:StaticFile",
+        file="costs/static_compute.schema.json",
+        record="costs.static_file:StaticFile",
         title="static_compute.json",
     ),
     PublishedSchema(
-        file="analyses/function/files/function.schema.json",
-        record="analyses.function.files.layout:FunctionFile",
+        file="sweeps/function/files/function.schema.json",
+        record="sweeps.function.files.layout:FunctionFile",
         title="llm-perf-opt function of a workload, schema version 1",
     ),
     PublishedSchema(

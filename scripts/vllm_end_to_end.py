@@ -23,8 +23,8 @@ from typing import Any
 
 from llm_perf_opt.api.capacity import CapacityAnswer, capacity
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.engines.vllm.environment import VARIABLE
-from llm_perf_opt.engines.vllm.make_environment import make
+from llm_perf_opt.serving.vllm.environment import VARIABLE
+from llm_perf_opt.serving.vllm.make_environment import make
 
 KINDS = ("dense", "sliding window", "sinks", "latent", "sparse latent", "linear", "hybrid", "encoder")
 REQUESTS, OUTPUT = 6, 8

@@ -21,7 +21,7 @@ from llm_perf_opt.core.callgraph.json_reader import read_callgraph
 from llm_perf_opt.core.callgraph.json_writer import write_callgraph
 
 PACKAGE = Path(llm_perf_opt.__file__).parent
-MAKERS = ("core", "ops", "weightless", "harness", "models", "api")  # what runs on the way to a trace
+MAKERS = ("core", "ops", "weightless", "harness", "models", "tracing", "api")  # what runs on the way to a trace
 LIBRARIES = ("torch", "transformers", "numpy")
 VARIABLE = "LLM_PERF_OPT_KEPT_TRACES"
 _KEPT_S = 14 * 24 * 3600  # traces of older sources go when a new digest first appears

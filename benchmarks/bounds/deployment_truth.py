@@ -11,16 +11,16 @@ from typing import Any
 
 from benchmarks.bounds.closed_form import ClosedWork, closed_form
 from benchmarks.pages import FACTS, facts
-from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
-from llm_perf_opt.analyses.necessary.stage_needs import Reason, necessary_by_stage
-from llm_perf_opt.api.deployed_traces import deployed
 from llm_perf_opt.core.callgraph import CallGraph, TensorMeta
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDERS, TRACERS
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.core.workload import Deployment, Workload
+from llm_perf_opt.costs.necessary.decoder_needs import DecoderNeeds, decoder_needs
+from llm_perf_opt.costs.necessary.stage_needs import Reason, necessary_by_stage
+from llm_perf_opt.costs.stage_costs import stage_costs
+from llm_perf_opt.tracing.deployed_traces import deployed
 
 CONFIGS = FACTS / "deployment" / "configs"
 TRACED_PROMPT = 64

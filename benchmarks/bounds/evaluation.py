@@ -28,14 +28,14 @@ from benchmarks.records import (
     read_two_nodes,
     read_vllm_latencies,
 )
-from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, decoder_needs
-from llm_perf_opt.analyses.stored_formats import store_cache, store_weights
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import Role, weight_matrices
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import FOLDERS, MODELS, TRACERS
 from llm_perf_opt.core.tensor_formats import FP8
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.necessary.decoder_needs import DecoderNeeds, decoder_needs
+from llm_perf_opt.costs.stored_formats import store_cache, store_weights
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 
 TRACED_PROMPT = 64  # any will do: the needs are a function of batch and context

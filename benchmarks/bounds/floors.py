@@ -27,11 +27,11 @@ from typing import Protocol
 
 from benchmarks.bounds.closed_form import BF16_BYTES, closed_form
 from benchmarks.records import CONFIGS, MeasuredRun, ServedPlan, configuration
-from llm_perf_opt.analyses.time.collective_time import collective_time
-from llm_perf_opt.analyses.time.lower_bound import bytes_from_memory, fastest_peak, is_known
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import parse_cluster
+from llm_perf_opt.timing.collective_time import collective_time
+from llm_perf_opt.timing.lower_bound import bytes_from_memory, fastest_peak, is_known
 
 _MANY_TOKENS = 10**6  # bounds of collectives are whole nanoseconds, those of so many tokens exact enough
 _NANO = 1e-9

@@ -22,20 +22,20 @@ from msgspec import convert
 from benchmarks.cpu_engine.loads import DTYPE, MODELS, Load, loads, section, times_of
 from benchmarks.pages import DOCS, show_sections
 from benchmarks.vllm_schedules.cases import FOLDER, in_vllm
-from llm_perf_opt.analyses.capacity.measured_beside import corrected, step_factors
-from llm_perf_opt.analyses.measured.serving_results import MeasuredStep
-from llm_perf_opt.analyses.serving.calibrated_time import CalibratedTimer
-from llm_perf_opt.analyses.serving.engine_blocks import engine_blocks
-from llm_perf_opt.analyses.serving.step_tables import StepRange, step_table
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.hardware.calibration import Calibration
 from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.step_table import StepTable
-from llm_perf_opt.engines.vllm.environment import find
-from llm_perf_opt.engines.vllm.jobs import ReplayJob
-from llm_perf_opt.engines.vllm.process import ReplayProcess
-from llm_perf_opt.labs.calibrate.calibrate import calibrate
+from llm_perf_opt.measurements.calibrate.calibrate import calibrate
+from llm_perf_opt.measurements.serving_results import MeasuredStep
+from llm_perf_opt.serving.capacity.measured_beside import corrected, step_factors
+from llm_perf_opt.serving.vllm.environment import find
+from llm_perf_opt.serving.vllm.jobs import ReplayJob
+from llm_perf_opt.serving.vllm.process import ReplayProcess
+from llm_perf_opt.timing.step.calibrated_time import CalibratedTimer
+from llm_perf_opt.timing.step.engine_blocks import engine_blocks
+from llm_perf_opt.timing.step.step_table import StepTable
+from llm_perf_opt.timing.step.step_tables import StepRange, step_table
 
 DATA = DOCS / "data" / "cpu_engine.json"
 _REACH = StepRange(tokens=512, sequences=64, context=4096)

@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.pages import table
 from benchmarks.vllm_schedules.cases import Case
-from llm_perf_opt.core.serving.engine_settings import EngineSettings
-from llm_perf_opt.core.serving.read_traffic import as_traffic
-from llm_perf_opt.core.serving.requests import Traffic
+from llm_perf_opt.serving.engine_settings import EngineSettings
+from llm_perf_opt.serving.read_traffic import as_traffic
+from llm_perf_opt.serving.requests import Traffic
 
 REPEATS = 3
 DTYPE = "float32"

@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.cpu_engine.loads import REPEATS, loads
 from benchmarks.vllm_schedules.real_engine import build
-from llm_perf_opt.engines.vllm.inside.requests import RequestWriter
-from llm_perf_opt.engines.vllm.inside.run import run
+from llm_perf_opt.serving.vllm.inside.requests import RequestWriter
+from llm_perf_opt.serving.vllm.inside.run import run
 
 _FIRST_OF_PREFIX = 1500
 _TIMES = ("arrival_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens")

@@ -17,10 +17,10 @@ from benchmarks.pages import columns, facts, show_sections
 from benchmarks.published.cases import GUNDAM_TOKENS, decode_graph, prefill_graph
 from benchmarks.published.rtx5090 import CONTEXT
 from benchmarks.runner import parser
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
-from llm_perf_opt.analyses.time.predict import StageTime, predict
-from llm_perf_opt.analyses.time.rates import Band, RateSource, total
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates
+from llm_perf_opt.timing.predict import StageTime, predict
+from llm_perf_opt.timing.rates import Band, RateSource, total
 
 RECORDED_ON = "rtx-5090"
 OCR_DEVICES = (RECORDED_ON, "h100-sxm", "a100-sxm-40g")

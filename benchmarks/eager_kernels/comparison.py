@@ -12,18 +12,18 @@ from typing import Any
 from unittest import mock
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
-from llm_perf_opt.analyses.time.kernel_rates import table_rates
-from llm_perf_opt.analyses.time.rates import RateSource, RateTime
-from llm_perf_opt.analyses.time.recorded_rates import recorded_rates
 from llm_perf_opt.core.callgraph import CallGraph, OpKind
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.ops.cost import elements
 from llm_perf_opt.ops.kernel_names import kernel_meaning, launch_words
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
-from tests.analyses.join.condensed_runs import Row, facts, word_of
-from tests.analyses.join.traced_models import CONFIGS, traced
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates
+from llm_perf_opt.timing.kernel_rates import table_rates
+from llm_perf_opt.timing.rates import RateSource, RateTime
+from llm_perf_opt.timing.recorded_rates import recorded_rates
+from tests.measurements.join.condensed_runs import Row, facts, word_of
+from tests.measurements.join.traced_models import CONFIGS, traced
 
 DEVICES = {"h100": "h100-sxm", "mi300": "mi300x"}  # name in a recording -> device
 

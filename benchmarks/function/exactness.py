@@ -17,18 +17,18 @@ import numpy as np
 import llm_perf_opt as lpo
 from benchmarks.function.subjects import Subject
 from benchmarks.pages import cell, table
-from llm_perf_opt.analyses.cost.parameters import count_distinct_parameters
-from llm_perf_opt.analyses.function.figures.costs import Region
-from llm_perf_opt.analyses.function.phase_function import PhaseFunction
-from llm_perf_opt.analyses.function.program.alignment import same_run
-from llm_perf_opt.analyses.function.search.sampling import Stride
-from llm_perf_opt.analyses.memory.kv_cache import kv_cache
-from llm_perf_opt.analyses.memory.live_memory import live_bytes
-from llm_perf_opt.analyses.memory.need import weight_bytes_by_stage
 from llm_perf_opt.api.trace_function import TraceFunction
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds, ops_of
+from llm_perf_opt.costs.memory.kv_cache import kv_cache
+from llm_perf_opt.costs.memory.live_memory import live_bytes
+from llm_perf_opt.costs.memory.need import weight_bytes_by_stage
+from llm_perf_opt.costs.parameters import count_distinct_parameters
 from llm_perf_opt.ops.table import kernels_of, price
+from llm_perf_opt.sweeps.function.figures.costs import Region
+from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
+from llm_perf_opt.sweeps.function.program.alignment import same_run
+from llm_perf_opt.sweeps.function.search.sampling import Stride
 
 Point = Mapping[str, int]
 Figures = dict[str, int | None]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels.held_out [system ...]
 
-Without arguments it judges every system, writes the quantiles to `analyses/kernels/spread.json` and the tables to
+Without arguments it judges every system, writes the quantiles to `timing/kernels/spread.json` and the tables to
 `docs/kernel-tables.md`.
 """
 
@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 from benchmarks.kernels.subjects import SYSTEMS, Subject, own, subjects
 from benchmarks.pages import DOCS, ROOT, replace_section, table
-from llm_perf_opt.analyses.kernels.exchanges import CAPTURED
-from llm_perf_opt.analyses.kernels.experts import GATED, LAYER_KEYS
-from llm_perf_opt.analyses.kernels.kernel_tables import kernel_tables
-from llm_perf_opt.analyses.kernels.latent import RANK, VALUE_WIDTH
-from llm_perf_opt.analyses.kernels.spread import ANY_SYSTEM, MOST_DIMENSIONS, Family, HeldOutSpread, SpreadFile
-from llm_perf_opt.analyses.kernels.systems import MEASURED_ON, SystemForDevice
-from llm_perf_opt.analyses.kernels.tables import (
+from llm_perf_opt.core.hardware import load_devices
+from llm_perf_opt.timing.kernels.exchanges import CAPTURED
+from llm_perf_opt.timing.kernels.experts import GATED, LAYER_KEYS
+from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
+from llm_perf_opt.timing.kernels.latent import RANK, VALUE_WIDTH
+from llm_perf_opt.timing.kernels.spread import ANY_SYSTEM, MOST_DIMENSIONS, Family, HeldOutSpread, SpreadFile
+from llm_perf_opt.timing.kernels.systems import MEASURED_ON, SystemForDevice
+from llm_perf_opt.timing.kernels.tables import (
     ENGINES,
     Columns,
     column_names,
@@ -37,8 +38,7 @@ from llm_perf_opt.analyses.kernels.tables import (
     read_rows,
     versions,
 )
-from llm_perf_opt.analyses.kernels.times import ORIGINS, Codes, Estimate, Flags, Floats, TimeOrigin
-from llm_perf_opt.core.hardware import load_devices
+from llm_perf_opt.timing.kernels.times import ORIGINS, Codes, Estimate, Flags, Floats, TimeOrigin
 
 _SHARE = 0.1  # of the shapes
 _EVERY = 3  # one line of so many
@@ -199,7 +199,7 @@ def _quantile(errors: Floats) -> str:
 
 
 PAGE, PARTS = DOCS / "kernel-tables.md", DOCS / "data" / "kernel_tables.csv"
-SPREADS = ROOT / "src" / "llm_perf_opt" / "analyses" / "kernels" / "spread.json"
+SPREADS = ROOT / "src" / "llm_perf_opt" / "timing" / "kernels" / "spread.json"
 LOW, HIGH = 0.1, 0.9
 CALIBRATION, CHECK = (0, 2, 3), 1  # seeds: quantiles are taken from some splits and counted on another
 # Tables that several versions of one engine measured, with the columns that name a row.

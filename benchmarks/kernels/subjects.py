@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_perf_opt.analyses.kernels import attention, experts, latent, products
-from llm_perf_opt.analyses.kernels.attention import AttentionTable, Use
-from llm_perf_opt.analyses.kernels.exchanges import Exchange, ExchangeTable, exchange_rows
-from llm_perf_opt.analyses.kernels.experts import ExpertsTable
-from llm_perf_opt.analyses.kernels.latent import LatentPart, LatentTable, Module
-from llm_perf_opt.analyses.kernels.products import ProductTable
-from llm_perf_opt.analyses.kernels.spread import Family
-from llm_perf_opt.analyses.kernels.systems import MEASURED_ON, SystemForDevice, system_named
-from llm_perf_opt.analyses.kernels.tables import ENGINES, Columns
-from llm_perf_opt.analyses.kernels.times import Estimate, Floats
 from llm_perf_opt.core.hardware import load_devices
+from llm_perf_opt.timing.kernels import attention, experts, latent, products
+from llm_perf_opt.timing.kernels.attention import AttentionTable, Use
+from llm_perf_opt.timing.kernels.exchanges import Exchange, ExchangeTable, exchange_rows
+from llm_perf_opt.timing.kernels.experts import ExpertsTable
+from llm_perf_opt.timing.kernels.latent import LatentPart, LatentTable, Module
+from llm_perf_opt.timing.kernels.products import ProductTable
+from llm_perf_opt.timing.kernels.spread import Family
+from llm_perf_opt.timing.kernels.systems import MEASURED_ON, SystemForDevice, system_named
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns
+from llm_perf_opt.timing.kernels.times import Estimate, Floats
 
 SYSTEMS = tuple(MEASURED_ON)
 Asked = Callable[[Columns, SystemForDevice], Estimate]

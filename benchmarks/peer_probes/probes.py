@@ -292,8 +292,8 @@ def _own_trace(asked: Asked, decode_steps: int = 0) -> Any:
 
 
 def own_count(asked: Asked) -> Count:
-    from llm_perf_opt.analyses.cost.module_costs import module_costs
-    from llm_perf_opt.analyses.cost.stage_costs import stage_costs
+    from llm_perf_opt.costs.module_costs import module_costs
+    from llm_perf_opt.costs.stage_costs import stage_costs
 
     (graph,) = _own_trace(asked).graphs
     total = stage_costs(graph).total
@@ -307,7 +307,7 @@ def own_count(asked: Asked) -> Count:
 
 
 def own_memory(asked: Asked) -> Offer:
-    from llm_perf_opt.analyses.memory.need import run_memory
+    from llm_perf_opt.costs.memory.need import run_memory
 
     total = run_memory(_own_trace(asked).graphs).total_bytes
     assert total is not None
@@ -315,7 +315,7 @@ def own_memory(asked: Asked) -> Offer:
 
 
 def own_cache(asked: Asked) -> Offer:
-    from llm_perf_opt.analyses.memory.need import run_memory
+    from llm_perf_opt.costs.memory.need import run_memory
 
     cache = run_memory(_own_trace(asked, decode_steps=1).graphs).cache
     assert cache is not None
@@ -323,9 +323,9 @@ def own_cache(asked: Asked) -> Offer:
 
 
 def own_time(asked: Asked) -> Offer:
-    from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
-    from llm_perf_opt.analyses.time.predict import predict
     from llm_perf_opt.core.hardware import find_device
+    from llm_perf_opt.timing.datasheet_rates import DataSheetRates
+    from llm_perf_opt.timing.predict import predict
 
     (graph,) = _own_trace(asked).graphs
     likely = sum(stage.device_time.middle for stage in predict(graph, DataSheetRates(find_device("h100-sxm"))))
@@ -341,11 +341,11 @@ def own_picture(asked: Asked) -> Offer:
 
 
 def own_serving(asked: Asked) -> Offer:
-    from llm_perf_opt.analyses.capacity.steady_state import MeanRequest
-    from llm_perf_opt.api.origin import find_origin
-    from llm_perf_opt.api.served_model import ServedModel
     from llm_perf_opt.core.hardware import find_device
     from llm_perf_opt.core.parallel_plan import ParallelPlan
+    from llm_perf_opt.serving.capacity.steady_state import MeanRequest
+    from llm_perf_opt.serving.served_model import ServedModel
+    from llm_perf_opt.tracing.origin import find_origin
 
     assert asked.folder is not None
     served = ServedModel(find_origin(asked.folder, torch_device="cuda"), asked.folder)

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.records import MeasuredRun, read_silicon
-from llm_perf_opt.analyses.time.rates import Band
+from llm_perf_opt.timing.rates import Band
 
 WAITED = 0.4  # of a request: such a server is full, and its times say how long the queue was
 TIE = math.log(1.03)

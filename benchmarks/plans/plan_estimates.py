@@ -17,12 +17,12 @@ from typing import Any
 from benchmarks.bounds.floors import FEWEST, running_on_average
 from benchmarks.plans.rank_step import Load, Share, TwoDepths, step_band, two_depths
 from benchmarks.records import MeasuredRun, configuration
-from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork
-from llm_perf_opt.analyses.time.lower_bound import LowerBound
-from llm_perf_opt.analyses.time.rank_bound import rank_bound
-from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
 from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
+from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork
+from llm_perf_opt.timing.lower_bound import LowerBound
+from llm_perf_opt.timing.rank_bound import rank_bound
+from llm_perf_opt.timing.rates import Band
 
 GPUS = 8  # of the node that every run fits in
 VALUE_BYTES = 2

@@ -21,21 +21,21 @@ import llm_perf_opt as lpo
 from benchmarks.bounds.evaluation import stored
 from benchmarks.bounds.floors import PRODUCT_TYPES
 from benchmarks.records import CONFIGS, configuration
-from llm_perf_opt.analyses.collectives import collectives_by_call
-from llm_perf_opt.analyses.necessary.decoder_needs import DecoderNeeds, ExpertLayers, decoder_needs
-from llm_perf_opt.analyses.necessary.stage_needs import ExpertReads
-from llm_perf_opt.analyses.time.collective_time import collective_time
-from llm_perf_opt.analyses.time.communication import band_of, beside
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution, kernel_time
-from llm_perf_opt.analyses.time.engine_kernels import fused_kernels
-from llm_perf_opt.analyses.time.lower_bound import fastest_peak, is_known, lower_bound
-from llm_perf_opt.analyses.time.rank_bound import least_exchanges
-from llm_perf_opt.analyses.time.rates import NOTHING, Band
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.costs.collectives import collectives_by_call
+from llm_perf_opt.costs.necessary.decoder_needs import DecoderNeeds, ExpertLayers, decoder_needs
+from llm_perf_opt.costs.necessary.stage_needs import ExpertReads
 from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.timing.collective_time import collective_time
+from llm_perf_opt.timing.communication import band_of, beside
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution, kernel_time
+from llm_perf_opt.timing.engine_kernels import fused_kernels
+from llm_perf_opt.timing.lower_bound import fastest_peak, is_known, lower_bound
+from llm_perf_opt.timing.rank_bound import least_exchanges
+from llm_perf_opt.timing.rates import NOTHING, Band
 
 _EXPERT_KERNELS = 2  # of a layer: up with gate, and down
 # The largest of so many normal variables, in standard deviations above their mean.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.analyses.time.predict import StageTime, predict
-from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.timing.predict import StageTime, predict
+from llm_perf_opt.timing.rates import Band
 
 GUNDAM_TOKENS = 904  # BOS, and the image tokens of a page cut into 2 x 3 crops
 TINY_TOKENS = 74  # BOS, and the image tokens of a page of 512 pixels: a short context that a text can fill

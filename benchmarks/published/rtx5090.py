@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published.cases import Row, decode_graph, prefill_graph
-from llm_perf_opt.analyses.memory.need import run_memory
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.analyses.time.lower_bound import lower_bound
-from llm_perf_opt.analyses.time.predict import StageTime, predict, stage_time
-from llm_perf_opt.analyses.time.rates import Band
-from llm_perf_opt.analyses.time.stage_work import work_of
 from llm_perf_opt.core.callgraph.queries import count_kinds, ops_in_module
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import FOLDERS, TRACERS
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.memory.need import run_memory
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.timing.lower_bound import lower_bound
+from llm_perf_opt.timing.predict import StageTime, predict, stage_time
+from llm_perf_opt.timing.rates import Band
+from llm_perf_opt.timing.stage_work import work_of
 
 DEVICE = "rtx-5090"
 CONTEXT = 913

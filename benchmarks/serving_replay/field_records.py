@@ -24,18 +24,18 @@ import numpy as np
 
 from benchmarks.records import CONFIGS, MeasuredRun
 from benchmarks.serving_times.estimates import deployed_blocks, engine_plan, has_drawn_lengths
-from llm_perf_opt.analyses.serving.engine_blocks import EngineBlocks
-from llm_perf_opt.analyses.serving.engine_time import EngineTimer
-from llm_perf_opt.analyses.serving.step_tables import step_table
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
-from llm_perf_opt.core.serving.requests import Replayed, Request, Traffic
-from llm_perf_opt.core.serving.step_table import RankStep, StepTable
 from llm_perf_opt.core.tensor_formats import weight_format as stored
-from llm_perf_opt.engines.vllm.inside.sampling import JumpingTime
-from llm_perf_opt.engines.vllm.jobs import ReplayJob, read_message, write_message
-from llm_perf_opt.engines.vllm.process import ReplayProcess
+from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
+from llm_perf_opt.serving.requests import Replayed, Request, Traffic
+from llm_perf_opt.serving.vllm.inside.sampling import JumpingTime
+from llm_perf_opt.serving.vllm.jobs import ReplayJob, read_message, write_message
+from llm_perf_opt.serving.vllm.process import ReplayProcess
+from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
+from llm_perf_opt.timing.step.engine_time import EngineTimer
+from llm_perf_opt.timing.step.step_table import RankStep, StepTable
+from llm_perf_opt.timing.step.step_tables import step_table
 
 BUDGET = 8192  # new tokens in a step: the default of servers on GPUs of this size
 ROUNDS_SENT = 10  # by the load generator that draws lengths from a range

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.pages import signed, table, tails
 from benchmarks.serving_replay.recorded_runs import RecordedRun
 from llm_perf_opt.core.report import Axis, Kind, Line, LineChart
-from llm_perf_opt.core.serving.requests import EngineSteps
+from llm_perf_opt.serving.requests import EngineSteps
 
 _OVERLAY_POINTS = 400
 _ERRORS = ("TPOT, mean", "E2E, mean", "TTFT, median", "queued, mean")

@@ -13,21 +13,21 @@ from benchmarks.pages import facts
 from benchmarks.records import CONFIGS, SERVING, read_nim, records_of
 from benchmarks.serving_replay.field_records import ROUNDS, cache_blocks, load_of, replay_once
 from benchmarks.serving_times.estimates import traced_blocks
-from llm_perf_opt.analyses.capacity.outcome import outcome
-from llm_perf_opt.analyses.capacity.steady_state import mean_request
-from llm_perf_opt.analyses.serving.engine_time import EngineTimer
-from llm_perf_opt.analyses.serving.step_tables import step_table
-from llm_perf_opt.api.origin import find_origin
-from llm_perf_opt.api.served_model import ServedModel, engine_folder
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.engine_settings import EngineSettings, SeenDevice
-from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.requests import Replayed, Request, Traffic
-from llm_perf_opt.core.serving.step_table import StepTable
 from llm_perf_opt.core.workload import read_page_size
-from llm_perf_opt.engines.vllm.jobs import ReplayJob
-from llm_perf_opt.engines.vllm.process import ReplayProcess
+from llm_perf_opt.serving.capacity.outcome import outcome
+from llm_perf_opt.serving.capacity.steady_state import mean_request
+from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
+from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.serving.requests import Replayed, Request, Traffic
+from llm_perf_opt.serving.served_model import ServedModel, engine_folder
+from llm_perf_opt.serving.vllm.jobs import ReplayJob
+from llm_perf_opt.serving.vllm.process import ReplayProcess
+from llm_perf_opt.timing.step.engine_time import EngineTimer
+from llm_perf_opt.timing.step.step_table import StepTable
+from llm_perf_opt.timing.step.step_tables import step_table
+from llm_perf_opt.tracing.origin import find_origin
 
 FILES = SERVING / "replay"
 _RUNS = {  # file -> model of the configurations, device, plan

@@ -10,13 +10,13 @@ from functools import cache
 from benchmarks.bounds.evaluation import decode_graph
 from benchmarks.plans.ordering import WAITED
 from benchmarks.records import MeasuredRun, read_silicon
-from llm_perf_opt.analyses.serving.engine_blocks import DecoderPart, EngineBlocks, engine_blocks
-from llm_perf_opt.analyses.serving.engine_step import Forward
-from llm_perf_opt.analyses.serving.engine_time import AskedForward, EngineTimer, ForwardTime
-from llm_perf_opt.analyses.serving.request_time import RequestLoad, time_per_token
-from llm_perf_opt.analyses.serving.step_tables import step_table
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.step_table import StepTable
+from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, engine_blocks
+from llm_perf_opt.timing.step.engine_step import Forward
+from llm_perf_opt.timing.step.engine_time import AskedForward, EngineTimer, ForwardTime
+from llm_perf_opt.timing.step.request_time import RequestLoad, time_per_token
+from llm_perf_opt.timing.step.step_table import StepTable
+from llm_perf_opt.timing.step.step_tables import step_table
 
 FROZEN_DEVICES = frozenset({"b300-sxm", "gb300"})
 FROZEN_MODELS = frozenset({"kimi-k2.5", "glm-5", "qwen3.5-397b-a17b"})

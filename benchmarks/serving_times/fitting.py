@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving_times.estimates import Estimated
-from llm_perf_opt.analyses.kernels.times import LAUNCH_GAP_S
-from llm_perf_opt.analyses.serving import request_time
-from llm_perf_opt.analyses.serving.engine_time import ForwardTime, WorkKind
-from llm_perf_opt.analyses.serving.request_time import (
+from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
+from llm_perf_opt.timing.step import request_time
+from llm_perf_opt.timing.step.engine_time import ForwardTime, WorkKind
+from llm_perf_opt.timing.step.request_time import (
     FirstToken,
     Quantiles,
     RequestFit,

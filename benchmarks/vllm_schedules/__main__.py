@@ -11,8 +11,8 @@ import sys
 from benchmarks.vllm_schedules.cases import FOLDER, in_vllm
 from benchmarks.vllm_schedules.recorded import Comparison, compare, read, write_compared
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.engines.vllm.environment import find
-from llm_perf_opt.engines.vllm.process import VllmProcess
+from llm_perf_opt.serving.vllm.environment import find
+from llm_perf_opt.serving.vllm.process import VllmProcess
 
 
 def record(cases: list[str]) -> None:

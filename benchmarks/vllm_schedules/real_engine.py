@@ -24,12 +24,12 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from benchmarks.vllm_schedules.cases import CASES, FOLDER, STEP_S, Case
 from benchmarks.vllm_schedules.recorded import RecordedSchedule, write
-from llm_perf_opt.core.serving.requests import ImageSpan, Request, Traffic
-from llm_perf_opt.engines.vllm.inside.launches import Clock, Due, Stages, StepLog
-from llm_perf_opt.engines.vllm.inside.requests import RequestWriter
-from llm_perf_opt.engines.vllm.inside.run import run
-from llm_perf_opt.engines.vllm.inside.schedules import record
-from llm_perf_opt.engines.vllm.inside.step_time import batch_of
+from llm_perf_opt.serving.requests import ImageSpan, Request, Traffic
+from llm_perf_opt.serving.vllm.inside.launches import Clock, Due, Stages, StepLog
+from llm_perf_opt.serving.vllm.inside.requests import RequestWriter
+from llm_perf_opt.serving.vllm.inside.run import run
+from llm_perf_opt.serving.vllm.inside.schedules import record
+from llm_perf_opt.serving.vllm.inside.step_time import batch_of
 
 _FIRST_OF_PREFIX = 1500  # inside the vocabulary of the small models
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from benchmarks.vllm_schedules.cases import FOLDER
 from llm_perf_opt.core.output_files import plain_values, write_whole
 from llm_perf_opt.core.reading import FileKind, read_json
-from llm_perf_opt.core.serving.engine_settings import EngineSettings
-from llm_perf_opt.core.serving.requests import AnsweredRequests, Traffic
-from llm_perf_opt.engines.vllm.jobs import ReplayJob, Scheduled, ScheduleJob
-from llm_perf_opt.engines.vllm.process import VllmProcess
+from llm_perf_opt.serving.engine_settings import EngineSettings
+from llm_perf_opt.serving.requests import AnsweredRequests, Traffic
+from llm_perf_opt.serving.vllm.jobs import ReplayJob, Scheduled, ScheduleJob
+from llm_perf_opt.serving.vllm.process import VllmProcess
 
 _KIND = FileKind(name="recorded schedule", fix="record it again: python -m benchmarks.vllm_schedules record")
 

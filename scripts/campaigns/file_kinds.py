@@ -16,8 +16,6 @@ from typing import Any
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.cost.static_file import read_static
-from llm_perf_opt.analyses.profile.metrics_file import read_metrics
 from llm_perf_opt.api.profile.operators_file import CHROME_TRACE, OPERATORS, kept_operators
 from llm_perf_opt.api.profile.request import ProfilerChoice, list_pages, read_request
 from llm_perf_opt.api.profile.run_folder import RunFolder
@@ -34,8 +32,10 @@ from llm_perf_opt.core.hardware.calibration import (
 from llm_perf_opt.core.hardware.device import device_text
 from llm_perf_opt.core.parallel_plan import read_plan_rules
 from llm_perf_opt.core.sealing import split_seal
+from llm_perf_opt.costs.static_file import read_static
 from llm_perf_opt.formats.json_format import read_view
 from llm_perf_opt.harness.weights import load_weights
+from llm_perf_opt.measurements.profile.metrics_file import read_metrics
 from llm_perf_opt.models.deepseek_ocr.pages import open_page, stored_size
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.profile import join
-from llm_perf_opt.analyses.run_description import run_notes
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph, to_json_dict, write_callgraph
 from llm_perf_opt.core.plugins import DRAWINGS, REPORTERS
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.costs.run_description import run_notes
 from llm_perf_opt.formats.json_format import read_view
+from llm_perf_opt.measurements.profile import join
 from scripts.campaigns.other_kinds import chrome_trace
 
 PLAIN = "plain"

@@ -20,24 +20,24 @@ import torch
 from torch import nn
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.measured.read import read_line, read_measured
-from llm_perf_opt.analyses.studies.questions import find_question
-from llm_perf_opt.analyses.studies.tasks import study_tasks
 from llm_perf_opt.api.study import installed_versions
 from llm_perf_opt.core.callgraph import read_callgraph, to_json_dict
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.number_ranges import read_range
 from llm_perf_opt.core.sealing import sealed_text, split_seal
-from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.traffic_text import read_declared, read_lengths, read_page_mix
-from llm_perf_opt.core.study import read_study
 from llm_perf_opt.core.workload import read_page_size
-from llm_perf_opt.engines.vllm import environment
-from llm_perf_opt.engines.vllm.jobs import TraceAnswer, read_message, write_message
 from llm_perf_opt.harness.weights import load_some_weights
-from llm_perf_opt.labs.study import one_writer
-from llm_perf_opt.labs.study.parquet_store import MANIFEST, StudyStore, part_name, part_stem, read_manifest
-from llm_perf_opt.labs.study.sql import answer, connection, require_select
+from llm_perf_opt.measurements.read import read_line, read_measured
+from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.serving.traffic_text import read_declared, read_lengths, read_page_mix
+from llm_perf_opt.serving.vllm import environment
+from llm_perf_opt.serving.vllm.jobs import TraceAnswer, read_message, write_message
+from llm_perf_opt.sweeps.studies import one_writer
+from llm_perf_opt.sweeps.studies.parquet_store import MANIFEST, StudyStore, part_name, part_stem, read_manifest
+from llm_perf_opt.sweeps.studies.questions import find_question
+from llm_perf_opt.sweeps.studies.sql import answer, connection, require_select
+from llm_perf_opt.sweeps.studies.study import read_study
+from llm_perf_opt.sweeps.studies.tasks import study_tasks
 from scripts.campaigns.verbs import CONFIG, STUDY
 
 

@@ -29,7 +29,6 @@ from typing import Any
 from torch import nn
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api.traced_phases import draw_modules, drawing_tracer, make_tracer, trace_targets
 from llm_perf_opt.core import interrupts
 from llm_perf_opt.core.export_outcome import Check, ExportOptions
 from llm_perf_opt.core.module_pictures import as_pictures
@@ -37,12 +36,13 @@ from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.protocols import RealRun
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Deployment, Workload
+from llm_perf_opt.costs.sources.fvcore_counter import FvcoreCounter
+from llm_perf_opt.exports.torch_lab import TorchLab
 from llm_perf_opt.harness.first_call import first_call
 from llm_perf_opt.harness.real_models import RealModels
-from llm_perf_opt.harness.timing.operator_pass import resident_bytes
-from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
-from llm_perf_opt.labs.export.torch_lab import TorchLab
-from llm_perf_opt.sources.fvcore_counter import FvcoreCounter
+from llm_perf_opt.measurements.timed.operator_pass import resident_bytes
+from llm_perf_opt.measurements.timed.timed_runs import PageRun, TimedRuns
+from llm_perf_opt.tracing.traced_phases import draw_modules, drawing_tracer, make_tracer, trace_targets
 from llm_perf_opt.weightless import engine
 from scripts.campaigns.plain_world import World, changes, describe, fingerprint, look, put_right
 from scripts.campaigns.rows import Row

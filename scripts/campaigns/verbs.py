@@ -21,11 +21,11 @@ from pathlib import Path
 from unittest import mock
 
 from llm_perf_opt import __main__ as entry
-from llm_perf_opt.analyses.profile import join
 from llm_perf_opt.cli.app import main
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
 from llm_perf_opt.core.output_files import PREFIX
 from llm_perf_opt.core.plugins import CALIBRATORS
+from llm_perf_opt.measurements.profile import join
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,

@@ -37,13 +37,13 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.calibration import write_calibration
 from llm_perf_opt.core.output_files import PREFIX, cannot_write, scratch_folder, write_result
 from llm_perf_opt.core.plugins import CALIBRATORS
-from llm_perf_opt.harness.timing.operator_pass import _export
-from llm_perf_opt.labs.export.export_source import PartFiles
-from llm_perf_opt.labs.export.onnx_trial import _moved, _save
-from llm_perf_opt.labs.study.parquet_store import StudyManifest, StudyStore, rows_table
+from llm_perf_opt.exports.export_source import PartFiles
+from llm_perf_opt.exports.onnx_trial import _moved, _save
+from llm_perf_opt.measurements.timed.operator_pass import _export
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.released_folder import write_engine_folder
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.sweeps.studies.parquet_store import StudyManifest, StudyStore, rows_table
 from scripts.campaigns.file_kinds import LLAMA, made_calibration, small_module
 from scripts.campaigns.hostile_files import quiet
 from scripts.campaigns.rows import Row

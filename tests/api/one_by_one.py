@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Self
 
-from llm_perf_opt.api.capacity_replays import dealt
-from llm_perf_opt.core.serving.requests import AnsweredRequests, EngineSteps, Replayed
-from llm_perf_opt.engines.vllm.jobs import ReplayJob
+from llm_perf_opt.serving.capacity.replays import dealt
+from llm_perf_opt.serving.requests import AnsweredRequests, EngineSteps, Replayed
+from llm_perf_opt.serving.vllm.jobs import ReplayJob
 
 
 class OneByOne:

@@ -21,7 +21,7 @@ from llm_perf_opt.api.stages import stages_answer
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.export_outcome import Check, Verdict
 from llm_perf_opt.core.hardware import find_device
-from tests.analyses.small_run import ACTIVATE_BYTES, PROJECT_BYTES, PROJECT_FLOPS, small_run
+from tests.costs.small_run import ACTIVATE_BYTES, PROJECT_BYTES, PROJECT_FLOPS, small_run
 
 H100 = find_device("h100-sxm")
 SIDE = 8192
@@ -101,16 +101,16 @@ def test_reading_figures_renders_nothing(name: str, monkeypatch: pytest.MonkeyPa
 
 WORKED_OUT = {  # what an answer knows before it is shown, by where its report would work it out
     "stages": [
-        "llm_perf_opt.analyses.cost.stage_costs.stage_costs",
-        "llm_perf_opt.analyses.necessary.necessary_table.necessary_by_stage",
+        "llm_perf_opt.costs.stage_costs.stage_costs",
+        "llm_perf_opt.costs.necessary.necessary_table.necessary_by_stage",
     ],
-    "memory": ["llm_perf_opt.analyses.serving.fit.rank_memory"],
+    "memory": ["llm_perf_opt.serving.fit.rank_memory"],
     "predict": [
-        "llm_perf_opt.analyses.time.prediction_report.predict",
-        "llm_perf_opt.analyses.serving.fit.rank_memory",
-        "llm_perf_opt.analyses.memory.need._phase",
+        "llm_perf_opt.timing.prediction_report.predict",
+        "llm_perf_opt.serving.fit.rank_memory",
+        "llm_perf_opt.costs.memory.need._phase",
     ],
-    "compare": ["llm_perf_opt.analyses.compare.side.stage_costs"],
+    "compare": ["llm_perf_opt.comparisons.side.stage_costs"],
 }
 
 
@@ -202,7 +202,7 @@ def test_a_source_that_says_nothing_is_a_reason_and_no_zero() -> None:
 
 
 def test_nothing_is_traced_for_closed_forms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llm_perf_opt.api.traced_phases.TRACERS", None)
+    monkeypatch.setattr("llm_perf_opt.tracing.traced_phases.TRACERS", None)
     assert lpo.cost("deepseek-ocr", sources=["closed-form"], mode="tiny").flops == ocr().stages().flops
 
 

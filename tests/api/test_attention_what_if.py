@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.time.attention_what_if import ALL, AttentionKind, AttentionWhatIf
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.timing.attention_what_if import ALL, AttentionKind, AttentionWhatIf
 from tests.models.huggingface.folders import LLAMA, LLAVA, write_folder
 
 needs_transformers = pytest.importorskip(

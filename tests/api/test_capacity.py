@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api import capacity_replays
-from llm_perf_opt.api.capacity_replays import dealt
 from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.cli import main as command
 from llm_perf_opt.cli.model_options import TrafficOptions
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.read_traffic import as_traffic
-from llm_perf_opt.engines.vllm.environment import find
+from llm_perf_opt.serving.capacity import replays as capacity_replays
+from llm_perf_opt.serving.capacity.replays import dealt
+from llm_perf_opt.serving.read_traffic import as_traffic
+from llm_perf_opt.serving.vllm.environment import find
 from tests.api.one_by_one import OneByOne
 
 needs_tables = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="no tables of measured kernels")

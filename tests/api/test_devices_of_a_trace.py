@@ -10,7 +10,7 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import device_text
-from tests.analyses.profile.made_runs import DEVICE
+from tests.measurements.profile.made_runs import DEVICE
 
 SMALL = {"mode": "tiny", "decode_steps": 0, "prompt_tokens": 1}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.function.phase_function import FIGURES
 from llm_perf_opt.core.callgraph import to_json_dict
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.sweeps.function.phase_function import FIGURES
 
 CONFIG = {
     "model_type": "llama",

@@ -10,7 +10,7 @@ import pytest
 from llm_perf_opt.api.graph import graph_answer
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.errors import UsageError
-from tests.analyses.small_run import small_run
+from tests.costs.small_run import small_run
 
 RUN = (small_run(), replace(small_run(phase="decode"), stages=()))
 

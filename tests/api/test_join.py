@@ -12,7 +12,7 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import find_device
-from tests.analyses.small_run import ACTIVATE_BYTES, PROJECT_FLOPS, small_run
+from tests.costs.small_run import ACTIVATE_BYTES, PROJECT_FLOPS, small_run
 
 GEMM, RELU, COPY = (
     "sm90_xmma_gemm_f32f32",

@@ -11,8 +11,8 @@ pytest.importorskip("transformers", reason="the models are those of transformers
 
 import llm_perf_opt as lpo
 from benchmarks.function.subjects import SUBJECTS
-from llm_perf_opt.analyses.function.program.alignment import same_run
-from llm_perf_opt.api.function import _PhaseTraces
+from llm_perf_opt.sweeps.function.program.alignment import same_run
+from llm_perf_opt.sweeps.run_function import _PhaseTraces
 
 
 def traces_after_two_prefills(model: str, media_tokens: int, **options: str) -> _PhaseTraces:

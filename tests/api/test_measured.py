@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.measured.correction import rests
 from llm_perf_opt.api.prediction import PredictedStage, PredictionAnswer
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.measurements.correction import rests
 from llm_perf_opt.ops.op import Kernel
-from tests.analyses.measured.made_results import text_of, vllm_result
-from tests.analyses.small_run import small_run
 from tests.api.test_join import FORWARD, recording
 from tests.api.tiny_folders import llama_folder
+from tests.costs.small_run import small_run
+from tests.measurements.made_results import text_of, vllm_result
 
 DEVICE = "h100-sxm"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.run_description import run_notes
-from llm_perf_opt.api.engine_code import _as_named, _folder_of
-from llm_perf_opt.api.origin import find_origin
-from llm_perf_opt.api.served_model import engine_folder
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.study import Study
+from llm_perf_opt.costs.run_description import run_notes
 from llm_perf_opt.models.huggingface.names import NamedModel, find_model
+from llm_perf_opt.serving.engine_code import _as_named, _folder_of
+from llm_perf_opt.serving.served_model import engine_folder
+from llm_perf_opt.sweeps.studies.study import Study
+from llm_perf_opt.tracing.origin import find_origin
 
 pytest.importorskip("transformers", reason="a Hugging Face model is run by transformers, an optional extra")
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -89,9 +89,9 @@ def test_models_are_listed_short_and_searched() -> None:
 def test_points_of_a_study_rest_on_the_configuration_of_a_named_model(tmp_path: Path) -> None:
     """Another revision in the cache, or another transformers, is another input: its points are computed again."""
     pytest.importorskip("yaml", reason="a study file is YAML, an optional extra")
-    from llm_perf_opt.analyses.studies.tasks import study_tasks
     from llm_perf_opt.api.study import installed_versions, named_folders
-    from llm_perf_opt.core.study import read_study
+    from llm_perf_opt.sweeps.studies.study import read_study
+    from llm_perf_opt.sweeps.studies.tasks import study_tasks
 
     file = tmp_path / "study.yaml"
     file.write_text(
@@ -109,6 +109,6 @@ def test_points_of_a_study_rest_on_the_configuration_of_a_named_model(tmp_path: 
 
 
 def _inputs(declared: Study, versions: dict[str, str | None], folders: dict[str, Path]) -> str:
-    from llm_perf_opt.analyses.studies.tasks import study_tasks
+    from llm_perf_opt.sweeps.studies.tasks import study_tasks
 
     return study_tasks(declared, versions, folders)[0].deployments[0].inputs_hash

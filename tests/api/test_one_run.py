@@ -19,8 +19,8 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core import run_lock
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.sources.fvcore_counter import FvcoreCounter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.sources.fvcore_counter import FvcoreCounter
 from llm_perf_opt.weightless import Ghost
 
 TINY = "deepseek-ocr-tiny"
@@ -150,7 +150,7 @@ def test_a_calibration_waits_for_a_run_and_gives_the_threads_back(monkeypatch: p
         seen.append((run_lock._LOCK._is_owned(), torch.get_num_threads()))  # type: ignore[attr-defined]
         raise RuntimeError("enough")
 
-    monkeypatch.setattr("llm_perf_opt.labs.calibrate.calibrate._probes", probes)
+    monkeypatch.setattr("llm_perf_opt.measurements.calibrate.calibrate._probes", probes)
     with pytest.raises(RuntimeError, match="enough"):
         lpo.calibrate(smoke=True, threads=before + 1)
     assert seen == [(True, before + 1)]

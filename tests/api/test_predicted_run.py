@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api import predicted_run
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.errors import PerfOptError
-from tests.analyses.kernels.measured_tables import needs_tables
+from llm_perf_opt.sweeps import predicted_run
 from tests.models.huggingface.folders import LLAMA, write_folder
+from tests.timing.kernels.measured_tables import needs_tables
 
 DEVICE, PROMPT, BATCH, STEPS = "l4", 30, 3, 8
 
@@ -138,8 +138,8 @@ def test_an_answer_says_where_its_times_come_from(traced: lpo.Trace) -> None:
 
 
 def test_without_the_tables_a_note_says_what_they_would_add(traced: lpo.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llm_perf_opt.analyses.kernels.tables.missing_packages", lambda: ("duckdb",))
-    monkeypatch.setattr("llm_perf_opt.analyses.time.kernel_rates.missing_packages", lambda: ("duckdb",))
+    monkeypatch.setattr("llm_perf_opt.timing.kernels.tables.missing_packages", lambda: ("duckdb",))
+    monkeypatch.setattr("llm_perf_opt.timing.kernel_rates.missing_packages", lambda: ("duckdb",))
     answer = traced.predict("h100-sxm")
     assert answer.rates == "data sheet"
     assert any('pip install "llm-perf-opt[kernels]"' in note.text for note in answer.report().notes)

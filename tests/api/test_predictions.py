@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.memory.need import run_memory
-from llm_perf_opt.analyses.necessary import anatomy
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import found_once, shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.costs.memory.need import run_memory
+from llm_perf_opt.costs.necessary import anatomy
 from tests.api.tiny_folders import BF16, HIDDEN, LAYERS, llama_folder
 
 LLAMA_1B = Path(__file__).parent.parent / "facts/deployment/configs/llama32-1b"

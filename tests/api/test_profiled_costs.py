@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analyses.profile import join_run
 from llm_perf_opt.api.profile.costs import PageTraces, find_profiled_device
 from llm_perf_opt.api.profile.request import DeviceChoice, StaticChoice
 from llm_perf_opt.core.errors import UsageError
@@ -17,10 +16,11 @@ from llm_perf_opt.core.measurement import PageMeasurement
 from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.measurements.profile import join_run
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
-from tests.analyses.profile.made_runs import DEVICE, made_page, made_pass
-from tests.analyses.time.made_calibrations import calibration, product_seconds, table
+from tests.measurements.profile.made_runs import DEVICE, made_page, made_pass
+from tests.timing.made_calibrations import calibration, product_seconds, table
 
 STEPS = 3
 CONTEXTS = {20: 294, 520: 794}  # prompt tokens -> with the 273 tokens of a page and the first one

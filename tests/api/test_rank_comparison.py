@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.compare import compare
-from llm_perf_opt.analyses.compare.causes import Comparison
-from llm_perf_opt.analyses.compare.difference import Aspect
+from llm_perf_opt.comparisons import compare
+from llm_perf_opt.comparisons.causes import Comparison
+from llm_perf_opt.comparisons.difference import Aspect
 from tests.api.tiny_folders import TOKENS, llama_folder, mixtral_folder
 
 

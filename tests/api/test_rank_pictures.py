@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.collectives import family_collectives
 from llm_perf_opt.api.tracing import load_phase
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.graph_view import Box
+from llm_perf_opt.costs.collectives import family_collectives
 from tests.api.tiny_folders import BF16, HIDDEN, LAYERS, TOKENS, VOCABULARY, llama_folder, mixtral_folder
 
 HANDED_ON = TOKENS * HIDDEN * BF16  # what an all-reduce of a layer sums: one row per token

@@ -19,7 +19,7 @@ from llm_perf_opt.api.profile.request import (
 )
 from llm_perf_opt.api.profile.run_folder import RunFolder, open_run_folder
 from llm_perf_opt.core.errors import PerfOptError
-from tests.analyses.profile.made_runs import made_page, made_pass
+from tests.measurements.profile.made_runs import made_page, made_pass
 
 
 def asked(**changes: Any) -> ProfileRequest:

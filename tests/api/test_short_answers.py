@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.memory.need import run_memory
-from llm_perf_opt.analyses.serving.fit import traced_fit
 from llm_perf_opt.api.cost import ask_sources
 from llm_perf_opt.api.prediction import prediction_answer
 from llm_perf_opt.api.report_answers import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.units import format_parameters, format_seconds
+from llm_perf_opt.costs.memory.need import run_memory
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
-from tests.analyses.memory.made_decode import made_decode
-from tests.analyses.small_run import small_run
+from llm_perf_opt.serving.fit import traced_fit
+from tests.costs.memory.made_decode import made_decode
+from tests.costs.small_run import small_run
 
 H100 = find_device("h100-sxm")
 

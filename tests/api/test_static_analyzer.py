@@ -25,16 +25,16 @@ from llm_perf_opt import (
     write_static_compute_json,
     write_static_compute_markdown,
 )
-from llm_perf_opt.analyses import cost
-from llm_perf_opt.analyses.cost.static_figures import StageCompute
+from llm_perf_opt import costs as cost
 from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of
-from llm_perf_opt.api.origin import Origin, find_adapter
 from llm_perf_opt.api.static_analysis.analyzer import isolated_only, report_of_run, without_fallback
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.source_figures import Method
+from llm_perf_opt.costs.static_figures import StageCompute
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.tracing.origin import Origin, find_adapter
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 STAGES = ["sam", "clip", "projector", "prefill", "decode"]

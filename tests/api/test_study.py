@@ -13,7 +13,7 @@ from llm_perf_opt.api.study_task import run_task
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.report import Kind
 from tests.api.tiny_folders import llama_folder
-from tests.labs.study.made_studies import tiny_study, written
+from tests.sweeps.studies.made_studies import tiny_study, written
 
 KEYS = "select inputs_hash, global_batch, asked_context, count(*) as rows from points group by all having rows > 1"
 ALL = "select * from points order by inputs_hash, global_batch, asked_context"
@@ -91,9 +91,9 @@ def test_a_changed_model_recomputes_its_points_alone(tmp_path: Path) -> None:
 def test_a_task_that_runs_twice_leaves_the_same_rows(
     results: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llm_perf_opt.analyses.studies.tasks import study_tasks
     from llm_perf_opt.api.study import installed_versions
-    from llm_perf_opt.core.study import read_study
+    from llm_perf_opt.sweeps.studies.study import read_study
+    from llm_perf_opt.sweeps.studies.tasks import study_tasks
 
     before = lpo.ask(results, sql=ALL).to_arrow()
     task = study_tasks(read_study(tiny_study(place, 2, **SMALL)), installed_versions())[0]

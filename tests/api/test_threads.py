@@ -17,7 +17,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.real_models import RealModels
-from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
+from llm_perf_opt.measurements.timed.timed_runs import PageRun, TimedRuns
 from llm_perf_opt.models.single_module import SingleModuleAdapter
 from llm_perf_opt.weightless import Engine, Ghost
 

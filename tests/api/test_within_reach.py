@@ -10,12 +10,12 @@ import pytest
 import typer
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api.capacity_search import Asked
 from llm_perf_opt.api.tracing import load_phase
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import workload_options
 from llm_perf_opt.core.workload import ModelCode
+from llm_perf_opt.serving.capacity.search import Asked
 
 SHOWING = {  # option -> what Python does instead
     "format_name": "an answer is saved in the format of the suffix",

@@ -7,7 +7,7 @@ import pytest
 
 import llm_perf_opt as lpo
 from benchmarks.function_speed import bare, compared, largest_cell, random_points
-from llm_perf_opt.analyses.function.phase_function import PhaseFunction
+from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 pytestmark = pytest.mark.slow

@@ -35,11 +35,11 @@ from benchmarks.plans.rank_step import (
     two_depths,
 )
 from benchmarks.records import MeasuredRun, ServedPlan
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.analyses.time.predict import predict, total_wall
-from llm_perf_opt.analyses.time.rates import Band
 from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.ops.op import KernelKind
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.timing.predict import predict, total_wall
+from llm_perf_opt.timing.rates import Band
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA: dict[str, Any] = json.loads((DOCS / "data" / "plan_order.json").read_text(encoding="utf-8"))

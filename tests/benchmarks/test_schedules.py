@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.serving_replay.field_records import schedule_of, times_of
-from llm_perf_opt.core.serving.requests import AnsweredRequests, EngineSteps, Replayed
-from llm_perf_opt.core.serving.step_table import Curve, RankStep, StepTable, Surface
+from llm_perf_opt.serving.requests import AnsweredRequests, EngineSteps, Replayed
+from llm_perf_opt.timing.step.step_table import Curve, RankStep, StepTable, Surface
 
 NOTHING = Surface(across=(1, 8), along=(1, 8), seconds=((0.0, 0.0), (0.0, 0.0)))
 

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("transformers", minversion="5.0", reason="the sample is written for the classes of transformers 5")
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph, from_json_dict
+from llm_perf_opt.graphs.view import group
 from tests.breadth.tiny_models import TINY_MODELS
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("transformers", minversion="5.0", reason="the sample is written for the classes of transformers 5")
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.stored_formats import store_weights, what_if_formats
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
+from llm_perf_opt.costs.stored_formats import store_weights, what_if_formats
 from llm_perf_opt.ops.cost import FREE, OpCost
 from llm_perf_opt.ops.table import price
 from tests.breadth.tiny_models import TINY_MODELS

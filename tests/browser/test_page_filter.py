@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.graph_view import GraphView
-from tests.analyses.grouping.made_decoder import decoder
-from tests.analyses.grouping.made_runs import boxes
+from llm_perf_opt.graphs.view import group
 from tests.browser.open_page import OpenPage
+from tests.graphs.made_decoder import decoder
+from tests.graphs.made_runs import boxes
 
 Show = Callable[[GraphView], OpenPage]
 

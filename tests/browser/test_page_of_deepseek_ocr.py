@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.graph_view import GraphView
+from llm_perf_opt.graphs.view import group
 from tests.browser.open_page import OpenPage
 from tests.end_to_end.deepseek_ocr_runs import trace, workload
 

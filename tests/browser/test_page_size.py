@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.formats.html_format import HtmlDrawing
+from llm_perf_opt.graphs.view import group
 from tests.browser.large_views import unfolded_view
 from tests.browser.open_page import OpenPage
 from tests.core.callgraph.test_scale import build

@@ -13,10 +13,10 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.callgraph import write_callgraph
-from tests.analyses.small_run import small_run
 from tests.api.test_join import FORWARD, recording
 from tests.api.test_plans import folder
-from tests.labs.study.made_studies import tiny_study
+from tests.costs.small_run import small_run
+from tests.sweeps.studies.made_studies import tiny_study
 
 PAGE, SCREEN, ANSWER = 100, 50, 3
 Shown = Callable[..., str]

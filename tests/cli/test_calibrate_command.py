@@ -9,8 +9,8 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
 from llm_perf_opt.core.plugins import CALIBRATORS
-from tests.analyses.time.made_calibrations import calibration, product_seconds, table
 from tests.cli.conftest import Run
+from tests.timing.made_calibrations import calibration, product_seconds, table
 
 
 def made_machine(

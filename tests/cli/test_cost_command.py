@@ -10,9 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.analyses.cost.test_static_compute import SCHEMA
 from tests.cli.conftest import Run
 from tests.cli.stand_ins import FLOPS
+from tests.costs.test_static_compute import SCHEMA
 from tests.slowness import slowness
 
 

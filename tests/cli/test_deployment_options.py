@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.callgraph import read_callgraph, write_callgraph
-from tests.analyses.memory.made_decode import made_decode
-from tests.analyses.stored_runs import mixture, stored
 from tests.cli.conftest import Run
+from tests.costs.memory.made_decode import made_decode
+from tests.costs.stored_runs import mixture, stored
 
 VERBS = ("cost", "predict", "report", "graph")
 
@@ -86,8 +86,8 @@ def test_a_trace_keeps_the_format_it_was_asked_for(run: Run, tmp_path: Path) -> 
 
 
 def test_compare_names_the_format(saved: Path, tmp_path: Path, run: Run) -> None:
-    from llm_perf_opt.api.deployed_traces import redeployed
     from llm_perf_opt.core.workload import Deployment
+    from llm_perf_opt.tracing.deployed_traces import redeployed
 
     (graph,) = redeployed([mixture()], Deployment(weights="int4-g128"))
     other = tmp_path / "other.callgraph.json"

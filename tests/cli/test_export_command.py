@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from llm_perf_opt.api import export as export_module
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.labs.export.torch_lab import TorchLab
+from llm_perf_opt.exports.torch_lab import TorchLab
 from tests.models.huggingface.folders import LLAMA, write_folder
 
 pytest.importorskip("transformers", reason="a Hugging Face folder needs transformers")

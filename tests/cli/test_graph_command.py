@@ -9,8 +9,8 @@ import pytest
 
 from llm_perf_opt.core.callgraph import write_callgraph
 from llm_perf_opt.core.plugins import DRAWINGS
-from tests.analyses.small_run import small_run
 from tests.cli.conftest import Run
+from tests.costs.small_run import small_run
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.callgraph import write_callgraph
-from tests.analyses.small_run import small_run
 from tests.api.test_join import FORWARD, recording
 from tests.cli.conftest import Run
+from tests.costs.small_run import small_run
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from llm_perf_opt.cli.profile_config import show_config
 from llm_perf_opt.core.hardware import device_text
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
-from tests.analyses.profile.made_runs import DEVICE
 from tests.cli.conftest import Run
+from tests.measurements.profile.made_runs import DEVICE
 
 CONF = Path(llm_perf_opt.conf.__file__).parent
 GROUPS = ("model", "workload", "device", "run", "static_analysis", "profiler")

@@ -14,7 +14,7 @@ from llm_perf_opt.api.profile.costs import PageTraces
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.harness import environment
-from llm_perf_opt.harness.timing.timed_runs import PageRun, TimedRuns
+from llm_perf_opt.measurements.timed.timed_runs import PageRun, TimedRuns
 from tests.cli.conftest import Run
 
 SMALL = ("model=deepseek-ocr-tiny", "workload.image=40x40", "workload.max_new_tokens=2", "run=quick")

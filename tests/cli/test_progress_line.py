@@ -93,7 +93,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, hasty: None) -> Iterator[None]:
 
     monkeypatch.setattr("llm_perf_opt.core.callgraph.json_reader.read_bytes", slowly)
     monkeypatch.setattr("llm_perf_opt.core.recordings.read.read_bytes", slowly)
-    monkeypatch.setattr("llm_perf_opt.analyses.profile.join._GAP_NS", 10**12)
+    monkeypatch.setattr("llm_perf_opt.measurements.profile.join._GAP_NS", 10**12)
     yield
 
 

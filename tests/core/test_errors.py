@@ -20,7 +20,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import cannot_write
 from llm_perf_opt.core.protocols import PartialTrace
-from llm_perf_opt.labs.study.one_writer import run_local
+from llm_perf_opt.sweeps.studies.one_writer import run_local
 
 PACKAGE = Path(lpo.__file__).parent
 BUILT_IN = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)}
@@ -66,7 +66,7 @@ ARGUMENTS: dict[str, Callable[[type], BaseException]] = {
     "weightless.refusal.Refusal": lambda kind: kind(SAID["what"], why="too thin", fix=SAID["fix"]),
     "core.protocols.PartialTrace": lambda _: partial_trace(),
     "models.huggingface.inputs.search.NoInputs": lambda kind: _no_inputs(kind),
-    "analyses.function.program.program.NoRule": lambda kind: kind("sizes differ", {"batch": 3}),
+    "sweeps.function.program.program.NoRule": lambda kind: kind("sizes differ", {"batch": 3}),
     "harness.first_call._ReachedForwardError": lambda kind: kind((1, 2), {"three": 3}),
 }
 
@@ -144,7 +144,7 @@ def test_a_full_disk_in_one_of_two_workers_is_called_that() -> None:
 @pytest.mark.usefixtures("this_tree")
 def test_ray_gives_the_error_back() -> None:
     pytest.importorskip("ray", reason="Ray is an extra")
-    from llm_perf_opt.labs.study.ray_engine import run_on_ray
+    from llm_perf_opt.sweeps.studies.ray_engine import run_on_ray
 
     ((_, error),) = run_on_ray(full_disk, ["a"], address=None, workers=1, task_memory_bytes=1)
     assert isinstance(error, PerfOptError)

@@ -209,15 +209,15 @@ def test_nothing_but_this_file_writes_results() -> None:
         "api/profile/run_folder.py",  # its lock, and `write_text` of its own
         "api/profile/profiling.py",  # through the folder of the run
         "api/profile/preparation.py",  # likewise
-        "harness/timing/operator_pass.py",  # a setting of the kernel
+        "measurements/timed/operator_pass.py",  # a setting of the kernel
         "cli/profile_config.py",  # notes in a temporary folder
         "harness/chrome_export.py",  # a temporary folder
-        "labs/export/export_source.py",  # memory
-        "labs/export/onnx_trial.py",  # where it is told: temporary folders
+        "exports/export_source.py",  # memory
+        "exports/onnx_trial.py",  # where it is told: temporary folders
         "core/run_lock.py",  # the lock itself, which holds no results
-        "labs/study/bounded_sql.py",  # a temporary folder, for the answer of another process
-        "labs/study/parquet_store.py",  # a temporary name that is then moved, on any storage
-        "engines/vllm/process.py",  # a temporary folder, for messages and the log of another process
+        "sweeps/studies/bounded_sql.py",  # a temporary folder, for the answer of another process
+        "sweeps/studies/parquet_store.py",  # a temporary name that is then moved, on any storage
+        "serving/vllm/process.py",  # a temporary folder, for messages and the log of another process
         "__main__.py",  # streams
     }
     root = Path(output_files.__file__).parent.parent

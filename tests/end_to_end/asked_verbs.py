@@ -19,8 +19,8 @@ import llm_perf_opt as lpo
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.study import read_plan
 from llm_perf_opt.formats.json_format import JsonReport
+from llm_perf_opt.sweeps.studies.study import read_plan
 
 RUNS = {  # of each model: the cheap to trace have more
     "meta-llama/Llama-3.2-1B": 4,

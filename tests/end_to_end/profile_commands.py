@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from llm_perf_opt.core.hardware import device_text
-from tests.analyses.profile.made_runs import DEVICE
+from tests.measurements.profile.made_runs import DEVICE
 
 MAIN = "from llm_perf_opt.cli import main; main()"
 TINY = ("model=deepseek-ocr-tiny", "run.warmup=0", "run.threads=1")

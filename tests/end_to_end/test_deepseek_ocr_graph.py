@@ -8,11 +8,11 @@ from functools import cache
 
 import pytest
 
-from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.grouping.conservation import check_conservation
-from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.costs.stage_costs import stage_costs
+from llm_perf_opt.graphs.conservation import check_conservation
+from llm_perf_opt.graphs.view import group
 from llm_perf_opt.weightless.routing import RandomRouting
 from tests.end_to_end.deepseek_ocr_runs import facts, trace, trace_anew, workload
 

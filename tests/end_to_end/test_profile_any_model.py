@@ -22,8 +22,8 @@ from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from tests.analyses.time.made_calibrations import calibration, table
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, write_folder
+from tests.timing.made_calibrations import calibration, table
 
 transformers = pytest.importorskip("transformers", reason="folders are run by it")
 NEW_TOKENS = 4

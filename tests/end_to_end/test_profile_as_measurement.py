@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.profile.metrics_file import MetricsFile, read_metrics
 from llm_perf_opt.api.calibration import calibrate
 from llm_perf_opt.core.hardware.calibration import Calibration, Timing
+from llm_perf_opt.measurements.profile.metrics_file import MetricsFile, read_metrics
 
 pytestmark = pytest.mark.slow
 

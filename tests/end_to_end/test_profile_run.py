@@ -14,10 +14,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from llm_perf_opt.analyses import profile as profile_analysis
+from llm_perf_opt.measurements import profile as profile_analysis
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from tests.analyses.profile.made_runs import DEVICE
 from tests.end_to_end.profile_commands import TINY, call, made_device
+from tests.measurements.profile.made_runs import DEVICE
 
 pytestmark = pytest.mark.slow
 SHAPES = ((30, 40), (90, 135), (60, 120), (150, 100))  # uncut, 2x3, 1x2, 3x2

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.call_checks import call_checks
-from llm_perf_opt.analyses.cost.module_costs import module_costs
-from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.api.cost import cost_of
-from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import Collective, collective_of
 from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.core.source_figures import Method
+from llm_perf_opt.costs.memory.need import run_memory
+from llm_perf_opt.costs.module_costs import module_costs
+from llm_perf_opt.graphs.call_checks import call_checks
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
+from llm_perf_opt.tracing.origin import Origin
 from llm_perf_opt.weightless import ReplayRouting
 from tests.end_to_end.deepseek_ocr_runs import facts, workload
 from tests.end_to_end.released_ranks import logits_of_both

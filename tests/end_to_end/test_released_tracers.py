@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.plugins import FOLDERS, TRACERS, make_workload
+from llm_perf_opt.graphs.view import group
 from tests.end_to_end.released_folders import needs_released_code, small_folder
 
 pytestmark = needs_released_code

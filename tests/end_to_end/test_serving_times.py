@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.serving_times.estimates import aggregated_runs, estimated
 from benchmarks.serving_times.fitting import judged
-from llm_perf_opt.analyses.serving.request_time import request_fit
+from llm_perf_opt.timing.step.request_time import request_fit
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analyses.compare import compare
-from llm_perf_opt.analyses.memory.need import run_memory
-from llm_perf_opt.api.deployed_traces import redeployed
-from llm_perf_opt.api.origin import Origin, find_adapter
-from llm_perf_opt.api.traced_run import trace_origin
+from llm_perf_opt.comparisons import compare
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.workload import Deployment, Workload
+from llm_perf_opt.costs.memory.need import run_memory
 from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.tracing.deployed_traces import redeployed
+from llm_perf_opt.tracing.origin import Origin, find_adapter
+from llm_perf_opt.tracing.traced_run import trace_origin
 from tests.models.huggingface.folders import LLAMA, MIXTRAL, write_folder
 
 CONFIGS = Path(__file__).parents[1] / "facts" / "deployment" / "configs"

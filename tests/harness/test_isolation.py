@@ -12,7 +12,7 @@ from llm_perf_opt.harness.twins import meta_twin, real_twin
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.weightless import Engine, Ghost
-from tests.sources.one_module import OneModule
+from tests.costs.sources.one_module import OneModule
 
 WIDTH, ROWS = 8, 3
 

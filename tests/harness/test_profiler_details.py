@@ -16,10 +16,10 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.measurement import OperatorTime
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.profiler_details import ProfilerOptions
-from llm_perf_opt.harness.timing.timed_runs import TimedRuns
 from llm_perf_opt.harness.tracers.profiler_tracer import ProfilerTracer
-from tests.harness.timing.made_pages import on_cpu
-from tests.harness.timing.test_timed_runs import twin_page
+from llm_perf_opt.measurements.timed.timed_runs import TimedRuns
+from tests.measurements.timed.made_pages import on_cpu
+from tests.measurements.timed.test_timed_runs import twin_page
 
 TOKENS, WIDTH, INNER = 8, 64, 96
 ALL = ProfilerOptions(with_stack=True, with_modules=True, profile_memory=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from llm_perf_opt.analyses.reconcile import CAUSES
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.plugins import DRAWINGS, FOLDERS, MODELS, REPORTERS, SOURCES, TRACERS
+from llm_perf_opt.costs.reconcile import CAUSES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -55,8 +55,8 @@ def test_the_pages_show_commands_at_all() -> None:
 
 SCHEMAS = {
     "callgraph-file.md": "core/callgraph/schema.json",
-    "static-compute-file.md": "analyses/cost/static_compute.schema.json",
-    "function-file.md": "analyses/function/files/function.schema.json",
+    "static-compute-file.md": "costs/static_compute.schema.json",
+    "function-file.md": "sweeps/function/files/function.schema.json",
 }
 
 

@@ -15,8 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.analyses.function.files.function_file import function_document, read_function
-from llm_perf_opt.analyses.profile.metrics_file import read_metrics
 from llm_perf_opt.api.profile.request import ProfileRequest, read_request
 from llm_perf_opt.api.profile.run_folder import open_run_folder
 from llm_perf_opt.core.callgraph import read_callgraph, to_json_dict
@@ -25,13 +23,15 @@ from llm_perf_opt.core.hardware import device_template, load_devices
 from llm_perf_opt.core.hardware.calibration import read_calibration
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 from llm_perf_opt.core.recordings.recording import read_recording
-from tests.analyses.function.made_phases import BATCH, CONTEXT, MadePhase, Variant
-from tests.analyses.profile.made_runs import made_page, made_pass
-from tests.analyses.profile.test_document import document as metrics
-from tests.analyses.time.made_calibrations import calibration, product_seconds, table
+from llm_perf_opt.measurements.profile.metrics_file import read_metrics
+from llm_perf_opt.sweeps.function.files.function_file import function_document, read_function
 from tests.core.callgraph.made_graphs import toy_graph
 from tests.core.recordings.test_chrome_trace import HOST, kernel
 from tests.examples import examples
+from tests.measurements.profile.made_runs import made_page, made_pass
+from tests.measurements.profile.test_document import document as metrics
+from tests.sweeps.function.made_phases import BATCH, CONTEXT, MadePhase, Variant
+from tests.timing.made_calibrations import calibration, product_seconds, table
 
 FUZZ = settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -32,11 +32,11 @@ import json
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.cost.coverage import price_coverage
-from llm_perf_opt.analyses.time.calibrated_rates import CalibratedRates
-from llm_perf_opt.analyses.time.predict import predict
+from llm_perf_opt.costs.coverage import price_coverage
+from llm_perf_opt.timing.calibrated_rates import CalibratedRates
+from llm_perf_opt.timing.predict import predict
 from llm_perf_opt.ops.table import calibrated_work_of, kernels_of, price
-from tests.analyses.time.made_calibrations import calibration, product_seconds, table
+from tests.timing.made_calibrations import calibration, product_seconds, table
 
 
 @torch.library.custom_op("mylib::gated_mlp", mutates_args=())

@@ -21,13 +21,13 @@ PICKLES = {"dill", "marshal", "pickle", "shelve"}
 CALLS = {"eval", "exec", "compile", "torch.load", "torch.hub.load", "joblib.load", "np.load", "numpy.load"}
 PROGRAMS = {"subprocess", "os.system", "os.popen", "pty", "webbrowser"}
 STARTERS = {  # file -> what SECURITY.md names for it
-    "harness/timing/nsight.py": ("`nsys`", "`ncu`"),
+    "measurements/timed/nsight.py": ("`nsys`", "`ncu`"),
     "harness/tracers/torchlens_tracer.py": ("`dot`",),
     "cli/report_command.py": ("`report --open`",),
-    "engines/vllm/environment.py": ("the Python of vLLM's environment",),
-    "engines/vllm/process.py": ("the Python of vLLM's environment",),
-    "engines/vllm/make_environment.py": ("`make_environment`",),
-    "labs/study/bounded_sql.py": ("`ask --sql`",),
+    "serving/vllm/environment.py": ("the Python of vLLM's environment",),
+    "serving/vllm/process.py": ("the Python of vLLM's environment",),
+    "serving/vllm/make_environment.py": ("`make_environment`",),
+    "sweeps/studies/bounded_sql.py": ("`ask --sql`",),
 }
 
 
@@ -136,14 +136,14 @@ def test_no_port_is_opened_by_the_source() -> None:
 
 def test_ray_is_started_where_it_is_asked_for_alone_and_without_its_dashboard() -> None:
     """One file imports it; a Ray of this machine is local to it, and a cluster is joined, not started."""
-    from llm_perf_opt.labs.study import ray_engine
+    from llm_perf_opt.sweeps.studies import ray_engine
 
     importing = {
         file.relative_to(PACKAGE).as_posix()
         for file in PACKAGE.rglob("*.py")
         if re.search(r"^\s*(import ray|from ray)\b", file.read_text("utf-8"), re.MULTILINE)
     }
-    assert importing == {"labs/study/ray_engine.py"}
+    assert importing == {"sweeps/studies/ray_engine.py"}
     asked: list[dict[str, object]] = []
 
     class Ray:

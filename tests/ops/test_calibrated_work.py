@@ -8,7 +8,7 @@ import pytest
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.ops.table import calibrated_work_of
 from llm_perf_opt.ops.vector import inner_length
-from tests.analyses.made_kinds import kind, tensor
+from tests.costs.made_kinds import kind, tensor
 
 
 def half(*shape: int) -> TensorMeta:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llm_perf_opt.analyses.necessary.expert_blocks import BALANCED, FEWEST, UNIFORM, distinct_experts
+from llm_perf_opt.costs.necessary.expert_blocks import BALANCED, FEWEST, UNIFORM, distinct_experts
 from llm_perf_opt.ops.grouped_experts import expected_on_fullest
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.ops.kernel_names import kernel_meaning, launch_words
-from tests.analyses.join.condensed_runs import FACTS, Row, facts
+from tests.measurements.join.condensed_runs import FACTS, Row, facts
 
 RUNS = sorted(file.stem for file in FACTS.glob("*.json"))
 X = TensorMeta((4, 8), "float32", "cuda:0")

@@ -7,7 +7,7 @@ import pytest
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.ops.cost import OpCost
 from llm_perf_opt.ops.table import price
-from tests.analyses.made_kinds import kind, tensor
+from tests.costs.made_kinds import kind, tensor
 
 
 def flops_of(op: OpKind) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
-from tests.analyses.made_kinds import kind, tensor
+from tests.costs.made_kinds import kind, tensor
 
 X, W = tensor(3, 5, 8, dtype="bfloat16"), tensor(16, 8, dtype="bfloat16")
 LINEAR = kind("aten.linear.default", {"input": X, "weight": W}, tensor(3, 5, 16, dtype="bfloat16"))

@@ -19,7 +19,7 @@ from llm_perf_opt.ops.memory import free
 from llm_perf_opt.ops.op import Op, joined, registered
 from llm_perf_opt.ops.table import op_table, price, registered_ops
 from llm_perf_opt.ops.unpriced import flops_bound
-from tests.analyses.made_kinds import kind, tensor
+from tests.costs.made_kinds import kind, tensor
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "classify_aten_ops.py"
 sizes = st.integers(1, 40)

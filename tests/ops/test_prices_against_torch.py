@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from llm_perf_opt.ops.table import price
-from tests.analyses.recorded_kinds import recorded_kinds
+from tests.costs.recorded_kinds import recorded_kinds
 from tests.examples import examples
 
 sizes = st.integers(1, 6)

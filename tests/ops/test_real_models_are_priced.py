@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llm_perf_opt.ops.table import price
-from tests.analyses.recorded_kinds import recorded_kinds
+from tests.costs.recorded_kinds import recorded_kinds
 
 transformers = pytest.importorskip("transformers", reason="the models come from the optional extra hf")
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.cost.coverage import priced_total
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.costs.coverage import priced_total
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
 

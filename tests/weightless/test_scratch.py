@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llm_perf_opt.analyses.memory.live_memory import live_bytes
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder
+from llm_perf_opt.costs.memory.live_memory import live_bytes
 from llm_perf_opt.harness.op_watch import LiveStorages
 from llm_perf_opt.weightless import Engine
 

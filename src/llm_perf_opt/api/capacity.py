@@ -8,9 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.capacity.charts import replay_charts
-from llm_perf_opt.analyses.capacity.chrome_trace import chrome_trace
-from llm_perf_opt.analyses.capacity.fleets import (
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.page_folder import read_pages
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.core.output_files import free_file, write_result
+from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.core.target import Json
+from llm_perf_opt.costs.run_description import deployment_notes
+from llm_perf_opt.serving.capacity.charts import replay_charts
+from llm_perf_opt.serving.capacity.chrome_trace import chrome_trace
+from llm_perf_opt.serving.capacity.fleets import (
     Considered,
     Deadline,
     Fleet,
@@ -20,14 +29,10 @@ from llm_perf_opt.analyses.capacity.fleets import (
     fleets_table,
     glance_table,
 )
-from llm_perf_opt.analyses.capacity.measured_beside import beside_table
-from llm_perf_opt.analyses.capacity.promise import Promise, read_promise
-from llm_perf_opt.analyses.capacity.steady_state import mean_request
-from llm_perf_opt.analyses.capacity.tables import engine_table, rates_table, shares_table, times_table
-from llm_perf_opt.analyses.run_description import deployment_notes
-from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.capacity_replays import MOST_ROUTED, ReplayedFleet, Replays
-from llm_perf_opt.api.capacity_search import (
+from llm_perf_opt.serving.capacity.measured_beside import beside_table
+from llm_perf_opt.serving.capacity.promise import Promise, read_promise
+from llm_perf_opt.serving.capacity.replays import MOST_ROUTED, ReplayedFleet, Replays
+from llm_perf_opt.serving.capacity.search import (
     Asked,
     PlanCandidate,
     candidates,
@@ -35,19 +40,14 @@ from llm_perf_opt.api.capacity_search import (
     taken_plan,
     worth_replaying,
 )
-from llm_perf_opt.api.measured_server import MeasuredServer, read_server
-from llm_perf_opt.api.origin import find_origin
-from llm_perf_opt.api.page_folder import read_pages
-from llm_perf_opt.api.served_model import ServedModel, engine_folder
-from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.links import Cluster
-from llm_perf_opt.core.output_files import free_file, write_result
-from llm_perf_opt.core.report import Level, Note, Report
-from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.requests import Replayed, Traffic
-from llm_perf_opt.core.serving.traffic_text import DeclaredTraffic, read_time
-from llm_perf_opt.core.target import Json
+from llm_perf_opt.serving.capacity.steady_state import mean_request
+from llm_perf_opt.serving.capacity.tables import engine_table, rates_table, shares_table, times_table
+from llm_perf_opt.serving.measured_server import MeasuredServer, read_server
+from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.serving.requests import Replayed, Traffic
+from llm_perf_opt.serving.served_model import ServedModel, engine_folder
+from llm_perf_opt.serving.traffic_text import DeclaredTraffic, read_time
+from llm_perf_opt.tracing.origin import find_origin
 
 log = logging.getLogger(__name__)
 

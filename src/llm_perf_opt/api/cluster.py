@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.analyses.first_lines import counted
-from llm_perf_opt.analyses.time.collective_time import CollectiveTime, collective_time
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks, group_of
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.first_lines import counted
 from llm_perf_opt.core.hardware.links import Cluster, Link, parse_cluster
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.units import format_bytes, format_seconds
+from llm_perf_opt.timing.collective_time import CollectiveTime, collective_time
 
 _SHOWN_BYTES = (2**14, 2**20, 2**26, 2**30)
 _SHOWN_KINDS = (

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analyses.compare import (
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.comparisons import (
     DEFAULT_ROWS,
     Budget,
     BudgetFigures,
@@ -25,19 +26,18 @@ from llm_perf_opt.analyses.compare import (
     time_table,
     total_pair,
 )
-from llm_perf_opt.analyses.first_lines import change_text, counted, listed
-from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.deployed_traces import deployed_device
-from llm_perf_opt.api.hardware import Hardware, find_hardware, require_room
-from llm_perf_opt.api.rate_sources import refuse_rates, source_of
-from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.first_lines import change_text, counted, listed
+from llm_perf_opt.core.hardware.named_hardware import Hardware, find_hardware, require_room
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops
+from llm_perf_opt.timing.rate_sources import refuse_rates, source_of
+from llm_perf_opt.tracing.deployed_traces import deployed_device
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analyses.compare import BudgetCheck
-    from llm_perf_opt.analyses.time.rates import RateSource
+    from llm_perf_opt.comparisons import BudgetCheck
+    from llm_perf_opt.timing.rates import RateSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

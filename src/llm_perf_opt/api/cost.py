@@ -8,13 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Literal, cast
 
-from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
-from llm_perf_opt.analyses.cost.counted import counted, counted_run
-from llm_perf_opt.analyses.cost.static_figures import static_compute
 from llm_perf_opt.api.cost_answer import CostAnswer, cost_answer
-from llm_perf_opt.api.origin import Origin
-from llm_perf_opt.api.trace_files import workload_of
-from llm_perf_opt.api.traced_run import TracedRun, trace_origin
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
@@ -24,6 +18,12 @@ from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.source_figures import Method, SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_seconds
+from llm_perf_opt.costs.counted import SOURCE as COUNTED
+from llm_perf_opt.costs.counted import counted, counted_run
+from llm_perf_opt.costs.static_figures import static_compute
+from llm_perf_opt.tracing.origin import Origin
+from llm_perf_opt.tracing.trace_files import workload_of
+from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin
 
 log = logging.getLogger(__name__)
 
@@ -187,9 +187,9 @@ def _answer(
     if not graphs:
         static = static_compute(model=model, workload=workload, graphs=(), source_figures=figures)
         return cost_answer(static)
-    from llm_perf_opt.analyses.memory.attention_cases import attention_cases
-    from llm_perf_opt.analyses.memory.need import run_memory
     from llm_perf_opt.api.memory import eager_and_fused
+    from llm_perf_opt.costs.memory.attention_cases import attention_cases
+    from llm_perf_opt.costs.memory.need import run_memory
 
     memory = run_memory(graphs)
     found = (*counted_run(graphs, memory), *figures)

@@ -10,19 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt import __version__
-from llm_perf_opt.analyses.collectives import with_collectives
-from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
-from llm_perf_opt.analyses.cost.coverage import known_sum
-from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
-from llm_perf_opt.analyses.cost.static_file import static_compute_json
-from llm_perf_opt.analyses.cost.static_report import incomplete_sources, sources_with_figures, static_report
-from llm_perf_opt.analyses.first_lines import counted, largest_text, listed, stage_names
-from llm_perf_opt.analyses.memory.kv_cache import STEPS
-from llm_perf_opt.analyses.necessary.stage_needs import necessary_by_stage
-from llm_perf_opt.analyses.reconcile import FigureDifference, FlopsDifference, Ledger
-from llm_perf_opt.analyses.run_description import deployment_notes, run_notes
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.first_lines import counted, largest_text, listed, stage_names
 from llm_perf_opt.core.output_files import make_folder, require_free, write_together
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.reading import filled
@@ -31,11 +21,21 @@ from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_count, format_flops, format_parameters
+from llm_perf_opt.costs.collectives import with_collectives
+from llm_perf_opt.costs.counted import SOURCE as COUNTED
+from llm_perf_opt.costs.coverage import known_sum
+from llm_perf_opt.costs.memory.kv_cache import STEPS
+from llm_perf_opt.costs.necessary.stage_needs import necessary_by_stage
+from llm_perf_opt.costs.reconcile import FigureDifference, FlopsDifference, Ledger
+from llm_perf_opt.costs.run_description import deployment_notes, run_notes
+from llm_perf_opt.costs.static_figures import StageCompute, StaticCompute
+from llm_perf_opt.costs.static_file import static_compute_json
+from llm_perf_opt.costs.static_report import incomplete_sources, sources_with_figures, static_report
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analyses.memory.attention_cases import AttentionCase
-    from llm_perf_opt.analyses.memory.need import RunMemory
-    from llm_perf_opt.analyses.necessary.necessary_table import StageNeeds
+    from llm_perf_opt.costs.memory.attention_cases import AttentionCase
+    from llm_perf_opt.costs.memory.need import RunMemory
+    from llm_perf_opt.costs.necessary.necessary_table import StageNeeds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -175,7 +175,7 @@ class CostAnswer(Answer):
         summary = self.summary()
         memory: tuple[Report, ...] = ()
         if self.memory is not None:
-            from llm_perf_opt.analyses.memory.memory_report import memory_report
+            from llm_perf_opt.costs.memory.memory_report import memory_report
 
             memory = (memory_report(self.memory, self.attention_cases),)
         notes = (*run_notes(self._graphs), *summary.notes)
@@ -187,14 +187,14 @@ class CostAnswer(Answer):
         report = static_report(self._static)
         if not self._graphs:
             return report
-        from llm_perf_opt.analyses.necessary.necessary_table import with_necessary
+        from llm_perf_opt.costs.necessary.necessary_table import with_necessary
 
         notes = (*deployment_notes(self._graphs), *report.notes)
         return with_necessary(replace(report, notes=notes), self._needs)
 
     @cached_property
     def _needs(self) -> tuple[StageNeeds, ...]:
-        from llm_perf_opt.analyses.necessary.necessary_table import stage_needs
+        from llm_perf_opt.costs.necessary.necessary_table import stage_needs
 
         return stage_needs(self._graphs)
 
@@ -202,7 +202,7 @@ class CostAnswer(Answer):
         """The document that `static_compute.schema.json` describes."""
         memory: dict[str, Any] | None = None
         if self.memory is not None:
-            from llm_perf_opt.analyses.memory.memory_report import memory_json
+            from llm_perf_opt.costs.memory.memory_report import memory_json
 
             memory = memory_json(self.memory, self.attention_cases)
         document = static_compute_json(self._static, tool_version=__version__, memory=memory, graphs=self._graphs)

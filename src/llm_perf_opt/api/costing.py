@@ -7,8 +7,8 @@ from typing import Any
 
 from llm_perf_opt.api.cost import Sources, check_sources, cost_of
 from llm_perf_opt.api.cost_answer import CostAnswer
-from llm_perf_opt.api.origin import find_origin
 from llm_perf_opt.api.tracing import trace
+from llm_perf_opt.tracing.origin import find_origin
 
 
 def cost(

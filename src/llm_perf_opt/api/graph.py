@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.grouping.view import MAX_BOXES, group
-from llm_perf_opt.analyses.run_description import deployment_notes
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
@@ -17,6 +15,8 @@ from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import DRAWINGS
 from llm_perf_opt.core.protocols import DrawsPhases
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table
+from llm_perf_opt.costs.run_description import deployment_notes
+from llm_perf_opt.graphs.view import MAX_BOXES, group
 
 _COLUMNS = (
     Column("box"),

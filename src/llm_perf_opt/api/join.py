@@ -6,16 +6,6 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.analyses.join.attribution import ENOUGH, join_recording
-from llm_perf_opt.analyses.join.join_report import ENOUGH_FLOPS, Joined, join_report
-from llm_perf_opt.analyses.join.totals import (
-    TOO_MUCH,
-    EvidenceShare,
-    JoinedTotal,
-    UnattributedKernel,
-    join_totals,
-    too_fast,
-)
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
@@ -24,6 +14,16 @@ from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.recordings.recording import read_recording
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_count
+from llm_perf_opt.measurements.join.attribution import ENOUGH, join_recording
+from llm_perf_opt.measurements.join.join_report import ENOUGH_FLOPS, Joined, join_report
+from llm_perf_opt.measurements.join.totals import (
+    TOO_MUCH,
+    EvidenceShare,
+    JoinedTotal,
+    UnattributedKernel,
+    join_totals,
+    too_fast,
+)
 
 log = logging.getLogger(__name__)
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.measured.correction import Remaining, centre, corrected_band
-from llm_perf_opt.analyses.measured.correction_report import Applied, Correction, applied, corrected
-from llm_perf_opt.analyses.measured.measurement import MeasuredRun
-from llm_perf_opt.analyses.measured.read import Measured, read_measured
-from llm_perf_opt.analyses.time.predict import predict, total_wall
-from llm_perf_opt.analyses.time.rates import Band, RateSource
 from llm_perf_opt.api.measured_points import MeasuredPoints, PhaseTimes, found_times, joined_run, own_point
-from llm_perf_opt.api.predicted_run import PredictedRun, PredictedSteps
-from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import DECODE
+from llm_perf_opt.measurements.correction import Remaining, centre, corrected_band
+from llm_perf_opt.measurements.correction_report import Applied, Correction, applied, corrected
+from llm_perf_opt.measurements.measurement import MeasuredRun
+from llm_perf_opt.measurements.read import Measured, read_measured
+from llm_perf_opt.sweeps.predicted_run import PredictedRun, PredictedSteps
+from llm_perf_opt.timing.predict import predict, total_wall
+from llm_perf_opt.timing.rates import Band, RateSource
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 Given = str | Path | Measured | Sequence[str | Path]
 

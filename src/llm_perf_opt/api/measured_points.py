@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.measured.correction_report import (
+from llm_perf_opt.api.join import JoinAnswer, join_answer
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.measurement import DECODE
+from llm_perf_opt.core.units import format_count, format_ratio, format_seconds
+from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.measurements.correction_report import (
     FoundTime,
     MeasuredPoint,
     PredictedPoint,
@@ -16,17 +23,10 @@ from llm_perf_opt.analyses.measured.correction_report import (
     recorded_run,
     steps_of,
 )
-from llm_perf_opt.analyses.measured.measurement import MeasuredRun, Measurement, Quantity
-from llm_perf_opt.analyses.time.predict import StageTime, predict
-from llm_perf_opt.analyses.time.rates import RateSource
-from llm_perf_opt.api.join import JoinAnswer, join_answer
-from llm_perf_opt.api.traced_run import TracedRun, trace_origin
-from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.measurement import DECODE
-from llm_perf_opt.core.units import format_count, format_ratio, format_seconds
-from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.measurements.measurement import MeasuredRun, Measurement, Quantity
+from llm_perf_opt.timing.predict import StageTime, predict
+from llm_perf_opt.timing.rates import RateSource
+from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin
 
 log = logging.getLogger(__name__)
 

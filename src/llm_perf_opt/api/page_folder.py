@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.serving.traffic_text import PageMix, read_page_mix
 from llm_perf_opt.core.workload import PageSize
+from llm_perf_opt.serving.traffic_text import PageMix, read_page_mix
 
 _MOST_FILES = 200_000
 

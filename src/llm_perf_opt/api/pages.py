@@ -8,15 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.page_costs import AddedCrops, PageCost, RunCost, added_crops, run_cost, smaller_grid
-from llm_perf_opt.analyses.page_report import grid_text, page_lines, page_report
-from llm_perf_opt.analyses.run_description import deployment_notes, workload_text
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
-from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.origin import Origin, find_origin
-from llm_perf_opt.api.rate_sources import source_of
-from llm_perf_opt.api.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
@@ -25,6 +17,14 @@ from llm_perf_opt.core.protocols import Tracer
 from llm_perf_opt.core.report import Note, Report
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import PageSize, read_page_size
+from llm_perf_opt.costs.run_description import deployment_notes, workload_text
+from llm_perf_opt.sweeps.page_costs import AddedCrops, PageCost, RunCost, added_crops, run_cost, smaller_grid
+from llm_perf_opt.sweeps.page_report import grid_text, page_lines, page_report
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.rate_sources import source_of
+from llm_perf_opt.timing.rates import RateSource
+from llm_perf_opt.tracing.origin import Origin, find_origin
+from llm_perf_opt.tracing.traced_phases import make_tracer, trace_targets
 
 log = logging.getLogger(__name__)
 

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.ranks.rank_figures import Balance, RankFigures, balances, rank_figures
-from llm_perf_opt.analyses.ranks.rank_report import rank_notes, rank_tables
-from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
-from llm_perf_opt.analyses.time.predict import StageTime, predict
-from llm_perf_opt.analyses.time.rates import RateSource
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.deployed_traces import deployed_device
-from llm_perf_opt.api.hardware import Hardware
-from llm_perf_opt.api.rate_sources import find_rates, source_of
-from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.hardware.named_hardware import Hardware
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Report
+from llm_perf_opt.costs.run_description import deployment_notes, workload_note
+from llm_perf_opt.serving.ranks.rank_figures import Balance, RankFigures, balances, rank_figures
+from llm_perf_opt.serving.ranks.rank_report import rank_notes, rank_tables
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.predict import StageTime, predict
+from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.timing.rates import RateSource
+from llm_perf_opt.tracing.deployed_traces import deployed_device
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -8,9 +8,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.first_lines import counted, listed, three_digits
-from llm_perf_opt.analyses.ranks.plan_figures import PlanFigures, plan_figures, plans_of, ranked
-from llm_perf_opt.analyses.ranks.plan_report import (
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.per_rank import rank_kinds
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.first_lines import counted, listed, three_digits
+from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.protocols import KnowsPlans
+from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.core.units import format_bytes, format_count, format_ratio
+from llm_perf_opt.core.work_limits import LimitReached
+from llm_perf_opt.costs.memory.replicated import replicated_notes, spreads_little
+from llm_perf_opt.costs.run_description import deployment_notes, workload_note
+from llm_perf_opt.serving.ranks.plan_figures import PlanFigures, plan_figures, plans_of, ranked
+from llm_perf_opt.serving.ranks.plan_report import (
     RefusedPlans,
     best_table,
     plan_notes,
@@ -19,23 +31,11 @@ from llm_perf_opt.analyses.ranks.plan_report import (
     refused_table,
     too_large,
 )
-from llm_perf_opt.analyses.ranks.replicated import replicated_notes, spreads_little
-from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
-from llm_perf_opt.analyses.time.rates import RateSource
-from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.origin import Origin, find_origin
-from llm_perf_opt.api.per_rank import rank_kinds
-from llm_perf_opt.api.rate_sources import source_of
-from llm_perf_opt.api.traced_run import TracedRun, trace_origin, trace_ranks
-from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
-from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.protocols import KnowsPlans
-from llm_perf_opt.core.report import Level, Note, Report
-from llm_perf_opt.core.units import format_bytes, format_count, format_ratio
-from llm_perf_opt.core.work_limits import LimitReached
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.rate_sources import source_of
+from llm_perf_opt.timing.rates import RateSource
+from llm_perf_opt.tracing.origin import Origin, find_origin
+from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin, trace_ranks
 
 log = logging.getLogger(__name__)
 

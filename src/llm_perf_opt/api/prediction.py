@@ -6,30 +6,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analyses.measured.correction_report import Correction, with_correction
-from llm_perf_opt.analyses.memory.need import RunMemory, need_table
-from llm_perf_opt.analyses.memory.shortage import Shortage, largest_need
-from llm_perf_opt.analyses.run_description import deployment_notes
-from llm_perf_opt.analyses.serving.fit import ServingFit, TracedFit, fullest_traced_fit, with_serving_fit
-from llm_perf_opt.analyses.time.datasheet_rates import SOURCE, DataSheetRates, Execution
-from llm_perf_opt.analyses.time.predict import StageTime, predict
-from llm_perf_opt.analyses.time.prediction_report import prediction_report
-from llm_perf_opt.analyses.time.rates import Band, RateSource
-from llm_perf_opt.analyses.time.speed import Speed, speed_of
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.hardware import device_of, hardware_id
 from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
-from llm_perf_opt.api.predicted_run import PredictedRun, predicted_run, with_run
 from llm_perf_opt.api.prediction_words import execution_text, prediction_lines, shortage_on
-from llm_perf_opt.api.rate_sources import DATA_SHEET, Rates, source_of
-from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration
 from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.core.hardware.named_hardware import device_of, hardware_id
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.costs.memory.need import RunMemory, need_table
+from llm_perf_opt.costs.memory.shortage import Shortage, largest_need
+from llm_perf_opt.costs.run_description import deployment_notes
+from llm_perf_opt.measurements.correction_report import Correction, with_correction
+from llm_perf_opt.serving.fit import ServingFit, TracedFit, fullest_traced_fit, with_serving_fit
+from llm_perf_opt.sweeps.predicted_run import PredictedRun, predicted_run, with_run
+from llm_perf_opt.timing.datasheet_rates import SOURCE, DataSheetRates, Execution
+from llm_perf_opt.timing.predict import StageTime, predict
+from llm_perf_opt.timing.prediction_report import prediction_report
+from llm_perf_opt.timing.rate_sources import DATA_SHEET, Rates, source_of
+from llm_perf_opt.timing.rates import Band, RateSource
+from llm_perf_opt.timing.speed import Speed, speed_of
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.measured import Given
@@ -290,8 +290,8 @@ def _missing_tables(source: RateSource) -> Iterator[Note]:
     """What measured kernels would add, where they come near the device and are not installed."""
     if not isinstance(source, DataSheetRates):
         return
-    from llm_perf_opt.analyses.kernels.systems import system_of
-    from llm_perf_opt.analyses.kernels.tables import INSTALL, missing_packages
+    from llm_perf_opt.timing.kernels.systems import system_of
+    from llm_perf_opt.timing.kernels.tables import INSTALL, missing_packages
 
     system = system_of(source.device)
     if system is not None and missing_packages():

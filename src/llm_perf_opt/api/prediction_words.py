@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llm_perf_opt.analyses.memory.need import RunMemory, run_memory
-from llm_perf_opt.analyses.memory.shortage import Shortage, fit_text, shortage_of, shortage_text
-from llm_perf_opt.analyses.time.datasheet_rates import SOURCE, Execution
-from llm_perf_opt.analyses.time.lower_bound import BoundBy
-from llm_perf_opt.analyses.time.predict import StageTime
-from llm_perf_opt.analyses.time.speed import Speed, bottleneck_text, bottlenecks, pages_text, speed_text
-from llm_perf_opt.api.deployed_traces import redeployed
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import found_once
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.units import format_bytes, format_count
 from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.costs.memory.need import RunMemory, run_memory
+from llm_perf_opt.costs.memory.shortage import Shortage, fit_text, shortage_of, shortage_text
+from llm_perf_opt.timing.datasheet_rates import SOURCE, Execution
+from llm_perf_opt.timing.lower_bound import BoundBy
+from llm_perf_opt.timing.predict import StageTime
+from llm_perf_opt.timing.speed import Speed, bottleneck_text, bottlenecks, pages_text, speed_text
+from llm_perf_opt.tracing.deployed_traces import redeployed
 
 _NARROWER = ("fp8", "int4-g128")  # formats of weights to try, the widest first
 

@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from llm_perf_opt.analyses.collectives import family_collectives, total_of
-from llm_perf_opt.analyses.cost.static_figures import StageCompute
-from llm_perf_opt.analyses.memory.need import RunMemory
-from llm_perf_opt.analyses.serving.fit import TracedFit
-from llm_perf_opt.analyses.time.attention_what_if import ALL as ALL_STAGES
-from llm_perf_opt.analyses.time.attention_what_if import AttentionWhatIf
 from llm_perf_opt.api.cost_answer import CostAnswer
 from llm_perf_opt.api.per_rank import RanksAnswer
 from llm_perf_opt.api.prediction import PhaseBand, PredictionAnswer
@@ -26,6 +20,12 @@ from llm_perf_opt.core.units import (
     format_ratio,
     format_seconds,
 )
+from llm_perf_opt.costs.collectives import family_collectives, total_of
+from llm_perf_opt.costs.memory.need import RunMemory
+from llm_perf_opt.costs.static_figures import StageCompute
+from llm_perf_opt.serving.fit import TracedFit
+from llm_perf_opt.timing.attention_what_if import ALL as ALL_STAGES
+from llm_perf_opt.timing.attention_what_if import AttentionWhatIf
 
 _UNKNOWN = "not known"
 

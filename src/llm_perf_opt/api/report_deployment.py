@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.analyses.memory.kv_cache import kv_cache
-from llm_perf_opt.analyses.run_description import rank_text, weights_sentence
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.prediction import PredictionAnswer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Column, Table
+from llm_perf_opt.costs.memory.kv_cache import kv_cache
+from llm_perf_opt.costs.run_description import rank_text, weights_sentence
+from llm_perf_opt.timing.datasheet_rates import Execution
 
 _EXECUTIONS = {
     Execution.EAGER: "eager: PyTorch launches every op of the trace, one after the other",

@@ -11,10 +11,10 @@ from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
 from llm_perf_opt.core.reading import FileKind, read_bytes
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analyses.cost.static_file import StaticFile
-    from llm_perf_opt.analyses.function.files.function_file import SavedFunction
-    from llm_perf_opt.analyses.profile.metrics_file import MetricsFile
+    from llm_perf_opt.costs.static_file import StaticFile
     from llm_perf_opt.formats.json_format import ViewFile
+    from llm_perf_opt.measurements.profile.metrics_file import MetricsFile
+    from llm_perf_opt.sweeps.function.files.function_file import SavedFunction
 
     Result: TypeAlias = "CallGraph | SavedFunction | MetricsFile | StaticFile | ViewFile | Calibration"
 
@@ -40,19 +40,19 @@ def read_result(path: str | Path) -> Result:
 
 
 def _function(path: Path) -> SavedFunction:
-    from llm_perf_opt.analyses.function.files.function_file import read_function
+    from llm_perf_opt.sweeps.function.files.function_file import read_function
 
     return read_function(path)
 
 
 def _metrics(path: Path) -> MetricsFile:
-    from llm_perf_opt.analyses.profile.metrics_file import read_metrics
+    from llm_perf_opt.measurements.profile.metrics_file import read_metrics
 
     return read_metrics(path)
 
 
 def _static(path: Path) -> StaticFile:
-    from llm_perf_opt.analyses.cost.static_file import read_static
+    from llm_perf_opt.costs.static_file import read_static
 
     return read_static(path)
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analyses.call_checks import TITLE as CALLS_TABLE
-from llm_perf_opt.analyses.call_checks import CallCheck, call_checks, with_call_checks
-from llm_perf_opt.analyses.collectives import with_collectives
-from llm_perf_opt.analyses.cost.coverage import UnpricedOp, known_sum, price_coverage
-from llm_perf_opt.analyses.cost.stage_costs import StageCost, StageCosts, run_costs, stage_costs, stage_report
-from llm_perf_opt.analyses.first_lines import counted, largest_text, stage_names
-from llm_perf_opt.analyses.measured_time import time_report
-from llm_perf_opt.analyses.necessary.necessary_table import StageNeeds, with_necessary
-from llm_perf_opt.analyses.necessary.stage_needs import NecessaryWork, necessary_by_stage
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.first_lines import counted, largest_text, stage_names
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_parameters
+from llm_perf_opt.costs.collectives import with_collectives
+from llm_perf_opt.costs.coverage import UnpricedOp, known_sum, price_coverage
+from llm_perf_opt.costs.necessary.necessary_table import StageNeeds, with_necessary
+from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, necessary_by_stage
+from llm_perf_opt.costs.stage_costs import StageCost, StageCosts, run_costs, stage_costs, stage_report
+from llm_perf_opt.graphs.call_checks import TITLE as CALLS_TABLE
+from llm_perf_opt.graphs.call_checks import CallCheck, call_checks, with_call_checks
+from llm_perf_opt.measurements.measured_time import time_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

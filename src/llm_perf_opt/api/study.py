@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Protocol
 
 from llm_perf_opt import __version__
-from llm_perf_opt.analyses.first_lines import counted
-from llm_perf_opt.analyses.studies.tasks import StudyTask, points_of, study_tasks
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.rate_sources import refuse_rates
 from llm_perf_opt.api.study_task import TaskOutcome, reason_of, run_task, write_failure
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.first_lines import counted
 from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table
-from llm_perf_opt.core.study import Study, read_study
 from llm_perf_opt.core.units import format_count, format_seconds
-from llm_perf_opt.engines.vllm.environment import find
-from llm_perf_opt.labs.study.one_writer import Lease, new_run, one_writer, run_local
-from llm_perf_opt.labs.study.parquet_store import StudyManifest, StudyPart, StudyStore, require_packages
 from llm_perf_opt.models.huggingface.names import find_model
+from llm_perf_opt.serving.vllm.environment import find
+from llm_perf_opt.sweeps.studies.one_writer import Lease, new_run, one_writer, run_local
+from llm_perf_opt.sweeps.studies.parquet_store import StudyManifest, StudyPart, StudyStore, require_packages
+from llm_perf_opt.sweeps.studies.study import Study, read_study
+from llm_perf_opt.sweeps.studies.tasks import StudyTask, points_of, study_tasks
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.rate_sources import refuse_rates
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _outcomes(
         return iter(())
     if engine == LOCAL:
         return run_local(work, pending, workers=workers, task_memory_bytes=memory_bytes)
-    from llm_perf_opt.labs.study.ray_engine import run_on_ray
+    from llm_perf_opt.sweeps.studies.ray_engine import run_on_ray
 
     return run_on_ray(work, pending, address=address, workers=workers, task_memory_bytes=memory_bytes)
 
@@ -277,7 +277,7 @@ def _refuse(declared: Study, engine: str, address: str | None) -> None:
     if engine not in ENGINES:
         raise UsageError(f"{engine!r} is no engine of a study.", why=f"there are {', '.join(ENGINES)}", fix="pick one")
     if engine == RAY:
-        from llm_perf_opt.labs.study.ray_engine import require_ray
+        from llm_perf_opt.sweeps.studies.ray_engine import require_ray
 
         require_ray()
     elif address is not None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analyses.studies.questions import COUNTS, LEGIBLE, TABLES, drawn_points, find_question, left_out_text
 from llm_perf_opt.api.ask import MOST_SHOWN, chosen_studies, report_table
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.report import FIELDS, Note, Report, StudyView
 from llm_perf_opt.formats.html_format import study_page_text
-from llm_perf_opt.labs.study.parquet_store import StudyStore, require_packages
-from llm_perf_opt.labs.study.sql import answer, connection
+from llm_perf_opt.sweeps.studies.parquet_store import StudyStore, require_packages
+from llm_perf_opt.sweeps.studies.questions import COUNTS, LEGIBLE, TABLES, drawn_points, find_question, left_out_text
+from llm_perf_opt.sweeps.studies.sql import answer, connection
 
 _ASSUMED = (
     "Prices are those of the study file: assumed, not known. Times are bands: kernels between their measured best and "

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.capacity.outcome import ReplayOutcome
-from llm_perf_opt.analyses.capacity.steady_state import mean_request
-from llm_perf_opt.analyses.capacity.tables import Banded
-from llm_perf_opt.analyses.studies.figures import Figures, costs
-from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
-from llm_perf_opt.api.capacity_replays import Replays
-from llm_perf_opt.api.capacity_search import PlanCandidate
-from llm_perf_opt.api.origin import Origin, find_origin
 from llm_perf_opt.api.page_folder import read_pages
-from llm_perf_opt.api.served_model import ServedModel, engine_folder
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.serving.read_traffic import as_traffic, read_traffic
-from llm_perf_opt.core.serving.traffic_text import DeclaredTraffic
 from llm_perf_opt.core.workload import PageSize
+from llm_perf_opt.serving.capacity.outcome import ReplayOutcome
+from llm_perf_opt.serving.capacity.replays import Replays
+from llm_perf_opt.serving.capacity.search import PlanCandidate
+from llm_perf_opt.serving.capacity.steady_state import mean_request
+from llm_perf_opt.serving.capacity.tables import Banded
+from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
+from llm_perf_opt.serving.served_model import ServedModel, engine_folder
+from llm_perf_opt.serving.traffic_text import DeclaredTraffic
+from llm_perf_opt.sweeps.studies.figures import Figures, costs
+from llm_perf_opt.sweeps.studies.tasks import PointDeployment, StudyTask
+from llm_perf_opt.tracing.origin import Origin, find_origin
 
 Found = tuple[PointDeployment, Figures | PerfOptError]
 

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from llm_perf_opt.analyses.studies.figures import Figures, PointBlock, Priced, function_blocks, whole_run
-from llm_perf_opt.analyses.studies.tasks import (
+from llm_perf_opt.api.study_replays import replays_of
+from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batches
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.sweeps.run_function import RunFunction
+from llm_perf_opt.sweeps.studies.figures import Figures, PointBlock, Priced, function_blocks, whole_run
+from llm_perf_opt.sweeps.studies.parquet_store import StudyPart, StudyStore, rows_table, table_of
+from llm_perf_opt.sweeps.studies.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
+from llm_perf_opt.sweeps.studies.tasks import (
     CHECKPOINT,
     FILE,
     REPLAY,
@@ -23,15 +30,8 @@ from llm_perf_opt.analyses.studies.tasks import (
     StudyTask,
     workload_text,
 )
-from llm_perf_opt.api.function import RunFunction
-from llm_perf_opt.api.rate_sources import find_rates, source_of
-from llm_perf_opt.api.study_replays import replays_of
-from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batches
-from llm_perf_opt.api.traced_run import TracedRun
-from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.links import Cluster
-from llm_perf_opt.core.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
-from llm_perf_opt.labs.study.parquet_store import StudyPart, StudyStore, rows_table, table_of
+from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 MOST_TRACED = 16  # points outside all cells of a function, each traced by itself
 _OUTSIDE = "it lies outside the cells that are proven for the function"
@@ -175,13 +175,13 @@ def _function(task: StudyTask) -> RunFunction[TracedRun]:
 @lru_cache(maxsize=2)
 def _loaded(path: str) -> RunFunction[TracedRun]:
     """A process that evaluates many tasks of one function reads it once."""
-    from llm_perf_opt.api.function_files import read_run_function
+    from llm_perf_opt.sweeps.function_files import read_run_function
 
     return read_run_function(path, TracedRun)
 
 
 def _deployed_tables(task: StudyTask, function: RunFunction[TracedRun], deployment: PointDeployment) -> Iterator[Any]:
-    from llm_perf_opt.analyses.function.points import sizes_in_range
+    from llm_perf_opt.sweeps.function.points import sizes_in_range
 
     assert task.contexts is not None, "a function is asked at contexts"
     cluster = deployment.cluster()

@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from llm_perf_opt.analyses.function.figures.needs import figures_of
-from llm_perf_opt.analyses.function.figures.times import times_by_point
-from llm_perf_opt.analyses.ranks.plan_figures import PlanTime, plan_figures
-from llm_perf_opt.analyses.serving.fit import fit_of, rank_memory
-from llm_perf_opt.analyses.studies.figures import Figures, TimedPhase, named, time_figures, together
-from llm_perf_opt.analyses.studies.tasks import PointDeployment, StudyTask
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
-from llm_perf_opt.analyses.time.rates import RateSource
-from llm_perf_opt.api.deployed_traces import redeployed
-from llm_perf_opt.api.function import RunFunction
 from llm_perf_opt.api.per_rank import rank_kinds
-from llm_perf_opt.api.rate_sources import find_rates, source_of
 from llm_perf_opt.api.sweep import media_tokens
-from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import AXES
-from llm_perf_opt.core.study_columns import DECODE, FIGURES, PREFILL
 from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.serving.fit import fit_of, rank_memory
+from llm_perf_opt.serving.ranks.plan_figures import PlanTime, plan_figures
+from llm_perf_opt.sweeps.function.figures.needs import figures_of
+from llm_perf_opt.sweeps.function.figures.times import times_by_point
+from llm_perf_opt.sweeps.run_function import RunFunction
+from llm_perf_opt.sweeps.studies.figures import Figures, TimedPhase, named, time_figures, together
+from llm_perf_opt.sweeps.studies.study_columns import DECODE, FIGURES, PREFILL
+from llm_perf_opt.sweeps.studies.tasks import PointDeployment, StudyTask
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.timing.rates import RateSource
+from llm_perf_opt.tracing.deployed_traces import redeployed
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 Kinds = tuple[tuple[CallGraph, ...], ...]  # the phases of each kind of rank
 

@@ -7,8 +7,14 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from llm_perf_opt.analyses.function.phase_function import PhaseFunction
-from llm_perf_opt.analyses.function.sweep.points import (
+from llm_perf_opt.api.sweep_answer import SweepAnswer
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware.named_hardware import Hardware, cluster_of, device_of
+from llm_perf_opt.core.number_ranges import NumberRange, read_range
+from llm_perf_opt.serving.fit import rank_memory
+from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
+from llm_perf_opt.sweeps.function.sweep.points import (
     BATCH,
     CONTEXT,
     PREFILL,
@@ -20,18 +26,12 @@ from llm_perf_opt.analyses.function.sweep.points import (
     largest_batch,
     shown_values,
 )
-from llm_perf_opt.analyses.function.sweep.report import OpenCell, ProvenCell
-from llm_perf_opt.analyses.serving.fit import rank_memory
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
-from llm_perf_opt.analyses.time.rates import RateSource
-from llm_perf_opt.api.function import RunFunction, trace_function
-from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of
-from llm_perf_opt.api.rate_sources import source_of
-from llm_perf_opt.api.sweep_answer import SweepAnswer
-from llm_perf_opt.api.traced_run import TracedRun
-from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.number_ranges import NumberRange, read_range
+from llm_perf_opt.sweeps.function.sweep.report import OpenCell, ProvenCell
+from llm_perf_opt.sweeps.run_function import RunFunction, trace_function
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.rate_sources import source_of
+from llm_perf_opt.timing.rates import RateSource
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 DEFAULT_BATCH, DEFAULT_CONTEXT = "1..64", "1k..8k"
 MOST_TRACED = 16  # points outside all cells, each traced by itself

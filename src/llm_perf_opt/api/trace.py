@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.api.answer import report_suffixes
-from llm_perf_opt.api.deployed_traces import deployed_device
-from llm_perf_opt.api.traced_phases import reserve_folder, write_graphs
-from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.tracing.deployed_traces import deployed_device
+from llm_perf_opt.tracing.traced_phases import reserve_folder, write_graphs
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 if TYPE_CHECKING:
     import pandas
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.cost_answer import CostAnswer
     from llm_perf_opt.api.export import ExportAnswer
     from llm_perf_opt.api.graph import GraphAnswer
-    from llm_perf_opt.api.hardware import Hardware
     from llm_perf_opt.api.join import JoinAnswer
     from llm_perf_opt.api.measured import Given
     from llm_perf_opt.api.memory import MemoryAnswer
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import Device
     from llm_perf_opt.core.hardware.calibration import Calibration
+    from llm_perf_opt.core.hardware.named_hardware import Hardware
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -108,7 +108,7 @@ class Trace(TracedRun):
         figures, the result of a load generator, a GPU recording, the folder of a `profile`; or a list of these.
         """
         from llm_perf_opt.api.prediction import corrected_prediction, prediction_answer, with_decode_steps
-        from llm_perf_opt.api.rate_sources import find_rates
+        from llm_perf_opt.timing.rate_sources import find_rates
 
         graphs = self._finished()
         if device is None and calibration is None:
@@ -219,8 +219,8 @@ class Trace(TracedRun):
 
         It is made from at most `traces` further traces per phase, and proven by those that took no part in it.
         """
-        from llm_perf_opt.api.function import TRACES, trace_function
         from llm_perf_opt.api.trace_function import TraceFunction
+        from llm_perf_opt.sweeps.run_function import TRACES, trace_function
 
         most = TRACES if traces is None else traces
         found = trace_function(self, batch=batch, context=context, new_tokens=new_tokens, traces=most)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
-from llm_perf_opt.analyses.memory.kv_cache import CHUNK
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
-from llm_perf_opt.api.function import BATCH, CONTEXT, R, R_co, RunFunction
-from llm_perf_opt.api.function_files import save_function
-from llm_perf_opt.api.hardware import Hardware, find_hardware
 from llm_perf_opt.api.mixed_step import MixedStepAnswer, MixedSteps
 from llm_perf_opt.api.sweep import sweep_answer
 from llm_perf_opt.api.sweep_answer import SweepAnswer
+from llm_perf_opt.core.hardware.named_hardware import Hardware, find_hardware
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
+from llm_perf_opt.costs.memory.kv_cache import CHUNK
+from llm_perf_opt.sweeps.function_files import save_function
+from llm_perf_opt.sweeps.run_function import BATCH, CONTEXT, R, R_co, RunFunction
+from llm_perf_opt.timing.datasheet_rates import Execution
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

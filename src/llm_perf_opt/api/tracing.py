@@ -9,23 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.api.deployed_traces import redeployed
-from llm_perf_opt.api.engine_code import trace_engine_code
-from llm_perf_opt.api.hardware import Hardware, device_of, find_hardware, hardware_id, refuse_small_cluster
-from llm_perf_opt.api.origin import Origin, find_origin, taken_plan
 from llm_perf_opt.api.trace import Trace
-from llm_perf_opt.api.trace_files import (
-    folder_of_rank,
-    rank_folders,
-    read_phase,
-    read_traces,
-    require_rank,
-    trace_files,
-)
-from llm_perf_opt.api.traced_phases import WEIGHTLESS, drawing_tracer, make_tracer
-from llm_perf_opt.api.traced_run import trace_origin, trace_ranks
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.core.hardware.named_hardware import (
+    Hardware,
+    device_of,
+    find_hardware,
+    hardware_id,
+    refuse_small_cluster,
+)
 from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
 from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -35,6 +28,19 @@ from llm_perf_opt.core.protocols import (
 )
 from llm_perf_opt.core.workload import Deployment, ModelCode
 from llm_perf_opt.models.huggingface.names import NamedModel, find_model
+from llm_perf_opt.serving.engine_code import trace_engine_code
+from llm_perf_opt.tracing.deployed_traces import redeployed
+from llm_perf_opt.tracing.origin import Origin, find_origin, taken_plan
+from llm_perf_opt.tracing.trace_files import (
+    folder_of_rank,
+    rank_folders,
+    read_phase,
+    read_traces,
+    require_rank,
+    trace_files,
+)
+from llm_perf_opt.tracing.traced_phases import WEIGHTLESS, drawing_tracer, make_tracer
+from llm_perf_opt.tracing.traced_run import trace_origin, trace_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -224,7 +230,7 @@ def load_phase(
 
 def load_function(path: str | Path) -> TraceFunction[Trace]:
     """A saved function. Needs no torch. It refuses points outside its cells, since there is no model to trace."""
-    from llm_perf_opt.api.function_files import read_run_function
     from llm_perf_opt.api.trace_function import TraceFunction
+    from llm_perf_opt.sweeps.function_files import read_run_function
 
     return TraceFunction.of(read_run_function(path, Trace))

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.analyses.run_description import deployment_notes, workload_note
-from llm_perf_opt.analyses.time.attention_what_if import ALL, AttentionWhatIf, attention_what_if, what_if_report
-from llm_perf_opt.analyses.time.datasheet_rates import DataSheetRates
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.deployed_traces import deployed_device
-from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, require_room
 from llm_perf_opt.api.memory import eager_and_fused
-from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.named_hardware import Hardware, cluster_of, device_of, find_hardware, require_room
 from llm_perf_opt.core.report import Note, Report
 from llm_perf_opt.core.units import format_bytes, format_seconds
+from llm_perf_opt.costs.run_description import deployment_notes, workload_note
+from llm_perf_opt.timing.attention_what_if import ALL, AttentionWhatIf, attention_what_if, what_if_report
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates
+from llm_perf_opt.tracing.deployed_traces import deployed_device
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 QUESTIONS = ("attention",)
 _BY_SHEET = (

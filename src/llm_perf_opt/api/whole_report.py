@@ -7,23 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analyses.call_checks import call_checks, with_call_checks
-from llm_perf_opt.analyses.collectives import collectives_table
-from llm_perf_opt.analyses.cost.stage_costs import stage_report
-from llm_perf_opt.analyses.memory.memory_report import memory_report
-from llm_perf_opt.analyses.run_description import deployment_notes, run_notes, workload_note
-from llm_perf_opt.analyses.serving.fit import traced_fit, with_serving_fit
-from llm_perf_opt.analyses.time.datasheet_rates import Execution
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of_run
 from llm_perf_opt.api.cost_answer import CostAnswer
 from llm_perf_opt.api.export import ExportAnswer, export_parts
 from llm_perf_opt.api.graph import grouped
-from llm_perf_opt.api.hardware import Hardware, cluster_of, device_of, find_hardware, hardware_id, require_room
 from llm_perf_opt.api.per_rank import RanksAnswer, per_rank
 from llm_perf_opt.api.prediction import PredictionAnswer, prediction_answer
 from llm_perf_opt.api.predictions import find_devices, is_several
-from llm_perf_opt.api.rate_sources import refuse_rates
 from llm_perf_opt.api.report_answers import (
     does_it_fit,
     does_it_serve,
@@ -39,14 +30,30 @@ from llm_perf_opt.api.report_answers import (
 )
 from llm_perf_opt.api.report_deployment import deployment_table
 from llm_perf_opt.api.report_speed import machine_table, speed_chapter
-from llm_perf_opt.api.traced_run import TracedRun
 from llm_perf_opt.api.what_if import AttentionAnswer, attention_answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.core.hardware.named_hardware import (
+    Hardware,
+    cluster_of,
+    device_of,
+    find_hardware,
+    hardware_id,
+    require_room,
+)
 from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.costs.collectives import collectives_table
+from llm_perf_opt.costs.memory.memory_report import memory_report
+from llm_perf_opt.costs.run_description import deployment_notes, run_notes, workload_note
+from llm_perf_opt.costs.stage_costs import stage_report
+from llm_perf_opt.graphs.call_checks import call_checks, with_call_checks
+from llm_perf_opt.serving.fit import traced_fit, with_serving_fit
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.rate_sources import refuse_rates
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.sweep_answer import SweepAnswer

@@ -68,7 +68,7 @@ def compare(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Compare two traces or two models and name the cause of every difference; two traces need no torch."""
-    from llm_perf_opt.analyses.compare import parse_budget
+    from llm_perf_opt.comparisons import parse_budget
 
     reporter = choose_reporter(format_name, json_wanted)
     for text in budget or ():
@@ -100,7 +100,7 @@ def _side(
     trust_remote_code: bool,
 ) -> Trace:
     """A trace as it was made, or a new one of the model; what neither side could take is refused."""
-    from llm_perf_opt.api.trace_files import is_trace
+    from llm_perf_opt.tracing.trace_files import is_trace
 
     has_model = not all(map(is_trace, sides))
     taken = {} if is_trace(side) and has_model else workload

@@ -69,7 +69,7 @@ def cost(
     from llm_perf_opt.api.cost import check_sources
     from llm_perf_opt.api.cost_answer import reserve_cost_files
     from llm_perf_opt.api.costing import cost as run_cost
-    from llm_perf_opt.api.trace_files import is_trace, refuse_options
+    from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
     reporter = choose_reporter(format_name, json_wanted)
     if out is not None:

@@ -149,8 +149,8 @@ def trace_or_load(
     trust_remote_code: bool,
 ) -> Trace:
     """The trace that `model` names, or a new one of the model; a saved trace takes no workload and no routing."""
-    from llm_perf_opt.api.trace_files import is_trace, refuse_options
     from llm_perf_opt.api.tracing import load, trace
+    from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
     if is_trace(model):
         refuse_options(workload, routing=routing)

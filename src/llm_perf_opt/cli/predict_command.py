@@ -119,7 +119,7 @@ def predict(
     """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
     from llm_perf_opt.api.measured import read_given
     from llm_perf_opt.api.predictions import is_several
-    from llm_perf_opt.api.trace_files import is_trace
+    from llm_perf_opt.tracing.trace_files import is_trace
 
     reporter = choose_reporter(format_name, json_wanted)
     _refuse_for_several(is_several(device), price, calibration=calibration, measured=measured, what_if=what_if)
@@ -160,7 +160,7 @@ def predict(
 def _torch_device(device: str | None, **machine: Any) -> str | None:
     """What the traced code sees; of several devices that of the first. A wrong one is refused before any work."""
     from llm_perf_opt.api.predictions import find_devices, is_several
-    from llm_perf_opt.api.rate_sources import find_rates, torch_device_of
+    from llm_perf_opt.timing.rate_sources import find_rates, torch_device_of
 
     first = find_devices(device, machine["devices_file"])[0] if device is not None and is_several(device) else device
     return torch_device_of(find_rates(first, **machine))

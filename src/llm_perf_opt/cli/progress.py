@@ -91,7 +91,7 @@ def log_debug_too() -> None:
 @contextmanager
 def few_lines_per_trace() -> Iterator[None]:
     """For a verb that traces many points: each without its lines, as long as nothing goes wrong."""
-    logger = logging.getLogger("llm_perf_opt.api.traced_phases")
+    logger = logging.getLogger("llm_perf_opt.tracing.traced_phases")
     before = logger.level
     logger.setLevel(logging.WARNING)
     try:

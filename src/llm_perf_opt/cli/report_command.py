@@ -100,7 +100,7 @@ def report(
 
 
 def _is_for_tables(sources: Sequence[str], out: Path | None, device: str | None) -> bool:
-    from llm_perf_opt.api.trace_files import are_traces
+    from llm_perf_opt.tracing.trace_files import are_traces
 
     return out is None and device is None and are_traces(sources)
 
@@ -112,8 +112,8 @@ def _stages(
     formats: Mapping[str, str | None],
     longer: Mapping[str, bool],
 ) -> StagesAnswer | WholeReport:
-    from llm_perf_opt.api.trace_files import refuse_options
     from llm_perf_opt.api.tracing import load
+    from llm_perf_opt.tracing.trace_files import refuse_options
 
     refuse_options(workload, **longer)
     return load(sources, **formats).stages(load(times) if times else None)
@@ -138,9 +138,9 @@ def _whole(
     trust_remote_code: bool,
 ) -> StagesAnswer | WholeReport:
     """`machine`: the devices, the file they are looked up in, and who launches kernels."""
-    from llm_perf_opt.api.hardware import device_of
-    from llm_perf_opt.api.trace_files import is_trace, refuse_options
     from llm_perf_opt.api.whole_report import find_report_devices
+    from llm_perf_opt.core.hardware.named_hardware import device_of
+    from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
     device, devices, execution = machine
     found = find_report_devices(device, devices)

@@ -1,6 +1,6 @@
 """What becomes of a part in an export lab: what was tried, what came out, and the ops of the static graph.
 
-These nouns cross from `labs/export`, which knows torch, to `analyses`, which prices the ops and writes the tables.
+These nouns cross from `exports`, which knows torch, to `analyses`, which prices the ops and writes the tables.
 """
 
 from __future__ import annotations

@@ -100,7 +100,10 @@ FOLDER_INPUTS: Registry[FolderInputs] = Registry(
 OutsideProfiler = Callable[[Sequence[str], Path, str], "tuple[MeasuredKernel, ...]"]
 OUTSIDE_PROFILERS: Registry[OutsideProfiler] = Registry(
     "profiler of another vendor",
-    {"nsys": "llm_perf_opt.harness.timing.nsight:run_nsys", "ncu": "llm_perf_opt.harness.timing.nsight:run_ncu"},
+    {
+        "nsys": "llm_perf_opt.measurements.timed.nsight:run_nsys",
+        "ncu": "llm_perf_opt.measurements.timed.nsight:run_ncu",
+    },
 )
 TRACERS: Registry[type[Tracer]] = Registry(
     "tracer",
@@ -114,12 +117,12 @@ TRACERS: Registry[type[Tracer]] = Registry(
 SOURCES: Registry[type[Source]] = Registry(
     "source of figures",
     {
-        "torch-counter": "llm_perf_opt.sources.torch_counter:TorchCounter",
-        "fvcore": "llm_perf_opt.sources.fvcore_counter:FvcoreCounter",
-        "byte-counter": "llm_perf_opt.sources.byte_counter:ByteCounter",
-        "closed-form": "llm_perf_opt.sources.closed_form:ClosedForm",
-        "exported": "llm_perf_opt.labs.export.export_source:ExportSource",
-        "vllm-estimate": "llm_perf_opt.sources.vllm_estimate:VllmEstimate",
+        "torch-counter": "llm_perf_opt.costs.sources.torch_counter:TorchCounter",
+        "fvcore": "llm_perf_opt.costs.sources.fvcore_counter:FvcoreCounter",
+        "byte-counter": "llm_perf_opt.costs.sources.byte_counter:ByteCounter",
+        "closed-form": "llm_perf_opt.costs.sources.closed_form:ClosedForm",
+        "exported": "llm_perf_opt.exports.export_source:ExportSource",
+        "vllm-estimate": "llm_perf_opt.costs.sources.vllm_estimate:VllmEstimate",
     },
 )
 # The same for closed forms: (the folder) -> what they are for its configuration.
@@ -130,14 +133,14 @@ FOLDER_FORMS: Registry[Callable[[Path], KnowsClosedForms]] = Registry(
 FOLDER_RANKS: Registry[Callable[[ParallelPlan, Workload], tuple[int, ...]]] = Registry(
     "model type with kinds of rank of its own", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.ranks:kinds_of_rank"}
 )
-CALIBRATORS: Registry[Calibrator] = Registry("calibrator", {"torch": "llm_perf_opt.labs.calibrate.calibrate:calibrate"})
+CALIBRATORS: Registry[Calibrator] = Registry(
+    "calibrator", {"torch": "llm_perf_opt.measurements.calibrate.calibrate:calibrate"}
+)
 # The same for the pieces of such a model that are worth a static graph.
 FOLDER_PARTS: Registry[Callable[[], tuple[Part, ...]]] = Registry(
     "model type with parts of its own", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.parts:released_parts"}
 )
-EXPORT_LABS: Registry[type[ExportLab]] = Registry(
-    "export lab", {"torch": "llm_perf_opt.labs.export.torch_lab:TorchLab"}
-)
+EXPORT_LABS: Registry[type[ExportLab]] = Registry("export lab", {"torch": "llm_perf_opt.exports.torch_lab:TorchLab"})
 REPORTERS: Registry[type[Reporter]] = Registry(
     "report format",
     {

@@ -15,7 +15,7 @@ from llm_perf_opt.core.hardware.calibration import (
     read_calibration,
     write_calibration,
 )
-from tests.analyses.time.made_calibrations import calibration, product_seconds, table, timing
+from tests.timing.made_calibrations import calibration, product_seconds, table, timing
 
 
 def made() -> Calibration:

@@ -12,16 +12,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.formats.dot_format import DotDrawing
 from llm_perf_opt.formats.markdown_format import MarkdownDrawing
 from llm_perf_opt.formats.mermaid_format import MermaidDrawing
-from tests.analyses.grouping.made_decoder import decoder
-from tests.analyses.grouping.made_runs import ADD, MadeRun, Token, made
-from tests.analyses.small_run import small_run
+from llm_perf_opt.graphs.view import group
+from tests.costs.small_run import small_run
 from tests.formats.drawings.made_views import HOSTILE_NAMES, Node, deepseek_ocr_view, hostile_view, view_of
+from tests.graphs.made_decoder import decoder
+from tests.graphs.made_runs import ADD, MadeRun, Token, made
 
 VIEWS = {
     "whole model": deepseek_ocr_view(),

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.analyses.grouping.view import group
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.graphs.view import group
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
 

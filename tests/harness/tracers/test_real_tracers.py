@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from tests.harness.tracers.hard_cases import CASES
 from tests.harness.tracers.tracer_params import tracer_param

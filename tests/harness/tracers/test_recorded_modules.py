@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.analyses.call_checks import call_checks
-from llm_perf_opt.analyses.compare.causes import compare
+from llm_perf_opt.comparisons.causes import compare
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.module_selection import recorded_of, recorded_only
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.target import Stage, Target
+from llm_perf_opt.graphs.call_checks import call_checks
 
 REAL = ("hooks", "profiler")
 pytestmark = pytest.mark.usefixtures("one_thread")

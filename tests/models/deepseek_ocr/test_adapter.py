@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.target import KEY as EXPECTED
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.memory.need import run_memory
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from benchmarks.breadth.parallel import SeenCollective
-from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import collective_of
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.costs.memory.need import run_memory
 from llm_perf_opt.harness.fake_world import FakeWorld
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.parallel import spread_model

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.call_checks import call_checks
-from llm_perf_opt.analyses.cost.module_costs import module_costs
-from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import collective_of
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan, replicated_in
+from llm_perf_opt.costs.memory.need import run_memory
+from llm_perf_opt.costs.module_costs import module_costs
+from llm_perf_opt.graphs.call_checks import call_checks
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig, DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.formulas import Views, clip_work, projector_work, sam_work, total_flops
 from llm_perf_opt.models.deepseek_ocr.ranks import PageShare, distinct, kinds_of_rank, require_plan, share_views

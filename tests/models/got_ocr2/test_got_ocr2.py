@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llm_perf_opt.analyses.call_checks import call_checks
-from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.stage_costs import stage_costs
+from llm_perf_opt.graphs.call_checks import call_checks
 from llm_perf_opt.harness.phase_runs import run_phases
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.stage_ranges import Unwatched

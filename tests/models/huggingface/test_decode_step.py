@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.analyses.cost.stage_costs import stage_costs
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, write_folder

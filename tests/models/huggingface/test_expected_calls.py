@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.call_checks import CallCheck
+from llm_perf_opt.graphs.call_checks import CallCheck
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, write_folder
 
 transformers = pytest.importorskip(

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.analyses.memory.kv_cache import kv_cache
-from llm_perf_opt.analyses.necessary.stage_needs import necessary_by_stage
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.target import PhaseBefore
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.memory.kv_cache import kv_cache
+from llm_perf_opt.costs.necessary.stage_needs import necessary_by_stage
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.ops.table import price
 from tests.models.huggingface.folders import LLAMA, MIXTRAL, T5, TEXT, write_folder

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.memory.need import run_memory
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.costs.memory.need import run_memory
+from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload

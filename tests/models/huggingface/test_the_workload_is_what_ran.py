@@ -17,10 +17,10 @@ pytest.importorskip("transformers", minversion="5.0", reason="the tiny models ar
 
 import transformers
 
-from llm_perf_opt.analyses.cost.stage_costs import stage_report
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import REPORTERS
+from llm_perf_opt.costs.stage_costs import stage_report
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload

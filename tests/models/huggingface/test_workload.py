@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analyses.cost.stage_costs import stage_costs
-from llm_perf_opt.analyses.memory.need import run_memory
-from llm_perf_opt.analyses.run_description import workload_note
-from llm_perf_opt.analyses.time.stage_work import stage_works
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.costs.memory.need import run_memory
+from llm_perf_opt.costs.run_description import workload_note
+from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.timing.stage_work import stage_works
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, VISION, write_folder
 from tests.models.huggingface.test_decode_step import MAMBA2, WHISPER
 

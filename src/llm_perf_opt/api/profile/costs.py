@@ -8,22 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.analyses.profile import WorkloadCosts
-from llm_perf_opt.analyses.time.stage_work import stage_works
 from llm_perf_opt.api.cost import SOURCES_OF_A_TRACE, cost_of_run
 from llm_perf_opt.api.cost_answer import CostAnswer
-from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.profile.request import DeviceChoice
-from llm_perf_opt.api.traced_run import TracedRun, trace_origin
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.measurement import PageMeasurement
 from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.measurements.profile import WorkloadCosts
+from llm_perf_opt.timing.stage_work import stage_works
+from llm_perf_opt.tracing.origin import Origin
+from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analyses.memory.need import RunMemory
+    from llm_perf_opt.costs.memory.need import RunMemory
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class PageTraces:
 
     def memory(self, workload: Mapping[str, Any]) -> RunMemory:
         """What a run of the workload must hold at once."""
-        from llm_perf_opt.analyses.memory.need import run_memory
+        from llm_perf_opt.costs.memory.need import run_memory
 
         return run_memory(self._trace(make_workload(self._adapter, **workload)).graphs)
 

@@ -17,8 +17,8 @@ from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analyses.memory.need import RunMemory
-    from llm_perf_opt.harness.timing.timed_runs import PageRun
+    from llm_perf_opt.costs.memory.need import RunMemory
+    from llm_perf_opt.measurements.timed.timed_runs import PageRun
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def require_programs(request: ProfileRequest, model: ProfiledModel) -> None:
         raise UsageError(
             "Nsight cannot run a module.", why="it starts a process of its own", fix="run your script under Nsight"
         )
-    from llm_perf_opt.harness.timing.nsight import require_installed
+    from llm_perf_opt.measurements.timed.nsight import require_installed
 
     require_installed(request.profiler.nsight)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.api.origin import find_adapter
 from llm_perf_opt.api.profile.request import ModelChoice, ProfileRequest
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDER_INPUTS, MODELS, folder_model_type, make_workload
@@ -14,9 +13,10 @@ from llm_perf_opt.core.protocols import ModelAdapter, OpensCheckpoint, RealRun, 
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.tracing.origin import find_adapter
 
 if TYPE_CHECKING:
-    from llm_perf_opt.harness.timing.timed_runs import PageRun
+    from llm_perf_opt.measurements.timed.timed_runs import PageRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class ProfiledModel:
 
     def page_run(self, request: ProfileRequest, image: str | None) -> PageRun:
         """One page of the run, ready to be timed."""
-        from llm_perf_opt.harness.timing.timed_runs import PageRun
+        from llm_perf_opt.measurements.timed.timed_runs import PageRun
 
         run = self._real_run(self._workload(request, image), request.workload.prompt)
         speaks = self.real if isinstance(self.real, SpeaksText) else None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from llm_perf_opt import __version__
-from llm_perf_opt.analyses.profile import RunFigures, WorkloadCosts, join_run, metrics_document, profile_report
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.profile.costs import find_profiled_device
 from llm_perf_opt.api.profile.operators_file import (
@@ -37,9 +36,10 @@ from llm_perf_opt.core.measurement import MeasuredKernel, OperatorTime, PageMeas
 from llm_perf_opt.core.plugins import OUTSIDE_PROFILERS, REPORTERS
 from llm_perf_opt.core.protocols import StageWatch
 from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.measurements.profile import RunFigures, WorkloadCosts, join_run, metrics_document, profile_report
 
 if TYPE_CHECKING:
-    from llm_perf_opt.harness.timing.timed_runs import TimedRuns
+    from llm_perf_opt.measurements.timed.timed_runs import TimedRuns
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def run_profile(
     take, memory that is not there. A source besides the clock that fails later is a line of the report.
     """
     from llm_perf_opt.harness.real_models import RealModels
-    from llm_perf_opt.harness.timing.timed_runs import TimedRuns
+    from llm_perf_opt.measurements.timed.timed_runs import TimedRuns
 
     require_programs(request, model)
     images = request.pages()

@@ -22,7 +22,7 @@ def ranged_program(request_file: Path) -> list[str]:
 def make_ranged_pass(request: ProfileRequest) -> None:
     """The first page, as the timed run has it."""
     from llm_perf_opt.harness.real_models import RealModels
-    from llm_perf_opt.harness.timing.timed_runs import TimedRuns
+    from llm_perf_opt.measurements.timed.timed_runs import TimedRuns
 
     model = open_model(request.model, request.device.torch)
     models = RealModels(weights=model.weights, device=request.device.torch)

@@ -10,12 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from llm_perf_opt.analyses.cost.counted import SOURCE as COUNTED
-from llm_perf_opt.analyses.cost.coverage import known_sum
-from llm_perf_opt.analyses.cost.static_figures import StageCompute, StaticCompute
 from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of
 from llm_perf_opt.api.cost_answer import CostAnswer, cost_answer
-from llm_perf_opt.api.origin import Origin
 from llm_perf_opt.api.static_analysis.inputs import (
     AnalysisConfig,
     AnalysisInputs,
@@ -31,6 +27,10 @@ from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.source_figures import Method, OperatorFigure, SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_flops
+from llm_perf_opt.costs.counted import SOURCE as COUNTED
+from llm_perf_opt.costs.coverage import known_sum
+from llm_perf_opt.costs.static_figures import StageCompute, StaticCompute
+from llm_perf_opt.tracing.origin import Origin
 
 TOTAL = "total"
 

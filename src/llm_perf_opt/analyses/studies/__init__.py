@@ -1,1 +1,0 @@
-"""Studies: the columns of a point, its figures, named questions, and what a page shows."""

@@ -1,0 +1,236 @@
+"""A joined recording as a report: the answer in three lines, then stages, modules, ops, and how it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.recordings.recording import Recording
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of
+from llm_perf_opt.core.units import format_count, format_flops_per_s, format_ratio, format_seconds
+from llm_perf_opt.costs.coverage import known_sum
+from llm_perf_opt.measurements.join.attribution import ENOUGH, JoinedRecording
+from llm_perf_opt.measurements.join.sides import Evidence
+from llm_perf_opt.measurements.join.totals import TOO_MUCH, EvidenceShare, JoinedTotal, JoinTotals, UnattributedKernel
+from llm_perf_opt.ops.kernel_names import ATTENTION, CONVOLUTION, PRODUCT
+
+_NS_PER_S = 10**9
+_MODULES_SHOWN = 25
+_OPS_SHOWN = 15
+_KERNELS_SHOWN = 12
+_LONGEST_NAME = 70
+ENOUGH_FLOPS = 0.9  # of the traced forwards; with fewer the recording is of something else
+_HEAVY = frozenset({PRODUCT, ATTENTION, CONVOLUTION})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What a report is made of."""
+
+    graph: CallGraph
+    recording: Recording  # the steps that were joined
+    joined: JoinedRecording
+    totals: JoinTotals
+    device: Device | None
+    too_fast: float | None  # the share of the work that the device could not have done in the time; None: no device
+
+    @property
+    def device_ns(self) -> int:
+        """All recorded time."""
+        return self.recording.device_ns
+
+    def share(self, device_ns: int) -> float:
+        """A part of all recorded time."""
+        return device_ns / self.device_ns if self.device_ns else 0.0
+
+    @property
+    def found_flops(self) -> float | None:
+        """The share of the FLOPs of the traced forwards whose ops have kernels; None: unknown, or there are none."""
+        expected, found = self.totals.traced_flops, self.totals.total.flops
+        return None if not expected or found is None else found / (expected * max(1, self.joined.forwards))
+
+
+def join_report(one: Joined) -> Report:
+    """Tables of figures, and notes on what they rest on."""
+    totals = one.totals
+    modules = _families(one.graph, totals.modules)
+    tables = [
+        _figures("Kernel time by stage", "stage", totals.stages, one, total=totals.total),
+        _figures("Modules with the most kernel time of their own", "module", modules[:_MODULES_SHOWN], one),
+        _figures("Kernel time by kind of op", "op", totals.op_kinds[:_OPS_SHOWN], one),
+        table_of("How it is known", totals.evidence, _evidence_cells(one)),
+    ]
+    if totals.without_op:
+        tables.append(_without_op_table(one))
+    tables.append(_answer_table(one))
+    title = f"{one.graph.model}, {one.graph.phase}: recorded kernels on the traced ops"
+    answer = (f"Attributed: {_attributed(one)}.", f"Reached: {_reached(one)}.", f"Longest: {_longest(one)}.")
+    return Report(title=title, answer=answer, tables=tuple(tables), notes=tuple(_notes(one, len(modules))))
+
+
+def _answer_table(one: Joined) -> Table:
+    rows = (("attributed", _attributed(one)), ("reached", _reached(one)), ("longest", _longest(one)))
+    return Table(title="Answer", columns=(Column("what"), Column("answer")), rows=rows)
+
+
+def _attributed(one: Joined) -> str:
+    place_ns = sum(share.device_ns for share in one.totals.evidence if share.evidence is Evidence.PLACE)
+    by_op, by_place = one.share(one.totals.total.device_ns - place_ns), one.share(place_ns)
+    text = f"{format_ratio(by_op + by_place)} of {format_seconds(one.device_ns / _NS_PER_S)} of kernel time"
+    text += f", in {format_count(one.joined.forwards)} forward{'s' if one.joined.forwards != 1 else ''}"
+    return text + (f": {format_ratio(by_op)} to ops, {format_ratio(by_place)} to modules" if by_place else "")
+
+
+def _reached(one: Joined) -> str:
+    total = one.totals.total
+    rate = "unknown FLOP/s" if total.flops_per_s is None else format_flops_per_s(total.flops_per_s)
+    if one.device is None:
+        return f"{rate}; no device is known to hold it against"
+    used = [
+        f"{name} {format_ratio(value)}" for name, value in (("MFU", total.mfu), ("MBU", total.mbu)) if value is not None
+    ]
+    products = next((kind for kind in one.totals.op_kinds if kind.name == PRODUCT), None)
+    if total.mbu is None and products is not None and products.mbu is not None:
+        used.append(f"products alone MFU {format_ratio(products.mfu or 0)}, MBU {format_ratio(products.mbu)}")
+    return f"{rate} on {one.device.name}" + (f": {', '.join(used)}" if used else "")
+
+
+def _longest(one: Joined) -> str:
+    kinds = one.totals.op_kinds[:3]
+    return ", ".join(f"{kind.name} {format_ratio(one.share(kind.device_ns))}" for kind in kinds) + " of the time"
+
+
+def _figures(
+    title: str, what: str, rows: Sequence[JoinedTotal], one: Joined, *, total: JoinedTotal | None = None
+) -> Table:
+    cells: dict[Column, Callable[[JoinedTotal], Cell]] = {
+        Column(what): lambda row: row.name or "(root)",
+        Column("calls", Kind.COUNT): lambda row: row.calls,
+        Column("kernels", Kind.COUNT): lambda row: row.kernels,
+        Column("kernel time", Kind.SECONDS): lambda row: row.device_ns / _NS_PER_S,
+        Column("share", Kind.RATIO): lambda row: one.share(row.device_ns),
+        Column("FLOPs", Kind.FLOPS): lambda row: row.flops,
+        Column("FLOP/s", Kind.FLOPS_PER_S): lambda row: row.flops_per_s,
+        Column("bytes/s", Kind.BYTES_PER_S): lambda row: row.bytes_per_s,
+    }
+    if one.device is not None:
+        cells[Column("MFU", Kind.RATIO)] = lambda row: row.mfu
+        cells[Column("MBU", Kind.RATIO)] = lambda row: row.mbu
+    return table_of(title, rows, cells, total=total)
+
+
+def _families(graph: CallGraph, modules: Sequence[JoinedTotal]) -> list[JoinedTotal]:
+    """Modules of one class whose paths differ in numbers alone, as one row."""
+    groups: dict[tuple[str, str], list[JoinedTotal]] = {}
+    for module in modules:
+        key = (path_pattern(module.name), graph.module_types.get(module.name, ""))
+        groups.setdefault(key, []).append(module)
+    order = {path: place for place, path in enumerate(graph.paths)}
+    found = [
+        replace(
+            _sum(group),
+            name=label_of(sorted((module.name for module in group), key=lambda path: order.get(path, -1)), most_runs=3),
+        )
+        for group in groups.values()
+    ]
+    return sorted(found, key=lambda row: (-row.device_ns, row.name))
+
+
+def _sum(rows: Sequence[JoinedTotal]) -> JoinedTotal:
+    return JoinedTotal(
+        name="",
+        calls=sum(row.calls for row in rows),
+        kernels=sum(row.kernels for row in rows),
+        device_ns=sum(row.device_ns for row in rows),
+        flops=known_sum(row.flops for row in rows),
+        bytes_moved=known_sum(row.bytes_moved for row in rows),
+        peak_ns=known_sum(row.peak_ns for row in rows),
+        memory_ns=known_sum(row.memory_ns for row in rows),
+    )
+
+
+def _evidence_cells(one: Joined) -> dict[Column, Callable[[EvidenceShare], Cell]]:
+    return {
+        Column("evidence"): lambda share: "not attributed" if share.evidence is None else share.evidence.value,
+        Column("kernels", Kind.COUNT): lambda share: share.kernels,
+        Column("kernel time", Kind.SECONDS): lambda share: share.device_ns / _NS_PER_S,
+        Column("share", Kind.RATIO): lambda share: one.share(share.device_ns),
+    }
+
+
+def _without_op_table(one: Joined) -> Table:
+    cells: dict[Column, Callable[[UnattributedKernel], Cell]] = {
+        Column("kernel"): lambda kernel: _short(kernel.name),
+        Column("kind"): lambda kernel: kernel.label,
+        Column("launched by"): lambda kernel: _short(kernel.launched_by or ""),
+        Column("in a module"): lambda kernel: kernel.place or "",
+        Column("kernels", Kind.COUNT): lambda kernel: kernel.kernels,
+        Column("kernel time", Kind.SECONDS): lambda kernel: kernel.device_ns / _NS_PER_S,
+        Column("share", Kind.RATIO): lambda kernel: one.share(kernel.device_ns),
+    }
+    return table_of("Kernels that no traced op explains", one.totals.without_op[:_KERNELS_SHOWN], cells)
+
+
+def _short(name: str) -> str:
+    """The end of a long template name says least; what encloses every kernel of PyTorch says nothing."""
+    name = name.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
+def _notes(one: Joined, modules: int) -> Iterator[Note]:
+    yield Note(_recorded(one))
+    yield Note(
+        "FLOPs are those of the traced ops that have kernels here; a multiply-add counts as two. Bytes are as the "
+        "traced code is written, so that an MBU above 100 % means a cache served them."
+    )
+    yield from _workload_notes(one)
+    found = one.found_flops
+    if found is not None and found < 1:
+        text = f"The ops with kernels have {format_ratio(found)} of the FLOPs of the traced forwards."
+        doubt = " A part of a forward was recorded, or another model or workload: then nothing here holds."
+        yield Note(text + (doubt if found < ENOUGH_FLOPS else ""), Level.WARNING)
+    if one.joined.merges_products:
+        yield Note(
+            "The kernels fit better where products of one input are one, as engines store their weights (qkv_proj, "
+            "gate_up_proj); their time is shared out by bytes."
+        )
+    if any(work.is_fused for work in one.joined.work):
+        yield Note("Some kernels do the work of several ops: what they move is unknown, and so is their MBU.")
+    if one.device is None:
+        named = one.recording.device_name
+        why = "the recording names no device" if named is None else f"{named!r} is not in the table of devices"
+        yield Note(f"No MFU and no MBU: {why}; --device ID gives one.", Level.WARNING)
+    if one.recording.other_devices:
+        yield Note(f"Left out: {one.recording.other_devices} other devices in the file.", Level.WARNING)
+    if modules > _MODULES_SHOWN:
+        yield Note(f"{modules - _MODULES_SHOWN} more rows of modules; all are in modules of the answer in Python.")
+
+
+def _workload_notes(one: Joined) -> Iterator[Note]:
+    """Signs that another workload was recorded than traced."""
+    totals = one.totals
+    missing = [kernel for kernel in totals.without_op if kernel.launched_by and kernel.label in _HEAVY]
+    if missing and missing[0].device_ns > (1 - ENOUGH) * totals.total.device_ns:
+        yield Note(
+            f"The recording ran {_short(missing[0].launched_by or '')}, and no traced op reads tensors of these sizes: "
+            "trace the workload that was recorded.",
+            Level.WARNING,
+        )
+    if one.too_fast is not None and one.too_fast > TOO_MUCH:
+        yield Note(
+            f"{format_ratio(one.too_fast)} of the traced work would have run faster than the device allows: the "
+            "recording is of another model, of a smaller workload or of other weight formats than the trace.",
+            Level.WARNING,
+        )
+
+
+def _recorded(one: Joined) -> str:
+    recording = one.recording
+    steps = ", ".join(str(step.number) for step in recording.steps)
+    text = f"Recorded by {recording.source}" + (f" on {recording.device_name}" if recording.device_name else "")
+    text += f": {format_count(len(recording.work))} kernels, copies and fills"
+    text += f" of step {steps}" if steps else ""
+    return f"{text}; one traced forward makes {format_count(one.joined.launches)} launches."

@@ -1,0 +1,312 @@
+"""Fleets side by side: plan, GPUs, what they answer, whether a promise or a deadline is kept, and the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.report import (
+    Axis,
+    BarChart,
+    Cell,
+    Chart,
+    Column,
+    Kind,
+    Line,
+    LineChart,
+    Mark,
+    Series,
+    Table,
+    table_of,
+)
+from llm_perf_opt.core.units import format_count, format_seconds
+from llm_perf_opt.serving.capacity.outcome import DAY_S, ReplayOutcome
+from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.steady_state import SteadyState
+from llm_perf_opt.serving.capacity.tables import GLANCE, Banded, limit_of, times_text
+
+FLEETS, CONSIDERED = "Fleets", "Plans that were considered, without a replay"
+_HOUR_S, _MILLION = 3600.0, 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """So many pages within a time."""
+
+    pages: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.pages:,} pages in {_time_text(self.seconds)}"
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds / _HOUR_S:g} h" if seconds >= _HOUR_S else format_seconds(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Considered:
+    """One way to run a replica, by its step table alone. `best` is None where not even one request keeps the limits."""
+
+    device: str
+    plan: ParallelPlan
+    weights: str | None
+    cache_tokens: int
+    max_sequences: int
+    max_batched_tokens: int
+    states: tuple[SteadyState, ...]
+    best: SteadyState | None
+
+    @property
+    def name(self) -> str:
+        """`h100-sxm tp4`."""
+        spread = f" {self.plan.describe()}" if self.plan.replica_ranks > 1 else ""
+        return f"{self.device}{spread}{f' {self.weights}' if self.weights else ''}"
+
+    @property
+    def requests_per_s_and_gpu(self) -> float | None:
+        """At most, in a steady state."""
+        return None if self.best is None else self.best.requests_per_s / self.plan.replica_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Replicas of one plan, replayed. `fewest` is the smallest number of replicas that keeps the promise.
+
+    `price_per_hour` is that of one GPU; None: nobody gave one.
+    """
+
+    considered: Considered
+    replicas: int
+    banded: Banded
+    fewest: int | None = None
+    price_per_hour: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Of all replicas."""
+        return self.replicas * self.considered.plan.replica_ranks
+
+    @property
+    def name(self) -> str:
+        """`8x h100-sxm tp4`."""
+        return f"{self.gpus}x {self.considered.name}"
+
+    @property
+    def outcome(self) -> ReplayOutcome:
+        """At the expected step times."""
+        return self.banded.expected
+
+    @property
+    def pages_per_day_and_gpu(self) -> float | None:
+        """None: the requests have no pages."""
+        rate = self.outcome.pages_per_s
+        return None if rate is None else rate * DAY_S / self.gpus
+
+    @property
+    def fewest_gpus(self) -> int | None:
+        """That keep the promise with this plan."""
+        return None if self.fewest is None else self.fewest * self.considered.plan.replica_ranks
+
+    def gpus_for(self, deadline: Deadline, outcome: ReplayOutcome | None = None) -> int | None:
+        """Whole replicas that read the pages in time, at the rate of this replay."""
+        rate = (outcome or self.outcome).pages_per_s
+        if rate is None:
+            return None
+        needed = ceil(deadline.pages / deadline.seconds / (rate / self.replicas) - 1e-9)
+        return max(1, needed) * self.considered.plan.replica_ranks
+
+    def seconds_for(self, deadline: Deadline) -> float | None:
+        """When the last page is read on the GPUs that the deadline needs: they are whole replicas, so before it."""
+        gpus, rate = self.gpus_for(deadline), self.outcome.pages_per_s
+        return None if gpus is None or not rate else deadline.pages / (rate / self.gpus * gpus)
+
+    def cost_of(self, deadline: Deadline) -> float | None:
+        """Of the GPUs that the deadline needs, until the last page is read; None without a price."""
+        cost = self.cost_per_million(self.outcome.pages_per_s)
+        return None if cost is None else cost * deadline.pages / _MILLION
+
+    def cost_per_million(self, per_s: float | None) -> float | None:
+        """Of a million of what comes at this rate; None without a price or a rate."""
+        if self.price_per_hour is None or not per_s:
+            return None
+        return self.price_per_hour * self.gpus / _HOUR_S / per_s * _MILLION
+
+
+def fleets_table(fleets: Sequence[Fleet], promise: Promise | None, deadline: Deadline | None) -> Table:
+    """A row for each; columns that no fleet has are left out."""
+    share = 0.99 if promise is None else promise.share
+    name = f"p{share * 100:g}"
+    cells: dict[Column, Callable[[Fleet], Cell]] = {
+        Column("fleet"): lambda fleet: fleet.name,
+        Column("replicas", Kind.COUNT): lambda fleet: fleet.replicas,
+    }
+    if promise is not None:
+        cells[Column("keeps the promise")] = lambda fleet: fleet.banded.keeps(promise)
+        cells[Column("fewest GPUs that do", Kind.COUNT)] = lambda fleet: fleet.fewest_gpus
+    cells |= {
+        Column("requests/s", Kind.COUNT): lambda fleet: _three(fleet.outcome.requests_per_s),
+        Column("output tokens/s and GPU", Kind.COUNT): lambda fleet: round(
+            fleet.outcome.output_tokens_per_s / fleet.gpus
+        ),
+        Column(f"{name} TTFT", Kind.SECONDS): lambda fleet: fleet.outcome.ttft.at(share),
+        Column(f"{name} TPOT", Kind.SECONDS): lambda fleet: (
+            None if fleet.outcome.tpot is None else fleet.outcome.tpot.at(share)
+        ),
+    }
+    if any(fleet.pages_per_day_and_gpu is not None for fleet in fleets):
+        cells[Column("pages/day and GPU", Kind.COUNT)] = lambda fleet: (
+            None if fleet.pages_per_day_and_gpu is None else round(fleet.pages_per_day_and_gpu)
+        )
+    if deadline is not None:
+        cells[Column(f"GPUs for {deadline}", Kind.COUNT)] = lambda fleet: fleet.gpus_for(deadline)
+        cells[Column("at the edges of the band")] = lambda fleet: _edges(fleet, deadline)
+    if any(fleet.price_per_hour is not None for fleet in fleets):
+        cells[Column("cost of 1M output tokens", Kind.COUNT)] = lambda fleet: _money(
+            fleet.cost_per_million(fleet.outcome.output_tokens_per_s)
+        )
+        if any(fleet.outcome.pages for fleet in fleets):
+            cells[Column("cost of 1M pages", Kind.COUNT)] = lambda fleet: _money(
+                fleet.cost_per_million(fleet.outcome.pages_per_s)
+            )
+    return table_of(FLEETS, fleets, cells)
+
+
+def glance_table(fleet: Fleet, promise: Promise | None, first: tuple[str, str] | None = None) -> Table:
+    """Is it enough, how long does a request take, what limits: one line each. `first` takes the place of the first."""
+    is_asked = fleet.outcome.asked_per_s is not None or promise is not None
+    rows = (
+        first
+        or (
+            f"{'Is' if is_asked else 'What does'} {fleet.name} {'enough' if is_asked else 'do'}?",
+            _verdict(fleet, promise),
+        ),
+        ("How long does a request take?", times_text(fleet.banded, promise)),
+        ("What limits?", limit_of(fleet.outcome)),
+    )
+    return Table(title=GLANCE, columns=(Column("question"), Column("answer")), rows=rows)
+
+
+def _verdict(fleet: Fleet, promise: Promise | None) -> str:
+    found = fleet.outcome
+    parts = [
+        f"answers {format_count(_three(found.requests_per_s))} requests/s, {found.output_tokens_per_s:,.0f} tokens/s"
+    ]
+    if promise is not None:
+        parts.insert(0, f"{fleet.banded.keeps(promise)}, {promise}")
+        if fleet.fewest_gpus is not None:
+            parts.append(f"the fewest GPUs that keep it with this plan: {fleet.fewest_gpus}")
+    elif found.asked_per_s is not None:
+        asked = f"{format_count(_three(found.asked_per_s))} requests/s come"
+        parts.insert(0, f"no, {asked} and the queue grows" if found.is_growing else f"yes, {asked} and no queue grows")
+    if fleet.pages_per_day_and_gpu is not None:
+        edges = ((one.pages_per_s or 0.0) * DAY_S / fleet.gpus for one in (fleet.banded.high, fleet.banded.low))
+        low, high = edges
+        parts.append(f"{fleet.pages_per_day_and_gpu:,.0f} pages a day and GPU ({low:,.0f} to {high:,.0f})")
+    return "; ".join(parts)
+
+
+def deadline_answer(fleet: Fleet, deadline: Deadline) -> str:
+    """The GPUs that read the pages in time, with the band and the cost."""
+    cost, seconds = fleet.cost_of(deadline), fleet.seconds_for(deadline)
+    price = "" if cost is None else f", {cost:,.2f} in all"
+    done = "" if seconds is None else f", done in {_time_text(_three(seconds / _HOUR_S) * _HOUR_S)}"
+    return f"{fleet.gpus_for(deadline)} x {fleet.considered.name} ({_edges(fleet, deadline)}){done}{price}"
+
+
+def _edges(fleet: Fleet, deadline: Deadline) -> str:
+    low, high = (fleet.gpus_for(deadline, edge) for edge in (fleet.banded.low, fleet.banded.high))
+    return f"{low} to {high}"
+
+
+def considered_table(considered: Sequence[Considered]) -> Table:
+    """Every plan with what it can do at most, by its step table alone."""
+
+    def state(one: Considered, figure: str) -> Cell:
+        return None if one.best is None else float(getattr(one.best, figure))
+
+    return table_of(
+        CONSIDERED,
+        considered,
+        {
+            Column("plan"): lambda one: one.name,
+            Column("cache, tokens", Kind.COUNT): lambda one: one.cache_tokens,
+            Column("max_num_seqs", Kind.COUNT): lambda one: one.max_sequences,
+            Column("max_num_batched_tokens", Kind.COUNT): lambda one: one.max_batched_tokens,
+            Column("sequences at once", Kind.COUNT): lambda one: None if one.best is None else one.best.sequences,
+            Column("mean step", Kind.SECONDS): lambda one: state(one, "step_s"),
+            Column("most requests/s and GPU", Kind.COUNT): lambda one: (
+                None if one.requests_per_s_and_gpu is None else _three(one.requests_per_s_and_gpu)
+            ),
+        },
+    )
+
+
+def fleet_charts(fleets: Sequence[Fleet], considered: Sequence[Considered], promise: Promise | None) -> Iterator[Chart]:
+    """What a GPU of each fleet does, and throughput against latency of every plan."""
+    if len(fleets) > 1:
+        yield _per_gpu_chart(fleets)
+    lines = [
+        Line(one.name, tuple((state.step_s, state.requests_per_s / one.plan.replica_ranks) for state in _rising(one)))
+        for one in considered
+    ]
+    marks = [
+        Mark(fleet.outcome.tpot.median_s, fleet.outcome.requests_per_s / fleet.gpus, f"replayed: {fleet.name}")
+        for fleet in fleets
+        if fleet.outcome.tpot is not None
+    ]
+    if any(len(line.points) > 1 for line in lines):
+        caption = (
+            "Lines by the step table alone, from one sequence at a time to as many as fit; points from the replay."
+        )
+        if promise is not None and promise.tpot_s is not None:
+            caption += f" The promise is a TPOT of {format_seconds(promise.tpot_s)}."
+        yield LineChart(
+            title="Throughput against latency",
+            x=Axis("time per output token", Kind.SECONDS, is_log=True),
+            y=Axis("requests/s and GPU", Kind.COUNT),
+            lines=tuple(lines),
+            marks=tuple(marks),
+            caption=caption,
+        )
+
+
+def _rising(one: Considered) -> Iterator[SteadyState]:
+    """The states in order of their step time: a padded batch may be faster than a smaller one."""
+    last = 0.0
+    for state in one.states:
+        if state.step_s > last:
+            last = state.step_s
+            yield state
+
+
+def _per_gpu_chart(fleets: Sequence[Fleet]) -> Chart:
+    has_pages = all(fleet.pages_per_day_and_gpu is not None for fleet in fleets)
+    what = "Pages a day and GPU" if has_pages else "Output tokens/s and GPU"
+
+    def values(edge: str) -> tuple[float, ...]:
+        outcomes: list[ReplayOutcome] = [getattr(fleet.banded, edge) for fleet in fleets]
+        rates = [(one.pages_per_s or 0.0) * DAY_S if has_pages else one.output_tokens_per_s for one in outcomes]
+        return tuple(round(rate / fleet.gpus) for rate, fleet in zip(rates, fleets, strict=True))
+
+    return BarChart(
+        title=what,
+        categories=tuple(fleet.name for fleet in fleets),
+        series=(
+            Series("low", values("high")),  # slow steps give the low rate
+            Series("expected", values("expected")),
+            Series("high", values("low")),
+        ),
+        kind=Kind.COUNT,
+        caption="As loaded in this traffic; low and high are the edges of the step times' band.",
+    )
+
+
+def _three(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+def _money(amount: float | None) -> float | None:
+    return None if amount is None else _three(amount)

@@ -1,0 +1,172 @@
+"""A measured server beside its replay, and what measured steps correct in a step table: factors for each stage."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.report import Cell, Column, Kind, Note, Table
+from llm_perf_opt.core.units import format_ratio
+from llm_perf_opt.measurements.measurement import MeasuredRun, Quantity
+from llm_perf_opt.measurements.serving_results import MeasuredStep
+from llm_perf_opt.serving.capacity.tables import Banded
+from llm_perf_opt.timing.step.step_table import Curve, StepTable
+
+BESIDE = "Measured beside replayed, median of the requests"
+_FEWEST = 3  # steps, for a factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFactors:
+    """Measured over table, the median of steps that only decode and of steps with prompts; None: too few of them.
+
+    `by_batch` are factors of steps that decode so many sequences, where enough were measured. `spread` is the middle
+    half of the ratios of both kinds after the correction, over their median.
+    """
+
+    decode: float | None
+    prompts: float | None
+    decode_steps: int
+    prompt_steps: int
+    spread: float | None
+    by_batch: tuple[tuple[float, float], ...] = ()
+
+    def notes(self) -> Iterator[Note]:
+        """What was corrected, in words."""
+        parts = [
+            f"{name} x {factor:.3g} ({steps:,} steps)"
+            for name, factor, steps in (
+                ("decode", self.decode, self.decode_steps),
+                ("prompts", self.prompts, self.prompt_steps),
+            )
+            if factor is not None
+        ]
+        if len(self.by_batch) > 1:
+            (few, first), (many, last) = self.by_batch[0], self.by_batch[-1]
+            parts[0] += f", from x {first:.3g} in batches of {few:.0f} to x {last:.3g} in those of {many:.0f}"
+        spread = "" if self.spread is None else f"; half of the steps lie within {format_ratio(self.spread)} of that"
+        yield Note(f"Step times are corrected by measured steps: {', '.join(parts)}{spread}.")
+
+    def of_decode(self, sequences: float) -> float:
+        """The factor of a step that decodes so many: between measured batches by logarithms, beyond as at the last."""
+        if not self.by_batch:
+            return self.decode if self.decode is not None else self.of_prompts
+        batches, factors = zip(*self.by_batch, strict=True)
+        return Curve(at=batches, seconds=factors)(min(sequences, batches[-1]))
+
+    @property
+    def of_prompts(self) -> float:
+        """The factor of prompts; where they were not measured, that of steps that decode."""
+        found = self.prompts if self.prompts is not None else self.decode
+        assert found is not None
+        return found
+
+    @property
+    def most_decoding(self) -> float:
+        """The largest batch with a factor of its own."""
+        return self.by_batch[-1][0] if self.by_batch else 1.0
+
+
+def step_factors(steps: Sequence[MeasuredStep], table: StepTable, context_tokens: float) -> StepFactors:
+    """The factors by which measured steps differ from the table's, with `context_tokens` cached for each sequence."""
+    decode: dict[int, list[float]] = defaultdict(list)  # by the number of sequences
+    prompts: list[float] = []
+    for step in steps:
+        expected = _expected(step, table, context_tokens)
+        if expected > 0 and step.only_decodes:
+            decode[step.decoding].append(step.seconds / expected)
+        elif expected > 0 and step.prompts:
+            prompts.append(step.seconds / expected)
+    every = [ratio for ratios in decode.values() for ratio in ratios]
+    medians = [statistics.median(ratios) if len(ratios) >= _FEWEST else None for ratios in (every, prompts)]
+    if medians == [None, None]:
+        raise UsageError(
+            "These steps correct nothing.",
+            why=f"fewer than {_FEWEST} of them decode alone, and fewer than {_FEWEST} read prompts",
+            fix="give a log with more steps",
+        )
+    found = StepFactors(
+        decode=medians[0],
+        prompts=medians[1],
+        decode_steps=len(every),
+        prompt_steps=len(prompts),
+        spread=None,
+        by_batch=tuple(_by_batch(decode)),
+    )
+    rest = [ratio / found.of_decode(batch) for batch, ratios in decode.items() for ratio in ratios if found.decode]
+    rest += [ratio / found.prompts for ratio in prompts if found.prompts]
+    low, _, high = statistics.quantiles(rest, n=4)
+    return replace(found, spread=(high - low) / 2)
+
+
+def _by_batch(decode: Mapping[int, Sequence[float]]) -> Iterator[tuple[float, float]]:
+    """One factor for each doubling of the batch, where enough steps had such a batch."""
+    together: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for batch, ratios in decode.items():
+        together[(batch - 1).bit_length()] += [(batch, ratio) for ratio in ratios]
+    for _, pairs in sorted(together.items()):
+        if len(pairs) >= _FEWEST:
+            yield statistics.median(batch for batch, _ in pairs), statistics.median(ratio for _, ratio in pairs)
+
+
+def _expected(step: MeasuredStep, table: StepTable, context_tokens: float) -> float:
+    chunks = [(step.prompt_tokens // step.prompts, 0)] * step.prompts if step.prompts else []
+    return table.host_s + table.seconds(step.decoding, round(step.decoding * context_tokens), chunks)
+
+
+def corrected(table: StepTable, factors: StepFactors) -> StepTable:
+    """The table with both stages corrected. Where one was not measured, the factor of the other holds for both.
+
+    Steps as large as captured batches are steps of decoding, or, where launches are not captured, as large as the
+    largest batch that was measured; from there on tokens are those of prompts.
+    """
+    largest = table.padded_to[-1] if table.padded_to else factors.most_decoding
+
+    def of_tokens(tokens: float) -> float:
+        return factors.of_decode(tokens) if tokens <= largest else factors.of_prompts
+
+    knots = tuple(at for at, _ in factors.by_batch)
+    border = (largest, largest + 1.0)  # a point on either side: between the two is no mixture of both
+    rows = zip(table.decoding.across, table.decoding.seconds, strict=True)
+    decoding = (tuple(second * factors.of_decode(at) for second in row) for at, row in rows)
+    return replace(
+        table,
+        tokens=_times(table.tokens, of_tokens, (*knots, *border)),
+        head=_times(table.head, factors.of_decode, knots),
+        decoding=replace(table.decoding, seconds=tuple(decoding)),
+        prompts=table.prompts.slower(factors.of_prompts),
+        states=None if table.states is None else table.states.slower(factors.of_prompts),
+        host_s=table.host_s * factors.of_decode(1.0),
+        origin=f"{table.origin}; corrected by measured steps",
+    )
+
+
+def _times(curve: Curve, factor: Callable[[float], float], more: Sequence[float]) -> Curve:
+    """The curve times a factor of its own at every point, and at `more` of them."""
+    points = {at: curve(at) * factor(at) for at in (*curve.at, *more)}
+    return Curve(at=tuple(sorted(points)), seconds=tuple(points[at] for at in sorted(points)))
+
+
+def beside_table(runs: Sequence[MeasuredRun], banded: Banded) -> Table:
+    """Medians that were measured, and the same of the replay with its band."""
+    rows: list[tuple[Cell, ...]] = []
+    for run in runs:
+        for name, quantity in (("TTFT", Quantity.TTFT), ("TPOT", Quantity.TPOT)):
+            measured, times = run.time_of(quantity), banded.expected.times().get(name)
+            if measured is None or times is None:
+                continue
+            low, high = (edge.times()[name].median_s for edge in (banded.low, banded.high))
+            is_inside = "yes" if low <= measured.seconds <= high else "no"
+            ratio = times.median_s / measured.seconds
+            rows.append((run.file, name, measured.seconds, times.median_s, low, high, ratio, is_inside))
+    columns = (
+        Column("measured in"),
+        Column("time"),
+        *(Column(name, Kind.SECONDS) for name in ("measured", "replayed", "low", "high")),
+        Column("replayed / measured", Kind.RATIO),
+        Column("inside the band"),
+    )
+    return Table(title=BESIDE, columns=columns, rows=tuple(rows))

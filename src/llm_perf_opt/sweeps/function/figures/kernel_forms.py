@@ -1,0 +1,243 @@
+"""The kernels that a program launches, with sizes that are forms: what a source of rates times at many points.
+
+Eager execution launches the kernels of each op. An engine fuses them: which ones is a matter of the structure of the
+program, so its kernels are one list at every point, and their sizes are fitted like any other figure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
+from llm_perf_opt.costs.necessary.read_once import preparation
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
+from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
+from llm_perf_opt.ops.table import kernels_of
+from llm_perf_opt.sweeps.function.figures.costs import Fit, OpFitting
+from llm_perf_opt.sweeps.function.figures.rebuilding import Rebuilt
+from llm_perf_opt.sweeps.function.form import Form, Point
+from llm_perf_opt.sweeps.function.program.alignment import Parting
+from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.engine_kernels import fused_sequence
+from llm_perf_opt.timing.rank_bound import least_exchanges
+
+_SIZES = ("flops", "skippable_flops", "bytes_moved", "avoidable_bytes", "rows", "weights", "sequences", "queries")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveForms:
+    """A collective whose payload is a form; its kind and its ranks are the same at every point."""
+
+    kind: CollectiveKind
+    group: GroupRanks
+    axis: str | None
+    payload: Form
+
+    def of(self, payload_bytes: int) -> Collective:
+        """The collective of one payload."""
+        return Collective(kind=self.kind, payload_bytes=payload_bytes, group=self.group, axis=self.axis)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelForms:
+    """One launch; the fields are those of a kernel."""
+
+    kind: KernelKind
+    dtype: str
+    flops: Form
+    skippable_flops: Form
+    bytes_moved: Form
+    avoidable_bytes: Form
+    rows: Form
+    weights: Form
+    sequences: Form
+    queries: Form
+    collective: CollectiveForms | None = None
+    pattern: AccessPattern | None = None
+    is_helper: bool = False
+    shape: ShapeForms | None = None  # None: it has no shape, or a size of it is no form
+
+    def at(self, point: Point) -> Kernel:
+        """The kernel at one point."""
+        sizes = {name: getattr(self, name).at(point) for name in _SIZES}
+        collective = None if self.collective is None else self.collective.of(self.collective.payload.at(point))
+        return Kernel(
+            kind=self.kind,
+            dtype=self.dtype,
+            collective=collective,
+            pattern=self.pattern,
+            is_helper=self.is_helper,
+            shape=None if self.shape is None else self.shape.at(point),
+            **sizes,
+        )
+
+
+ExchangeCounts = Mapping[str, Mapping[CollectiveForms, int]]  # stage -> what it must exchange, and how often
+KernelCounts = Mapping[str, Mapping[KernelForms, int]]  # stage -> its kernels, and how often each is launched
+
+
+def kernel_forms(rebuilt: Rebuilt, execution: Execution, *, least: bool = True) -> KernelCounts:
+    """The kernels of each stage in a cell; `NoRule` where they are no fixed list with sizes that are forms.
+
+    `least`: an engine is taken to fuse little, as the rates of a data sheet do.
+    """
+    if len(set(_loop_counts(rebuilt))) > 1:
+        raise _no_rule("a loop runs more or less often, by the workload")
+    return _fused(rebuilt, least=least) if execution is Execution.FUSED else _as_written(rebuilt)
+
+
+def _loop_counts(rebuilt: Rebuilt) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How often each loop runs at the low and at the high end of the region: never less with more of anything."""
+    low, high = ({name: ends[side] for name, ends in rebuilt.region.items()} for side in (0, 1))
+    loops = rebuilt.program.loops
+    return tuple(loop.count.at(low) for loop in loops), tuple(loop.count.at(high) for loop in loops)
+
+
+def _as_written(rebuilt: Rebuilt) -> KernelCounts:
+    shape, fitting = rebuilt.program.shape(_loop_counts(rebuilt)[0]), OpFitting(rebuilt.region)
+    skeleton = shape.graph
+    names, stages, kinds = stage_names(skeleton), stage_of_ops(skeleton), ops_of(skeleton).kind
+    prepared = preparation(skeleton).stop
+    counts = Counter(zip(stages[prepared:], kinds[prepared:], strict=True))
+    launched = {
+        number: fitting.found(shape.kinds[number], _kernels_of_op)
+        for number in dict.fromkeys(kind for _, kind in counts)
+    }
+    found: dict[str, Counter[KernelForms]] = {name: Counter() for name in names}
+    for (stage, kind), count in counts.items():
+        for kernel in launched[kind]:
+            found[names[stage]][kernel] += count
+    return {stage: kernels for stage, kernels in found.items() if kernels}
+
+
+def _kernels_of_op(kinds: Sequence[OpKind], fit: Fit) -> list[KernelForms] | None:
+    return _aligned([kernels_of(kind) for kind in kinds], fit)
+
+
+def _aligned(lists: Sequence[Sequence[Kernel]], fit: Fit) -> list[KernelForms] | None:
+    """Kernels of several points side by side; None where they are not the same kernels, or a size is no form."""
+    if len({tuple((kernel.kind, kernel.dtype) for kernel in kernels) for kernels in lists}) > 1:
+        return None
+    found: list[KernelForms] = []
+    for same in zip(*lists, strict=True):
+        sizes = {name: fit(tuple(getattr(kernel, name) for kernel in same)) for name in _SIZES}
+        collective = _collective(same, fit)
+        if None in sizes.values() or (collective is None and same[0].collective is not None):
+            return None
+        found.append(
+            KernelForms(
+                kind=same[0].kind,
+                dtype=same[0].dtype,
+                collective=collective,
+                pattern=_common(kernel.pattern for kernel in same),
+                is_helper=same[0].is_helper,
+                shape=shape_forms([kernel.shape for kernel in same], fit),
+                **sizes,  # type: ignore[arg-type]
+            )
+        )
+    return found
+
+
+def _common(patterns: Iterable[AccessPattern | None]) -> AccessPattern | None:
+    """The pattern of all; None where they differ: an operand of one value at some points only is broadcast there."""
+    found = set(patterns)
+    return found.pop() if len(found) == 1 else None
+
+
+def _collective(same: Sequence[Kernel], fit: Fit) -> CollectiveForms | None:
+    """What the kernels exchange; None: nothing, or not the same at every point."""
+    found = [kernel.collective for kernel in same if kernel.collective is not None]
+    if len(found) < len(same) or len({(one.kind, one.group, one.axis) for one in found}) > 1:
+        return None
+    payload = fit(tuple(one.payload_bytes for one in found))
+    if payload is None:
+        return None
+    return CollectiveForms(kind=found[0].kind, group=found[0].group, axis=found[0].axis, payload=payload)
+
+
+def _fused(rebuilt: Rebuilt, *, least: bool) -> KernelCounts:
+    for points, fitter in rebuilt.bases():
+        lists = [fused_sequence(rebuilt.graph(point), least=least) for point in points]
+        stages = [stage for stage, _ in lists[0]]
+        if any([stage for stage, _ in one] != stages for one in lists):
+            raise _no_rule("what an engine fuses differs from point to point")
+        kernels = _aligned([[kernel for _, kernel in one] for one in lists], fitter.fit)
+        if kernels is not None:
+            found: dict[str, Counter[KernelForms]] = {}
+            for stage, kernel in zip(stages, kernels, strict=True):
+                found.setdefault(stage, Counter())[kernel] += 1
+            return found
+    raise _no_rule("the size of a fused kernel is no polynomial")
+
+
+def exchange_forms(rebuilt: Rebuilt) -> ExchangeCounts:
+    """The collectives of each stage that no engine can do without; `NoRule` where they differ from point to point."""
+    for points, fitter in rebuilt.bases():
+        lists = [_least(rebuilt.graph(point)) for point in points]
+        if len({tuple((stage, one.kind, one.group, count) for stage, one, count in some) for some in lists}) > 1:
+            raise _no_rule("what ranks must exchange differs from point to point")
+        found: dict[str, dict[CollectiveForms, int]] = {}
+        for same in zip(*lists, strict=True):
+            stage, first, count = same[0]
+            payload = fitter.fit(tuple(one.payload_bytes for _, one, _ in same))
+            if payload is None:
+                break
+            forms = CollectiveForms(kind=first.kind, group=first.group, axis=first.axis, payload=payload)
+            counts = found.setdefault(stage, {})
+            counts[forms] = counts.get(forms, 0) + count
+        else:
+            return found
+    raise _no_rule("the payload of a collective is no polynomial")
+
+
+def _least(graph: CallGraph) -> list[tuple[str, Collective, int]]:
+    return [(stage, one, count) for stage, least in least_exchanges(graph).items() for one, count in least.items()]
+
+
+def _no_rule(text: str) -> NoRule:
+    return NoRule(Parting(what=NO_RULE, op=None, text=text))
+
+
+_TYPES = (ProductShape, AttentionShape, ExpertsShape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeForms:
+    """A shape of the type at `type_place`; `sizes` are its integers, `fixed` its other fields."""
+
+    type_place: int
+    sizes: tuple[tuple[str, Form], ...]
+    fixed: tuple[tuple[str, object], ...]
+
+    def at(self, point: Point) -> KernelShape:
+        """The shape at one point."""
+        values: dict[str, Any] = {**dict(self.fixed), **{name: form.at(point) for name, form in self.sizes}}
+        return _TYPES[self.type_place](**values)
+
+
+def shape_forms(shapes: Sequence[KernelShape | None], fit: Fit) -> ShapeForms | None:
+    """One shape at several points; None: there is none, they are of several types, or a size is no form."""
+    kind = type(shapes[0])
+    if kind not in _TYPES or any(type(shape) is not kind for shape in shapes):
+        return None
+    sizes: list[tuple[str, Form]] = []
+    fixed: list[tuple[str, object]] = []
+    for name in (field.name for field in fields(_TYPES[_TYPES.index(kind)])):
+        values = tuple(getattr(shape, name) for shape in shapes)
+        if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+            form = fit(values)
+            if form is None:
+                return None
+            sizes.append((name, form))
+        elif len(set(values)) == 1:
+            fixed.append((name, values[0]))
+        else:
+            return None
+    return ShapeForms(type_place=_TYPES.index(kind), sizes=tuple(sizes), fixed=tuple(fixed))

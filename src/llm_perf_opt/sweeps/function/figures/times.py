@@ -1,0 +1,360 @@
+"""The time of a phase at many points at once, by any source of rates.
+
+The rates of a data sheet are applied to columns of kernel sizes, measured tables to the kernels of all points. Every
+other source, and a cell whose kernels are no forms, is asked point by point; the answer says which of the two it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.core.hardware.priors import Prior
+from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.sweeps.function.columns import Column, Evaluation
+from llm_perf_opt.sweeps.function.figures.kernel_forms import (
+    CollectiveForms,
+    ExchangeCounts,
+    KernelCounts,
+    KernelForms,
+)
+from llm_perf_opt.sweeps.function.figures.needs import NecessaryForms, must_read_bytes
+from llm_perf_opt.timing.communication import band_of, time_on_links
+from llm_perf_opt.timing.datasheet_rates import (
+    LARGE_WEIGHTS,
+    SMALL_WEIGHTS,
+    DataSheetRates,
+    compute_rates,
+    priors_of,
+)
+from llm_perf_opt.timing.lower_bound import BoundBy, fastest_peak
+from llm_perf_opt.timing.predict import StageTime
+
+Floats = NDArray[np.float64]
+_BOUNDS = tuple(BoundBy)
+_MICRO = 1e-6
+
+
+class AnsweredBy(StrEnum):
+    """How figures at many points were found."""
+
+    FORM = "by form"  # all points at once
+    POINT = "by point"  # the call graph of each point, analysed by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeColumns:
+    """A phase at many points, its stages one after the other; the fields are those of a stage's time.
+
+    `bound_by` is what limits the stage that takes longest. None: the source has no such figure, or not at every point.
+    """
+
+    lower_bound_s: Floats | None
+    low_s: Floats
+    high_s: Floats
+    expected_s: Floats | None
+    device_low_s: Floats
+    device_high_s: Floats
+    host_low_s: Floats
+    host_high_s: Floats
+    bound_by: NDArray[np.object_]  # of BoundBy, or None
+    untimed_ops: NDArray[np.int64]  # that no rate of the source describes: they are in no sum
+    origin: AnsweredBy
+
+    def taken(self, rows: Column) -> TimeColumns:
+        """The columns with these rows, in their order."""
+        changed: dict[str, Any] = {
+            field.name: None if (column := getattr(self, field.name)) is None else column[rows]
+            for field in fields(self)
+            if field.name != "origin"
+        }
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageColumns:
+    lower_bound_s: Floats | None
+    device_low_s: Floats
+    device_high_s: Floats
+    host_low_s: float
+    host_high_s: float
+    bound_by: NDArray[np.int64]  # place in BoundBy
+    untimed: NDArray[np.int64]
+
+    @property
+    def low_s(self) -> Floats:
+        return np.maximum(self.device_low_s, self.host_low_s)
+
+    @property
+    def high_s(self) -> Floats:
+        return np.maximum(self.device_high_s, self.host_high_s)
+
+
+def times_by_form(
+    kernels: KernelCounts,
+    needs: Mapping[str, NecessaryForms],
+    policy: str,
+    at: Evaluation,
+    rates: DataSheetRates,
+    exchanges: ExchangeCounts | None = None,
+) -> TimeColumns:
+    """The times of all points from forms; equal to a prediction of each point but for the last digits of a float."""
+    stages = [
+        _stage(counts, needs.get(name), policy, at, rates, {} if exchanges is None else exchanges.get(name, {}))
+        for name, counts in kernels.items()
+    ]
+    zero = np.zeros(at.size)
+    bounds = [stage.lower_bound_s for stage in stages]
+    known = [bound for bound in bounds if bound is not None]
+    slowest = np.argmax(np.stack([stage.high_s for stage in stages]), axis=0) if stages else np.zeros(at.size, int)
+    limits = np.array(_BOUNDS, dtype=object)
+    by_stage = np.stack([stage.bound_by for stage in stages]) if stages else np.zeros((1, at.size), dtype=np.int64)
+    return TimeColumns(
+        lower_bound_s=sum(known, zero) if len(known) == len(bounds) else None,
+        low_s=sum((stage.low_s for stage in stages), zero),
+        high_s=sum((stage.high_s for stage in stages), zero),
+        expected_s=None,
+        device_low_s=sum((stage.device_low_s for stage in stages), zero),
+        device_high_s=sum((stage.device_high_s for stage in stages), zero),
+        host_low_s=zero + sum(stage.host_low_s for stage in stages),
+        host_high_s=zero + sum(stage.host_high_s for stage in stages),
+        bound_by=limits[by_stage[slowest, np.arange(at.size)]],
+        untimed_ops=sum((stage.untimed for stage in stages), np.zeros(at.size, dtype=np.int64)),
+        origin=AnsweredBy.FORM,
+    )
+
+
+def _stage(
+    counts: Mapping[KernelForms, int],
+    needs: NecessaryForms | None,
+    policy: str,
+    at: Evaluation,
+    rates: DataSheetRates,
+    exchanges: Mapping[CollectiveForms, int],
+) -> _StageColumns:
+    low, high = np.zeros(at.size), np.zeros(at.size)
+    shares = np.zeros((len(_BOUNDS), at.size))
+    for kernel, count in counts.items():
+        if kernel.kind is KernelKind.COMMUNICATION:
+            continue
+        fast, slow, limit = _kernel_times(kernel, at, rates)
+        low += fast * count
+        high += slow * count
+        for place in range(len(_BOUNDS)):
+            shares[place] += np.where(limit == place, slow * count, 0.0)
+    bound = None if needs is None else _lower_bound(needs, policy, at, rates)
+    if bound is not None:
+        seconds, bandwidth_s = bound
+        least = np.maximum(seconds, bandwidth_s / rates.best_bandwidth_share)
+        low, high = np.maximum(low, least), np.maximum(high, least)
+    links = links_of(counts, at, rates.cluster, by_engine=rates.is_engine)
+    low, high = np.maximum(low, links.low_s), high + links.high_s
+    shares[_BOUNDS.index(BoundBy.COMMUNICATION)] = links.high_s
+    launch, launches = rates.launch_time(), sum(counts.values())
+    host_low, host_high = launch.low * launches, launch.high * launches
+    is_host = np.sqrt(host_low * host_high) > np.sqrt(low * high)
+    if rates.is_engine:  # what `predict` calls so
+        shares[_BOUNDS.index(BoundBy.KERNEL_STARTS)] = shares[_BOUNDS.index(BoundBy.LAUNCHES)]
+        shares[_BOUNDS.index(BoundBy.LAUNCHES)] = 0.0
+    return _StageColumns(
+        lower_bound_s=None
+        if bound is None
+        else bound[0]
+        if rates.cluster is None
+        else np.maximum(bound[0], least_seconds(exchanges, at, rates.cluster)),
+        device_low_s=low,
+        device_high_s=high,
+        host_low_s=host_low,
+        host_high_s=host_high,
+        bound_by=np.where(is_host, _BOUNDS.index(BoundBy.LAUNCHES), np.argmax(shares, axis=0)),
+        untimed=links.untimed,
+    )
+
+
+def _lower_bound(needs: NecessaryForms, policy: str, at: Evaluation, rates: DataSheetRates) -> tuple[Floats, Floats]:
+    """The bound in seconds, and the part of it that is bandwidth."""
+    device = rates.device
+    compute_s = np.zeros(at.size)
+    for dtype, flops in needs.flops_by_dtype.items():
+        compute_s += _floats(at.of(flops)) / fastest_peak(dtype, device)
+    must_read = np.zeros(at.size) if needs.bytes is None else _floats(must_read_bytes(needs, policy, at))
+    from_memory = np.maximum(must_read - at.of(needs.forwards) * (device.cache_bytes or 0), 0.0)
+    bandwidth_s = from_memory / device.bandwidth_bytes_per_s
+    return np.maximum(compute_s, bandwidth_s), bandwidth_s
+
+
+def _kernel_times(kernel: KernelForms, at: Evaluation, rates: DataSheetRates) -> tuple[Floats, Floats, Column]:
+    """Low and high edge of one launch, and the place of what limits it."""
+    low, high = np.zeros(at.size), np.zeros(at.size)
+    limit = np.zeros(at.size, dtype=np.int64)
+    flops = _floats(at.of(kernel.flops))
+    required = flops - _floats(at.of(kernel.skippable_flops))
+    moved = _floats(at.of(kernel.bytes_moved))
+    needed = np.maximum(moved - _floats(at.of(kernel.avoidable_bytes)) - (rates.device.cache_bytes or 0), 0.0)
+    for rows, (floor, fraction, bandwidth) in _classes(kernel, at, rates):
+        has_products = bool(kernel.flops.terms)  # the peaks of a device hold for no other work
+        fast, slow = compute_rates(kernel.dtype, fraction, rates.device) if has_products else (1.0, 1.0)
+        device_rate = rates.device.bandwidth_bytes_per_s
+        parts = np.stack(
+            (
+                required[rows] / slow,
+                moved[rows] / (device_rate * bandwidth.low),
+                np.full(len(moved[rows]), floor.high * _MICRO),
+            )
+        )
+        low[rows] = floor.low * _MICRO + np.maximum(
+            required[rows] / fast, needed[rows] / (device_rate * bandwidth.high)
+        )
+        high[rows] = parts[2] + np.maximum(parts[0], parts[1])
+        limit[rows] = np.argmax(parts, axis=0)
+    return low, high, limit
+
+
+def _classes(
+    kernel: KernelForms, at: Evaluation, rates: DataSheetRates
+) -> Iterator[tuple[slice | Column, tuple[Prior, Prior, Prior]]]:
+    """Points at which the same priors hold for a kernel, and these: asked for one kernel of each class."""
+    sizes = {name: at.of(getattr(kernel, name)) for name in ("rows", "weights", "sequences", "queries")}
+    priors = rates.priors
+    classes = [
+        _bands(sizes["rows"], priors.small_matmul_fraction),
+        _bands(sizes["rows"], priors.large_matmul_fraction),
+        np.searchsorted([SMALL_WEIGHTS + 1, LARGE_WEIGHTS], _floats(sizes["weights"]), side="right"),
+        _bands(sizes["sequences"], priors.attention_bandwidth),
+        sizes["queries"] == 1,
+    ]
+    numbers = reduce(lambda total, column: total * 16 + column, classes, np.zeros(at.size, dtype=np.int64))
+    for number in np.unique(numbers):
+        rows = numbers == number
+        first = int(np.argmax(rows))
+        one = Kernel(
+            kind=KernelKind(kernel.kind),
+            dtype=kernel.dtype,
+            flops=1,
+            skippable_flops=0,
+            bytes_moved=1,
+            rows=int(sizes["rows"][first]),
+            weights=int(sizes["weights"][first]),
+            sequences=int(sizes["sequences"][first]),
+            queries=int(sizes["queries"][first]),
+        )
+        yield slice(None) if rows.all() else rows, priors_of(one, priors)
+
+
+def _bands(sizes: Column, bands: Sequence[Prior]) -> Column:
+    assert len(bands) < 16, "a class is one of 16"
+    return np.searchsorted([prior.at_least for prior in bands], _floats(sizes), side="right")
+
+
+def _floats(column: Column) -> Floats:
+    return column.astype(np.float64)
+
+
+def times_by_point(predictions: Sequence[Sequence[StageTime]]) -> TimeColumns:
+    """The times of points whose stages were predicted one by one."""
+
+    def column(values: Iterator[float]) -> Floats:
+        return np.array(list(values), dtype=np.float64)
+
+    bounds = [[stage.lower_bound_s for stage in stages] for stages in predictions]
+    expected = [[stage.wall.expected for stage in stages] for stages in predictions]
+    limits = [max(stages, key=lambda stage: stage.wall.high).bound_by if stages else None for stages in predictions]
+    bound_by = np.empty(len(predictions), dtype=object)
+    bound_by[:] = limits
+    return TimeColumns(
+        lower_bound_s=_sums(bounds),
+        low_s=column(sum(stage.wall.low for stage in stages) for stages in predictions),
+        high_s=column(sum(stage.wall.high for stage in stages) for stages in predictions),
+        expected_s=_sums(expected),
+        device_low_s=column(sum(stage.device_time.low for stage in stages) for stages in predictions),
+        device_high_s=column(sum(stage.device_time.high for stage in stages) for stages in predictions),
+        host_low_s=column(sum(stage.host_time.low for stage in stages) for stages in predictions),
+        host_high_s=column(sum(stage.host_time.high for stage in stages) for stages in predictions),
+        bound_by=bound_by,
+        untimed_ops=np.array([sum(sum(one.untimed.values()) for one in stages) for stages in predictions], np.int64),
+        origin=AnsweredBy.POINT,
+    )
+
+
+def _sums(rows: Sequence[Sequence[float | None]]) -> Floats | None:
+    known = [[value for value in row if value is not None] for row in rows]
+    if any(len(some) < len(row) for some, row in zip(known, rows, strict=True)):
+        return None
+    return np.array([sum(row) for row in known], dtype=np.float64)
+
+
+def joined(parts: Sequence[tuple[Column, TimeColumns]], size: int) -> TimeColumns:
+    """Parts that hold the rows of different points, as one."""
+    if len(parts) == 1:
+        return parts[0][1]
+    columns: dict[str, Column | None] = {}
+    for name in (field.name for field in fields(TimeColumns) if field.name != "origin"):
+        found = [(rows, getattr(part, name)) for rows, part in parts]
+        if any(values is None for _, values in found):
+            columns[name] = None
+            continue
+        column: Column = np.empty(size, dtype=found[0][1].dtype)
+        for rows, values in found:
+            column[rows] = values
+        columns[name] = column
+    origins = {part.origin for _, part in parts}
+    origin = AnsweredBy.POINT if AnsweredBy.POINT in origins else AnsweredBy.FORM
+    return TimeColumns(**columns, origin=origin)  # type: ignore[arg-type]
+
+
+_NANO = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkColumns:
+    """The collectives of a stage: seconds on the links, one after the other, and how many have no known time."""
+
+    low_s: NDArray[np.float64]
+    high_s: NDArray[np.float64]
+    untimed: NDArray[np.int64]
+
+
+def links_of(
+    counts: Mapping[KernelForms, int], at: Evaluation, cluster: Cluster | None, *, by_engine: bool
+) -> LinkColumns:
+    """All kernels of communication among these."""
+    sums = np.zeros((2, at.size))
+    untimed = np.zeros(at.size, dtype=np.int64)
+    for kernel, count in counts.items():
+        if kernel.kind is not KernelKind.COMMUNICATION:
+            continue
+        seconds = None if kernel.collective is None else _seconds(kernel.collective, at, cluster, by_engine=by_engine)
+        if seconds is None:
+            untimed += count
+            continue
+        sums += np.nan_to_num(seconds[:2]) * count
+        untimed += np.where(np.isnan(seconds[0]), count, 0)
+    return LinkColumns(low_s=sums[0], high_s=sums[1], untimed=untimed)
+
+
+def least_seconds(exchanges: Mapping[CollectiveForms, int], at: Evaluation, cluster: Cluster) -> NDArray[np.float64]:
+    """The bound of what must be exchanged; a link that is not known adds nothing."""
+    zero = np.zeros(at.size)
+    return sum((_seconds(one, at, cluster)[2] * count for one, count in exchanges.items()), zero)
+
+
+def _seconds(
+    collective: CollectiveForms, at: Evaluation, cluster: Cluster | None, *, by_engine: bool = False
+) -> NDArray[np.float64]:
+    """Rows of low, high and bound by point; where low and high are not known they are not a number."""
+    payloads, place = np.unique(at.of(collective.payload), return_inverse=True)
+    found = np.full((3, len(payloads)), np.nan)
+    for column, payload in enumerate(payloads):
+        time = time_on_links(collective.of(int(payload)), cluster, by_engine=by_engine)
+        band = band_of(time)
+        found[2, column] = (time.bound_ns or 0) * _NANO
+        if band is not None:
+            found[:2, column] = band.low, band.high
+    return found[:, place]

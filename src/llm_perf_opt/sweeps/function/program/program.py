@@ -1,0 +1,219 @@
+"""One program with sizes that are forms: what a phase runs, anywhere in the region in which it is this program.
+
+`graph_at` gives the call graph of a point, equal to what a trace of that point would give. So every analysis of a call
+graph can be asked at every point, and none of them has to know of forms.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from llm_perf_opt.core.callgraph.aggregates import ObservedTensors, count_inputs, count_outputs
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.records import Json, Observation, OpKind
+from llm_perf_opt.sweeps.function.form import Form, Point, Step, StepKind
+from llm_perf_opt.sweeps.function.program.alignment import Parting, storages_of
+from llm_perf_opt.sweeps.function.program.assembly import Tensors, assembled, with_places
+from llm_perf_opt.sweeps.function.program.loop_memory import Irregular
+from llm_perf_opt.sweeps.function.program.loops import Loop
+from llm_perf_opt.sweeps.function.program.sized import (
+    Numbers,
+    Size,
+    SizedKind,
+    SizedMeta,
+    in_block,
+    kind_in_block,
+    kind_varies,
+    meta_in_block,
+    meta_varies,
+)
+from llm_perf_opt.sweeps.function.program.unfolding import Unfolded, Unfolding
+
+_SHAPES = 16  # that are kept: one for each number of blocks that was asked for
+NO_RULE = "no rule"
+
+
+class NoRule(Exception):
+    """Sizes of several traces that no form gives.
+
+    `wanted` is a point at which every expert has rows: with a sample there a rule may be found.
+    """
+
+    def __init__(self, parting: Parting, wanted: Point | None = None) -> None:
+        super().__init__(str(parting))
+        self.parting, self.wanted = parting, wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProgramShape:
+    """A program with its loops run so many times: `ops.kind` counts in `kinds`, the tensors of calls in `metas`."""
+
+    graph: CallGraph
+    kinds: tuple[SizedKind, ...]
+    metas: tuple[SizedMeta, ...]
+    block_bytes: tuple[Size, ...]
+    fixed: tuple[OpKind | None, ...]  # per kind the op, where it is the same at every point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """A phase as a function of its workload.
+
+    `skeleton` is the graph of one sample, whose columns hold at every point but for the number of blocks of `loops`.
+    """
+
+    skeleton: CallGraph
+    kinds: tuple[SizedKind, ...]
+    metas: tuple[SizedMeta, ...]
+    block_bytes: tuple[Size, ...]
+    loops: tuple[Loop, ...]
+    workload: Mapping[str, Json]
+    runtime: Mapping[str, Json]
+    oracle_counts: tuple[Size, ...] = ()
+    samples: tuple[Mapping[str, int], ...] = field(default=())
+    _shapes: dict[tuple[int, ...], ProgramShape] = field(default_factory=dict, init=False)
+    _unfoldings: list[Unfolding] = field(default_factory=list, init=False)  # one, made when first asked for
+    _kinds_in_blocks: dict[tuple[int, int], SizedKind] = field(default_factory=dict, init=False)
+    _metas_in_blocks: dict[tuple[int, int], SizedMeta] = field(default_factory=dict, init=False)
+
+    def graph_at(self, point: Point, *, with_observations: bool = True) -> CallGraph:
+        """The call graph of one point; `NoRule` where a loop cannot run as often as it would have to there.
+
+        `with_observations` counts the tensors that each module saw.
+        """
+        shape = self.shape(tuple(loop.count.at(point) for loop in self.loops))
+        number, graph = Numbers(point), shape.graph
+        metas = tuple(map(number.meta, shape.metas))
+        answers = zip(graph.oracle_answers, self.oracle_counts, strict=True)
+        seen: dict[str, Any] = {"input_metadata": {}, "output_metadata": {}}
+        if with_observations:
+            calls = calls_of(graph)
+            seen["input_metadata"] = _observations(count_inputs(graph.paths, metas, calls))
+            seen["output_metadata"] = _observations(count_outputs(graph.paths, metas, calls))
+        return replace(
+            graph,
+            op_kinds=tuple(fixed or number.kind(kind) for kind, fixed in zip(shape.kinds, shape.fixed, strict=True)),
+            tensor_metas=metas,
+            storages=replace(storages_of(graph), bytes=array("q", map(number, shape.block_bytes))),
+            workload=number.json(self.workload),
+            runtime=number.json(self.runtime),
+            oracle_answers=tuple(replace(answer, count=number(count)) for answer, count in answers),
+            **seen,
+        )
+
+    def stage_counts(self, counts: tuple[int, ...]) -> Mapping[tuple[str, int], int]:
+        """Stage and kind -> how often it runs there when loops run so many times; kinds are those of the shape."""
+        graph = self.shape(counts).graph
+        names = stage_names(graph)
+        pairs = zip(stage_of_ops(graph), ops_of(graph).kind, strict=True)
+        return {(names[stage], kind): count for (stage, kind), count in Counter(pairs).items()}
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a size counts chunks of a length."""
+        forms = (form for kind in self.kinds for form in kind.forms())
+        return any(isinstance(atom, Step) and atom.kind is StepKind.CEIL for form in forms for atom in form.atoms())
+
+    def shape(self, counts: tuple[int, ...]) -> ProgramShape:
+        """The program with its loops run so many times."""
+        if counts not in self._shapes:
+            if len(self._shapes) >= _SHAPES:
+                for known in (self._shapes, self._kinds_in_blocks, self._metas_in_blocks):
+                    known.clear()
+            try:
+                self._shapes[counts] = _unfolded(self, counts)
+            except Irregular as refusal:
+                raise NoRule(Parting(what="loops", op=None, text=str(refusal))) from refusal
+        return self._shapes[counts]
+
+    def rows(self, counts: tuple[int, ...]) -> Unfolded:
+        """Which rows there are when loops run so many times."""
+        if not self._unfoldings:
+            self._unfoldings.append(Unfolding(self.skeleton, self.loops))
+        return self._unfoldings[0].rows(counts)
+
+
+def _unfolded(program: Program, counts: tuple[int, ...]) -> ProgramShape:
+    if not program.loops:
+        return ProgramShape(
+            graph=program.skeleton,
+            kinds=program.kinds,
+            metas=program.metas,
+            block_bytes=program.block_bytes,
+            fixed=tuple(map(_fixed, program.kinds)),
+        )
+    rows = program.rows(counts)
+    kinds = _Bound(program.kinds, program._kinds_in_blocks, kind_in_block, kind_varies)
+    metas = _Bound(program.metas, program._metas_in_blocks, meta_in_block, meta_varies)
+
+    def kind_at(number: int, block: int, tensors: Tensors | None) -> int:
+        if tensors is None:
+            return kinds(number, block)
+        kind = program.kinds[number]
+        inputs, outputs = tensors
+        listed = replace(
+            kind,
+            kind=with_places(kind.kind, tensors),
+            inputs=tuple(meta_in_block(kind.inputs[one.place], one.block) for one in inputs),
+            outputs=tuple(meta_in_block(kind.outputs[output.place], output.block) for output in outputs),
+        )
+        return kinds.add(kind_in_block(listed, block))
+
+    graph = assembled(program.skeleton, rows, kind_at, metas)
+    pairs = zip(rows.storages.what.tolist(), rows.storages.block.tolist(), strict=True)
+    sizes = tuple(in_block(program.block_bytes[what], block) for what, block in pairs)
+    return ProgramShape(
+        graph=graph,
+        kinds=tuple(kinds.items),
+        metas=tuple(metas.items),
+        block_bytes=sizes,
+        fixed=tuple(map(_fixed, kinds.items)),
+    )
+
+
+def _fixed(kind: SizedKind) -> OpKind | None:
+    return None if any(isinstance(leaf, Form) for leaf in kind.leaves()) else kind.at({})
+
+
+Item = TypeVar("Item")
+
+
+class _Bound(Generic[Item]):
+    """Items by number and block; those that are the same in every block are there once."""
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        known: dict[tuple[int, int], Item],
+        bind: Callable[[Item, int], Item],
+        varies: Callable[[Item], bool],
+    ) -> None:
+        self._given, self._known, self._bind = items, known, bind
+        self._varies = [varies(item) for item in items]
+        self._numbers: dict[tuple[int, int], int] = {}
+        self.items: list[Item] = []
+
+    def __call__(self, number: int, block: int) -> int:
+        key = number, block if self._varies[number] else -1
+        found = self._numbers.get(key)
+        if found is None:
+            if key not in self._known:
+                self._known[key] = self._bind(self._given[number], block) if key[1] >= 0 else self._given[number]
+            self._numbers[key] = found = self.add(self._known[key])
+        return found
+
+    def add(self, item: Item) -> int:
+        self.items.append(item)
+        return len(self.items) - 1
+
+
+def _observations(seen: ObservedTensors) -> dict[str, tuple[Observation, ...]]:
+    return {
+        path: tuple(Observation(tensors=tensors, calls=calls) for tensors, calls in by_tensors.items())
+        for path, by_tensors in seen.items()
+    }

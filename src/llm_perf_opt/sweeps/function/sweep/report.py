@@ -1,0 +1,440 @@
+"""A sweep as a report: the answers at a glance, every point, and how the figures were proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.number_ranges import NumberRange, thinned
+from llm_perf_opt.core.report import (
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Kind,
+    Level,
+    Line,
+    LineChart,
+    Mark,
+    Note,
+    Table,
+    known_table_of,
+    table_of,
+)
+from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_seconds
+from llm_perf_opt.sweeps.function.sweep.points import (
+    BATCH,
+    CONTEXT,
+    PREFILL,
+    SEQUENCE,
+    AddedCost,
+    Bend,
+    LargestBatch,
+    PointOrigin,
+    SweepPoint,
+)
+
+EVERY_POINT, GLANCE, CELLS, OPEN = "Every point", "At a glance", "Proven cells", "Not proven"
+_SHOWN = 4  # values of each range in a terminal
+_LONGEST_FORM = 90  # characters
+_NOTHING_S = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenCell:
+    """A region in which a phase is one program. `flops` is its formula; None: figures are worked out point by point.
+
+    `only` says which contexts of the range it holds, None: all. At `checked_points` a trace was the same run.
+    """
+
+    phase: str
+    batch: tuple[int, int]
+    context: tuple[int, int]
+    only: str | None
+    checked_points: int
+    flops: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCell:
+    """A region that no traces prove, and the reason."""
+
+    phase: str
+    batch: tuple[int, int]
+    context: tuple[int, int]
+    only: str | None
+    why: str
+
+
+def glance_table(
+    added: Sequence[AddedCost],
+    largest: Sequence[LargestBatch],
+    bends: Sequence[Bend],
+    points: Sequence[SweepPoint],
+    device_name: str | None,
+) -> Table:
+    """A row per question; `largest` and `points` at the contexts to name."""
+    rows = [*_added_rows(added)]
+    if device_name is not None:
+        rows.append((f"Which batch fits on {device_name}?", "; ".join(map(_largest_text, largest)) or "not known"))
+        rows += _limit_rows(bends, [point for point in points if point.bound_by is not None])
+    return Table(title=GLANCE, columns=(Column("question"), Column("answer")), rows=tuple(rows))
+
+
+def _added_rows(added: Sequence[AddedCost]) -> Iterator[tuple[str, str]]:
+    for one in sorted(added, key=lambda one: one.what):
+        place = f"at batch {one.batch:,} and context {one.context:,}"
+        where = place if one.what == SEQUENCE else f"{place}, each sequence one token longer"
+        yield f"What does one more {one.what} add to {one.phase}?", f"{_added_text(one)}; {where}"
+
+
+def headline(added: Sequence[AddedCost]) -> str:
+    """One more sequence and one more token in the last phase."""
+    last = [one for one in added if one.phase == added[-1].phase]
+    if not last:
+        return "not known"
+    parts = "; ".join(f"one more {one.what} adds {_added_text(one)}" for one in last)
+    return f"{last[0].phase} at batch {last[0].batch:,} and context {last[0].context:,}: {parts}"
+
+
+def added_line(added: Sequence[AddedCost]) -> str:
+    """The same in fewer words: `decode, +1 sequence: 374 kFLOP, 50.0 us to 200 us; +1 token of context: ...`."""
+    last = [one for one in added if one.phase == added[-1].phase]
+    told = [f"+1 {one.what}: {_short_text(one)}" for one in last]
+    return f"{last[0].phase}, {'; '.join(told)}" if last else "what one more sequence adds is not known"
+
+
+def _short_text(one: AddedCost) -> str:
+    work = "FLOPs not known" if one.flops is None else format_flops(one.flops)
+    return ", ".join(filter(None, (work, _time_text(one))))
+
+
+def largest_line(largest: Sequence[LargestBatch]) -> str:
+    """Of the shortest and the longest context."""
+    ends = dict.fromkeys((min(largest, key=_context), max(largest, key=_context)))
+    return "; ".join(map(_largest_text, ends))
+
+
+def _context(one: LargestBatch) -> int:
+    return one.context
+
+
+def _added_text(one: AddedCost) -> str:
+    parts = [
+        None if one.flops is None else format_flops(one.flops),
+        None if one.bytes_moved is None else f"{format_bytes(one.bytes_moved)} moved",
+        None if one.cache_bytes is None else f"{format_bytes(one.cache_bytes)} of cache",
+        _time_text(one),
+    ]
+    return ", ".join(part for part in parts if part) or "not known"
+
+
+def _time_text(one: AddedCost) -> str | None:
+    """A difference of two times, or of two bands; what is below a picosecond is the rounding of floats."""
+    ends = (one.low_s, one.high_s) if one.expected_s is None else (one.expected_s,)
+    known = [end for end in ends if end is not None]
+    if len(known) < len(ends):
+        return None
+    if max(map(abs, known)) < _NOTHING_S:
+        return "no time"
+    return " to ".join(format_seconds(end if abs(end) > _NOTHING_S else 0.0) for end in known)
+
+
+def _largest_text(one: LargestBatch) -> str:
+    if one.batch is None:
+        fits = "not known"
+    elif one.next_batch is None:
+        fits = f"{one.batch:,} or more"
+    elif one.batch == 0:
+        fits = f"none, not even {one.next_batch:,}"
+    else:
+        fits = f"{one.batch:,}" + ("" if one.next_batch == one.batch + 1 else f", and not {one.next_batch:,}")
+    served = "" if one.served is None else f" (a server: {one.served:,})"
+    return f"context {one.context:,}: {fits}{served}"
+
+
+def _limit_rows(bends: Sequence[Bend], points: Sequence[SweepPoint]) -> Iterator[tuple[str, str]]:
+    """Of a step after the prefill, context by context: what takes most of the time, and from which batch on."""
+    for phase in dict.fromkeys(point.phase for point in points if point.phase != PREFILL):
+        found = [point for point in points if point.phase == phase]
+        contexts = sorted({point.context for point in found})
+        texts = (f"context {context:,}: {_limits(context, bends, found)}" for context in contexts)
+        yield f"What limits the time of {phase}?", "; ".join(texts)
+
+
+def _limits(context: int, bends: Sequence[Bend], decode: Sequence[SweepPoint]) -> str:
+    first = min((point for point in decode if point.context == context), key=lambda point: point.batch)
+    steps = [f"{bend.bound_by} from batch {bend.batch:,}" for bend in bends if bend.context == context]
+    return ", ".join((str(first.bound_by), *steps)) if steps else f"{first.bound_by} throughout"
+
+
+Cells = Mapping[Column, Callable[[SweepPoint], Cell]]
+_COST: Cells = {
+    Column("phase"): lambda point: point.phase,
+    Column("batch", Kind.COUNT): lambda point: point.batch,
+    Column("context", Kind.COUNT): lambda point: point.context,
+    Column("FLOPs", Kind.FLOPS): lambda point: point.flops,
+    Column("vector FLOPs", Kind.FLOPS): lambda point: point.vector_flops,
+    Column("bytes moved", Kind.BYTES): lambda point: point.bytes_moved,
+    Column("launches", Kind.COUNT): lambda point: point.launches,
+    Column("KV cache", Kind.BYTES): lambda point: point.cache_bytes,
+    Column("weights", Kind.BYTES): lambda point: point.weight_bytes,
+    Column("peak", Kind.BYTES): lambda point: point.peak_bytes,
+    Column("needed in all", Kind.BYTES): lambda point: point.needed_bytes,
+    Column("lower bound", Kind.SECONDS): lambda point: point.lower_bound_s,
+    Column("data sheet low", Kind.SECONDS): lambda point: point.low_s if point.expected_s is None else None,
+    Column("data sheet high", Kind.SECONDS): lambda point: point.high_s if point.expected_s is None else None,
+    Column("low", Kind.SECONDS): lambda point: None if point.expected_s is None else point.low_s,
+    Column("expected", Kind.SECONDS): lambda point: point.expected_s,
+    Column("high", Kind.SECONDS): lambda point: None if point.expected_s is None else point.high_s,
+    Column("tokens per s, low", Kind.COUNT): lambda point: point.tokens_per_s_low,
+    Column("tokens per s, high", Kind.COUNT): lambda point: point.tokens_per_s_high,
+    Column("limited by"): lambda point: point.bound_by,
+    Column("figures from"): lambda point: str(point.origin),
+}
+_LEFT_OUT_IN_SHORT = ("vector FLOPs", "weights", "peak", "figures from")
+
+
+def points_table(points: Sequence[SweepPoint], title: str = EVERY_POINT) -> Table:
+    """A row per phase and point; a column of which nothing is known is left out."""
+    return known_table_of(title, points, _COST)
+
+
+def short_table(points: Sequence[SweepPoint]) -> Table:
+    """Some points and the figures that are asked for most, for a terminal."""
+    batches, contexts = (
+        thinned(sorted({getattr(point, name) for point in points}), _SHOWN) for name in ("batch", "context")
+    )
+    shown = [point for point in points if point.batch in batches and point.context in contexts]
+    cells = {column: cell for column, cell in _COST.items() if column.name not in _LEFT_OUT_IN_SHORT}
+    title = EVERY_POINT if len(shown) == len(points) else f"{len(shown):,} of {len(points):,} points"
+    return known_table_of(title, shown, cells)
+
+
+def proof_tables(cells: Sequence[ProvenCell], left_open: Sequence[OpenCell]) -> tuple[Table, ...]:
+    """The cells with their formulas, and the regions left open with the reason."""
+    proven = table_of(
+        CELLS,
+        cells,
+        {
+            Column("phase"): lambda one: one.phase,
+            Column("batch"): lambda one: _span(one.batch),
+            Column("context"): lambda one: _span(one.context, one.only),
+            Column("points checked", Kind.COUNT): lambda one: one.checked_points,
+            Column("FLOPs"): lambda one: "point by point" if one.flops is None else _cut(one.flops),
+        },
+    )
+    if not left_open:
+        return (proven,)
+    unproven = table_of(
+        OPEN,
+        left_open,
+        {
+            Column("phase"): lambda one: one.phase,
+            Column("batch"): lambda one: _span(one.batch),
+            Column("context"): lambda one: _span(one.context, one.only),
+            Column("reason"): lambda one: one.why,
+        },
+    )
+    return proven, unproven
+
+
+def _span(ends: tuple[int, int], only: str | None = None) -> str:
+    low, high = ends
+    text = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return text if only is None else f"{text}, {only}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_FORM else f"{text[: _LONGEST_FORM - 4].rstrip()} ..."
+
+
+def range_text(values: NumberRange) -> str:
+    """`1 to 512`, or the values that were listed."""
+    return _span(values.ends) if values.is_range else ", ".join(map(format_count, values.values))
+
+
+def proof_notes(points: Sequence[SweepPoint], traces: int) -> Iterator[Note]:
+    """What was traced and compared, and what is not known."""
+    yield Note(
+        f"Made from {traces:,} traces of single points. In each cell the program was rebuilt at its corners, at random "
+        "points and at every other traced point, and was the same run as the trace, op by op, shape by shape. Inside a "
+        "proven cell every figure is exact, not interpolated."
+    )
+    traced = sum(point.origin is PointOrigin.TRACE for point in points)
+    if traced:
+        yield Note(f"{traced:,} rows lie outside all proven cells; each is from a trace of that point.")
+    failures: dict[str, list[SweepPoint]] = {}
+    for point in points:
+        if point.failure is not None:
+            failures.setdefault(point.failure, []).append(point)
+    for failure, failed in failures.items():
+        places = "; ".join(f"{one.phase} at batch {one.batch:,} and context {one.context:,}" for one in failed)
+        yield Note(f"Failed, and not known: {places}. Reason: {failure}", Level.WARNING)
+    unknown = sum(point.origin is PointOrigin.OPEN for point in points)
+    if unknown:
+        yield Note(
+            f"{unknown:,} of {len(points):,} rows lie outside all proven cells and are not known. Ask for fewer points "
+            "there, which are then traced one by one, or trace one with llm-perf-opt trace.",
+            Level.WARNING,
+        )
+
+
+Value = Callable[[SweepPoint], float | None]
+_FEWEST = 2  # points of a curve
+_STEPS = "A step in a band: from there on other measured efficiencies of kernels apply."
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFigure:
+    """One figure that is drawn over batch and over context."""
+
+    title: str
+    axis: str
+    kind: Kind
+    of: Value
+    caption: str
+
+
+_FIGURES = (
+    SweepFigure("FLOPs", "FLOPs", Kind.FLOPS, lambda point: point.flops, "As written: every position and every pair."),
+    SweepFigure(
+        "Bytes moved",
+        "bytes",
+        Kind.BYTES,
+        lambda point: point.bytes_moved,
+        "Each op reads its inputs and writes its outputs.",
+    ),
+    SweepFigure(
+        "KV cache",
+        "bytes",
+        Kind.BYTES,
+        lambda point: point.cache_bytes if point.phase != PREFILL else None,
+        "What a decode step is handed.",
+    ),
+    SweepFigure(
+        "Memory needed",
+        "bytes",
+        Kind.BYTES,
+        lambda point: point.needed_bytes,
+        "Weights, buffers, inputs and what is alive at the peak.",
+    ),
+    SweepFigure(
+        "Time",
+        "time",
+        Kind.SECONDS,
+        lambda point: point.high_s,
+        f"The high edge of the band, of one run of the phase. {_STEPS}",
+    ),
+)
+
+
+def charts_over(along: str, curves: Sequence[SweepPoint], device: Device | None) -> Iterator[Chart]:
+    """Every figure over batch, a line per phase and context; or over context, a line per phase and batch."""
+    across = CONTEXT if along == BATCH else BATCH
+    for figure in _FIGURES:
+        lines = tuple(_lines(curves, along, across, figure.of))
+        if not lines:
+            continue
+        where = "" if device is None or figure.kind is not Kind.SECONDS else f" on {device.name}"
+        if figure.title == "Memory needed" and device is not None:
+            lines = (*lines, _level(device, lines))
+        yield LineChart(
+            title=f"{figure.title} over {along}{where}",
+            x=Axis(along, Kind.COUNT, is_log=True, base=2),
+            y=Axis(figure.axis, figure.kind, is_log=True),
+            lines=lines,
+            caption=figure.caption,
+        )
+
+
+def _lines(curves: Sequence[SweepPoint], along: str, across: str, value: Value) -> Iterator[Line]:
+    groups: dict[tuple[str, int], dict[int, float]] = {}
+    for point in curves:
+        found = value(point)
+        if found is not None:
+            groups.setdefault((point.phase, getattr(point, across)), {})[getattr(point, along)] = float(found)
+    for (phase, other), found_at in groups.items():
+        if len(found_at) >= _FEWEST:
+            shown = f"{across} {other:,}"
+            yield Line(f"{phase}, {shown}", tuple(sorted(found_at.items())), _style(phase), family=shown)
+
+
+def _style(phase: str) -> str:
+    return "dashed" if phase == PREFILL else "line"
+
+
+def _level(device: Device, lines: Sequence[Line]) -> Line:
+    """The memory of the device, from the first to the last place."""
+    ends = [x for line in lines for x, _ in line.points]
+    size = float(device.memory_bytes)
+    return Line(f"memory of {device.name}", ((min(ends), size), (max(ends), size)))
+
+
+def per_token_chart(curves: Sequence[SweepPoint], device: Device) -> Iterator[Chart]:
+    """Prefill against decode: the time of one token, over the batch."""
+    lines = tuple(_lines(curves, BATCH, CONTEXT, _per_token))
+    if lines:
+        yield LineChart(
+            title=f"Time per token on {device.name}: prefill against decode",
+            x=Axis(BATCH, Kind.COUNT, is_log=True, base=2),
+            y=Axis("time per token", Kind.SECONDS, is_log=True),
+            lines=lines,
+            caption="The high edge of the band over the tokens that a prefill computes or a decode step generates.",
+        )
+
+
+def _per_token(point: SweepPoint) -> float | None:
+    return None if point.high_s is None else point.high_s / point.tokens
+
+
+def bend_chart(curves: Sequence[SweepPoint], bends: Sequence[Bend], context: int, device: Device) -> Iterator[Chart]:
+    """The band of a decode step per token over the batch, with a mark where something else begins to limit it."""
+    step = {point.batch: point for point in curves if point.phase != PREFILL and point.context == context}
+    ordered = [step[batch] for batch in sorted(step) if step[batch].high_s is not None]
+    if len(ordered) < _FEWEST:
+        return
+    edges: dict[str, tuple[str, Value]] = {
+        "high edge": ("line", lambda point: point.high_s),
+        "low edge": ("line", lambda point: point.low_s),
+        "lower bound": ("dashed", lambda point: point.lower_bound_s),
+    }
+    lines = tuple(
+        Line(name, tuple((point.batch, seconds / point.batch) for point in ordered if (seconds := of(point))), style)
+        for name, (style, of) in edges.items()
+    )
+    first = ordered[0]
+    found = [(first, f"limited by {first.bound_by}")]
+    found += [
+        (step[bend.batch], f"{bend.bound_by} from batch {bend.batch:,}")
+        for bend in bends
+        if bend.context == context and bend.batch in step
+    ]
+    yield LineChart(
+        title=f"Where {first.phase} bends on {device.name}, context {context:,}",
+        x=Axis(BATCH, Kind.COUNT, is_log=True, base=2),
+        y=Axis("time per token", Kind.SECONDS, is_log=True),
+        lines=tuple(line for line in lines if line.points),
+        marks=tuple(Mark(point.batch, (point.high_s or 0.0) / point.batch, text) for point, text in found),
+        caption="Where launches or reading the weights limit a step, one more sequence is nearly free and the time per "
+        f"token falls; where compute or reading the cache does, it stays. {_STEPS}",
+    )
+
+
+def fit_chart(largest: Sequence[LargestBatch], device: Device) -> Iterator[Chart]:
+    """The largest batch over the context."""
+    lines = (
+        Line("as traced", tuple((one.context, one.batch) for one in largest if one.batch)),
+        Line("a server", tuple((one.context, one.served) for one in largest if one.served), "dashed"),
+    )
+    shown = tuple(line for line in lines if len(line.points) >= _FEWEST)
+    if shown:
+        yield LineChart(
+            title=f"Largest batch that fits on {device.name}",
+            x=Axis(CONTEXT, Kind.COUNT, is_log=True, base=2),
+            y=Axis(BATCH, Kind.COUNT, is_log=True, base=2),
+            lines=shown,
+            caption="As traced: weights, cache and activations of the model's own code, within the range of the sweep. "
+            "A server: an engine with a paged cache and a prefill in chunks.",
+        )

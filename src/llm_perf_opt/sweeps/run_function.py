@@ -1,0 +1,330 @@
+"""A trace as a function of batch and context: made from a few traces, asked at as many points as one likes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.hardware.named_hardware import Hardware
+from llm_perf_opt.core.protocols import KnowsLengths, Tracer
+from llm_perf_opt.core.target import Target
+from llm_perf_opt.core.work_limits import refuse_workload
+from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.costs.memory.kv_cache import CHUNK
+from llm_perf_opt.sweeps.chunk_function import NEW_TOKENS, ChunkTraces, chunk_function, phase_not_proven
+from llm_perf_opt.sweeps.function.figures.costs import Region
+from llm_perf_opt.sweeps.function.form import Point
+from llm_perf_opt.sweeps.function.phase_function import FIGURES, PhaseFunction, find_function
+from llm_perf_opt.sweeps.function.search.cells import CellSearch
+from llm_perf_opt.sweeps.function.search.sampling import Traces
+from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.tracing.origin import Origin
+from llm_perf_opt.tracing.traced_phases import make_tracer, trace_targets
+from llm_perf_opt.tracing.traced_run import TracedRun
+
+if TYPE_CHECKING:
+    from llm_perf_opt.core.hardware.calibration import Calibration
+    from llm_perf_opt.sweeps.function.columns import Column, Points
+    from llm_perf_opt.sweeps.function.figures.times import TimeColumns
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=TracedRun)
+R_co = TypeVar("R_co", bound=TracedRun, covariant=True)
+
+BATCH, CONTEXT = "batch", "context"
+TRACES = 40  # at most, for each phase
+COMMON_CHUNKS = (64, 128, 256)  # in which code cuts a sequence whose configuration does not say so
+
+
+class PointTraces(Protocol):
+    """Where the graph of a point comes from that no cell proves."""
+
+    def origin_at(self, point: Point) -> Origin | None:
+        """The origin with the workload of a point; None where there is no model."""
+
+    def graph(self, phase: str, point: Point) -> CallGraph:
+        """The graph of one phase at a point; an error where there is no model to trace."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunFunction(Generic[R_co]):
+    """What a model runs, as a function of how many sequences run together and how long their context is.
+
+    `context` counts the tokens that a prefill computes, and that a decode step finds in the cache: prompt and image
+    tokens. All other fields are those of `workload`. A function that was read from a file has no `origin`: it answers
+    what its cells prove, and refuses all other points.
+    """
+
+    name: str
+    phases: tuple[PhaseFunction, ...]
+    workload: Workload  # that was varied
+    origin: Origin | None
+    media_tokens: int  # of the context: what images and sound add to the prompt
+    _run: R_co = field(repr=False)  # that was varied, or an empty one: those at other points are of its kind
+    _traces: PointTraces = field(repr=False)
+    chunk: PhaseFunction | None = None  # a step of several new tokens, over `batch`, `new_tokens` and `context`
+    _chunk_traces: ChunkTraces | None = field(default=None, repr=False)
+
+    def phase(self, name: str) -> PhaseFunction:
+        """The function of one phase."""
+        phases = self.phases if self.chunk is None else (*self.phases, self.chunk)
+        found = next((one for one in phases if one.phase == name), None)
+        if found is None:
+            known = ", ".join(one.phase for one in phases)
+            raise UsageError(f"There is no phase {name!r}.", why=f"there are: {known}", fix="choose one")
+        return found
+
+    def at(self, *, batch: int = 1, context: int) -> R_co:
+        """The run at one point. A phase that no cell proves there is traced."""
+        point = {BATCH: batch, CONTEXT: context}
+        graphs = tuple(self._graph(one, point) for one in self.phases)
+        return self._with(graphs, self._traces.origin_at(point))
+
+    def proven_graphs(self) -> tuple[CallGraph, ...]:
+        """Each phase at some point of its first cell; phases without a cell are left out."""
+        cells = [phase.cells[0] for phase in self.phases if phase.cells]
+        return tuple(one.rebuilt.graph({name: ends[0] for name, ends in one.region.items()}) for one in cells)
+
+    def chunk_at(self, *, batch: int = 1, context: int, new_tokens: int) -> R_co:
+        """The run of one chunk: `new_tokens` after a cache of `context`. Where no cell proves it, it is traced."""
+        point = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}
+        phase = self.phase(CHUNK)
+        found, traces = phase.graph_at(point), self._chunk_traces
+        if found is None and traces is None:
+            raise phase_not_proven(phase, point)
+        graph = traces.graph(point) if found is None and traces is not None else found
+        assert graph is not None
+        return self._with((graph,), None if traces is None else traces.origin_at(point))
+
+    def _with(self, graphs: tuple[CallGraph, ...], origin: Origin | None) -> R_co:
+        return replace(self._run, name=self.name, graphs=graphs, origin=origin, failures={}, files=(), others=())
+
+    def _graph(self, phase: PhaseFunction, point: Point) -> CallGraph:
+        from llm_perf_opt.sweeps.function.points import sizes_in_range
+
+        with sizes_in_range():
+            found = phase.graph_at(point)
+        if found is None:
+            log.info("%s at %s lies outside the proven cells: it is traced", phase.phase, _text(point))
+            return self._traces.graph(phase.phase, point)
+        return found
+
+    def figures(self, phase: str, points: Mapping[str, Any], names: Sequence[str] = FIGURES) -> dict[str, Column]:
+        """Figures at many points at once: arrays of `batch` and `context` to arrays of exact integers.
+
+        Every point must lie in a cell. One that does not is traced by `at`, one by one.
+        """
+        from llm_perf_opt.sweeps.function.points import sizes_in_range
+
+        columns = self._inside(phase, points)
+        with sizes_in_range():
+            return self.phase(phase).figures(columns, names)
+
+    def times(
+        self,
+        phase: str,
+        points: Mapping[str, Any],
+        device: str | Hardware | None = None,
+        *,
+        calibration: str | Path | Calibration | None = None,
+        devices_file: Path | None = None,
+        execution: str = Execution.EAGER,
+    ) -> TimeColumns:
+        """Times at many points at once, as `predict` gives them for one."""
+        from llm_perf_opt.sweeps.function.points import sizes_in_range
+        from llm_perf_opt.timing.rate_sources import find_rates, source_of
+
+        rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
+        columns = self._inside(phase, points)
+        with sizes_in_range():
+            source = source_of(rates, execution, kernels=None, runs=[self.proven_graphs()])
+            return self.phase(phase).times(columns, source)
+
+    def _inside(self, phase: str, points: Mapping[str, Any]) -> Points:
+        """Points as columns, every one of them in a cell."""
+        from llm_perf_opt.sweeps.function.points import as_points, first_outside
+
+        function = self.phase(phase)
+        columns = as_points(points, function.domain)
+        outside = first_outside(function, columns)
+        if outside is not None:
+            raise outside_cells(phase, outside, has_model=self.origin is not None)
+        return columns
+
+
+def outside_cells(phase: str, point: Point, *, has_model: bool) -> UsageError:
+    """The refusal of a point that no cell proves."""
+    given = ", ".join(f"{name}={value}" for name, value in point.items())
+    wider = ", ".join(f"{name}=(..., {value})" for name, value in point.items())
+    return UsageError(
+        f"The function has no {phase} at {_text(point)}.",
+        why="it lies outside the cells that are proven" + ("" if has_model else ", and a file holds no model to trace"),
+        fix=f"trace the point: function.at({given})"
+        if has_model
+        else f"trace the model over a wider range, trace(MODEL).over({wider}), and save it again",
+    )
+
+
+def _text(point: Point) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in point.items())
+
+
+@dataclass(eq=False)
+class _PhaseTraces:
+    """Traces of an origin at points, each made once for all phases."""
+
+    origin: Origin
+    media_tokens: int
+    _known: dict[tuple[int, int], dict[str, CallGraph]] = field(default_factory=dict)
+    _failed: dict[tuple[tuple[int, int], bool], PerfOptError] = field(default_factory=dict)
+
+    def origin_at(self, point: Point) -> Origin:
+        """The origin with the workload of a point."""
+        prompt = point[CONTEXT] - self.media_tokens
+        return replace(self.origin, workload=replace(self.origin.workload, batch=point[BATCH], prompt_tokens=prompt))
+
+    def is_known(self, point: Point) -> bool:
+        """Whether a point was traced already."""
+        return bool(self._known.get(self._key(point)))
+
+    def graph(self, phase: str, point: Point) -> CallGraph:
+        """The graph of one phase at a point. The first phase brings the others.
+
+        A later one that was not asked for with it is traced alone, unless the model keeps something between phases.
+        """
+        from llm_perf_opt.harness.kept_state import state_of
+
+        known = self._known.setdefault(self._key(point), {})
+        if phase not in known:
+            targets = self._targets(point)
+            is_whole = phase == targets[0].phase or self._keeps_weights or self.keeps_state
+            known.update({graph.phase: graph for graph in self._traced(point, phase, targets, is_whole)})
+            if is_whole and self._builds and len(self._states) < 2:
+                self._states.append(state_of(self._builds[0]()))
+        return known[phase]
+
+    def _traced(self, point: Point, phase: str, targets: Sequence[Target], is_whole: bool) -> Sequence[CallGraph]:
+        """All phases, or one. What failed is not run again: at a large point that takes as long as what works."""
+        key = self._key(point), is_whole
+        if key in self._failed:
+            raise self._failed[key]
+        chosen = [one for one in targets if is_whole or one.phase == phase]
+        try:
+            return trace_targets(self._tracer, self.origin.adapter, chosen, self.origin.deployment).graphs
+        except PerfOptError as error:
+            self._failed[key] = error
+            raise
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether what a phase runs may depend on the phase before it: not, if two points left the model the same."""
+        from llm_perf_opt.harness.kept_state import is_same_state
+
+        return len(self._states) < 2 or not is_same_state(*self._states)
+
+    def _key(self, point: Point) -> tuple[int, int]:
+        return point[BATCH], point[CONTEXT]
+
+    def _targets(self, point: Point) -> tuple[Target, ...]:
+        """The phases at a point; all points share one built model, unless a run leaves something in it."""
+        targets = self.origin_at(point).targets()
+        if self._keeps_weights:
+            return targets
+        self._builds.append(targets[0].build)
+        return tuple(replace(target, build=self._builds[0]) for target in targets)
+
+    @property
+    def _keeps_weights(self) -> bool:
+        """Fully sharded, the first run gathers weights that later ones find gathered: each point begins anew."""
+        return self.origin.plan.fsdp > 1
+
+    @cached_property
+    def _tracer(self) -> Tracer:
+        return make_tracer(routing=self.origin.routing, torch_device=self.origin.torch_device)
+
+    @cached_property
+    def _builds(self) -> list[Any]:
+        return []
+
+    @cached_property
+    def _states(self) -> list[Any]:
+        return []  # of the model after its first two points
+
+
+def trace_function(
+    run: R,
+    *,
+    batch: int | tuple[int, int],
+    context: tuple[int, int],
+    new_tokens: tuple[int, int] | None = None,
+    traces: int = TRACES,
+) -> RunFunction[R]:
+    """The function of a traced model over ranges of batch and context, both ends included."""
+    origin = run.origin
+    if origin is None or origin.is_module:
+        raise UsageError(
+            "This trace cannot be varied.",
+            why="a function is made by tracing the model at other batches and lengths, and it was read from a file "
+            "or is of a module with given inputs",
+            fix="trace the model by its name or folder",
+        )
+    if "prompt_tokens" not in run.graphs[0].workload:
+        raise UsageError(
+            f"{run.name} has no context that could vary.",
+            why="it takes no prompt: its inputs have one size",
+            fix="trace it with each batch",
+        )
+    media = _media_tokens(run)
+    made = _PhaseTraces(origin, media)
+    batches = batch if isinstance(batch, tuple) else (batch, batch)
+    refuse_workload(batch=batches[1], tokens=context[1], decode_steps=1)  # the far corner is traced like any other
+    domain: Region = {BATCH: batches, CONTEXT: context}
+    hints, boundaries, phases = _hints(origin), list[int](), list[PhaseFunction]()
+    for graph in (one for one in run.graphs if new_tokens is None or one.phase != CHUNK):
+        held = Traces(trace=partial(made.graph, graph.phase), budget=traces, is_traced=made.is_known)
+        search = CellSearch(
+            traces=held,
+            domain=domain,
+            length=CONTEXT,
+            hints=hints,
+            chunks=(*hints, *COMMON_CHUNKS),
+            boundaries=boundaries,
+        )
+        phases.append(find_function(graph.phase, search))
+    chunks = (
+        None
+        if new_tokens is None
+        else ChunkTraces(origin=origin, media_tokens=media, after_all_phases=made.keeps_state)
+    )
+    return RunFunction(
+        name=run.name,
+        phases=tuple(phases),
+        workload=origin.workload,
+        origin=origin,
+        media_tokens=media,
+        _run=run,
+        _traces=made,
+        chunk=None
+        if chunks is None or new_tokens is None
+        else chunk_function(
+            chunks, batch=batches, context=context, new_tokens=new_tokens, hints=(*hints, *boundaries), traces=traces
+        ),
+        _chunk_traces=chunks,
+    )
+
+
+def _media_tokens(run: TracedRun) -> int:
+    workload = run.graphs[0].workload
+    prompt = int(workload.get("prompt_tokens", 0))
+    return int(workload.get("context_tokens", prompt)) - prompt
+
+
+def _hints(origin: Origin) -> list[int]:
+    return list(origin.adapter.lengths_of_interest()) if isinstance(origin.adapter, KnowsLengths) else []

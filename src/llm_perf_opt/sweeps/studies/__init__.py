@@ -1,0 +1,1 @@
+"""Studies: a declared grid, its tasks on processes or Ray, its columns in Parquet, questions in SQL."""

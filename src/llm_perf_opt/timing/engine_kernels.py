@@ -1,0 +1,244 @@
+"""The kernels that an optimised engine launches in place of those of the code as written.
+
+The rules of `fusions.py`, `fused_attention.py` and `fused_experts.py` come first. Of what is left, products of one
+shape that run in siblings which do not feed each other are one kernel, and so are the vector ops between two products.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
+from typing import cast
+
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.records import OpKind
+from llm_perf_opt.costs.necessary.anatomy import anatomy_of
+from llm_perf_opt.costs.necessary.read_once import preparation
+from llm_perf_opt.ops.kernel_shape import ProductShape
+from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
+from llm_perf_opt.ops.table import kernels_of
+from llm_perf_opt.timing.fused_attention import fused_attention
+from llm_perf_opt.timing.fused_experts import fused_experts
+from llm_perf_opt.timing.fused_vectors import OutsideBytes, vector_rule
+from llm_perf_opt.timing.fusions import (
+    FusedOps,
+    Fusion,
+    head_products,
+    joined_products,
+    outer_products,
+    prepared_weights,
+    without_overlap,
+)
+from llm_perf_opt.timing.least_fusion import necessary_kernels
+
+_Group = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleUse:
+    """How often a rule applied in a stage, and the launches before and after it."""
+
+    stage: str
+    rule: Fusion
+    times: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedRun:
+    """The kernels left after fusion with their stages, in the order in which each begins, and what was fused."""
+
+    sequence: tuple[tuple[str, Kernel], ...]
+    rules: tuple[RuleUse, ...]
+
+
+@dataclass(slots=True)
+class _Members:
+    """What becomes one kernel, and where it came from."""
+
+    rows: list[int] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    following: KernelKind | None = None  # of a group of vector ops: the kernel behind it
+
+
+def fused_kernels(graph: CallGraph, *, least: bool = False) -> dict[str, Counter[Kernel]]:
+    """Stage -> the kernels left after fusion, and how many of each; `least`: as an engine that fuses little."""
+    fused: dict[str, Counter[Kernel]] = {name: Counter() for name in stage_names(graph)}
+    for stage, kernel in fused_sequence(graph, least=least):
+        fused[stage][kernel] += 1
+    return fused
+
+
+def fused_sequence(graph: CallGraph, *, least: bool = False) -> tuple[tuple[str, Kernel], ...]:
+    """The kernels left after fusion with their stages, in the order in which each begins."""
+    if not least:
+        return fused_run(graph).sequence
+    names, instead = stage_names(graph), {row: (kernel,) for row, kernel in necessary_kernels(graph).items()}
+    members = _members(graph, instead, alone=False)
+    return tuple((names[cast("int", group[0])], _as_one(found, None)) for group, found in members.items())
+
+
+def fused_run(graph: CallGraph) -> FusedRun:
+    """Every rule applied to one phase."""
+    names, stages, kinds = stage_names(graph), stage_of_ops(graph), ops_of(graph).kind
+    rules = engine_rules(graph)
+    instead: dict[int, tuple[Kernel, ...]] = {row: () for one in rules for row in one.rows}
+    instead.update((one.rows[0], one.kernels) for one in rules)
+    members = _members(graph, instead, alone=True)
+    outside = OutsideBytes(graph) if ops_of(graph).input_storages and graph.storages is not None else None
+    uses: dict[tuple[str, Fusion], list[int]] = {}
+
+    def count(stage: str, rule: Fusion, before: int, after: int) -> None:
+        use = uses.setdefault((stage, rule), [0, 0, 0])
+        for place, more in enumerate((1, before, after)):
+            use[place] += more
+
+    prepared = preparation(graph).stop
+    for one in rules:
+        if one.rows[0] >= prepared:
+            before = sum(len(kernels_of(graph.op_kinds[kinds[row]])) for row in one.rows)
+            count(names[stages[one.rows[0]]], one.rule, before, len(one.kernels))
+    sequence: list[tuple[str, Kernel]] = []
+    for group, found in members.items():
+        stage = names[cast("int", group[0])]
+        sequence.append((stage, _as_one(found, outside)))
+        if len(found.kernels) > 1:
+            is_vector = found.kernels[0].kind is KernelKind.VECTOR
+            rule = vector_rule(_kinds(graph, found.rows), found.following) if is_vector else Fusion.SIBLINGS
+            count(stage, rule, len(found.kernels), 1)
+    return FusedRun(
+        sequence=tuple(sequence),
+        rules=tuple(
+            RuleUse(stage=stage, rule=rule, times=use[0], before=use[1], after=use[2])
+            for (stage, rule), use in sorted(uses.items(), key=lambda item: list(Fusion).index(item[0][1]))
+        ),
+    )
+
+
+def engine_rules(graph: CallGraph) -> tuple[FusedOps, ...]:
+    """Where the rules apply that need to know which tensors an op took; an op is in one of them at most."""
+    if not ops_of(graph).input_storages:
+        return ()
+    anatomy = anatomy_of(graph)
+    found = chain(
+        fused_attention(graph, anatomy),
+        fused_experts(graph, anatomy),
+        joined_products(graph, anatomy),
+        head_products(graph, anatomy),
+        prepared_weights(graph),
+        outer_products(graph),
+    )
+    return tuple(without_overlap(found))
+
+
+def _kinds(graph: CallGraph, rows: list[int]) -> list[OpKind]:
+    kinds = ops_of(graph).kind
+    return [graph.op_kinds[kinds[row]] for row in rows]
+
+
+def _members(graph: CallGraph, instead: Mapping[int, tuple[Kernel, ...]], *, alone: bool) -> dict[_Group, _Members]:
+    """What runs together, in the order in which each begins.
+
+    `instead` are kernels in place of those of an op, `alone` where no sibling joins them. Helpers of eager PyTorch are
+    left out: an engine keeps one layout.
+    """
+    siblings, stages, kinds = _Siblings(graph), stage_of_ops(graph), ops_of(graph).kind
+    members: dict[_Group, _Members] = {}
+    last: dict[int, _Group] = {}  # per stage: the product that ran last
+    for row in range(preparation(graph).stop, len(kinds)):
+        stage, own = stages[row], instead.get(row)
+        for number, kernel in enumerate(kernels_of(graph.op_kinds[kinds[row]]) if own is None else own):
+            if kernel.is_helper:
+                continue
+            if kernel.kind is KernelKind.VECTOR:
+                group: _Group = (stage, last.get(stage))
+            else:
+                by_itself = (alone and own is not None) or kernel.kind is KernelKind.COMMUNICATION
+                group = (stage, row, number) if by_itself else (stage, *siblings.group_of(row, kernel))
+                before = members.get((stage, last.get(stage)))
+                if before is not None and before.following is None:
+                    before.following = kernel.kind
+                last[stage] = group
+            found = members.setdefault(group, _Members())
+            found.rows.append(row)
+            found.kernels.append(kernel)
+    return members
+
+
+class _Siblings:
+    """Which products run in modules that are called by one module and do not feed each other.
+
+    A sibling joins when everything its caller handed it existed before the first sibling was called.
+    """
+
+    def __init__(self, graph: CallGraph) -> None:
+        self._paths = graph.paths
+        self._ops = ops_of(graph)
+        self._calls = calls_of(graph)
+        self._ready = _ready_at(graph)
+        self._open: dict[_Group, tuple[int, int]] = {}  # what is alike -> number of the group, op at which it began
+
+    def group_of(self, row: int, kernel: Kernel) -> _Group:
+        call = self._ops.call[row]
+        sibling = self._calls.parent[call] if call >= 0 else -1
+        if sibling < 0:
+            return (row,)
+        leaf = self._paths[self._calls.path[call]].rpartition(".")[2]
+        alike = (self._calls.parent[sibling], leaf, kernel.kind, kernel.weights, kernel.dtype)
+        number, began = self._open.get(alike, (-1, -1))
+        if number < 0 or self._ready[sibling] > began:
+            number, began = number + 1, self._calls.first_op[sibling]
+            self._open[alike] = (number, began)
+        return (*alike, number)
+
+
+def _ready_at(graph: CallGraph) -> array[int]:
+    """Per call: the op at which the last of its inputs came to life; of a trace without memory, its own beginning."""
+    calls = calls_of(graph)
+    if graph.storages is None:
+        return calls.first_op
+    starts = list(accumulate(calls.input_count, initial=0))
+    born = graph.storages.born_op
+    ready = array("q")
+    for call, start in enumerate(starts[:-1]):
+        storages = calls.input_storages[start : starts[call + 1]]
+        ready.append(max((born[storage] for storage in storages if storage >= 0), default=0))
+    return ready
+
+
+def _as_one(found: _Members, outside: OutsideBytes | None) -> Kernel:
+    """One kernel that does the work of all; its rows are the mean, since a grouped product tiles each part alone."""
+    kernels, first = found.kernels, found.kernels[0]
+    is_vector = first.kind is KernelKind.VECTOR
+    if len(kernels) == 1 and not is_vector:
+        return first
+    moved = sum(kernel.bytes_moved for kernel in kernels)
+    avoidable = first.avoidable_bytes
+    if is_vector:
+        avoidable = moved if outside is None else max(0, moved - outside.of(found.rows, kernels))
+    return replace(
+        first,
+        dtype=next((kernel.dtype for kernel in kernels if kernel.flops), first.dtype),
+        flops=sum(kernel.flops for kernel in kernels),
+        skippable_flops=sum(kernel.skippable_flops for kernel in kernels),
+        bytes_moved=moved,
+        avoidable_bytes=avoidable,
+        rows=sum(kernel.rows for kernel in kernels) // len(kernels),
+        shape=_shape_of_all(kernels),
+        pattern=AccessPattern.VECTORISED if is_vector else None,
+        is_helper=False,
+    )
+
+
+def _shape_of_all(kernels: list[Kernel]) -> ProductShape | None:
+    """Products of one shape beside each other; None: they differ, or are no products."""
+    shapes = {kernel.shape for kernel in kernels}
+    shape = next(iter(shapes))
+    if len(shapes) > 1 or not isinstance(shape, ProductShape):
+        return None
+    return replace(shape, count=shape.count * len(kernels))

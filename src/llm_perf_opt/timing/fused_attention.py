@@ -1,0 +1,240 @@
+"""Attention as an engine runs it: one kernel on the pairs that a mask leaves visible, keys read where they are cached.
+
+Code may write scores out, copy keys for every query head, append to a cache by copying it, or expand latent vectors to
+keys and values. An engine does none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightProduct
+from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
+from llm_perf_opt.costs.necessary.stage_needs import contexts_of
+from llm_perf_opt.ops.cost import operand, packet_of
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ProductShape
+from llm_perf_opt.ops.op import Kernel, KernelKind, OpRole
+from llm_perf_opt.ops.table import kernels_of, op_role
+from llm_perf_opt.timing.fusions import (
+    FusedOps,
+    Fusion,
+    fewer_rows,
+    is_vector_work,
+    latent_cache_bytes,
+    single_kernel,
+)
+
+_Products = Mapping[int, list[WeightProduct]]  # module call -> the products that its own modules run
+
+_COPIES = frozenset(f"aten.{name}" for name in ("reshape", "clone", "contiguous", "repeat", "repeat_interleave"))
+
+
+def fused_attention(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
+    """Every attention, and what the code does for it that an engine does not."""
+    contexts, products = contexts_of(graph, anatomy), _products_by_caller(graph, anatomy)
+    for site in anatomy.attentions:
+        kernel = _kernel(graph, site, products, contexts.get(anatomy.forward_of_ops[site.row]))
+        if kernel is not None:
+            rows = (*_written_between(graph, site), *site.rows)
+            yield FusedOps(rule=Fusion.ATTENTION, rows=tuple(sorted(rows)), kernels=(kernel,))
+            if is_absorbed(site):
+                yield from _absorbed(graph, site, products)
+    yield from _copies(graph, anatomy)
+    yield from _appends(graph, anatomy)
+
+
+def is_absorbed(site: AttentionSite) -> bool:
+    """Whether attention on latent vectors is cheaper than expanding them first: a step on a long cache."""
+    if site.latent is None or site.keys <= site.queries:
+        return False
+    pairs, latent = site.span.pairs(site.queries, site.keys), site.latent
+    return latent.macs(pairs, site.lanes, site.keys - site.queries) == pairs * site.lanes * (
+        2 * latent.rank + latent.rope
+    )
+
+
+def _products_by_caller(graph: CallGraph, anatomy: Anatomy) -> _Products:
+    ops, calls = ops_of(graph), calls_of(graph)
+    found: dict[int, list[WeightProduct]] = {}
+    for product in anatomy.products:
+        call = ops.call[product.row]
+        if call >= 0:
+            found.setdefault(calls.parent[call], []).append(product)
+    return found
+
+
+def _kernel(graph: CallGraph, site: AttentionSite, products: _Products, context: int | None) -> Kernel | None:
+    """One launch; None: the op launches several, or scores are not laid out by sequence and head."""
+    first, last = (graph.op_kinds[ops_of(graph).kind[row]] for row in (site.rows[0], site.rows[-1]))
+    found = single_kernel(graph, site.row)
+    if found is None or (len(site.rows) > 1 and len(first.outputs[0].shape) != 4):
+        return None
+    whole = replace(site, is_tail=False)  # an engine runs the last layer on every position
+    shape = _written_shape(site, first) if len(site.rows) > 1 else found[1].shape
+    if isinstance(shape, AttentionShape):
+        shape = _engine_shape(site, shape, products)
+    flops = whole.necessary_flops(context)
+    if len(site.rows) == 1:
+        base, key, value = (
+            found[1],
+            *(operand(last, place, name, name[0]) for place, name in ((1, "key"), (2, "value"))),
+        )
+        moved = base.bytes_moved
+    else:
+        key, value = first.inputs[1], last.inputs[1]
+        moved = sum(map(tensor_bytes, (first.inputs[0], key, value, last.outputs[0])))
+        base = replace(found[1], kind=KernelKind.ATTENTION, rows=0, weights=0, queries=site.queries)
+        base = replace(base, sequences=first.outputs[0].shape[0])
+    moved = min(moved, _engine_bytes(site, shape, moved, key, value))
+    written = 0 if len(site.rows) == 1 else max(0, _bytes_as_written(graph, site) - moved)
+    return replace(
+        base,
+        flops=flops,
+        skippable_flops=0,
+        bytes_moved=moved + written,
+        avoidable_bytes=written,
+        shape=shape,
+    )
+
+
+def _bytes_as_written(graph: CallGraph, site: AttentionSite) -> int:
+    """Of scores that go through memory: both products, and everything between them."""
+    kinds = ops_of(graph).kind
+    rows = (*site.rows, *_written_between(graph, site))
+    return sum(kernel.bytes_moved for row in rows for kernel in kernels_of(graph.op_kinds[kinds[row]]))
+
+
+def _written_shape(site: AttentionSite, scores: OpKind) -> AttentionShape:
+    sequences, heads = scores.outputs[0].shape[:2]
+    return AttentionShape(
+        sequences=sequences,
+        queries=site.queries,
+        keys=site.keys,
+        heads=heads,
+        key_heads=heads,
+        width=site.qk_width,
+        value_width=site.v_width,
+        is_causal=site.span.is_causal,
+        cache_format=scores.inputs[1].dtype,
+    )
+
+
+def _engine_shape(site: AttentionSite, shape: AttentionShape, products: _Products) -> AttentionShape:
+    """As tables list it: key heads as the cache has them, the window that queries see, latent vectors."""
+    limits = (site.span.window, site.span.chunk, site.span.chosen)
+    window = min((limit for limit in limits if limit is not None), default=None)
+    shape = replace(shape, is_causal=site.span.is_causal, window=window)
+    if site.latent is None:
+        return replace(shape, key_heads=_key_heads(shape, products.get(site.call, [])))
+    if not is_absorbed(site):
+        return replace(shape, latent_rank=site.latent.rank)
+    rank, rope = site.latent.rank, site.latent.rope
+    return replace(shape, key_heads=1, width=rank + rope, value_width=rank, latent_rank=rank)
+
+
+def _key_heads(shape: AttentionShape, products: list[WeightProduct]) -> int:
+    """How many heads the projection of keys makes: code may copy them for every query head before it multiplies."""
+    columns = [product.elements // max(product.weight.meta.shape[-1], 1) for product in products]
+    width = max(shape.width, 1)
+    pairs = {one for one in columns if columns.count(one) > 1 and one % width == 0 and one // width < shape.heads}
+    if len(pairs) == 1:
+        heads = next(iter(pairs)) // width
+    else:
+        rest = [one // width - shape.heads for one in columns if one % width == 0 and one // width > shape.heads]
+        heads = rest[0] // 2 if len(rest) == 1 and rest[0] % 2 == 0 else shape.key_heads
+    return heads if heads and shape.heads % heads == 0 else shape.key_heads
+
+
+def _engine_bytes(site: AttentionSite, shape: object, moved: int, key: TensorMeta, value: TensorMeta) -> int:
+    """Keys and values once for the heads that share them; of latent attention one vector per key."""
+    if not isinstance(shape, AttentionShape):
+        return moved
+    held = tensor_bytes(key) + tensor_bytes(value)
+    if site.latent is not None:
+        return moved - held + latent_cache_bytes(shape.sequences, shape.keys, site.latent, key)
+    made = key.shape[-3] if len(key.shape) > 2 else shape.key_heads  # heads, or tokens where those come first
+    return moved - held + held * shape.key_heads // made if made == shape.heads else moved
+
+
+def _written_between(graph: CallGraph, site: AttentionSite) -> list[int]:
+    """Rows of what the same module does to scores that are written out: scale, mask, softmax."""
+    ops = ops_of(graph)
+    return [
+        row
+        for row in range(site.rows[0] + 1, site.rows[-1])
+        if ops.call[row] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[row]]))
+    ]
+
+
+def _absorbed(graph: CallGraph, site: AttentionSite, products: _Products) -> Iterator[FusedOps]:
+    """The projection that expands the cache as two products per head: of queries before, of results behind."""
+    assert site.latent is not None
+    rank, nope, value = site.latent.rank, site.latent.nope, site.latent.value
+    for product in products.get(site.call, []):
+        found = single_kernel(graph, product.row)
+        if found is None or product.weight.meta.shape[-1:] != (rank,) or product.row > site.row:
+            continue
+        kept = fewer_rows(*found, kept=product.kept, made=product.made)
+        heads, rest = divmod(kept.weights, rank * (nope + value))
+        if rest or not isinstance(kept.shape, ProductShape):
+            continue
+        yield FusedOps(
+            rule=Fusion.ABSORBED,
+            rows=(product.row, *_expansion_rows(graph, site, product.row)),
+            kernels=tuple(_of_heads(kept, heads, *sizes, nope + value) for sizes in ((rank, nope), (value, rank))),
+        )
+
+
+def _of_heads(product: Kernel, heads: int, columns: int, depth: int, widths: int) -> Kernel:
+    """One of the two products per head; each has the share of the work that its weights have."""
+    assert isinstance(product.shape, ProductShape)
+    part = columns * depth // max(product.weights // (heads * widths), 1)
+    return replace(
+        product,
+        flops=product.flops * part // widths,
+        bytes_moved=product.bytes_moved * part // widths,
+        weights=columns * depth,
+        shape=replace(product.shape, columns=columns, depth=depth, count=heads),
+    )
+
+
+def _expansion_rows(graph: CallGraph, site: AttentionSite, row: int) -> list[int]:
+    """What the module copies between the expanding projection and attention."""
+    ops = ops_of(graph)
+    between = range(row + 1, site.rows[0])
+    return [
+        one
+        for one in between
+        if ops.call[one] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[one]]))
+    ]
+
+
+def _copies(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
+    """Copies in an attention module that change a layout, or repeat keys and values for each query head."""
+    ops = ops_of(graph)
+    modules = {site.call for site in anatomy.attentions if site.latent is None}
+    for row, index in enumerate(ops.kind):
+        kind = graph.op_kinds[index]
+        if ops.call[row] in modules and packet_of(kind.name) in _COPIES and is_vector_work(kernels_of(kind)):
+            yield FusedOps(rule=Fusion.LAYOUT, rows=(row,), kernels=())
+
+
+def _appends(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
+    """New entries behind those of a cache, read and written once; what the cache held stays where it is."""
+    ops, (_, ends) = ops_of(graph), tensor_offsets(graph)
+    for row, index in enumerate(ops.kind):
+        kind = graph.op_kinds[index]
+        if op_role(kind) is not OpRole.APPEND or len(kind.inputs) < 2:
+            continue
+        if anatomy.positions.cache_storages.isdisjoint(ops.output_storages[ends[row] : ends[row + 1]]):
+            continue
+        found = single_kernel(graph, row)
+        if found is not None:
+            new = sum(map(tensor_bytes, kind.inputs[1:]))
+            kernel = replace(found[1], avoidable_bytes=max(0, found[1].bytes_moved - 2 * new))
+            yield FusedOps(rule=Fusion.CACHE_IN_PLACE, rows=(row,), kernels=(kernel,))

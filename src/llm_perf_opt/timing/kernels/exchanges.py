@@ -1,0 +1,124 @@
+"""Exchanges among GPUs of one node by ranks and bytes: the all-reduce of an engine, and the collectives of NCCL.
+
+`message_size` counts elements, not bytes: on the H100 eight ranks reduce 2^29 of them in 4.0 ms, which is 469 GB/s on
+the bus with two bytes each and half of what the links give with one. It is the whole buffer: what is reduced, gathered
+or scattered over all ranks, or what one rank sends to all. Rows named `eager` pay for a launch from the host and are
+left out, as engines replay captured graphs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+
+from llm_perf_opt.timing.kernels.configurations import Configurations
+from llm_perf_opt.timing.kernels.grid import FAILED
+from llm_perf_opt.timing.kernels.systems import SystemForDevice
+from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, newest, read_rows
+from llm_perf_opt.timing.kernels.times import Estimate, Floats, TimeOrigin, fastest
+
+_ELEMENT_BYTES = {"bfloat16": 2.0, "half": 2.0, "int8": 1.0}
+_LIBRARIES = ("nccl", "oneccl")
+CAPTURED = "kernel_source not like '%eager%'"
+
+
+class Exchange(StrEnum):
+    """What ranks do with each other, by the names of the NCCL table."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "alltoall"
+
+
+class ExchangeTable:
+    """Ranks by bytes, of one operation."""
+
+    def __init__(self, columns: Columns) -> None:
+        ranks, moved, seconds = (columns[name] for name in ("ranks", "message_bytes", "seconds"))
+        self._roofline = TableRoofline.of_rows(seconds, np.ones_like(seconds), moved)
+        base = self._roofline.log_seconds(np.zeros_like(moved), moved)
+        self._shapes = Configurations.of_rows((ranks,), (moved,), np.log(seconds), base, scales=(1.0,), envelope=FAILED)
+
+    def estimate(self, ranks: Floats, message_bytes: Floats) -> Estimate:
+        """Times of exchanges. A number of ranks that was not measured is scaled from the nearest."""
+        reading = self._shapes.read((ranks,), (message_bytes,))
+        base = self._roofline.log_seconds(np.zeros_like(message_bytes), message_bytes)
+        estimate = Estimate(np.exp(reading.relative + base), reading.codes, reading.off_grid)
+        return estimate.at_least(TimeOrigin.SCALED, reading.is_mixed)
+
+
+class ExchangeTables:
+    """The exchanges of a system as an engine runs them. A device with other links than the measured one gets none."""
+
+    def __init__(self, system: SystemForDevice, engine: str | None) -> None:
+        self._system, self._engine = system, engine
+        self._tables: dict[tuple[str, Exchange], ExchangeTable | None] = {}
+
+    def all_reduce(self, ranks: Floats, message_bytes: Floats) -> Estimate:
+        """The engine's own all-reduce, or the fastest of any engine; NCCL where no engine measured one."""
+        if not self._system.has_same_links:
+            return Estimate.unknown(len(ranks))
+        engines = ENGINES if self._engine is None else (self._engine,)
+        for names in (engines, ENGINES):
+            tables = [self._table(name, Exchange.ALL_REDUCE) for name in names]
+            if found := [table.estimate(ranks, message_bytes) for table in tables if table is not None]:
+                return self._scaled(fastest(found))
+        return self.collective(Exchange.ALL_REDUCE, ranks, message_bytes)
+
+    def collective(self, exchange: Exchange, ranks: Floats, message_bytes: Floats) -> Estimate:
+        """An operation of NCCL (or oneCCL)."""
+        if not self._system.has_same_links:
+            return Estimate.unknown(len(ranks))
+        for library in _LIBRARIES:
+            if (table := self._table(library, exchange)) is not None:
+                return self._scaled(table.estimate(ranks, message_bytes))
+        return Estimate.unknown(len(ranks))
+
+    def _scaled(self, estimate: Estimate) -> Estimate:
+        return estimate if self._system.is_own else estimate.at_least(TimeOrigin.SCALED)
+
+    def _table(self, source: str, exchange: Exchange) -> ExchangeTable | None:
+        key = (source, exchange)
+        if key not in self._tables:
+            columns = exchange_rows(self._system.system, source, exchange)
+            self._tables[key] = None if columns is None else ExchangeTable(columns)
+        return self._tables[key]
+
+
+def exchange_rows(system: str, source: str, exchange: Exchange) -> Columns | None:
+    """`ranks`, `message_bytes` and `seconds` that an engine or a library measured; None: it did not."""
+    columns = (_engine_rows if source in ENGINES else _library_rows)(system, source)
+    return None if columns is None else _of_exchange(columns, exchange)
+
+
+def _engine_rows(system: str, engine: str) -> Columns | None:
+    table = newest(system, "custom_allreduce", engine)
+    if table is None:
+        return None
+    rows = read_rows(table, ("allreduce_dtype", "num_gpus", "message_size"), where=CAPTURED)
+    operation = np.full(len(rows["seconds"]), Exchange.ALL_REDUCE.value, dtype=object)
+    return {**rows, "dtype": rows["allreduce_dtype"], "op_name": operation}
+
+
+def _library_rows(system: str, library: str) -> Columns | None:
+    table = newest(system, library, library)
+    if table is None:
+        return None
+    rows = read_rows(table, (f"{library}_dtype", "op_name", "num_gpus", "message_size"))
+    return {**rows, "dtype": rows[f"{library}_dtype"]}
+
+
+def _of_exchange(columns: Columns, exchange: Exchange) -> Columns | None:
+    known = np.isin(columns["dtype"], list(_ELEMENT_BYTES))
+    keep = known & (columns["op_name"] == exchange.value) & (columns["num_gpus"] > 1)
+    if not keep.any():
+        return None
+    size = np.array([_ELEMENT_BYTES[str(name)] for name in columns["dtype"][keep]])
+    pairs = np.stack([columns["num_gpus"][keep].astype(np.float64), columns["message_size"][keep] * size], axis=1)
+    distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+    seconds = np.full(len(distinct), np.inf)
+    np.minimum.at(seconds, which.reshape(-1), columns["seconds"][keep])
+    return {"ranks": distinct[:, 0], "message_bytes": distinct[:, 1], "seconds": seconds}

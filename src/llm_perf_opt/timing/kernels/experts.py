@@ -1,0 +1,213 @@
+"""Routed experts in one grouped kernel, from the `moe` tables: up, gate and down without router and shared expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_perf_opt.timing.kernels.configurations import Configurations
+from llm_perf_opt.timing.kernels.grid import FAILED
+from llm_perf_opt.timing.kernels.products import format_plan
+from llm_perf_opt.timing.kernels.systems import SystemForDevice
+from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, TableFile, read_rows, versions
+from llm_perf_opt.timing.kernels.times import Estimate, Flags, Floats, TimeOrigin, choose, fastest
+
+LAYER_KEYS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+_LAYER = tuple(key for key in LAYER_KEYS if key != "num_tokens")
+# Tokens of a served model do not spread evenly over experts: the skewed distribution counts, the even one stands in.
+DISTRIBUTIONS = ("power_law_1.2", "power_law_1.01", "balanced")
+# Experts without a gate have two matrices, not three. They are another kernel.
+GATED = "kernel_source not like '%nongated%'"
+# Table format -> bytes of a stored weight and of an activation.
+STORED_BYTES: dict[str, tuple[float, float]] = {
+    "bfloat16": (2.0, 2.0),
+    "fp8": (1.0, 1.0),
+    "fp8_block": (1.0, 1.0),
+    "nvfp4": (0.5625, 0.5625),
+    "int4_wo": (0.53125, 2.0),
+    "w4afp8": (0.53125, 1.0),
+    "w4a16_mxfp4": (0.53125, 2.0),
+    "w4a8_mxfp4_mxfp8": (0.53125, 1.0),
+}
+_MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsQuery:
+    """Columns of many expert layers; `inner` is that of one tensor rank, `tokens` and `experts` are of all ranks."""
+
+    tokens: Floats
+    hidden: Floats
+    inner: Floats
+    experts: Floats
+    chosen: Floats
+    expert_ranks: Floats
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def shape_columns(self) -> list[Floats]:
+        """What tells one measured layer from another: sizes, the share of experts a token reaches, those of a rank."""
+        own = self.experts / self.expert_ranks
+        return [self.hidden, self.inner, self.chosen / self.experts, own, self.expert_ranks]
+
+
+def experts_work(query: ExpertsQuery, weight_bytes: float, activation_bytes: float) -> tuple[Floats, Floats]:
+    """FLOPs and bytes of one rank: its share of the tokens, and each expert that any token reaches read once."""
+    routed = query.tokens * query.chosen / query.expert_ranks
+    own = query.experts / query.expert_ranks
+    reached = own * -np.expm1(query.tokens * np.log1p(-np.minimum(query.chosen / query.experts, 1 - 1e-12)))
+    matrices = 3.0 * query.hidden * query.inner
+    moved = reached * matrices * weight_bytes + routed * (2 * query.hidden + 3 * query.inner) * activation_bytes
+    return 2.0 * routed * matrices, moved
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsTable:
+    """One format of one engine on one system."""
+
+    table_format: str
+    roofline: TableRoofline
+    shapes: Configurations
+
+    @classmethod
+    def of_rows(cls, table_format: str, columns: Columns) -> ExpertsTable:
+        """The table of rows that all have this format."""
+        query = query_of_rows(columns)
+        work = experts_work(query, *STORED_BYTES[table_format])
+        roofline = TableRoofline.of_rows(columns["seconds"], *work)
+        shapes = Configurations.of_rows(
+            query.shape_columns(),
+            (query.tokens,),
+            np.log(columns["seconds"]),
+            roofline.log_seconds(*work),
+            scales=(1.0,) * 5,
+            envelope=FAILED,
+        )
+        return cls(table_format, roofline, shapes)
+
+    def estimate(
+        self, query: ExpertsQuery, system: SystemForDevice, stored_bytes: tuple[float, float] | None = None
+    ) -> Estimate:
+        """Times. A layer that was not measured is scaled from its nearest."""
+        reading = self.shapes.read(query.shape_columns(), (query.tokens,))
+        work = experts_work(query, *(stored_bytes or STORED_BYTES[self.table_format]))
+        roofline = self.roofline.scaled(system.compute, system.bandwidth)
+        seconds = np.exp(reading.relative + roofline.log_seconds(*work))
+        estimate = Estimate(seconds, reading.codes, reading.off_grid).at_least(TimeOrigin.SCALED, reading.is_mixed)
+        return estimate if system.is_own and stored_bytes is None else estimate.at_least(TimeOrigin.SCALED)
+
+
+def query_of_rows(columns: Columns) -> ExpertsQuery:
+    """The layers that rows describe."""
+
+    def floats(name: str) -> Floats:
+        return columns[name].astype(np.float64)
+
+    return ExpertsQuery(
+        tokens=floats("num_tokens"),
+        hidden=floats("hidden_size"),
+        inner=floats("inter_size") / floats("moe_tp_size"),
+        experts=floats("num_experts"),
+        chosen=floats("topk"),
+        expert_ranks=floats("moe_ep_size"),
+    )
+
+
+def table_formats(name: str) -> tuple[str, ...]:
+    """The table formats that answer for a weight format of ours, any of them."""
+    plan = format_plan(name)
+    if name.startswith("mxfp4"):
+        return _MXFP4
+    measured = () if plan is None else plan.measured
+    return tuple(one for one in measured if one in STORED_BYTES)
+
+
+class ExpertsTables:
+    """The experts of a system: of every format the fastest table of any engine that measured the layer.
+
+    A layer that an engine did not measure is not taken from that engine where another measured it.
+    """
+
+    def __init__(self, system: SystemForDevice, engine: str | None) -> None:
+        self._system, self._engine = system, engine
+        self._tables: dict[tuple[str, str], ExpertsTable | None] = {}
+
+    def estimate(self, query: ExpertsQuery, name: str) -> Estimate:
+        """Times of expert layers whose weights have one format."""
+        plan = format_plan(name)
+        if plan is None:
+            return Estimate.unknown(len(query))
+        found = [
+            table.estimate(query, self._system)
+            for table_format in table_formats(name)
+            for table in self._of_format(table_format)
+        ]
+        if not found:
+            found = [table.estimate(query, self._system, plan.stored_bytes) for table in self._of_format("bfloat16")]
+        return _best_known(found) if found else Estimate.unknown(len(query))
+
+    def _of_format(self, table_format: str) -> list[ExpertsTable]:
+        own = self._built(self._engine, table_format) if self._engine is not None else None
+        if own is not None and table_format == "bfloat16":
+            return [own]
+        return [table for engine in ENGINES if (table := self._built(engine, table_format)) is not None]
+
+    def _built(self, engine: str, table_format: str) -> ExpertsTable | None:
+        key = (engine, table_format)
+        if key not in self._tables:
+            columns = experts_rows(self._system.system, engine, table_format)
+            self._tables[key] = None if columns is None else ExpertsTable.of_rows(table_format, columns)
+        return self._tables[key]
+
+
+def experts_rows(system: str, engine: str, table_format: str) -> Columns | None:
+    """The rows of one format in its first distribution: of the newest version, then of layers that it lacks."""
+    merged: dict[str, list[NDArray[Any]]] = {}
+    seen: set[bytes] = set()
+    for table in versions(system, "moe", engine):
+        columns = _of_first_distribution(table, table_format)
+        if columns is not None:
+            keep = _new_layers(columns, seen)
+            for name in (*LAYER_KEYS, "seconds"):
+                merged.setdefault(name, []).append(columns[name][keep])
+    return {name: np.concatenate(parts) for name, parts in merged.items()} if merged else None
+
+
+def _of_first_distribution(table: TableFile, table_format: str) -> Columns | None:
+    for distribution in DISTRIBUTIONS:
+        of_format = f"moe_dtype = '{table_format}' and distribution = '{distribution}'"
+        columns = read_rows(table, LAYER_KEYS, where=f"{GATED} and {of_format}")
+        if len(columns["seconds"]):
+            return columns
+    return None
+
+
+def _new_layers(columns: Columns, seen: set[bytes]) -> Flags:
+    """Which rows are of layers that were not seen before; they are now."""
+    layers, which = np.unique(np.stack([columns[key] for key in _LAYER], axis=1), axis=0, return_inverse=True)
+    names = [layer.tobytes() for layer in layers]
+    is_new = np.array([name not in seen for name in names], np.bool_)
+    seen.update(names)
+    return is_new[which.reshape(-1)]
+
+
+def _best_known(found: Sequence[Estimate]) -> Estimate:
+    """The fastest of the tables that measured the layer; only where none did, the fastest of the scaled ones."""
+    best = fastest(found)
+    from_rows = [_only_better_than_scaled(one) for one in found]
+    measured = fastest(from_rows)
+    return choose(~np.isnan(measured.seconds), measured, best)
+
+
+def _only_better_than_scaled(estimate: Estimate) -> Estimate:
+    unknown = Estimate.unknown(len(estimate.seconds))
+    return choose(estimate.origin_codes < _SCALED, estimate, unknown)
+
+
+_SCALED = list(TimeOrigin).index(TimeOrigin.SCALED)

@@ -1,0 +1,235 @@
+"""One entry to the measured kernels of a device: shapes in, seconds with their origin and spread out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.ops.kernel_shape import (
+    AttentionShape,
+    ExpertsShape,
+    KernelShape,
+    LatentModuleShape,
+    ProductShape,
+    StateShape,
+)
+from llm_perf_opt.timing.kernels.attention import AttentionQuery, AttentionTables
+from llm_perf_opt.timing.kernels.exchanges import Exchange, ExchangeTables
+from llm_perf_opt.timing.kernels.experts import ExpertsQuery, ExpertsTables
+from llm_perf_opt.timing.kernels.latent import LatentQuery, LatentTables, Module
+from llm_perf_opt.timing.kernels.products import ProductTables
+from llm_perf_opt.timing.kernels.recurrent import RecurrentQuery, RecurrentTables
+from llm_perf_opt.timing.kernels.spread import Family, with_spread
+from llm_perf_opt.timing.kernels.systems import SystemForDevice, system_named
+from llm_perf_opt.timing.kernels.tables import ENGINES, data_folder
+from llm_perf_opt.timing.kernels.times import Estimate, Flags, Floats, TimeOrigin, Times
+
+_STATE_NAMES = ("sequences", "queries", "key_heads", "value_heads")
+Numbers = NDArray[np.float64] | NDArray[np.int64]
+S = TypeVar("S", ProductShape, AttentionShape, ExpertsShape, LatentModuleShape, StateShape)
+
+
+@lru_cache(maxsize=32)
+def kernel_tables(device: str, engine: str | None = None) -> KernelTables:
+    """The measured kernels of a device, by its id or by the name of a measured system, as an engine runs them.
+
+    Without an engine the fastest measured of any engine counts. A device that no table comes near raises, and so do
+    missing packages, with the command that installs them.
+    """
+    if engine is not None and engine not in ENGINES:
+        raise UsageError(
+            f"{engine!r} is no engine with measured kernels.", why=f"known are {', '.join(ENGINES)}", fix="pick one"
+        )
+    data_folder()
+    return KernelTables(system_named(device), engine)
+
+
+class KernelTables:
+    """Times of kernels on one device. Tables are read when the first kernel of their family is timed."""
+
+    def __init__(self, system: SystemForDevice, engine: str | None) -> None:
+        self.system, self.engine = system, engine
+        self._products = ProductTables(system, engine)
+        self._attention = AttentionTables(system, engine)
+        self._latent = LatentTables(system, engine)
+        self._experts = ExpertsTables(system, engine)
+        self._exchanges = ExchangeTables(system, engine)
+        self._recurrent = RecurrentTables(system, engine)
+
+    def times(self, shapes: Sequence[KernelShape]) -> Times:
+        """Times of kernels in the order of their shapes."""
+        whole = with_spread(self.system, Family.PRODUCTS, Estimate.unknown(len(shapes)))
+        for places, times in self._by_family(shapes):
+            whole.seconds[places], whole.origin_codes[places] = times.seconds, times.origin_codes
+            whole.spread_low[places], whole.spread_high[places] = times.spread_low, times.spread_high
+            whole.off_grid[places] = times.off_grid
+        return whole
+
+    def best_bytes_per_s(self) -> float:
+        """The best rate at which any product of the tables reads from memory; 0: there are none."""
+        return self._products.best_bytes_per_s()
+
+    def products(
+        self, rows: Numbers, columns: Numbers, depth: Numbers, count: Numbers | None = None, *, weight_format: str
+    ) -> Times:
+        """Matrix products whose right operand has one format."""
+        counts = np.ones(len(rows)) if count is None else count
+        estimate = self._products.estimate(
+            weight_format, _floats(rows), _floats(columns), _floats(depth), _floats(counts)
+        )
+        return with_spread(self.system, Family.PRODUCTS, estimate)
+
+    def attention(self, query: AttentionQuery, *, cache_format: str, is_causal: bool) -> Times:
+        """Attentions with one cache format."""
+        estimate = self._attention.estimate(query, _cache(cache_format), is_causal=is_causal)
+        return with_spread(self.system, Family.ATTENTION, estimate)
+
+    def latent_attention(self, query: LatentQuery, *, cache_format: str) -> Times:
+        """Latent attentions without projections and absorbed products."""
+        return with_spread(self.system, Family.LATENT, self._latent.attention(query, _cache(cache_format)))
+
+    def latent_modules(self, query: LatentQuery, *, cache_format: str, module: Module) -> Times:
+        """Whole latent attention modules with their projections: of DeepSeek-V3, or of a model with an indexer."""
+        estimate = self._latent.modules(query, _cache(cache_format), module)
+        return with_spread(self.system, Family.LATENT, estimate)
+
+    def experts(self, query: ExpertsQuery, *, weight_format: str) -> Times:
+        """Routed experts whose weights have one format."""
+        return with_spread(self.system, Family.EXPERTS, self._experts.estimate(query, weight_format))
+
+    def recurrent(self, query: RecurrentQuery) -> Times:
+        """Gated delta rules with their convolution."""
+        return with_spread(self.system, Family.RECURRENT, self._recurrent.estimate(query))
+
+    def all_reduce(self, ranks: Numbers, message_bytes: Numbers) -> Times:
+        """The engine's own all-reduce within a node."""
+        estimate = self._exchanges.all_reduce(_floats(ranks), _floats(message_bytes))
+        return with_spread(self.system, Family.EXCHANGES, estimate)
+
+    def collective(self, exchange: Exchange, ranks: Numbers, message_bytes: Numbers) -> Times:
+        """A collective of NCCL within a node; the buffer is the whole one, over all ranks."""
+        estimate = self._exchanges.collective(exchange, _floats(ranks), _floats(message_bytes))
+        return with_spread(self.system, Family.EXCHANGES, estimate)
+
+    def one_exchange(self, exchange: Exchange, ranks: int, message_bytes: int, *, by_engine: bool) -> Times:
+        """A single exchange; `by_engine`: an all-reduce is the engine's own."""
+        sizes = np.array([float(ranks)]), np.array([float(message_bytes)])
+        is_own = by_engine and exchange is Exchange.ALL_REDUCE
+        return self.all_reduce(*sizes) if is_own else self.collective(exchange, *sizes)
+
+    def _by_family(self, shapes: Sequence[KernelShape]) -> Iterable[tuple[NDArray[np.intp], Times]]:
+        for places, group in _grouped(shapes, ProductShape, lambda shape: (shape.weight_format,)):
+            columns = _columns(group, ("rows", "columns", "depth", "count"))
+            yield places, self.products(*columns, weight_format=group[0].weight_format)
+        for places, queries in _grouped(shapes, AttentionShape, _attention_key):
+            yield places, self._attentions(queries)
+        for places, layers in _grouped(shapes, ExpertsShape, lambda shape: (shape.weight_format,)):
+            yield places, self.experts(experts_query(layers), weight_format=layers[0].weight_format)
+        for places, modules in _grouped(shapes, LatentModuleShape, _module_key):
+            yield places, self._modules(modules)
+        for places, states in _grouped(shapes, StateShape, lambda _: ()):
+            yield places, self.recurrent(RecurrentQuery(**_named_columns(states, _STATE_NAMES)))
+
+    def _modules(self, shapes: Sequence[LatentModuleShape]) -> Times:
+        first, attentions = shapes[0], [shape.attention for shape in shapes]
+        columns = _named_columns(attentions, ("sequences", "queries", "keys", "heads"))
+        (rank,) = _columns(attentions, ("latent_rank",))
+        return self.latent_modules(
+            LatentQuery(**columns, rank=rank),
+            cache_format=first.attention.cache_format,
+            module=Module(projections=first.projections, sparse_model=first.sparse_model),
+        )
+
+    def _attentions(self, shapes: Sequence[AttentionShape]) -> Times:
+        first = shapes[0]
+        if first.latent_rank is not None:
+            query, is_picked = latent_query(shapes)
+            estimate = self._latent.attention(query, _cache(first.cache_format)).at_least(TimeOrigin.SCALED, is_picked)
+            return with_spread(self.system, Family.LATENT, estimate)
+        return self.attention(attention_query(shapes), cache_format=first.cache_format, is_causal=first.is_causal)
+
+
+def attention_query(shapes: Sequence[AttentionShape]) -> AttentionQuery:
+    """Shapes as columns; a window that holds every key is none."""
+    names = ("sequences", "queries", "keys", "heads", "key_heads", "width", "value_width")
+    columns = _named_columns(shapes, names)
+    windows = [0 if shape.window is None or shape.window >= shape.keys else shape.window for shape in shapes]
+    return AttentionQuery(**columns, window=np.array(windows, np.float64))
+
+
+def latent_query(shapes: Sequence[AttentionShape]) -> tuple[LatentQuery, Flags]:
+    """Shapes as columns, and which of them see a part of their keys alone.
+
+    Where a query sees fewer keys than there are (an indexer picked them), no neighbour sees the same: each is read as a
+    decode step over so many keys.
+    """
+    names = ("sequences", "queries", "keys", "heads", "latent_rank")
+    sequences, queries, keys, heads, rank = _columns(shapes, names)
+    seen = np.array([shape.keys if shape.window is None else min(shape.window, shape.keys) for shape in shapes], float)
+    is_picked = seen < keys
+    query = LatentQuery(
+        sequences=np.where(is_picked, sequences * queries, sequences),
+        queries=np.where(is_picked, 1.0, queries),
+        keys=np.where(is_picked, np.maximum(seen, 1.0), keys),
+        heads=heads,
+        rank=rank,
+    )
+    return query, is_picked
+
+
+def experts_query(shapes: Sequence[ExpertsShape]) -> ExpertsQuery:
+    """Shapes as columns, `inner` that of one tensor rank."""
+    names = ("tokens", "hidden", "inner", "experts", "chosen", "tensor_ranks", "expert_ranks")
+    tokens, hidden, inner, experts, chosen, tensor_ranks, expert_ranks = _columns(shapes, names)
+    return ExpertsQuery(
+        tokens=tokens,
+        hidden=hidden,
+        inner=inner / tensor_ranks,
+        experts=experts,
+        chosen=chosen,
+        expert_ranks=expert_ranks,
+    )
+
+
+def _attention_key(shape: AttentionShape) -> tuple[object, ...]:
+    return (shape.cache_format, shape.is_causal, shape.latent_rank is not None)
+
+
+def _module_key(shape: LatentModuleShape) -> tuple[object, ...]:
+    return (shape.attention.cache_format, shape.projections, shape.sparse_model)
+
+
+def _grouped(
+    shapes: Sequence[KernelShape], kind: type[S], key: Callable[[S], tuple[object, ...]]
+) -> Iterable[tuple[NDArray[np.intp], list[S]]]:
+    groups: dict[tuple[object, ...], tuple[list[int], list[S]]] = {}
+    for place, shape in enumerate(shapes):
+        if isinstance(shape, kind):
+            places, members = groups.setdefault(key(shape), ([], []))
+            places.append(place)
+            members.append(shape)
+    for places, members in groups.values():
+        yield np.array(places, np.intp), members
+
+
+def _columns(shapes: Sequence[S], names: Sequence[str]) -> list[Floats]:
+    """Dimensions as columns. One of 0 leaves a kernel without work, which still takes a launch: it is read as 1."""
+    return [np.maximum(np.array([getattr(shape, name) for shape in shapes], np.float64), 1.0) for name in names]
+
+
+def _named_columns(shapes: Sequence[S], names: Sequence[str]) -> dict[str, Floats]:
+    return dict(zip(names, _columns(shapes, names), strict=True))
+
+
+def _floats(numbers: Numbers) -> Floats:
+    return np.asarray(numbers, np.float64)
+
+
+def _cache(name: str) -> str:
+    """The tables know 16-bit caches and fp8; int8 takes as many bytes as fp8."""
+    return "fp8" if name.startswith(("float8", "fp8", "int8")) else "bfloat16"

@@ -1,0 +1,277 @@
+"""The kernels of one forward of a serving engine on one rank: any batch, lengths and plan, from the blocks of a trace.
+
+Fusions by name: products of one input are one product; norm and residual, rotary embedding and cache write, and the
+activation with its gate are one vector kernel each, and so is each norm of queries and of keys; the routed experts of a
+layer are one grouped kernel, behind two small ones that choose them and sort the rows; before a product in blocks of 8
+bits its input is quantised. A step on latent vectors absorbs their expansion: the same weights in two products for each
+head; tables that measured such a module whole have it in one row. Launches are captured in graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.core.callgraph.records import TensorMeta
+from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.costs.necessary.decoder_needs import AttentionLayers
+from llm_perf_opt.ops.grouped_experts import touched_experts
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, ProductShape, StateShape
+from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
+from llm_perf_opt.timing.kernels.recurrent import HEAD_WIDTH
+from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, EngineExperts, EngineProduct, Split
+from llm_perf_opt.timing.step.engine_states import EngineStates
+
+VALUE_BYTES = 2  # activations and what ranks exchange
+SCORE_BYTES = 4  # of the router
+_BLOCK_QUANTISED = "fp8-block"  # formats whose products take activations in blocks with scales of their own
+_MODULE_WIDTHS = frozenset({7168, 1536})  # hidden and query width of the model whose latent attention was measured
+_SPARSE_MODULES = {  # the same of models that look at chosen keys
+    frozenset({7168, 1536}): "deepseek-ai/DeepSeek-V3.2",
+    frozenset({6144, 2048}): "zai-org/GLM-5",
+}
+
+Counted = tuple[Kernel, int]  # a kernel, and how often it runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What a forward of the whole replica computes: `queries` new tokens of `sequences`, each with `keys` in all."""
+
+    sequences: float
+    queries: int
+    keys: int
+
+    @property
+    def tokens(self) -> float:
+        """All new tokens."""
+        return self.sequences * self.queries
+
+
+def forward_kernels(
+    blocks: EngineBlocks,
+    forward: Forward,
+    plan: ParallelPlan,
+    knows: Callable[[Kernel], bool] | None = None,
+) -> Iterator[Counted]:
+    """The kernels of one rank and how often each runs; `knows` says whether a module was measured whole."""
+    modules = [] if knows is None else list(_modules(blocks, forward, plan))
+    if modules and knows is not None and all(knows(kernel) for kernel, _ in modules):
+        yield from modules
+        kept = tuple(product for product in blocks.products if product.part is not DecoderPart.LATENT)
+        blocks = replace(blocks, products=kept, attentions=(), norms=())
+    for product in blocks.products:
+        yield from _product(product, forward, plan)
+    for layer in blocks.attentions:
+        yield _attention(layer, blocks, forward, plan), layer.layers
+    for block in blocks.experts:
+        yield _experts(block, forward, plan), block.layers
+    yield from _vectors(blocks, forward, plan)
+    if blocks.states is not None:
+        yield from _states(blocks.states, forward, plan)
+    yield from _exchanges(blocks, forward, plan)
+
+
+def _product(product: EngineProduct, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """One product, and the quantisation of its input."""
+    columns, depth = product.shared_by(plan.tp)
+    rows = _count((forward.sequences if product.part is DecoderPart.HEAD else forward.tokens) / plan.attention_dp)
+    weights = TensorMeta(shape=(columns, depth), dtype=product.weight_format, device="cuda")
+    kernel = Kernel(
+        kind=KernelKind.MATMUL,
+        dtype=product.dtype,
+        flops=2 * rows * columns * depth,
+        skippable_flops=0,
+        bytes_moved=tensor_bytes(weights) + (values := rows * (columns + depth) * VALUE_BYTES),
+        avoidable_bytes=values,
+        rows=rows,
+        weights=columns * depth,
+        shape=ProductShape(rows=rows, columns=columns, depth=depth, weight_format=product.weight_format),
+    )
+    yield kernel, product.layers
+    if product.weight_format.startswith(_BLOCK_QUANTISED):
+        yield _vector(rows * depth * (VALUE_BYTES + 1)), product.layers
+
+
+def _attention(layer: AttentionLayers, blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Kernel:
+    shape = _attention_shape(layer, blocks, forward, plan)
+    lanes, context = shape.sequences * shape.heads, max(forward.keys, forward.queries)
+    pairs = layer.span.pairs(forward.queries, layer.encoded_keys or context)
+    width = layer.qk_width + layer.v_width
+    if layer.latent is not None and forward.queries == 1:
+        width = 2 * layer.latent.rank + layer.latent.rope
+    held = (layer.held_bytes if forward.queries > 1 else layer.cache_bytes)(context) // max(layer.layers, 1)
+    share = 1.0 if layer.latent is not None else 1.0 / min(plan.tp, blocks.key_heads(layer))
+    return Kernel(
+        kind=KernelKind.ATTENTION,
+        dtype=layer.dtype,
+        flops=2 * lanes * pairs * width,
+        skippable_flops=0,
+        bytes_moved=round(shape.sequences * held * share) + (values := lanes * forward.queries * width * VALUE_BYTES),
+        avoidable_bytes=values,
+        sequences=shape.sequences,
+        queries=forward.queries,
+        shape=shape,
+    )
+
+
+def _attention_shape(
+    layer: AttentionLayers, blocks: EngineBlocks, forward: Forward, plan: ParallelPlan
+) -> AttentionShape:
+    latent, chosen = layer.latent, layer.span.chosen
+    keys = layer.encoded_keys or forward.keys
+    return AttentionShape(
+        sequences=_count(forward.sequences / plan.attention_dp),
+        queries=forward.queries,
+        keys=min(keys, chosen) if chosen is not None and forward.queries == 1 else keys,
+        heads=max(1, layer.heads // plan.tp),
+        key_heads=max(1, blocks.key_heads(layer) // plan.tp),
+        width=layer.qk_width,
+        value_width=layer.v_width,
+        is_causal=layer.span.is_causal,
+        window=layer.span.window,
+        latent_rank=None if latent is None else latent.rank,
+        cache_format=layer.dtype,
+    )
+
+
+def _modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """The latent attentions of blocks whose widths are those of a model that was measured whole."""
+    latent = [product for product in blocks.products if product.part is DecoderPart.LATENT]
+    depths = {product.depth for product in latent}
+    is_sparse = any(layer.span.chosen is not None for layer in blocks.attentions)
+    model = next((name for widths, name in _SPARSE_MODULES.items() if depths >= widths), None) if is_sparse else None
+    if not latent or (model is None and (is_sparse or not depths >= _MODULE_WIDTHS)):
+        return
+    is_narrow = latent[0].weight_format.startswith(("fp8", "float8"))
+    projected = [next(_product(product, forward, plan))[0] for product in latent]
+    for layer in blocks.attentions:
+        attention = _attention(layer, blocks, forward, plan)
+        shape = LatentModuleShape(
+            attention=replace(_attention_shape(layer, blocks, forward, plan), keys=forward.keys),
+            projections="fp8_block" if is_narrow else "bfloat16",
+            sparse_model=model,
+        )
+        work = (attention, *projected)
+        whole = replace(
+            attention,
+            flops=sum(kernel.flops for kernel in work),
+            bytes_moved=sum(kernel.bytes_moved for kernel in work),
+            avoidable_bytes=sum(kernel.avoidable_bytes for kernel in work),
+            shape=shape,
+        )
+        yield whole, layer.layers
+
+
+def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kernel:
+    tokens, tensor_ranks = _count(forward.tokens), plan.stage_ranks // plan.ep
+    each = 3 * block.hidden * block.inner // tensor_ranks
+    touched = touched_experts(block.experts, block.chosen, tokens) / plan.ep
+    stored = TensorMeta(shape=(each // block.hidden, block.hidden), dtype=block.weight_format, device="cuda")
+    rows = max(1, round(tokens * block.chosen / plan.ep))
+    return Kernel(
+        kind=KernelKind.MATMUL,
+        dtype=block.dtype,
+        flops=2 * rows * each,
+        skippable_flops=0,
+        bytes_moved=round(touched * tensor_bytes(stored)) + (values := 2 * rows * block.hidden * VALUE_BYTES),
+        avoidable_bytes=values,
+        rows=max(1, round(rows / max(touched, 1))),
+        weights=each,
+        shape=ExpertsShape(
+            tokens=tokens,
+            hidden=block.hidden,
+            inner=block.inner,
+            experts=block.experts,
+            chosen=block.chosen,
+            tensor_ranks=tensor_ranks,
+            expert_ranks=plan.ep,
+            weight_format=block.weight_format,
+        ),
+    )
+
+
+def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """Norms with residuals and those of queries and keys, rotation with cache write, gated activation, routing."""
+    tokens = forward.tokens / plan.attention_dp
+    yield _vector(4 * tokens * blocks.hidden * VALUE_BYTES), 2 * blocks.layers + 1
+    for layer in blocks.attentions:
+        rotated = 2 * (layer.heads * layer.qk_width) // plan.tp
+        yield _vector(tokens * rotated * VALUE_BYTES), layer.layers
+    for inside in blocks.norms:
+        numbers = inside.numbers / inside.norms / (1 if inside.is_whole else plan.tp)
+        yield _vector(2 * tokens * numbers * VALUE_BYTES), inside.norms * inside.layers
+    for product in blocks.products:
+        if product.split is Split.ROWS and product.part is DecoderPart.MLP:
+            yield _vector(3 * tokens * product.depth / plan.tp * VALUE_BYTES), product.layers
+    for block in blocks.experts:
+        yield _vector(SCORE_BYTES * tokens * block.experts), 2 * block.layers
+
+
+def _vector(moved: float, shape: StateShape | None = None) -> Kernel:
+    """A kernel that is bound by its bytes."""
+    return Kernel(
+        kind=KernelKind.VECTOR,
+        dtype="bfloat16",
+        flops=0,
+        skippable_flops=0,
+        bytes_moved=round(moved),
+        shape=shape,
+        pattern=AccessPattern.VECTORISED,
+    )
+
+
+def _states(states: EngineStates, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """The rule of each layer and, where its heads are known, the norm with a gate behind it."""
+    sequences = forward.sequences / plan.attention_dp
+    moved = 2 * sequences * states.layer_bytes / plan.tp
+    if not states.value_heads:
+        yield _vector(moved, StateShape(sequences=_count(sequences), queries=forward.queries)), states.layers
+        return
+    shape = StateShape(
+        sequences=_count(sequences),
+        queries=forward.queries,
+        key_heads=max(1, states.key_heads // plan.tp),
+        value_heads=max(1, states.value_heads // plan.tp),
+    )
+    yield _vector(moved, shape), states.layers
+    numbers = forward.tokens / plan.attention_dp * shape.value_heads * HEAD_WIDTH
+    yield _vector(3 * numbers * VALUE_BYTES), states.layers
+
+
+def _exchanges(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """A reduction after attention, one after the MLP, and one of squares where a norm goes over all heads.
+
+    With attention of their own, rows travel to their experts.
+    """
+    row_bytes = blocks.hidden * VALUE_BYTES
+    if plan.tp > 1:
+        count = blocks.layers * (2 if plan.attention_dp == 1 else 1)
+        yield _exchange(CollectiveKind.ALL_REDUCE, forward.tokens / plan.attention_dp * row_bytes, plan.tp), count
+        for inside in blocks.norms:
+            squares = forward.tokens / plan.attention_dp * inside.across_heads * SCORE_BYTES
+            if inside.across_heads:
+                yield _exchange(CollectiveKind.ALL_REDUCE, squares, plan.tp), inside.layers
+    if plan.attention_dp > 1 and blocks.experts:
+        layers = sum(block.layers for block in blocks.experts)
+        whole = forward.tokens * row_bytes
+        yield _exchange(CollectiveKind.ALL_GATHER, whole, plan.stage_ranks), layers
+        yield _exchange(CollectiveKind.REDUCE_SCATTER, whole, plan.stage_ranks), layers
+
+
+def _exchange(kind: CollectiveKind, payload: float, ranks: int) -> Kernel:
+    collective = Collective(kind=kind, payload_bytes=_count(payload), group=group_of(range(ranks)))
+    return Kernel(
+        kind=KernelKind.COMMUNICATION,
+        dtype="bfloat16",
+        flops=0,
+        skippable_flops=0,
+        bytes_moved=collective.payload_bytes,
+        collective=collective,
+    )
+
+
+def _count(number: float) -> int:
+    return max(1, round(number))

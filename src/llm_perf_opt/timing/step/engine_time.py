@@ -1,0 +1,119 @@
+"""How long the forwards of a serving engine take on one rank, from tables of measured kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, ProductShape, StateShape
+from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
+from llm_perf_opt.timing.kernel_rates import KernelTableRates
+from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
+from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
+from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
+from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels
+
+
+class WorkKind(StrEnum):
+    """What a share of a forward's time is spent on."""
+
+    PRODUCTS = "products"
+    ATTENTION = "attention"
+    EXPERTS = "experts"
+    STATES = "recurrent states"
+    VECTOR = "vector kernels"
+    LINKS = "collectives"
+    GAPS = "gaps between kernels"
+
+
+_BY_SHAPE: Mapping[type, WorkKind] = {
+    ProductShape: WorkKind.PRODUCTS,
+    AttentionShape: WorkKind.ATTENTION,
+    LatentModuleShape: WorkKind.ATTENTION,
+    ExpertsShape: WorkKind.EXPERTS,
+    StateShape: WorkKind.STATES,
+}
+
+
+def kind_of(kernel: Kernel) -> WorkKind:
+    """What a kernel of an engine's forward does."""
+    if kernel.kind is KernelKind.COMMUNICATION:
+        return WorkKind.LINKS
+    return _BY_SHAPE.get(type(kernel.shape), WorkKind.VECTOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTime:
+    """One forward of a rank. `unknown` kernels are in no table and in no sum."""
+
+    by_kind: Mapping[WorkKind, float]
+    by_origin: Mapping[TimeOrigin, float]
+    kernels: int
+    unknown: int
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return sum(self.by_kind.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedForward:
+    """A forward and who runs it."""
+
+    blocks: EngineBlocks
+    forward: Forward
+    plan: ParallelPlan
+
+
+class TimesForwards(Protocol):
+    """Whoever knows how long forwards take."""
+
+    def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
+        """The time of each forward."""
+        ...
+
+
+class EngineTimer:
+    """The forwards of an engine on a device; many are asked at once, since tables answer columns."""
+
+    def __init__(self, rates: KernelTableRates) -> None:
+        self._rates = rates
+
+    @classmethod
+    def of(cls, device: str, engine: str | None) -> EngineTimer:
+        """On a listed device; `engine` is whose kernels, None: the fastest of any."""
+        below = DataSheetRates(find_device(device), Execution.FUSED)
+        return cls(KernelTableRates(below, kernel_tables(device, engine)))
+
+    def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
+        """The time of each forward."""
+        rates = self._rates
+        found = [list(forward_kernels(one.blocks, one.forward, one.plan, rates.knows)) for one in asked]
+        rates.learn(kernel for kernels in found for kernel, _ in kernels)
+        return [self._sum(kernels) for kernels in found]
+
+    def _sum(self, kernels: Sequence[tuple[Kernel, int]]) -> ForwardTime:
+        by_kind, by_origin = dict.fromkeys(WorkKind, 0.0), dict.fromkeys(TimeOrigin, 0.0)
+        launches = unknown = 0
+        for kernel, count in kernels:
+            time = self._rates.measured(kernel)
+            if time is None:
+                unknown += count
+                launches += count
+                continue
+            launches += count * time.launches
+            by_kind[kind_of(kernel)] += count * time.seconds
+            by_origin[time.origin] += count * time.seconds
+        by_kind[WorkKind.GAPS] = LAUNCH_GAP_S * launches
+        return ForwardTime(
+            by_kind={kind: seconds for kind, seconds in by_kind.items() if seconds},
+            by_origin={origin: seconds for origin, seconds in by_origin.items() if seconds},
+            kernels=launches,
+            unknown=unknown,
+        )

@@ -1,0 +1,167 @@
+"""The table of an engine's step times on one rank: the forwards of a traced decoder, asked at the points of a grid.
+
+A step mixes sequences that decode with chunks of prompts, and launches each kernel once for all of them. So what
+depends on the number of tokens alone is asked once, with the launch of attention in it; the time inside attention is
+asked for sequences that decode, and for a chunk by itself. Groups of ranks with attention of their own
+(`attention_dp`) step together, so a table is that of the whole replica: its sequences and tokens are those of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, EngineProduct
+from llm_perf_opt.timing.step.engine_step import Forward
+from llm_perf_opt.timing.step.engine_time import AskedForward, ForwardTime, TimesForwards, WorkKind
+from llm_perf_opt.timing.step.request_time import request_fit
+from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
+
+CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # batches whose launches vLLM captures by default
+_SHORTEST_CACHE, _SHORTEST_CHUNK = 16, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRange:
+    """How far a table reaches; beyond, times grow in proportion."""
+
+    tokens: int = 16384  # of one step
+    sequences: int = 1024
+    context: int = 131072
+
+
+def step_table(
+    blocks: EngineBlocks,
+    timer: TimesForwards,
+    plan: ParallelPlan,
+    *,
+    reach: StepRange | None = None,
+    padded_to: Sequence[int] = CAPTURED,
+) -> StepTable:
+    """The step of a replica under `plan`; a kernel that no table knows is an error: a sum without it is too small."""
+    reach = reach or StepRange()
+    asked = _Asked(blocks, timer, plan)
+    tokens = asked.curve(_points(1, reach.tokens), _without_attention, without_head=True)
+    fit = request_fit()
+    return StepTable(
+        tokens=tokens,
+        head=asked.curve(_points(1, reach.sequences), _head_alone),
+        decoding=asked.surface(
+            _points(1, reach.sequences, steps=2),
+            _points(_SHORTEST_CACHE, reach.context, steps=2),
+            lambda sequences, keys: Forward(sequences=sequences, queries=1, keys=keys),
+            (WorkKind.ATTENTION, WorkKind.STATES),
+        ),
+        prompts=asked.surface(
+            _points(_SHORTEST_CHUNK, reach.tokens, steps=2),
+            _points(_SHORTEST_CHUNK, reach.context, steps=2),
+            lambda new, keys: Forward(sequences=1, queries=new, keys=max(new, keys)),
+        ),
+        states=None if blocks.states is None else asked.states(reach),
+        padded_to=tuple(padded_to),
+        groups=plan.attention_dp,
+        low=fit.tpot.low,
+        high=fit.tpot.high,
+        origin=_origins(asked.seen),
+    )
+
+
+class _Asked:
+    """The questions that a table is made of, and the forwards that answered them."""
+
+    def __init__(self, blocks: EngineBlocks, timer: TimesForwards, plan: ParallelPlan) -> None:
+        self._blocks, self._timer, self._plan = blocks, timer, plan
+        self.seen: list[ForwardTime] = []
+
+    def curve(self, at: Sequence[int], part: Callable[[ForwardTime], float], *, without_head: bool = False) -> Curve:
+        """A part of the step of so many tokens, each of a sequence of its own with nothing cached."""
+        kept = tuple(one for one in self._blocks.products if (one.part is DecoderPart.HEAD) is not without_head)
+        blocks = replace(self._blocks, products=kept)
+        if not without_head:
+            blocks = replace(blocks, attentions=(), experts=(), norms=(), states=None, layers=0)
+        found = self._times(blocks, [Forward(sequences=one, queries=1, keys=1) for one in at])
+        self.seen += found
+        seconds = rising(np.array([part(time) for time in found]))
+        return Curve(at=tuple(map(float, at)), seconds=tuple(seconds.tolist()))
+
+    def surface(
+        self,
+        across: Sequence[int],
+        along: Sequence[int],
+        forward: Callable[[int, int], Forward],
+        kinds: Sequence[WorkKind] = (WorkKind.ATTENTION,),
+    ) -> Surface:
+        """The time inside attention, or in other kinds of work that depend on sequences."""
+        forwards = [forward(one, other) for one in across for other in along]
+        found = self._times(replace(self._blocks, products=self._latent_products(), experts=()), forwards)
+        seconds = np.array([sum(one.by_kind.get(kind, 0.0) for kind in kinds) for one in found])
+        rows = rising(seconds.reshape(len(across), len(along)))
+        return Surface(
+            across=tuple(map(float, across)), along=tuple(map(float, along)), seconds=tuple(map(tuple, rows.tolist()))
+        )
+
+    def states(self, reach: StepRange) -> Surface:
+        """The time in the states of recurrent layers, of which a step launches one kernel for all its prompts."""
+        return self.surface(
+            _points(1, reach.sequences, steps=1),
+            _points(_SHORTEST_CHUNK, reach.tokens, steps=2),
+            lambda prompts, new: Forward(sequences=prompts, queries=new, keys=new),
+            (WorkKind.STATES,),
+        )
+
+    def _latent_products(self) -> tuple[EngineProduct, ...]:
+        return tuple(one for one in self._blocks.products if one.part is DecoderPart.LATENT)
+
+    def _times(self, blocks: EngineBlocks, forwards: Sequence[Forward]) -> list[ForwardTime]:
+        found = self._timer.times([AskedForward(blocks=blocks, forward=one, plan=self._plan) for one in forwards])
+        if unknown := max(time.unknown for time in found):
+            raise PerfOptError(
+                f"No measured table answers {unknown:,} kernels of a step.",
+                why="a step without them would look faster than it is",
+                fix="choose another device or engine, or leave requests aside: llm-perf-opt predict --rates data-sheet",
+            )
+        return found
+
+
+def rising(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times that never fall along an axis, for those of measured kernels, which do by their errors.
+
+    Between the longest of all smaller steps and the shortest of all larger ones, which could have been padded to: the
+    middle of both, so that errors stay as likely to either side. Times that rise already stay as they are.
+    """
+    longest = shortest = seconds
+    for axis in range(seconds.ndim):
+        longest = np.maximum.accumulate(longest, axis=axis)
+        shortest = np.flip(np.minimum.accumulate(np.flip(shortest, axis), axis=axis), axis)
+    middle: NDArray[np.float64] = np.sqrt(longest * shortest)
+    return middle
+
+
+def _without_attention(time: ForwardTime) -> float:
+    return time.seconds - sum(time.by_kind.get(kind, 0.0) for kind in (WorkKind.ATTENTION, WorkKind.STATES))
+
+
+def _head_alone(time: ForwardTime) -> float:
+    return time.by_kind.get(WorkKind.PRODUCTS, 0.0)
+
+
+def _points(first: int, last: int, steps: int = 4) -> list[int]:
+    """Powers of two from `first` to `last`, with so many points to each doubling."""
+    found, number = [first], float(first)
+    while found[-1] < last:
+        number *= 2 ** (1 / steps)
+        if (rounded := min(last, round(number))) > found[-1]:
+            found.append(rounded)
+    return found
+
+
+def _origins(seen: Sequence[ForwardTime]) -> str:
+    """Which share of the time without attention came from where, at the middle of the grid."""
+    middle = seen[len(seen) // 2]
+    whole = sum(middle.by_origin.values()) or 1.0
+    return ", ".join(f"{origin}: {share / whole:.0%}" for origin, share in sorted(middle.by_origin.items()))

@@ -1,0 +1,54 @@
+"""Norms between projections and scores: one kernel each, and an exchange where they go over the heads of all ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.ops.op import KernelKind
+from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
+from llm_perf_opt.timing.step.engine_norms import EngineNorms
+from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels
+from tests.timing.step.test_engine_blocks import blocks_of
+
+STEP = Forward(sequences=16, queries=1, keys=1024)
+
+
+@pytest.fixture(scope="module")
+def minimax() -> EngineBlocks:
+    """Its norms go over 48 heads of queries and 8 of keys together; vLLM sums up the squares of all ranks."""
+    return blocks_of("minimax-m2.5")
+
+
+def reductions(blocks: EngineBlocks, plan: ParallelPlan) -> Counter[int]:
+    found = [(kernel.collective, count) for kernel, count in forward_kernels(blocks, STEP, plan)]
+    return Counter({one.payload_bytes: count for one, count in found if one is not None})
+
+
+def test_a_norm_over_all_heads_needs_the_squares_of_all_ranks(minimax: EngineBlocks) -> None:
+    assert minimax.norms == (EngineNorms(norms=2, numbers=(48 + 8) * 128, across_heads=2, layers=62),)
+    squares, rows = 16 * 2 * 4, 16 * 3072 * 2
+    assert reductions(minimax, ParallelPlan(tp=4)) == {rows: 2 * 62, squares: 62}
+    assert not reductions(minimax, ParallelPlan()), "one rank has all heads"
+
+
+def test_a_norm_of_single_heads_stays_on_its_rank() -> None:
+    blocks = blocks_of("qwen3-30b-a3b")
+    assert [(one.norms, one.across_heads, one.layers) for one in blocks.norms] == [(2, 0, 48)]
+    assert reductions(blocks, ParallelPlan(tp=4)) == {16 * 2048 * 2: 2 * 48}
+
+
+def test_each_norm_is_a_kernel(minimax: EngineBlocks) -> None:
+    def moved(plan: ParallelPlan) -> Counter[float]:
+        kernels = forward_kernels(minimax, STEP, plan)
+        return Counter({one.bytes_moved: count for one, count in kernels if one.kind is KernelKind.VECTOR})
+
+    each = 2 * 16 * (48 + 8) * 128 / 2 * 2  # read and written, half of the numbers each, two bytes
+    assert moved(ParallelPlan())[each] == 2 * 62
+    assert moved(ParallelPlan(tp=4))[each / 4] == 2 * 62
+
+
+def test_a_model_without_such_norms_has_none() -> None:
+    assert blocks_of("qwen2-0.5b").norms == ()
