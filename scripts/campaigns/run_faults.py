@@ -258,7 +258,7 @@ def quiet_streams() -> Iterator[None]:
 
 
 HOUSE = str(Path(lpo.__file__).parent)
-ROOMS = ("core", "weightless", "harness", "sources", "labs", "models", "api")
+ROOMS = ("core", "weightless", "harness", "costs", "exports", "measurements", "tracing", "models", "api")
 WANTED = {  # subject -> faults in the full and in the quick campaign
     "tracer weightless": (800, 35),
     "tracer hooks": (400, 20),
