@@ -27,7 +27,7 @@ from llm_perf_opt.harness.op_watch import LiveStorages
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import ReplayRouting
 
 TOLERANCE = 0.02

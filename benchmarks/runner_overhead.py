@@ -27,7 +27,8 @@ from llm_perf_opt.harness.quiet import few_collections
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.measurements.timed.timed_runs import PageRun, TimedRuns
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 
 PAGE, MODE, PROMPT = "90x130", "gundam", 20

@@ -17,7 +17,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.plugins import FOLDERS, TRACERS
 from llm_perf_opt.graphs.view import group
-from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 
 GOLDENS = Path(__file__).parent.parent / "tests" / "golden" / "graphs"
 

@@ -36,7 +36,7 @@ from llm_perf_opt.core.tensor_formats import FP8
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.necessary.decoder_needs import DecoderNeeds, decoder_needs
 from llm_perf_opt.costs.stored_formats import store_cache, store_weights
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 TRACED_PROMPT = 64  # any will do: the needs are a function of batch and context
 

@@ -35,8 +35,8 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.folder import class_names, load_class
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from llm_perf_opt.models.huggingface.parallel import uneven_heads
-from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
 
 FAMILIES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 NOT_TRAFFIC = ("wait_tensor", "_wrap_tensor_autograd", "barrier")

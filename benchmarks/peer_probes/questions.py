@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.pages import FACTS
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 DENSE_FOLDER = Path(__file__).parent / "configs" / "Llama-3.2-1B"
 FOLDERS = {"dense-sdpa": DENSE_FOLDER, "dense-eager": DENSE_FOLDER, "ocr": FACTS / "deepseek_ocr"}

@@ -11,7 +11,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.timing.predict import StageTime, predict
 from llm_perf_opt.timing.rates import Band

@@ -18,7 +18,8 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.measurements.profile import join_run
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.measurements.profile.made_runs import DEVICE, made_page, made_pass
 from tests.timing.made_calibrations import calibration, product_seconds, table
 

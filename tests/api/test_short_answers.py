@@ -12,7 +12,7 @@ from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.units import format_parameters, format_seconds
 from llm_perf_opt.costs.memory.need import run_memory
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.serving.fit import traced_fit
 from tests.costs.memory.made_decode import made_decode
 from tests.costs.small_run import small_run

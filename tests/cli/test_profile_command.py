@@ -17,7 +17,7 @@ from llm_perf_opt.api.profile.sweeping import read_sweep
 from llm_perf_opt.cli.profile_config import show_config
 from llm_perf_opt.core.hardware import device_text
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.cli.conftest import Run
 from tests.measurements.profile.made_runs import DEVICE
 

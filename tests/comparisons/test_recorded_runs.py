@@ -7,7 +7,7 @@ import pytest
 from llm_perf_opt.comparisons import compare
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.comparisons.recorded_runs import recorded_run
 
 WORKLOADS = {

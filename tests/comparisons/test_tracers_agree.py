@@ -14,7 +14,8 @@ from llm_perf_opt.comparisons import Comparison, compare
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.target import Target
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.targets import make_targets
 
 MakeTargets = Callable[[], tuple[Target, ...]]

@@ -14,7 +14,7 @@ from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.parameters import active_parameters, parameters_by_stage
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from tests.models.huggingface.folders import MIXTRAL, TEXT, write_folder
 
 transformers = pytest.importorskip(

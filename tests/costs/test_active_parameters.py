@@ -13,7 +13,7 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.costs.parameters import active_parameters
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.ops.table import price
 from tests.costs.small_run import small_run
 

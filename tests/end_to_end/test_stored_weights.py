@@ -13,7 +13,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.costs.memory.need import run_memory
-from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.origin import Origin, find_adapter
 from llm_perf_opt.tracing.traced_run import trace_origin

@@ -11,7 +11,7 @@ from llm_perf_opt.api.export import ExportAnswer, export_parts
 from llm_perf_opt.core.export_outcome import Check, ExportOptions, Verdict
 from llm_perf_opt.exports.torch_lab import TorchLab
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.tracing.origin import Origin
 from tests.end_to_end.deepseek_ocr_runs import facts
 from tests.exports.tiny_lab import STATIC

@@ -13,7 +13,7 @@ from llm_perf_opt.api.export import ExportAnswer, export_parts
 from llm_perf_opt.core.export_outcome import Check, Verdict
 from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.tracing.origin import Origin
 from tests.exports.tiny_lab import STATIC
 

@@ -9,7 +9,8 @@ from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.exports.part_under_test import PartUnderTest, prepare
 from llm_perf_opt.exports.torch_lab import TorchLab
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import Engine
 
 ADAPTER = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())

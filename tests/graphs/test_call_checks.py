@@ -16,7 +16,8 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.target import KEY
 from llm_perf_opt.graphs.call_checks import CallCheck, call_checks
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.targets import build_blueprint, make_targets
 
 TINY = DeepSeekOcrConfig.tiny()

@@ -10,7 +10,8 @@ from llm_perf_opt.core.target import Stage, Target
 from llm_perf_opt.harness.isolation import IsolatedCall, cut_apart, isolate, stage_roots
 from llm_perf_opt.harness.twins import meta_twin, real_twin
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import Engine, Ghost
 from tests.costs.sources.one_module import OneModule
 

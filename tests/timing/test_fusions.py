@@ -16,7 +16,7 @@ from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.costs.necessary.stage_needs import contexts_of
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, ProductShape
 from llm_perf_opt.ops.op import KernelKind
 from llm_perf_opt.ops.table import kernels_of

@@ -19,9 +19,9 @@ from llm_perf_opt.costs.necessary.decoder_needs import DecoderNeeds, decoder_nee
 from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, Reason, necessary_by_stage
 from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates
 from llm_perf_opt.timing.predict import predict
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, write_folder

@@ -12,7 +12,7 @@ from llm_perf_opt.core.source_figures import Method
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.slowness import slowness
 
 ASK = """

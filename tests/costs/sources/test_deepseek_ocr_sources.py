@@ -16,7 +16,8 @@ from llm_perf_opt.costs.counted import counted
 from llm_perf_opt.costs.reconcile import reconcile
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.costs.sources.one_module import accounted
 from tests.end_to_end.deepseek_ocr_runs import facts, workload
 

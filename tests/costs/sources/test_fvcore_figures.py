@@ -14,7 +14,8 @@ from llm_perf_opt.costs.sources import fvcore_counter
 from llm_perf_opt.costs.sources.fvcore_counter import FvcoreCounter
 from llm_perf_opt.costs.sources.fvcore_reading import _table
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.weightless import Ghost, Limits
 from tests.costs.sources.one_module import OneModule
 from tests.costs.sources.traps import CUSTOM_OP

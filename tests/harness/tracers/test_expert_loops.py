@@ -15,7 +15,7 @@ from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.graphs.view import group
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 SIZE = 8
 REAL = ("hooks", "profiler", "torchlens")

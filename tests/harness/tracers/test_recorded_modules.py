@@ -138,7 +138,7 @@ def test_compare_knows_a_filter_as_the_cause_and_explains_no_more_by_it(tracer: 
 
 def test_calls_are_not_checked_where_modules_are_missing() -> None:
     from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
-    from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
+    from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
     adapter = DeepSeekOcrTinyAdapter()
     prefill = adapter.targets(DeepSeekOcrWorkload(mode="tiny"))[0]

@@ -12,7 +12,8 @@ from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.measurements.calibrate.calibrate import ColdWeights, calibrate, combined, fresh_byte, product_probes
 from llm_perf_opt.measurements.calibrate.probe import Stopwatch
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.predict import predict
 from tests.timing.made_calibrations import calibration, table

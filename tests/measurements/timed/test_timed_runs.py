@@ -20,7 +20,8 @@ from llm_perf_opt.measurements.timed.operator_pass import PeakMemory, resident_b
 from llm_perf_opt.measurements.timed.stage_clock import StageClock
 from llm_perf_opt.measurements.timed.timed_runs import PageRun, TimedRuns
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 from tests.measurements.timed.made_pages import Pretends, made_page, on_cpu
 

@@ -14,7 +14,8 @@ from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.memory.need import run_memory
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 TINY = DeepSeekOcrAdapter(DeepSeekOcrConfig.tiny())
 

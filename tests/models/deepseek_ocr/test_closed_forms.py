@@ -21,13 +21,7 @@ from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.closed_forms import views_of
-from llm_perf_opt.models.deepseek_ocr.configuration import (
-    ClipConfig,
-    DeepSeekOcrConfig,
-    DeepSeekOcrWorkload,
-    ImageMode,
-    SamConfig,
-)
+from llm_perf_opt.models.deepseek_ocr.configuration import ClipConfig, DeepSeekOcrConfig, ImageMode, SamConfig
 from llm_perf_opt.models.deepseek_ocr.decoder import ATTENTION_CLASSES
 from llm_perf_opt.models.deepseek_ocr.formulas import (
     decode_passes,
@@ -36,6 +30,7 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     prefill_pass,
     vision_work,
 )
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.plan import make_plan
 from llm_perf_opt.ops.table import price
 

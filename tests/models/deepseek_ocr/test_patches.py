@@ -15,7 +15,8 @@ from torch import nn
 
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.patches import FORWARD_POINT, patched
 from llm_perf_opt.models.deepseek_ocr.targets import make_targets
 from tests.models.deepseek_ocr import vendor_stand_ins as vendor

@@ -16,8 +16,9 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan, replicated_in
 from llm_perf_opt.costs.memory.need import run_memory
 from llm_perf_opt.costs.module_costs import module_costs
 from llm_perf_opt.graphs.call_checks import call_checks
-from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.formulas import Views, clip_work, projector_work, sam_work, total_flops
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.ranks import PageShare, distinct, kinds_of_rank, require_plan, share_views
 
 AREAS = {"global_pixels": 1024**2, "tile_pixels": 640**2}

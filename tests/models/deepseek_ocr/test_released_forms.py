@@ -11,7 +11,8 @@ import pytest
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.models.deepseek_ocr.closed_forms import ReleasedForms, closed_forms
-from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 PAGE = DeepSeekOcrWorkload(mode="base", prompt_tokens=20, decode_steps=3)
 DECODER = {"num_hidden_layers": 3, "n_routed_experts": 16, "num_experts_per_tok": 2, "vocab_size": 1000}

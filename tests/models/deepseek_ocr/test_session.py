@@ -16,8 +16,9 @@ from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import PromptIds, prompt_ids
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
 from tests.models.deepseek_ocr.tiny_twin import TINY, tiny_model

@@ -17,7 +17,8 @@ from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.stage_ranges import Unwatched
 from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Adapter, GotOcr2Workload
+from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Adapter
+from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
 from llm_perf_opt.models.got_ocr2.targets import decode_inputs, prefill_inputs
 
 transformers = pytest.importorskip(

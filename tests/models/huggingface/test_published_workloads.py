@@ -13,7 +13,7 @@ from llm_perf_opt.costs.memory.need import run_memory
 from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 
 pytest.importorskip("transformers", minversion="5.0", reason="the configurations are those of transformers 5")
 

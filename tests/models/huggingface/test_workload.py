@@ -15,7 +15,7 @@ from llm_perf_opt.costs.run_description import workload_note
 from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.resolved import HuggingFaceWorkload
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from llm_perf_opt.timing.stage_work import stage_works
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, VISION, write_folder
 from tests.models.huggingface.test_decode_step import MAMBA2, WHISPER

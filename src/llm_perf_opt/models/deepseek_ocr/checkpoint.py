@@ -14,8 +14,9 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.core.protocols import ModelAdapter, RealRun
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import Prompt
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
 from llm_perf_opt.models.deepseek_ocr.targets import real_run
 

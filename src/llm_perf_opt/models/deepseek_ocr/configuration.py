@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar
-
-from llm_perf_opt.core.options import option, read_grid
-from llm_perf_opt.core.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +152,3 @@ class DeepSeekOcrConfig:
                 }
             ),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeepSeekOcrWorkload(Workload):
-    """One page and how it is shown to the model."""
-
-    taken_by: ClassVar[str] = "DeepSeek-OCR"
-
-    image: str | None = option(None, help="WIDTHxHEIGHT of a blank page, or an image file.")
-    mode: str | None = option(None, help="Image mode: tiny, small, base, large, gundam.")
-    crops: tuple[int, int] | None = option(
-        None,
-        at_least=1,
-        read=read_grid,
-        header_none=([1, 1],),  # a page that was not cut
-        metavar="COLUMNSxROWS",
-        help="Grid of tiles. Default: what the image size gives.",
-    )
-
-
-WORKLOAD = DeepSeekOcrWorkload

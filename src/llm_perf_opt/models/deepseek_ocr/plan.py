@@ -10,7 +10,8 @@ from types import MappingProxyType
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload, ImageMode
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, ImageMode
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 
 FEWEST_TILES = 2
 MOST_TILES = 9

@@ -19,8 +19,9 @@ from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.stage_ranges import Unwatched
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint
-from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.inputs import OcrInputs, Prompt
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.targets import DTYPES, real_run
 
 

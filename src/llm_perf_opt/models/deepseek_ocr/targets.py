@@ -28,7 +28,7 @@ from llm_perf_opt.core.target import (
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.models.deepseek_ocr.blueprint import CausalLmOutput, DeepseekOCRForCausalLM
-from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig, DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.decoder import PastKeyValues
 from llm_perf_opt.models.deepseek_ocr.formulas import CLIP, PROJECTOR, SAM
 from llm_perf_opt.models.deepseek_ocr.inputs import (
@@ -40,6 +40,7 @@ from llm_perf_opt.models.deepseek_ocr.inputs import (
     placeholder_ids,
     prompt_ids,
 )
+from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
 from llm_perf_opt.models.deepseek_ocr.parallel import parameter_sizes, spread_model, still_whole
 from llm_perf_opt.models.deepseek_ocr.patches import patched

@@ -13,7 +13,7 @@ import torch
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.target import Chain, ExpectedCalls, Json, PhaseBefore, Stage, Target, stated
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.models.got_ocr2.adapter import GotOcr2Workload
+from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
 
 STAGES = (
     Stage(name="vision", paths=("model.vision_tower",)),

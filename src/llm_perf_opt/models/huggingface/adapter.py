@@ -51,6 +51,7 @@ from llm_perf_opt.models.huggingface.inputs import (
 from llm_perf_opt.models.huggingface.inputs.media import image_advice
 from llm_perf_opt.models.huggingface.inputs.plan import Whole
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
 from llm_perf_opt.models.huggingface.parallel import plan_axes, spread_model, uneven_refusal, with_copied_key_heads
 from llm_perf_opt.models.huggingface.parts import expected_decode, expected_prefill, guess_parts, guess_stages
 from llm_perf_opt.models.huggingface.phases import (
@@ -63,8 +64,6 @@ from llm_perf_opt.models.huggingface.phases import (
 )
 from llm_perf_opt.models.huggingface.quantization import stored_formats
 from llm_perf_opt.models.huggingface.resolved import (
-    HuggingFaceWorkload,
-    audio_samples,
     decoder_depth,
     find_at_full_length,
     modality_notes,

@@ -9,13 +9,11 @@ the model itself does, by refusing or not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.options import option
 from llm_perf_opt.core.target import Json
-from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.huggingface.inputs import (
     Fed,
     Found,
@@ -29,6 +27,7 @@ from llm_perf_opt.models.huggingface.inputs import (
 from llm_perf_opt.models.huggingface.inputs.media import image_advice, merge_unit
 from llm_perf_opt.models.huggingface.inputs.search import REJECTIONS
 from llm_perf_opt.models.huggingface.inputs.text import SPARE_POSITIONS, named_positions, prompt_length
+from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
 
 
 def resolved_workload(
@@ -258,25 +257,3 @@ def _new(steps: int, new_tokens: int) -> str:
     if new_tokens > 1:
         return f"{new_tokens:,} new tokens"
     return "a decode step" if steps == 1 else f"{steps:,} decode steps"
-
-
-SAMPLES_PER_SECOND = 16_000
-
-
-def audio_samples(seconds: float) -> int:
-    """Of a waveform at the rate that speech models are trained at."""
-    return round(seconds * SAMPLES_PER_SECOND)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HuggingFaceWorkload(Workload):
-    """The model's processor is not run, so that only sizes count."""
-
-    taken_by: ClassVar[str] = "A Hugging Face folder"
-
-    image: str | None = option(None, help="WIDTHxHEIGHT after the processor's resizing. Default: none if it can.")
-    audio_seconds: float | None = option(None, at_least=0, help="Sound at 16 kHz, of a model that reads waveforms.")
-    decoder_tokens: int | None = option(None, at_least=1, help="Tokens that the decoder behind an encoder starts with.")
-
-
-WORKLOAD = HuggingFaceWorkload
