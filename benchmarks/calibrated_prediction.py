@@ -41,7 +41,7 @@ from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.labs.calibrate.calibrate import calibrate, combined
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrWorkload
-from llm_perf_opt.models.deepseek_ocr.decoder import MoEGate
+from llm_perf_opt.models.deepseek_ocr.moe import MoEGate
 from llm_perf_opt.weightless import ReplayRouting
 
 MODES: dict[str, tuple[str, tuple[int, int] | None, int]] = {  # name -> mode, crops, repeats in each round

@@ -20,6 +20,7 @@ from llm_perf_opt.core.source_figures import Method, SourceFigures, WorkFamily, 
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.attention import ATTENTION_CLASSES
 from llm_perf_opt.models.deepseek_ocr.closed_forms import views_of
 from llm_perf_opt.models.deepseek_ocr.configuration import (
     ClipConfig,
@@ -28,7 +29,6 @@ from llm_perf_opt.models.deepseek_ocr.configuration import (
     ImageMode,
     SamConfig,
 )
-from llm_perf_opt.models.deepseek_ocr.decoder import ATTENTION_CLASSES
 from llm_perf_opt.models.deepseek_ocr.formulas import (
     decode_passes,
     decoder_work,
