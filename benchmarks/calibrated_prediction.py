@@ -39,7 +39,7 @@ from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.measurements.calibrate.calibrate import calibrate, combined
 from llm_perf_opt.measurements.correction import FitPoint, fitted
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.decoder import MoEGate
+from llm_perf_opt.models.deepseek_ocr.moe import MoEGate
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.predict import StageTime, predict

@@ -71,7 +71,7 @@ PUBLISHED = (
     ),
     PublishedSchema(
         file="formats/graph_view.schema.json",
-        record="formats.view_file:ViewFile",
+        record="formats.json_format:ViewFile",
         title="llm-perf-opt grouped view",
     ),
 )

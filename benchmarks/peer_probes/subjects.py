@@ -21,7 +21,7 @@ from benchmarks.peer_probes.questions import (
 )
 from llm_perf_opt.harness.weights import fill_with_noise, same_random_numbers
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.decoder import DeepseekV2MoE
+from llm_perf_opt.models.deepseek_ocr.moe import DeepseekV2MoE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

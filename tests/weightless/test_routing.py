@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig
-from llm_perf_opt.models.deepseek_ocr.decoder import DeepseekV2MoE
+from llm_perf_opt.models.deepseek_ocr.moe import DeepseekV2MoE
 from llm_perf_opt.weightless import (
     BalancedRouting,
     Engine,

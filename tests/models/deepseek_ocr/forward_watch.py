@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from llm_perf_opt.models.deepseek_ocr.decoder import KvCache
+from llm_perf_opt.models.deepseek_ocr.attention import KvCache
 
 
 class ForwardWatch:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from llm_perf_opt.models.deepseek_ocr.attention import LlamaRotaryEmbedding
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.decoder import LlamaRotaryEmbedding
 from tests.models.deepseek_ocr.facts import fact
 
 pytestmark = pytest.mark.slow  # 1.2 billion float32 weights, two real forwards: 5 GB and more than a minute

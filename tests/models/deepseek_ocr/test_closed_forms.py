@@ -20,9 +20,9 @@ from llm_perf_opt.costs.parameters import active_parameters
 from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
+from llm_perf_opt.models.deepseek_ocr.attention import ATTENTION_CLASSES
 from llm_perf_opt.models.deepseek_ocr.closed_forms import views_of
 from llm_perf_opt.models.deepseek_ocr.configuration import ClipConfig, DeepSeekOcrConfig, ImageMode, SamConfig
-from llm_perf_opt.models.deepseek_ocr.decoder import ATTENTION_CLASSES
 from llm_perf_opt.models.deepseek_ocr.formulas import (
     decode_passes,
     decoder_work,

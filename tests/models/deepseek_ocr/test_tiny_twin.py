@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm_perf_opt.models.deepseek_ocr.decoder import DeepseekV2MoE
+from llm_perf_opt.models.deepseek_ocr.moe import DeepseekV2MoE
+from llm_perf_opt.models.deepseek_ocr.sam import merge_windows, split_windows
 from llm_perf_opt.models.deepseek_ocr.targets import decode, prefill, prepare_decode
-from llm_perf_opt.models.deepseek_ocr.vision import merge_windows, split_windows
 from tests.models.deepseek_ocr.forward_watch import ForwardWatch
 from tests.models.deepseek_ocr.tiny_twin import TINY, tiny_inputs, tiny_model
 

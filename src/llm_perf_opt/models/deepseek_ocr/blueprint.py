@@ -12,15 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from llm_perf_opt.models.deepseek_ocr.attention import KvCache, PastKeyValues
+from llm_perf_opt.models.deepseek_ocr.clip import VitModel
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.decoder import (
-    DeepseekV2DecoderLayer,
-    DeepseekV2RMSNorm,
-    KvCache,
-    PastKeyValues,
-    causal_mask,
-)
-from llm_perf_opt.models.deepseek_ocr.vision import ImageEncoderViT, MlpProjector, VitModel
+from llm_perf_opt.models.deepseek_ocr.decoder import DeepseekV2DecoderLayer, DeepseekV2RMSNorm, causal_mask
+from llm_perf_opt.models.deepseek_ocr.projector import MlpProjector
+from llm_perf_opt.models.deepseek_ocr.sam import ImageEncoderViT
 
 ImageViews = tuple[Tensor, Tensor]
 """The tiles and the global view of one page, both `[views, 3, side, side]`; all-zero tiles mean that there are none."""

@@ -20,7 +20,7 @@ from torch import nn
 
 from llm_perf_opt.core.target import Emit
 from llm_perf_opt.core.thread_patches import ThreadPatches, Wrap
-from llm_perf_opt.models.deepseek_ocr.vision import quick_gelu
+from llm_perf_opt.models.deepseek_ocr.clip import quick_gelu
 
 log = logging.getLogger(__name__)
 

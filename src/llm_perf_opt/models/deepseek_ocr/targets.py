@@ -27,9 +27,9 @@ from llm_perf_opt.core.target import (
 )
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
+from llm_perf_opt.models.deepseek_ocr.attention import PastKeyValues
 from llm_perf_opt.models.deepseek_ocr.blueprint import CausalLmOutput, DeepseekOCRForCausalLM
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
-from llm_perf_opt.models.deepseek_ocr.decoder import PastKeyValues
 from llm_perf_opt.models.deepseek_ocr.formulas import CLIP, PROJECTOR, SAM
 from llm_perf_opt.models.deepseek_ocr.inputs import (
     FIRST_TEXT_ID,

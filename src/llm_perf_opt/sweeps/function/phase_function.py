@@ -46,7 +46,7 @@ from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.predict import predict
 from llm_perf_opt.timing.rates import RateSource
 from llm_perf_opt.timing.stage_work import stage_works
-from llm_perf_opt.timing.step.step_rates import Step, StepRates, forward_at
+from llm_perf_opt.timing.step.step_rates import EngineStep, StepRates, forward_at
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class FunctionCell:
             return times_by_tables(kernels, necessary, policy, distinct, at, rates, exchanges, steps).taken(places)
         return times_by_point([predict(self.rebuilt.graph(point), rates) for point in distinct]).taken(places)
 
-    def _steps(self, points: Sequence[Point], rates: KernelTableRates) -> dict[str, list[Step]]:
+    def _steps(self, points: Sequence[Point], rates: KernelTableRates) -> dict[str, list[EngineStep]]:
         """The decoder's stage at every point, where an engine's rates know it as a whole."""
         if not isinstance(rates, StepRates) or not points:
             return {}

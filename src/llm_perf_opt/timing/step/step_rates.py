@@ -33,7 +33,7 @@ _Run = tuple[str, str, int]  # model, deployment, parameters: the same for every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class EngineStep:
     """What a stage of a run is to an engine: its kernels, and how long they take together."""
 
     pieces: Pieces
@@ -75,7 +75,7 @@ class StepRates(KernelTableRates):
         step = self.step_of(graph, works)
         return {} if step is None else {graph.phase: step.seconds}
 
-    def step_of(self, graph: CallGraph, works: Sequence[StageWork]) -> Step | None:
+    def step_of(self, graph: CallGraph, works: Sequence[StageWork]) -> EngineStep | None:
         """The part of a phase that belongs to no tower, where the blocks of the run do its work."""
         decoder = self.decoder_of(graph)
         needed = next((work.necessary for work in works if work.name == graph.phase), None)
@@ -104,14 +104,14 @@ class StepRates(KernelTableRates):
             self._tables[key] = step_table(blocks, EngineTimer(self), plan)
         return Decoder(blocks=blocks, plan=plan, table=self._tables[key])
 
-    def step(self, decoder: Decoder, forwards: Sequence[Forward]) -> Step:
+    def step(self, decoder: Decoder, forwards: Sequence[Forward]) -> EngineStep:
         """Some forwards, one after the other."""
         kernels = Counter[Kernel]()
         for forward in forwards:
             for kernel, count in forward_kernels(decoder.blocks, forward, decoder.plan, self.knows):
                 kernels[kernel] += count
         self.learn(kernels)
-        return Step(pieces=tuple(kernels.items()), seconds=sum(_seconds(decoder.table, one) for one in forwards))
+        return EngineStep(pieces=tuple(kernels.items()), seconds=sum(_seconds(decoder.table, one) for one in forwards))
 
 
 def _seconds(table: StepTable, forward: Forward) -> float:

@@ -16,7 +16,7 @@ from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.predict import StageTime, stage_time
 from llm_perf_opt.timing.rates import Piece, Pieces
 from llm_perf_opt.timing.stage_work import work_of
-from llm_perf_opt.timing.step.step_rates import Step
+from llm_perf_opt.timing.step.step_rates import EngineStep
 
 
 def times_by_tables(
@@ -27,7 +27,7 @@ def times_by_tables(
     at: Evaluation,
     rates: KernelTableRates,
     exchanges: ExchangeCounts | None = None,
-    steps: Mapping[str, Sequence[Step]] | None = None,
+    steps: Mapping[str, Sequence[EngineStep]] | None = None,
 ) -> TimeColumns:
     """The times of all points from forms, as a prediction of each point gives them; `at` evaluates the same points.
 
