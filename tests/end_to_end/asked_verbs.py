@@ -304,8 +304,9 @@ def plan_verb(question: Question) -> Told | None:
     """`plan`: the row of the question's plan."""
     for row in _rows(_plans(question.run), "Plans"):
         if row.get("plan") == question.plan:  # the table of refused plans has no such column
-            keys = _PLAN_KEYS if "step_seconds" in row else {key: _by_sheet(name) for key, name in _PLAN_KEYS.items()}
-            named = {keys.get(key, ("", key)): figure for key, figure in row.items()}
+            by_sheet = {} if "step_seconds" in row else _OF_SHEET  # where nothing is expected
+            names = {key: (phase, by_sheet.get(name, name)) for key, (phase, name) in _PLAN_KEYS.items()}
+            named = {names.get(key, ("", key)): figure for key, figure in row.items()}
             return {(phase, _of_plan(question, key)): figure for (phase, key), figure in named.items()}
     return None
 
@@ -318,21 +319,10 @@ def _of_plan(question: Question, key: str) -> str:
 
 
 _PLAN_KEYS = {
-    f"{word}_{key}": (phase, name)
+    f"{word}_{key}": (phase, {"bound_seconds": "lower_bound_seconds", "seconds": "expected_seconds"}.get(key, key))
     for word, phase in (("step", "decode"), ("prefill", "prefill"))
-    for key, name in (
-        ("bound_seconds", "lower_bound_seconds"),
-        ("low_seconds", "low_seconds"),
-        ("seconds", "expected_seconds"),
-        ("high_seconds", "high_seconds"),
-    )
+    for key in ("bound_seconds", "low_seconds", "seconds", "high_seconds")
 }
-
-
-def _by_sheet(name: tuple[str, str]) -> tuple[str, str]:
-    """Where nothing is expected, the ends are of the data sheet."""
-    phase, key = name
-    return phase, _OF_SHEET.get(key, key)
 
 
 @cache

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.recordings.recording import RECORDING_FILE, Recording, read_recording
+from llm_perf_opt.core.recordings.read import RECORDING_FILE, read_recording
+from llm_perf_opt.core.recordings.recording import Recording
 from tests.slowness import timed
 
 

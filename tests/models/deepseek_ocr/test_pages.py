@@ -15,8 +15,8 @@ from PIL import Image, ImageOps
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.models.deepseek_ocr.configuration import RELEASED_MODES
+from llm_perf_opt.models.deepseek_ocr.page_geometry import MOST_PIXELS, crop_grid
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page, stored_size, synthetic_page
-from llm_perf_opt.models.deepseek_ocr.plan import MOST_PIXELS, crop_grid
 
 GRIDS = {(i, j) for i in range(1, 10) for j in range(1, 10) if 2 <= i * j <= 9}
 SIDES = st.integers(min_value=1, max_value=6000)

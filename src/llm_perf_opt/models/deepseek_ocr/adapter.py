@@ -13,7 +13,7 @@ from llm_perf_opt.core.target import Json, Part, Target, World
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
-from llm_perf_opt.models.deepseek_ocr.plan import mode_of_sizes, require_sizes_of_model
+from llm_perf_opt.models.deepseek_ocr.page_geometry import mode_of_sizes, require_sizes_of_model
 
 if TYPE_CHECKING:
     from llm_perf_opt.models.deepseek_ocr.checkpoint import DeepSeekOcrCheckpoint

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image, ImageDraw, ImageOps
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.work_limits import refuse_memory
 from llm_perf_opt.models.deepseek_ocr.configuration import ImageMode
-from llm_perf_opt.models.deepseek_ocr.plan import NO_TILES, view_grid, written_size
+from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES, view_grid, written_size
 
 PADDING_COLOUR = (127, 127, 127)
 _BYTES_PER_PIXEL = 30  # three colours: the stretched page, its tiles, and their values twice over as float32

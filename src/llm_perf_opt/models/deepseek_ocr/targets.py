@@ -41,6 +41,7 @@ from llm_perf_opt.models.deepseek_ocr.inputs import (
     prompt_ids,
 )
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
+from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
 from llm_perf_opt.models.deepseek_ocr.parallel import parameter_sizes, spread_model, still_whole
 from llm_perf_opt.models.deepseek_ocr.patches import patched
@@ -48,7 +49,6 @@ from llm_perf_opt.models.deepseek_ocr.plan import (
     BYTES_PER_VALUE,
     DEFAULT_IMAGE,
     DEFAULT_PROMPT_TOKENS,
-    NO_TILES,
     Plan,
     make_plan,
     page_size,
