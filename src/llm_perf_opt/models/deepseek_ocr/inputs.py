@@ -15,8 +15,8 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.work_limits import refuse_memory
 from llm_perf_opt.models.deepseek_ocr.blueprint import ImageViews
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig, ImageMode
+from llm_perf_opt.models.deepseek_ocr.page_geometry import count_image_tokens
 from llm_perf_opt.models.deepseek_ocr.pages import PageViews
-from llm_perf_opt.models.deepseek_ocr.plan import count_image_tokens
 
 IMAGE_MARK = "<image>"
 FIRST_TEXT_ID = 5
