@@ -43,7 +43,9 @@ def test_the_fit_follows_the_format(saved: Path, run: Run) -> None:
     assert 51_712 + 31_744 + (128 + 96 + 384 + 256) * 5 // 2 == 85_616  # 83.6 KiB
     for words, size in (((), "174 KiB"), (("--weights", "fp8"), "113 KiB"), (("--weights", "int4"), "83.6 KiB")):
         out = run("predict", saved, "--device", "h100-sxm", *words)[1]
-        row = next(line for line in out[out.index("Does it fit") :].splitlines() if line.startswith("prefill"))
+        row = next(
+            line for line in out[out.index("Does this forward fit") :].splitlines() if line.startswith("prefill")
+        )
         assert size in row
 
 

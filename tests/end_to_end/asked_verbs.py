@@ -240,7 +240,7 @@ def _timed(document: Mapping[str, Any]) -> Told:
     return {
         **_told(document, "Predicted time by stage"),
         **bounds,
-        **_told(document, "Does it fit", "phase"),
+        **_told(document, "Does this forward fit", "phase"),
         **serving,
         **_first_rank(document),
     }
@@ -253,7 +253,7 @@ def memory_verb(question: Question) -> Told:
     """`Trace.memory`: what the device must hold."""
     document = printed(_of(question).memory(_hardware(question)))
     serving = {("", key): figure for row in _rows(document, "Does it serve") for key, figure in row.items()}
-    return {**_told(document, "Does it fit", "phase"), **serving}
+    return {**_told(document, "Does this forward fit", "phase"), **serving}
 
 
 def report_verb(question: Question) -> Told:
