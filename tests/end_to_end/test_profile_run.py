@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from llm_perf_opt import costs
 from llm_perf_opt.measurements import profile as profile_analysis
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from tests.end_to_end.profile_commands import TINY, call, made_device
@@ -24,7 +25,7 @@ SHAPES = ((30, 40), (90, 135), (60, 120), (150, 100))  # uncut, 2x3, 1x2, 3x2
 SIZES = [f"{width * scale // 10}x{height * scale // 10}" for scale in (6, 7, 8, 9, 10) for width, height in SHAPES]
 NEW_TOKENS = 4
 SCHEMA = Path(profile_analysis.__file__).parent / "metrics.schema.json"
-STATIC_SCHEMA = Path(profile_analysis.__file__).parents[1] / "cost" / "static_compute.schema.json"
+STATIC_SCHEMA = Path(costs.__file__).parent / "static_compute.schema.json"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ STEP = re.compile(r"\*\*Declare it\*\* in `(\w+)` in `src/(\S+\.py)`:\n\n\s*```p
 STEPS = STEP.findall(GUIDE)
 CASES = [
     ("cached_tokens", 64, "llm_perf_opt/core/workload.py"),
-    ("scan_dpi", 300, "llm_perf_opt/models/deepseek_ocr/configuration.py"),
+    ("scan_dpi", 300, "llm_perf_opt/models/deepseek_ocr/options.py"),
 ]
 
 EVERY_HELP = """

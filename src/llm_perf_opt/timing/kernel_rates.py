@@ -139,7 +139,7 @@ class KernelTableRates(RatesAbove):
             return below
         if not self.is_engine and (recorded := eager_time(piece, self.device)) is not None:
             return (recorded,)
-        found = self.measured(piece)
+        found = self._in_tables(piece)
         if found is None:
             return None if below is None else tuple(self._by_roofline(time) for time in below)
         band = _behind_another(found) if self.is_engine else launched_alone(found.band, piece, self.device)
@@ -147,18 +147,21 @@ class KernelTableRates(RatesAbove):
         return (RateTime(source=SOURCE, rate=_family(piece), band=band, bound_by=bound_by, origin=str(found.origin)),)
 
     def measured(self, kernel: Kernel) -> KernelTime | None:
-        """A captured kernel by its table, of an engine also by its bytes or its roofline; None: neither has it."""
+        """A captured kernel by its table or by its roofline; None: neither describes it."""
+        found = self._in_tables(kernel)
+        return self._by_data_sheet(kernel) if found is None and self.is_engine else found
+
+    def _in_tables(self, kernel: Kernel) -> KernelTime | None:
+        """By its own table, of an exchange also by the links, of an engine's vector kernel by its bytes."""
         if kernel.kind is KernelKind.COMMUNICATION:
             return self._exchange(kernel.collective) or self._by_data_sheet(kernel)
         found = self._in_table(kernel.shape)
-        if found is not None or not self.is_engine:
-            return found
-        if kernel.kind is KernelKind.VECTOR:
+        if found is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
             needed = kernel.bytes_moved - kernel.avoidable_bytes
             seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
             fast, slow = UNKNOWN_SPREAD
             return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
-        return self._by_data_sheet(kernel)
+        return found
 
     def _by_data_sheet(self, kernel: Kernel) -> KernelTime | None:
         """What no table has: an exchange by the links of the cluster, a product of 32 bits by its roofline."""
