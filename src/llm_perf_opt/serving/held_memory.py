@@ -74,12 +74,6 @@ def traced_plan(graph: CallGraph) -> ParallelPlan:
     return plan_in(graph.deployment) or ParallelPlan()
 
 
-@found_once
-def whole_blocks(graph: CallGraph) -> EngineBlocks:
-    """The blocks of the whole decoder, or of a pipeline stage, whatever rank `graph` is of."""
-    return engine_blocks(graph)
-
-
 def cache_per_sequence(
     graph: CallGraph, *, plan: ParallelPlan, stage: StageLayers | None = None
 ) -> CachePerSequence | None:
@@ -91,7 +85,7 @@ def cache_per_sequence(
     """
     if kv_cache([graph]) is None:
         return None
-    blocks = whole_blocks(graph)
+    blocks = engine_blocks(graph)
     own, layers = (1, 1) if stage is None else (stage.end - stage.begin, stage.layers)
     growing: dict[int | None, int] = {}
     fixed = -(-blocks.needs.state_bytes * traced_plan(graph).tp // plan.tp)
@@ -130,7 +124,7 @@ def engine_weights(
     weights = [weight for weight in _weights(graph) if stage is None or stage.holds(weight)]
     on_hopper = engine.copies_mxfp4_scales and capability_major(device) == _HOPPER
     stages = 1 if stage is None else plan.pp
-    repeated = 0 if decode is None or plan.tp == 1 else sum(_repeated(whole_blocks(decode), plan.tp)) // stages
+    repeated = 0 if decode is None or plan.tp == 1 else sum(_repeated(engine_blocks(decode), plan.tp)) // stages
     terms = (
         MemoryTerm(name="weights as stored", bytes=repeated + sum(_share(graph, weight, plan) for weight in weights)),
         MemoryTerm(name="rotary tables", bytes=sum(_rotary_tables(graph).values())),

@@ -28,8 +28,8 @@ from llm_perf_opt.serving.engines import (
     cublas_workspace_bytes,
     total_bytes,
 )
-from llm_perf_opt.serving.held_memory import traced_plan, whole_blocks
-from llm_perf_opt.timing.step.engine_blocks import DecoderPart
+from llm_perf_opt.serving.held_memory import traced_plan
+from llm_perf_opt.timing.step.engine_blocks import DecoderPart, engine_blocks
 
 _MATRICES_OF_AN_EXPERT = 3  # gate, up, down
 
@@ -56,7 +56,7 @@ def forward_widths(graph: CallGraph, *, plan: ParallelPlan, is_last: bool = True
     Products of one input are one product, and each is shared as an engine shares it. Experts are taken as gated: three
     matrices of equal size. Only the last stage of a pipeline has a head.
     """
-    anatomy, blocks = anatomy_of(graph), whole_blocks(graph)
+    anatomy, blocks = anatomy_of(graph), engine_blocks(graph)
     if not blocks.products:
         return None
     heads = [product.columns for product in blocks.products if product.part is DecoderPart.HEAD]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import Role, calls_of, module_of, ops_of, weight_matrices
+from llm_perf_opt.core.callgraph.queries import Role, calls_of, found_once, module_of, ops_of, weight_matrices
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.source_figures import WorkFamily
@@ -125,6 +125,7 @@ class EngineBlocks:
         return products + sum(3 * one.hidden * one.inner * one.chosen * one.layers for one in self.experts)
 
 
+@found_once
 def engine_blocks(graph: CallGraph) -> EngineBlocks:
     """The blocks of the decoder whose step `graph` is."""
     anatomy, needs = anatomy_of(graph), decoder_needs(graph)
