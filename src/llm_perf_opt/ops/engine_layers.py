@@ -152,6 +152,7 @@ def experts_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
                 tensor_ranks=facts["tensor_ranks"],
                 expert_ranks=facts["expert_ranks"],
                 weight_format=weight.dtype,
+                is_gated=facts["products"] > 2,
             ),
         ),
     )

@@ -49,7 +49,7 @@ class ExpertsShape:
     """The routed experts of one layer in one grouped kernel: up, gate and down, without router and shared expert.
 
     `tokens`, `experts` and `inner` are those of all ranks together; `tensor_ranks` share each expert, `expert_ranks`
-    have experts of their own.
+    have experts of their own. Experts that are not `is_gated` have up and down alone.
     """
 
     tokens: int
@@ -60,6 +60,7 @@ class ExpertsShape:
     tensor_ranks: int = 1
     expert_ranks: int = 1
     weight_format: str = "bfloat16"
+    is_gated: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

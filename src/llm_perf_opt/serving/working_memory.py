@@ -10,7 +10,7 @@ named in the engine's source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -28,10 +28,7 @@ from llm_perf_opt.serving.engines import (
     cublas_workspace_bytes,
     total_bytes,
 )
-from llm_perf_opt.serving.held_memory import traced_plan
-from llm_perf_opt.timing.step.engine_blocks import DecoderPart, engine_blocks
-
-_MATRICES_OF_AN_EXPERT = 3  # gate, up, down
+from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineExperts, engine_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +50,8 @@ class ForwardWidths:
 def forward_widths(graph: CallGraph, *, plan: ParallelPlan, is_last: bool = True) -> ForwardWidths | None:
     """The widths of a decoder whose step `graph` is, on one rank of a plan; None where it multiplies with no weight.
 
-    Products of one input are one product, and each is shared as an engine shares it. Experts are taken as gated: three
-    matrices of equal size. Only the last stage of a pipeline has a head.
+    Products of one input are one product, and each is shared as an engine shares it. Only the last stage
+    of a pipeline has a head.
     """
     anatomy, blocks = anatomy_of(graph), engine_blocks(graph)
     if not blocks.products:
@@ -63,25 +60,24 @@ def forward_widths(graph: CallGraph, *, plan: ParallelPlan, is_last: bool = True
     layers = [one for one in blocks.products if one.part is not DecoderPart.HEAD and not one.is_expansion]
     parts = [one.shared_by(plan.tp) for one in layers]
     pairs = [columns + into for (columns, _), (_, into) in pairwise([*parts, (0, blocks.hidden)])]
-    expert_ranks = 1 if plan.ep > 1 else plan.tp // traced_plan(graph).tp
     return ForwardWidths(
         hidden=blocks.hidden,
         vocabulary=max(heads, default=0) if is_last else 0,
         between_products=max(pairs, default=0),
-        routed=max(_routed(anatomy, blocks.hidden, expert_ranks), default=0),
+        routed=max(_routed(blocks.experts, plan.stage_ranks // plan.ep), default=0),
         value_bytes=_value_bytes(graph, anatomy),
     )
 
 
-def _routed(anatomy: Anatomy, hidden: int, ranks: int) -> Iterator[int]:
+def _routed(experts: Sequence[EngineExperts], ranks: int) -> Iterator[int]:
     """For each chosen expert gate and up in one buffer, activated values in the other, none below the hidden width.
 
     The same buffers hold the experts' inputs and results. Source: `workspace_shapes` of vLLM's Triton experts.
     """
-    for block in anatomy.experts:
-        intermediate = block.matrix_elements_each // (_MATRICES_OF_AN_EXPERT * hidden)
-        narrow = -(-intermediate // ranks)
-        yield block.chosen * (max(2 * narrow, hidden) + max(narrow, hidden))
+    for block in experts:
+        activated = -(-block.inner // ranks)
+        projected = 2 * activated if block.is_gated else activated
+        yield block.chosen * (max(projected, block.hidden) + max(activated, block.hidden))
 
 
 def _value_bytes(graph: CallGraph, anatomy: Anatomy) -> int:

@@ -83,7 +83,13 @@ def _shape(graph: CallGraph, block: ExpertBlock) -> ExpertsShape | None:
         tensor_ranks=ranks,
         expert_ranks=block.ranks,
         weight_format=_weight_format(graph, block),
+        is_gated=is_gated(block, hidden, inner),
     )
+
+
+def is_gated(block: ExpertBlock, hidden: int, inner: int) -> bool:
+    """Whether an expert has a gate next to up and down; `inner` is that of this rank."""
+    return block.matrix_elements_each > 2 * hidden * inner
 
 
 def tensor_ranks(graph: CallGraph, block: ExpertBlock) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,10 +16,10 @@ from tests.timing.kernels.measured_tables import needs_tables
 MIXTRAL = ExpertsShape(tokens=64, hidden=4096, inner=14336, experts=8, chosen=2)
 
 
-def work(**changes: float) -> tuple[float, float]:
+def work(*, is_gated: bool = True, **changes: float) -> tuple[float, float]:
     sizes = {"tokens": 1, "hidden": 10, "inner": 20, "experts": 8, "chosen": 2, "expert_ranks": 1} | changes
     query = ExpertsQuery(**{name: np.array([float(size)]) for name, size in sizes.items()})
-    flops, moved = experts_work(query, 1.0, 2.0)
+    flops, moved = experts_work(query, 1.0, 2.0, is_gated=is_gated)
     return float(flops[0]), float(moved[0])
 
 
@@ -25,6 +27,12 @@ def test_one_token_reaches_as_many_experts_as_it_chooses() -> None:
     flops, moved = work()
     assert flops == 2 * 2 * 3 * 10 * 20
     assert moved == pytest.approx(2 * 3 * 10 * 20 + 2 * (2 * 10 + 3 * 20) * 2)
+
+
+def test_experts_without_a_gate_have_two_matrices() -> None:
+    flops, moved = work(is_gated=False)
+    assert flops == 2 * 2 * 2 * 10 * 20
+    assert moved == pytest.approx(2 * 2 * 10 * 20 + 2 * (2 * 10 + 2 * 20) * 2)
 
 
 def test_many_tokens_reach_every_expert_once() -> None:
@@ -55,6 +63,21 @@ def test_a_measured_layer_is_a_row_and_another_one_is_scaled() -> None:
     assert times.origins == [TimeOrigin.MEASURED, TimeOrigin.SCALED]
     read = 8 * 3 * 4096 * 14336 * 2 / 3.35e12  # every expert of Mixtral read once
     assert read < times.seconds[0] < 2 * read
+
+
+@needs_tables
+def test_a_layer_without_a_gate_is_a_row_of_its_own_or_scaled_from_one_with_a_gate() -> None:
+    nemotron = ExpertsShape(tokens=64, hidden=2688, inner=1856, experts=128, chosen=6, is_gated=False)
+    nobody_measured = ExpertsShape(tokens=64, hidden=4096, inner=14336, experts=8, chosen=2, is_gated=False)
+    packed = {"weight_format": "mxfp4"}
+    gated, scaled = replace(nobody_measured, is_gated=True, **packed), replace(nobody_measured, **packed)
+    times = kernel_tables("h200-sxm", "vllm").times([nemotron, gated, scaled])
+    assert times.origins[0] is TimeOrigin.MEASURED
+    reached = 128 * (1 - (1 - 6 / 128) ** 64)
+    read = reached * 2 * 2688 * 1856 * 2 / 4.8e12
+    assert read < times.seconds[0] < 1.5 * read, "a third matrix would take half as much again"
+    assert times.origins[2] is TimeOrigin.SCALED
+    assert 0.6 < times.seconds[2] / times.seconds[1] < 0.75, "two matrices of three, and what a launch takes"
 
 
 @needs_tables

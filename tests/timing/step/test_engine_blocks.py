@@ -1,5 +1,6 @@
 """The blocks that an engine runs, read from a traced step, against the configuration and the model's own figures."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,19 @@ def test_a_latent_projection_is_whole_on_every_rank() -> None:
     assert latent[128 * 256].is_expansion
     assert blocks.layers == 61
     assert blocks.macs_per_token == blocks.needs.active_matrix_parameters
+
+
+def test_experts_without_a_gate_have_two_matrices(tmp_path: Path) -> None:
+    catalogue = Path(lpo.__file__).parent / "models/huggingface/catalogue"
+    config = json.loads((catalogue / "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16/config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"hybrid_override_pattern": "ME*", "num_hidden_layers": 3})
+    )
+    trace = lpo.trace(str(tmp_path), batch=4, prompt_tokens=16)
+    blocks = engine_blocks(next(graph for graph in trace.graphs if graph.phase == "decode"))
+    (experts,) = blocks.experts
+    assert (experts.hidden, experts.inner, experts.experts, experts.chosen) == (2688, 1856, 128, 6)
+    assert not experts.is_gated
+    assert experts.matrix_elements_each == 2 * 2688 * 1856
+    taps = 4 * (64 * 64 + 2 * 8 * 128)  # of the short convolution, which is a vector kernel
+    assert blocks.macs_per_token == blocks.needs.active_matrix_parameters - taps

@@ -21,8 +21,10 @@ LAYER_KEYS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", 
 _LAYER = tuple(key for key in LAYER_KEYS if key != "num_tokens")
 # Tokens of a served model do not spread evenly over experts: the skewed distribution counts, the even one stands in.
 DISTRIBUTIONS = ("power_law_1.2", "power_law_1.01", "balanced")
-# Experts without a gate have two matrices, not three. They are another kernel.
+# Experts without a gate have two matrices, not three. They are another kernel, which TensorRT-LLM's rows name. Those of
+# vLLM for such a model's layer are not marked; read as gated ones they would be faster than memory.
 GATED = "kernel_source not like '%nongated%'"
+_NOT_GATED = "kernel_source like '%nongated%'"
 # Table format -> bytes of a stored weight and of an activation.
 STORED_BYTES: dict[str, tuple[float, float]] = {
     "bfloat16": (2.0, 2.0),
@@ -57,13 +59,16 @@ class ExpertsQuery:
         return [self.hidden, self.inner, self.chosen / self.experts, own, self.expert_ranks]
 
 
-def experts_work(query: ExpertsQuery, weight_bytes: float, activation_bytes: float) -> tuple[Floats, Floats]:
+def experts_work(
+    query: ExpertsQuery, weight_bytes: float, activation_bytes: float, *, is_gated: bool = True
+) -> tuple[Floats, Floats]:
     """FLOPs and bytes of one rank: its share of the tokens, and each expert that any token reaches read once."""
+    count = 3.0 if is_gated else 2.0  # matrices of an expert; as many rows of `inner` are written and read
     routed = query.tokens * query.chosen / query.expert_ranks
     own = query.experts / query.expert_ranks
     reached = own * -np.expm1(query.tokens * np.log1p(-np.minimum(query.chosen / query.experts, 1 - 1e-12)))
-    matrices = 3.0 * query.hidden * query.inner
-    moved = reached * matrices * weight_bytes + routed * (2 * query.hidden + 3 * query.inner) * activation_bytes
+    matrices = count * query.hidden * query.inner
+    moved = reached * matrices * weight_bytes + routed * (2 * query.hidden + count * query.inner) * activation_bytes
     return 2.0 * routed * matrices, moved
 
 
@@ -74,12 +79,13 @@ class ExpertsTable:
     table_format: str
     roofline: TableRoofline
     shapes: Configurations
+    is_gated: bool
 
     @classmethod
-    def of_rows(cls, table_format: str, columns: Columns) -> ExpertsTable:
+    def of_rows(cls, table_format: str, columns: Columns, *, is_gated: bool = True) -> ExpertsTable:
         """The table of rows that all have this format."""
         query = query_of_rows(columns)
-        work = experts_work(query, *STORED_BYTES[table_format])
+        work = experts_work(query, *STORED_BYTES[table_format], is_gated=is_gated)
         roofline = TableRoofline.of_rows(columns["seconds"], *work)
         shapes = Configurations.of_rows(
             query.shape_columns(),
@@ -89,18 +95,24 @@ class ExpertsTable:
             scales=(1.0,) * 5,
             envelope=FAILED,
         )
-        return cls(table_format, roofline, shapes)
+        return cls(table_format, roofline, shapes, is_gated)
 
     def estimate(
-        self, query: ExpertsQuery, system: SystemForDevice, stored_bytes: tuple[float, float] | None = None
+        self,
+        query: ExpertsQuery,
+        system: SystemForDevice,
+        stored_bytes: tuple[float, float] | None = None,
+        *,
+        is_gated: bool = True,
     ) -> Estimate:
         """Times. A layer that was not measured is scaled from its nearest."""
         reading = self.shapes.read(query.shape_columns(), (query.tokens,))
-        work = experts_work(query, *(stored_bytes or STORED_BYTES[self.table_format]))
+        work = experts_work(query, *(stored_bytes or STORED_BYTES[self.table_format]), is_gated=is_gated)
         roofline = self.roofline.scaled(system.compute, system.bandwidth)
         seconds = np.exp(reading.relative + roofline.log_seconds(*work))
         estimate = Estimate(seconds, reading.codes, reading.off_grid).at_least(TimeOrigin.SCALED, reading.is_mixed)
-        return estimate if system.is_own and stored_bytes is None else estimate.at_least(TimeOrigin.SCALED)
+        is_as_measured = system.is_own and stored_bytes is None and is_gated == self.is_gated
+        return estimate if is_as_measured else estimate.at_least(TimeOrigin.SCALED)
 
 
 def query_of_rows(columns: Columns) -> ExpertsQuery:
@@ -131,47 +143,55 @@ def table_formats(name: str) -> tuple[str, ...]:
 class ExpertsTables:
     """The experts of a system: of every format the fastest table of any engine that measured the layer.
 
-    A layer that an engine did not measure is not taken from that engine where another measured it.
+    A layer that an engine did not measure is not taken from that engine where another measured it. Experts without a
+    gate are scaled from those with one where nobody measured them.
     """
 
     def __init__(self, system: SystemForDevice, engine: str | None) -> None:
         self._system, self._engine = system, engine
-        self._tables: dict[tuple[str, str], ExpertsTable | None] = {}
+        self._tables: dict[tuple[str, str, bool], ExpertsTable | None] = {}
 
-    def estimate(self, query: ExpertsQuery, name: str) -> Estimate:
+    def estimate(self, query: ExpertsQuery, name: str, *, is_gated: bool = True) -> Estimate:
         """Times of expert layers whose weights have one format."""
         plan = format_plan(name)
         if plan is None:
             return Estimate.unknown(len(query))
+        for of_gated in dict.fromkeys((is_gated, True)):
+            found = [
+                table.estimate(query, self._system, is_gated=is_gated)
+                for table_format in table_formats(name)
+                for table in self._of_format(table_format, is_gated=of_gated)
+            ]
+            if found:
+                return _best_known(found)
         found = [
-            table.estimate(query, self._system)
-            for table_format in table_formats(name)
-            for table in self._of_format(table_format)
+            table.estimate(query, self._system, plan.stored_bytes, is_gated=is_gated)
+            for table in self._of_format("bfloat16", is_gated=True)
         ]
-        if not found:
-            found = [table.estimate(query, self._system, plan.stored_bytes) for table in self._of_format("bfloat16")]
         return _best_known(found) if found else Estimate.unknown(len(query))
 
-    def _of_format(self, table_format: str) -> list[ExpertsTable]:
-        own = self._built(self._engine, table_format) if self._engine is not None else None
+    def _of_format(self, table_format: str, *, is_gated: bool) -> list[ExpertsTable]:
+        own = self._built(self._engine, table_format, is_gated=is_gated) if self._engine is not None else None
         if own is not None and table_format == "bfloat16":
             return [own]
-        return [table for engine in ENGINES if (table := self._built(engine, table_format)) is not None]
+        built = (self._built(engine, table_format, is_gated=is_gated) for engine in ENGINES)
+        return [table for table in built if table is not None]
 
-    def _built(self, engine: str, table_format: str) -> ExpertsTable | None:
-        key = (engine, table_format)
+    def _built(self, engine: str, table_format: str, *, is_gated: bool) -> ExpertsTable | None:
+        key = (engine, table_format, is_gated)
         if key not in self._tables:
-            columns = experts_rows(self._system.system, engine, table_format)
-            self._tables[key] = None if columns is None else ExpertsTable.of_rows(table_format, columns)
+            columns = experts_rows(self._system.system, engine, table_format, is_gated=is_gated)
+            table = None if columns is None else ExpertsTable.of_rows(table_format, columns, is_gated=is_gated)
+            self._tables[key] = table
         return self._tables[key]
 
 
-def experts_rows(system: str, engine: str, table_format: str) -> Columns | None:
+def experts_rows(system: str, engine: str, table_format: str, *, is_gated: bool = True) -> Columns | None:
     """The rows of one format in its first distribution: of the newest version, then of layers that it lacks."""
     merged: dict[str, list[NDArray[Any]]] = {}
     seen: set[bytes] = set()
     for table in versions(system, "moe", engine):
-        columns = _of_first_distribution(table, table_format)
+        columns = _of_first_distribution(table, table_format, GATED if is_gated else _NOT_GATED)
         if columns is not None:
             keep = _new_layers(columns, seen)
             for name in (*LAYER_KEYS, "seconds"):
@@ -179,10 +199,10 @@ def experts_rows(system: str, engine: str, table_format: str) -> Columns | None:
     return {name: np.concatenate(parts) for name, parts in merged.items()} if merged else None
 
 
-def _of_first_distribution(table: TableFile, table_format: str) -> Columns | None:
+def _of_first_distribution(table: TableFile, table_format: str, kernel: str) -> Columns | None:
     for distribution in DISTRIBUTIONS:
         of_format = f"moe_dtype = '{table_format}' and distribution = '{distribution}'"
-        columns = read_rows(table, LAYER_KEYS, where=f"{GATED} and {of_format}")
+        columns = read_rows(table, LAYER_KEYS, where=f"{kernel} and {of_format}")
         if len(columns["seconds"]):
             return columns
     return None

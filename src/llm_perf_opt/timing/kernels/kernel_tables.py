@@ -98,9 +98,9 @@ class KernelTables:
         estimate = self._latent.modules(query, _cache(cache_format), module)
         return with_spread(self.system, Family.LATENT, estimate)
 
-    def experts(self, query: ExpertsQuery, *, weight_format: str) -> Times:
-        """Routed experts whose weights have one format."""
-        return with_spread(self.system, Family.EXPERTS, self._experts.estimate(query, weight_format))
+    def experts(self, query: ExpertsQuery, *, weight_format: str, is_gated: bool = True) -> Times:
+        """Routed experts whose weights have one format, with a gate or without."""
+        return with_spread(self.system, Family.EXPERTS, self._experts.estimate(query, weight_format, is_gated=is_gated))
 
     def recurrent(self, query: RecurrentQuery) -> Times:
         """Gated delta rules with their convolution."""
@@ -128,8 +128,9 @@ class KernelTables:
             yield places, self.products(*columns, weight_format=group[0].weight_format)
         for places, queries in _grouped(shapes, AttentionShape, _attention_key):
             yield places, self._attentions(queries)
-        for places, layers in _grouped(shapes, ExpertsShape, lambda shape: (shape.weight_format,)):
-            yield places, self.experts(experts_query(layers), weight_format=layers[0].weight_format)
+        for places, layers in _grouped(shapes, ExpertsShape, lambda shape: (shape.weight_format, shape.is_gated)):
+            weight_format, is_gated = layers[0].weight_format, layers[0].is_gated
+            yield places, self.experts(experts_query(layers), weight_format=weight_format, is_gated=is_gated)
         for places, modules in _grouped(shapes, LatentModuleShape, _module_key):
             yield places, self._modules(modules)
         for places, states in _grouped(shapes, StateShape, lambda _: ()):

@@ -81,7 +81,7 @@ class CalibratedTimer:
         elif isinstance(work, ExpertsShape):
             touched = touched_experts(work.experts, work.chosen, work.tokens)
             rows = max(1, round(work.tokens * work.chosen / touched))
-            yield from [self._linear(rows, 2 * work.inner, work.hidden)] * touched
+            yield from [self._linear(rows, (2 if work.is_gated else 1) * work.inner, work.hidden)] * touched
             yield from [self._linear(rows, work.hidden, work.inner)] * touched
 
     def _linear(self, rows: int, columns: int, depth: int) -> OpKind:

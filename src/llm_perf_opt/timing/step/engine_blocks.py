@@ -15,17 +15,15 @@ from enum import StrEnum
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import Role, calls_of, found_once, module_of, ops_of, weight_matrices
-from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.source_figures import WorkFamily
-from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
 from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
 from llm_perf_opt.costs.necessary.decoder_needs import FIRST_FORWARD, AttentionLayers, DecoderNeeds, decoder_needs
 from llm_perf_opt.costs.necessary.read_once import cache_bytes_by_call, cache_number_bytes
 from llm_perf_opt.costs.necessary.stage_needs import expert_type, product_type
 from llm_perf_opt.ops.table import op_family
-from llm_perf_opt.timing.fused_experts import tensor_ranks
+from llm_perf_opt.timing.fused_experts import is_gated, tensor_ranks
 from llm_perf_opt.timing.fusions import readers_of_one_input
 from llm_perf_opt.timing.step.engine_norms import EngineNorms, engine_norms
 from llm_perf_opt.timing.step.engine_states import EngineStates, engine_states
@@ -89,13 +87,13 @@ class EngineExperts:
     chosen: int
     weight_format: str
     dtype: str  # of the multiplication
+    is_gated: bool  # else up and down alone
     layers: int = 1
 
     @property
-    def stored_bytes(self) -> int:
-        """Of all of them: gate, up and down."""
-        one = TensorMeta(shape=(self.experts * self.inner, self.hidden), dtype=self.weight_format, device="cuda")
-        return 3 * tensor_bytes(one) * self.layers
+    def matrix_elements_each(self) -> int:
+        """Of one expert."""
+        return (3 if self.is_gated else 2) * self.hidden * self.inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +120,7 @@ class EngineBlocks:
     def macs_per_token(self) -> int:
         """Multiply-adds of products and experts for one token of one sequence."""
         products = sum(one.columns * one.depth * one.layers for one in self.products)
-        return products + sum(3 * one.hidden * one.inner * one.chosen * one.layers for one in self.experts)
+        return products + sum(one.matrix_elements_each * one.chosen * one.layers for one in self.experts)
 
 
 @found_once
@@ -347,11 +345,13 @@ def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[EngineExperts]:
         if anatomy.forward_of_ops[block.row] != FIRST_FORWARD:
             continue
         first, last = (graph.op_kinds[ops.kind[row]] for row in (block.rows[0], block.rows[-1]))
+        hidden, inner = first.inputs[0].shape[-1], last.inputs[0].shape[-1]
         yield EngineExperts(
-            hidden=first.inputs[0].shape[-1],
-            inner=last.inputs[0].shape[-1] * tensor_ranks(graph, block),
+            hidden=hidden,
+            inner=inner * tensor_ranks(graph, block),
             experts=block.experts * block.ranks,
             chosen=block.chosen,
             weight_format=first.inputs[1].dtype,
             dtype=expert_type(graph, block),
+            is_gated=is_gated(block, hidden, inner),
         )

@@ -167,7 +167,7 @@ def _modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iter
 
 def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kernel:
     tokens, tensor_ranks = _count(forward.tokens), plan.stage_ranks // plan.ep
-    each = 3 * block.hidden * block.inner // tensor_ranks
+    each = block.matrix_elements_each // tensor_ranks
     touched = touched_experts(block.experts, block.chosen, tokens) / plan.ep
     stored = TensorMeta(shape=(each // block.hidden, block.hidden), dtype=block.weight_format, device="cuda")
     rows = max(1, round(tokens * block.chosen / plan.ep))
@@ -189,6 +189,7 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
             tensor_ranks=tensor_ranks,
             expert_ranks=plan.ep,
             weight_format=block.weight_format,
+            is_gated=block.is_gated,
         ),
     )
 
