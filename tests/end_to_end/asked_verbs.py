@@ -29,10 +29,32 @@ RUNS = {  # of each model: the cheap to trace have more
     "deepseek-ai/DeepSeek-V2-Lite": 1,  # latent attention, shared experts
     "openai-community/gpt2": 5,  # which transformers spreads by no plan but replicas
 }
+MORE_MODELS = (  # for one run each
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",  # layers that carry a state
+    "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-3.1-70B",
+    "google/gemma-2-9b",  # capped scores
+    "google/gemma-4-26B-A4B",
+    "mistralai/Mistral-7B-v0.3",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "microsoft/phi-4",
+    "microsoft/Phi-3.5-MoE-instruct",
+    "allenai/OLMo-2-1124-7B",  # norms over all heads
+    "ibm-granite/granite-3.3-8b-instruct",
+    "HuggingFaceTB/SmolLM3-3B",
+    "openai/gpt-oss-120b",
+    "zai-org/GLM-4.5",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",  # experts without a gate, layers that carry a state
+    "deepseek-ai/DeepSeek-V3",
+    "moonshotai/Kimi-K2-Instruct",
+)
 SMALLEST = "openai-community/gpt2"
 DEVICES = ("l4", "l40s", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x", "rtx-4090")
 ONE, SPREAD = "one device", ("tp2", "dp2", "pp2", "fsdp2")
-DEVICES_OF_A_RUN, PLANS_OF_A_RUN = 4, 1
+DEVICES_OF_A_RUN, MORE_DEVICES, PLANS_OF_A_RUN = 4, 6, 1
 SEED = 410  # every plan at least twice, one that a model refuses, and key heads fewer than ranks
 PHASES = ("prefill", "decode")
 MOST = "most_of_all_ranks_"
@@ -74,9 +96,18 @@ class Question:
 
 
 def questions() -> list[Question]:
-    """The same at every run: of each model some runs, each on several devices and spread by two plans."""
+    """The same at every run: of each model some runs, each on several devices and spread by a plan."""
     drawn = random.Random(SEED)
-    runs = [_drawn_run(drawn, model) for model, count in RUNS.items() for _ in range(count)]
+    return _of_runs([_drawn_run(drawn, model) for model, count in RUNS.items() for _ in range(count)])
+
+
+def more_questions() -> list[Question]:
+    """Of more and larger models, which take minutes."""
+    drawn = random.Random(SEED)
+    return _of_runs([_drawn_run(drawn, model, MORE_DEVICES) for model in MORE_MODELS])
+
+
+def _of_runs(runs: Sequence[Run]) -> list[Question]:
     return [
         question
         for run in runs
@@ -87,7 +118,7 @@ def questions() -> list[Question]:
     ]
 
 
-def _drawn_run(drawn: random.Random, model: str) -> Run:
+def _drawn_run(drawn: random.Random, model: str, devices: int = DEVICES_OF_A_RUN) -> Run:
     return Run(
         model=model,
         global_batch=2 * drawn.randint(1, 12),
@@ -95,7 +126,7 @@ def _drawn_run(drawn: random.Random, model: str) -> Run:
         weights=drawn.choice((None, None, "fp8", "int4-g128")),
         cache=drawn.choice((None, None, "fp8")),
         execution=drawn.choice(("eager", "fused")),
-        devices=tuple(drawn.sample(DEVICES, DEVICES_OF_A_RUN)),
+        devices=tuple(drawn.sample(DEVICES, devices)),
         plans=tuple(drawn.sample(SPREAD, PLANS_OF_A_RUN)),
     )
 

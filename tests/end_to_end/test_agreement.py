@@ -6,15 +6,19 @@ from collections import Counter
 
 import pytest
 
-from tests.end_to_end.asked_verbs import ONE, OVER_ALL, PHASES, Figure, Question, asked, questions
+from tests.end_to_end.asked_verbs import ONE, OVER_ALL, PHASES, Figure, Question, asked, more_questions, questions
 
-QUESTIONS = questions()
+QUESTIONS, MORE = questions(), more_questions()
 OF_A_PHASE = ("flops", "bytes_moved", "weights_bytes", "necessary_flops", "must_be_read_bytes")
 BY_DATA_SHEET = ("data_sheet_low_seconds", "data_sheet_high_seconds")
 MEASURED = ("low_seconds", "expected_seconds", "high_seconds")
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+@pytest.mark.parametrize(
+    "question",
+    [*QUESTIONS, *(pytest.param(question, marks=pytest.mark.breadth) for question in MORE)],
+    ids=str,
+)
 def test_every_verb_says_the_same_of_a_quantity_of_one_name(question: Question) -> None:
     told = asked(question)
     answered = {verb: figures for verb, figures in told.items() if figures is not None}
@@ -35,7 +39,9 @@ def test_every_verb_says_the_same_of_a_quantity_of_one_name(question: Question) 
     assert [(phase, key) for phase in PHASES for key in wanted if shared[phase, key] < 2] == []
 
 
-def test_there_are_sixty_questions_of_every_kind() -> None:
+def test_there_are_two_hundred_questions_of_every_kind() -> None:
+    assert len({*QUESTIONS, *MORE}) == 200
+    assert len({question.run.model for question in (*QUESTIONS, *MORE)}) == 25
     assert len(set(QUESTIONS)) == len(QUESTIONS) == 60
     assert {one.run.execution for one in QUESTIONS} == {"eager", "fused"}
     assert len({one.plan for one in QUESTIONS}) == 5
