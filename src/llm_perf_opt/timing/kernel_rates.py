@@ -33,7 +33,7 @@ from llm_perf_opt.timing.kernels.recurrent import MEASURED_KERNELS
 from llm_perf_opt.timing.kernels.systems import system_of
 from llm_perf_opt.timing.kernels.tables import data_folder, missing_packages
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
-from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound
+from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound, fastest_peak
 from llm_perf_opt.timing.rates import Band, Piece, Pieces, RateTime
 from llm_perf_opt.timing.stage_work import StageWork
 from llm_perf_opt.timing.step.request_time import banded, request_fit
@@ -156,6 +156,8 @@ class KernelTableRates(RatesAbove):
         if kernel.kind is KernelKind.COMMUNICATION:
             return self._exchange(kernel.collective) or self._by_data_sheet(kernel)
         found = self._in_table(kernel.shape)
+        if found is not None and self.is_engine:
+            return replace(found, band=found.band.at_least(_physics_s(kernel, self.device)))
         if found is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
             needed = kernel.bytes_moved - kernel.avoidable_bytes
             seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
@@ -223,6 +225,15 @@ class KernelTableRates(RatesAbove):
             times = self.tables.one_exchange(exchange, ranks, size, by_engine=self.is_engine)
             self._known[collective] = next(_answers(times))
         return self._known[collective]
+
+
+def _physics_s(kernel: Kernel, device: Device) -> float:
+    """What no kernel of an engine beats; rows of small shapes were measured with weights that a cache held.
+
+    The bytes of experts are left out: how many of them a batch reaches, the routing of the measured rows decides.
+    """
+    needed = 0 if isinstance(kernel.shape, ExpertsShape) else kernel.bytes_moved - kernel.avoidable_bytes
+    return max(needed / device.bandwidth_bytes_per_s, kernel.flops / fastest_peak(kernel.dtype, device))
 
 
 def _behind_another(kernel: KernelTime) -> Band:

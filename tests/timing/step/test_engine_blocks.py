@@ -1,6 +1,7 @@
 """The blocks that an engine runs, read from a traced step, against the configuration and the model's own figures."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.kept_traces import kept_graph
 CONFIGS = Path(__file__).parents[2] / "facts" / "serving" / "configs"
 
 
+@cache
 def blocks_of(model: str) -> EngineBlocks:
     def decode() -> CallGraph:
         trace = lpo.trace(str(CONFIGS / model), batch=4, prompt_tokens=16)

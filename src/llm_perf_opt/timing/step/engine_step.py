@@ -57,7 +57,7 @@ def forward_kernels(
     knows: Callable[[Kernel], bool] | None = None,
 ) -> Iterator[Counted]:
     """The kernels of one rank and how often each runs; `knows` says whether a module was measured whole."""
-    modules = [] if knows is None else list(_modules(blocks, forward, plan))
+    modules = [] if knows is None else list(whole_modules(blocks, forward, plan))
     if modules and knows is not None and all(knows(kernel) for kernel, _ in modules):
         yield from modules
         kept = tuple(product for product in blocks.products if product.part is not DecoderPart.LATENT)
@@ -137,7 +137,7 @@ def _attention_shape(
     )
 
 
-def _modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+def whole_modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
     """The latent attentions of blocks whose widths are those of a model that was measured whole."""
     latent = [product for product in blocks.products if product.part is DecoderPart.LATENT]
     depths = {product.depth for product in latent}

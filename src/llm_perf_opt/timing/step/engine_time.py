@@ -16,7 +16,7 @@ from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
-from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels
+from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels, whole_modules
 
 
 class WorkKind(StrEnum):
@@ -94,6 +94,7 @@ class EngineTimer:
     def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
         """The time of each forward."""
         rates = self._rates
+        rates.learn(kernel for one in asked for kernel, _ in whole_modules(one.blocks, one.forward, one.plan))
         found = [list(forward_kernels(one.blocks, one.forward, one.plan, rates.knows)) for one in asked]
         rates.learn(kernel for kernels in found for kernel, _ in kernels)
         return [self._sum(kernels) for kernels in found]

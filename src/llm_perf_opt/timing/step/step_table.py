@@ -33,6 +33,10 @@ class Curve:
         """So many times as long everywhere."""
         return replace(self, seconds=tuple(seconds * factor for seconds in self.seconds))
 
+    def at_least(self, other: Curve) -> Curve:
+        """The longer of two at each of their points, which are the same."""
+        return replace(self, seconds=tuple(map(max, self.seconds, other.seconds)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
@@ -53,6 +57,11 @@ class Surface:
     def slower(self, factor: float) -> Surface:
         """So many times as long everywhere."""
         return replace(self, seconds=tuple(tuple(seconds * factor for seconds in row) for row in self.seconds))
+
+    def at_least(self, other: Surface) -> Surface:
+        """The longer of two at each of their points, which are the same."""
+        rows = zip(self.seconds, other.seconds, strict=True)
+        return replace(self, seconds=tuple(tuple(map(max, row, others)) for row, others in rows))
 
 
 class RankStep(NamedTuple):
@@ -136,6 +145,17 @@ class StepTable:
         if self.states is not None and chunks:
             found += self.states(len(chunks), sum(new for new, _ in chunks) / len(chunks))
         return found
+
+    def at_least(self, other: StepTable) -> StepTable:
+        """No part of a step faster than in another table of the same decoder."""
+        return replace(
+            self,
+            tokens=self.tokens.at_least(other.tokens),
+            head=self.head.at_least(other.head),
+            decoding=self.decoding.at_least(other.decoding),
+            prompts=self.prompts.at_least(other.prompts),
+            states=self.states.at_least(other.states) if self.states and other.states else self.states,
+        )
 
     def corrected(self, *, decoding: float, prompts: float) -> StepTable:
         """Steps that only decode take `decoding` times as long, large chunks of prompts `prompts` times."""
