@@ -19,7 +19,7 @@ from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.kernels.times import TimeOrigin
 from llm_perf_opt.timing.rates import OpRun, Overhead, RateTime
-from llm_perf_opt.timing.step.engine_step import VALUE_BYTES, forward_kernels
+from llm_perf_opt.timing.step.engine_step import VALUE_BYTES
 from llm_perf_opt.timing.step.engine_time import AskedForward, ForwardTime, WorkKind, kind_of
 
 
@@ -36,7 +36,7 @@ class CalibratedTimer:
 
     def _time(self, asked: AskedForward) -> ForwardTime:
         by_kind, kernels, unknown = Counter[WorkKind](), 0, 0
-        for kernel, count in forward_kernels(asked.blocks, asked.forward, asked.plan):
+        for kernel, count in asked.kernels():
             kernels += count
             if kernel not in self._known:
                 self._known[kernel] = self._seconds(kernel)

@@ -55,22 +55,29 @@ def forward_kernels(
     forward: Forward,
     plan: ParallelPlan,
     knows: Callable[[Kernel], bool] | None = None,
+    *,
+    is_by_sequence: bool = False,
 ) -> Iterator[Counted]:
-    """The kernels of one rank and how often each runs; `knows` says whether a module was measured whole."""
+    """The kernels of one rank and how often each runs; `knows` says whether a module was measured whole.
+
+    `is_by_sequence` leaves attention and states alone: what depends on the tokens of each sequence, not on their sum.
+    """
     modules = [] if knows is None else list(whole_modules(blocks, forward, plan))
     if modules and knows is not None and all(knows(kernel) for kernel, _ in modules):
         yield from modules
         kept = tuple(product for product in blocks.products if product.part is not DecoderPart.LATENT)
         blocks = replace(blocks, products=kept, attentions=(), norms=())
-    for product in blocks.products:
-        yield from _product(product, forward, plan)
     for layer in blocks.attentions:
         yield _attention(layer, blocks, forward, plan), layer.layers
+    if blocks.states is not None:
+        yield from _states(blocks.states, forward, plan)
+    if is_by_sequence:
+        return
+    for product in blocks.products:
+        yield from _product(product, forward, plan)
     for block in blocks.experts:
         yield _experts(block, forward, plan), block.layers
     yield from _vectors(blocks, forward, plan)
-    if blocks.states is not None:
-        yield from _states(blocks.states, forward, plan)
     yield from _exchanges(blocks, forward, plan)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -16,7 +16,7 @@ from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
-from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels, whole_modules
+from llm_perf_opt.timing.step.engine_step import Counted, Forward, forward_kernels, whole_modules
 
 
 class WorkKind(StrEnum):
@@ -64,11 +64,16 @@ class ForwardTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedForward:
-    """A forward and who runs it."""
+    """A forward and who runs it; `is_by_sequence`: of its kernels attention and states alone."""
 
     blocks: EngineBlocks
     forward: Forward
     plan: ParallelPlan
+    is_by_sequence: bool = False
+
+    def kernels(self, knows: Callable[[Kernel], bool] | None = None) -> Iterator[Counted]:
+        """Those of one rank, and how often each runs."""
+        return forward_kernels(self.blocks, self.forward, self.plan, knows, is_by_sequence=self.is_by_sequence)
 
 
 class TimesForwards(Protocol):
@@ -95,7 +100,7 @@ class EngineTimer:
         """The time of each forward."""
         rates = self._rates
         rates.learn(kernel for one in asked for kernel, _ in whole_modules(one.blocks, one.forward, one.plan))
-        found = [list(forward_kernels(one.blocks, one.forward, one.plan, rates.knows)) for one in asked]
+        found = [list(one.kernels(rates.knows)) for one in asked]
         rates.learn(kernel for kernels in found for kernel, _ in kernels)
         return [self._sum(kernels) for kernels in found]
 

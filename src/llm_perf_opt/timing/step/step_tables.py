@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, EngineProduct
+from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks
 from llm_perf_opt.timing.step.engine_step import Forward
 from llm_perf_opt.timing.step.engine_time import AskedForward, ForwardTime, TimesForwards, WorkKind
 from llm_perf_opt.timing.step.request_time import request_fit
@@ -107,7 +107,7 @@ class _Asked:
     ) -> Surface:
         """The time inside attention, or in other kinds of work that depend on sequences."""
         forwards = [forward(one, other) for one in across for other in along]
-        found = self._times(replace(self._blocks, products=self._latent_products(), experts=()), forwards)
+        found = self._times(self._blocks, forwards, is_by_sequence=True)
         seconds = np.array([sum(one.by_kind.get(kind, 0.0) for kind in kinds) for one in found])
         rows = rising(seconds.reshape(len(across), len(along)))
         return Surface(
@@ -123,11 +123,15 @@ class _Asked:
             (WorkKind.STATES,),
         )
 
-    def _latent_products(self) -> tuple[EngineProduct, ...]:
-        return tuple(one for one in self._blocks.products if one.part is DecoderPart.LATENT)
-
-    def _times(self, blocks: EngineBlocks, forwards: Sequence[Forward]) -> list[ForwardTime]:
-        found = self._timer.times([AskedForward(blocks=blocks, forward=one, plan=self._plan) for one in forwards])
+    def _times(
+        self, blocks: EngineBlocks, forwards: Sequence[Forward], *, is_by_sequence: bool = False
+    ) -> list[ForwardTime]:
+        found = self._timer.times(
+            [
+                AskedForward(blocks=blocks, forward=forward, plan=self._plan, is_by_sequence=is_by_sequence)
+                for forward in forwards
+            ]
+        )
         if unknown := max(time.unknown for time in found):
             raise PerfOptError(
                 f"No measured table answers {unknown:,} kernels of a step.",
