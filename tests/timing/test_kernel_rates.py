@@ -85,7 +85,7 @@ def test_a_step_is_the_sum_of_its_kernels(dense: dict[str, CallGraph]) -> None:
 
 
 def test_kernels_that_read_from_caches_do_not_make_a_step_faster_than_memory(dense: dict[str, CallGraph]) -> None:
-    """Kernels of a nanosecond: the bytes at the best bandwidth of the tables are expected, and a note says so."""
+    """Kernels of a nanosecond: the bytes at the best bandwidth of the tables are expected, by the roofline."""
     rates = rates_of()
     work = stage_works(dense["decode"])
     shapes = {piece.shape for some in rates.pieces(dense["decode"], work).values() for piece, _ in some}
@@ -94,16 +94,12 @@ def test_kernels_that_read_from_caches_do_not_make_a_step_faster_than_memory(den
     (stage,) = predict(dense["decode"], rates)
     assert stage.lower_bound is not None
     assert 0.7 < rates.best_bandwidth_share < 1.0
-    assert stage.raised_from_s is not None
-    assert stage.raised_from_s < stage.lower_bound.seconds
-    wall = stage.wall
-    assert wall.expected == pytest.approx(stage.lower_bound.bandwidth_s / rates.best_bandwidth_share)
-    assert wall.low == pytest.approx(max(wall.expected * request_fit().tpot.low, stage.lower_bound.seconds))
-    assert wall.high >= wall.expected * request_fit().tpot.high * (1 - 1e-9)
-    notes = [note.text for note in prediction_notes([(dense["decode"], [stage])], rates)]
-    assert sum("decode: its measured kernels add up to" in text for text in notes) == 1
+    assert stage.wall.expected is not None
+    assert stage.wall.expected >= stage.lower_bound.bandwidth_s / rates.best_bandwidth_share
+    assert stage.wall.low >= stage.lower_bound.seconds
+    assert stage.by_origin[TimeOrigin.ROOFLINE] > 0.9
     (usual,) = predict(dense["decode"], rates_of())
-    assert usual.raised_from_s is None
+    assert usual.by_origin[TimeOrigin.ROOFLINE] < 0.5
 
 
 @pytest.mark.parametrize("device", ["l40s", "l4", "h100-sxm"])

@@ -157,13 +157,26 @@ class KernelTableRates(RatesAbove):
             return self._exchange(kernel.collective) or self._by_data_sheet(kernel)
         found = self._in_table(kernel.shape)
         if found is not None and self.is_engine:
-            return replace(found, band=found.band.at_least(_physics_s(kernel, self.device)))
+            return self._from_memory(kernel, found)
         if found is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
             needed = kernel.bytes_moved - kernel.avoidable_bytes
             seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
             fast, slow = UNKNOWN_SPREAD
             return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
         return found
+
+    def _from_memory(self, kernel: Kernel, found: KernelTime) -> KernelTime:
+        """A measured kernel whose weights or cache a step reads from memory; rows of small shapes found them in caches.
+
+        The bytes of experts are left out: how many of them a batch reaches, the routing of the measured rows decides.
+        """
+        needed = 0 if isinstance(kernel.shape, ExpertsShape) else kernel.bytes_moved - kernel.avoidable_bytes
+        read_s = needed / self.device.bandwidth_bytes_per_s
+        compute_s = kernel.flops / fastest_peak(kernel.dtype, self.device)
+        likely_s = max(read_s / self.best_bandwidth_share, compute_s)
+        band = found.band.expected_at_least(likely_s).at_least(max(read_s, compute_s))
+        origin = found.origin if band.expected == found.band.expected else TimeOrigin.ROOFLINE
+        return replace(found, band=band, origin=origin)
 
     def _by_data_sheet(self, kernel: Kernel) -> KernelTime | None:
         """What no table has: an exchange by the links of the cluster, a product of 32 bits by its roofline."""
@@ -225,15 +238,6 @@ class KernelTableRates(RatesAbove):
             times = self.tables.one_exchange(exchange, ranks, size, by_engine=self.is_engine)
             self._known[collective] = next(_answers(times))
         return self._known[collective]
-
-
-def _physics_s(kernel: Kernel, device: Device) -> float:
-    """What no kernel of an engine beats; rows of small shapes were measured with weights that a cache held.
-
-    The bytes of experts are left out: how many of them a batch reaches, the routing of the measured rows decides.
-    """
-    needed = 0 if isinstance(kernel.shape, ExpertsShape) else kernel.bytes_moved - kernel.avoidable_bytes
-    return max(needed / device.bandwidth_bytes_per_s, kernel.flops / fastest_peak(kernel.dtype, device))
 
 
 def _behind_another(kernel: KernelTime) -> Band:
