@@ -166,12 +166,11 @@ class KernelTableRates(RatesAbove):
         return found
 
     def _from_memory(self, kernel: Kernel, found: KernelTime) -> KernelTime:
-        """A measured kernel whose weights or cache a step reads from memory; rows of small shapes found them in caches.
+        """A measured kernel whose weights or cache a step reads from memory.
 
-        The bytes of experts are left out: how many of them a batch reaches, the routing of the measured rows decides.
+        Rows of small shapes were measured with weights in a cache; those of experts may have reached fewer of them.
         """
-        needed = 0 if isinstance(kernel.shape, ExpertsShape) else kernel.bytes_moved - kernel.avoidable_bytes
-        read_s = needed / self.device.bandwidth_bytes_per_s
+        read_s = (kernel.bytes_moved - kernel.avoidable_bytes) / self.device.bandwidth_bytes_per_s
         compute_s = kernel.flops / fastest_peak(kernel.dtype, self.device)
         likely_s = max(read_s / self.best_bandwidth_share, compute_s)
         band = found.band.expected_at_least(likely_s).at_least(max(read_s, compute_s))

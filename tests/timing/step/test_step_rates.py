@@ -49,7 +49,9 @@ def test_an_error_is_shared_by_both_sides() -> None:
 
 
 @needs_tables
-@pytest.mark.parametrize(("model", "plan"), [("qwen2-0.5b", {}), ("qwen3-30b-a3b", {}), ("qwen3-30b-a3b", {"tp": 4})])
+@pytest.mark.parametrize(
+    ("model", "plan"), [("qwen2-0.5b", {}), ("gpt-oss-120b", {}), ("qwen3-30b-a3b", {}), ("qwen3-30b-a3b", {"tp": 4})]
+)
 def test_a_prediction_is_the_step_that_a_replay_takes(model: str, plan: dict[str, int]) -> None:
     from tests.timing.step.test_engine_blocks import CONFIGS
 
