@@ -19,7 +19,6 @@ from llm_perf_opt.timing.kernel_rates import KernelTableRates, require_tables, t
 from llm_perf_opt.timing.kernels.tables import list_tables, newest, read_rows
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.timing.predict import predict
-from llm_perf_opt.timing.prediction_notes import prediction_notes
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.timing.stage_work import stage_works
 from llm_perf_opt.timing.step.request_time import request_fit

@@ -239,7 +239,7 @@ def _answer(
         considered=tuple(one.replica.considered for one in found.candidates),
         refused=tuple(dict.fromkeys(found.refused)),
         engine=best.replayed[0].engine,
-        step_seconds=served.step_shares(best.candidate.cluster.device, replica.considered, mean_request(requests)),
+        step_seconds=served.step_shares(best.candidate.cluster, replica.considered, mean_request(requests)),
         step_origin=replica.table.origin,
         _server=server,
         _replayed=best.replayed,

@@ -74,7 +74,8 @@ class _ReplayedPoints:
         served = self._served.setdefault(tuple(sizes), ServedModel(self._origin, self._folder, sizes))
         requests = as_traffic(declared, served.page_tokens)
         cluster = deployment.cluster()
-        replica = served.replica(cluster.device, replica_plan(deployment.plan), mean_request(requests), None)
+        plan, mean = replica_plan(deployment.plan), mean_request(requests)
+        replica = served.replica(cluster.device, plan, mean, None, cluster=cluster)
         if replica is None:
             raise PerfOptError(
                 f"{deployment.plan.describe()} has no room for a request on {deployment.device}.",

@@ -13,6 +13,7 @@ from pathlib import Path
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import WritesEngineFolder
@@ -107,8 +108,9 @@ class ServedModel:
         max_sequences: int | None = None,
         max_batched_tokens: int | None = None,
         seen: SeenDevice | None = None,
+        cluster: Cluster | None = None,
     ) -> Replica | None:
-        """The plan on this device; None where the weights leave no room for one request of mean length."""
+        """The plan on this device, or in a cluster of them; None: the weights leave no room for a mean request."""
         defaults = default_limits(device)
         limits = replace(
             defaults,
@@ -130,7 +132,7 @@ class ServedModel:
             batched_tokens=limits.chunk_tokens,
             cache_tokens=fit.cache_tokens,
         )
-        table = self._table(device, plan)
+        table = self._table(device, plan, cluster)
         states = tuple(steady_states(table, mean, taken.of_groups(plan.attention_dp)))
         considered = Considered(
             device=device.id,
@@ -160,17 +162,17 @@ class ServedModel:
             max_batched_tokens=limits.batched_tokens,
         )
 
-    def _table(self, device: Device, plan: ParallelPlan) -> StepTable:
+    def _table(self, device: Device, plan: ParallelPlan, cluster: Cluster | None) -> StepTable:
         from llm_perf_opt.timing.step.engine_time import EngineTimer
         from llm_perf_opt.timing.step.step_tables import step_table
 
-        timer = EngineTimer.of(device.id, ENGINE)
+        timer = EngineTimer.of(device, ENGINE, cluster)
         table = step_table(self.blocks, timer, plan)
         if plan.pp > 1:
             table = table.corrected(decoding=1 / plan.pp, prompts=1 / plan.pp)  # each stage an equal share
         return replace(table, images=self._encoder(device)) if self._pages else table
 
-    def step_shares(self, device: Device, considered: Considered, mean: MeanRequest) -> dict[str, float]:
+    def step_shares(self, cluster: Cluster, considered: Considered, mean: MeanRequest) -> dict[str, float]:
         """Seconds of the best state's mean step by what they are spent on, decoding and its share of the prompts."""
         from llm_perf_opt.timing.step.engine_time import AskedForward, EngineTimer
 
@@ -182,14 +184,14 @@ class ServedModel:
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
             (prompts, Forward(sequences=1, queries=prompt, keys=prompt)),
         )
-        timer, found = EngineTimer.of(device.id, ENGINE), Counter[str]()
+        timer, found = EngineTimer.of(cluster.device, ENGINE, cluster), Counter[str]()
         times = timer.times([AskedForward(blocks=self.blocks, forward=forward, plan=plan) for _, forward in forwards])
         # Two forwards stand for one mixed step, so they tell shares; how long the step takes, its table tells.
         for (count, _), time in zip(forwards, times, strict=True):
             for kind, seconds in time.by_kind.items():
                 found[str(kind)] += count * seconds  # type: ignore[assignment]
         if self._pages:
-            found["encoder of images"] = prompts * self._encoder(device)(mean.image_tokens)  # type: ignore[assignment]
+            found["encoder of images"] = prompts * self._encoder(cluster.device)(mean.image_tokens)  # type: ignore[assignment]
         whole = sum(found.values())
         return {kind: seconds * state.step_s / whole for kind, seconds in found.items()}
 

@@ -16,8 +16,6 @@ from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import tensor_bytes
-from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.timing.kernel_rates import table_rates
 from llm_perf_opt.timing.lower_bound import bytes_from_memory
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
 from llm_perf_opt.timing.step.engine_time import EngineTimer
@@ -101,10 +99,7 @@ def _stored(weight_format: str, *shape: int) -> int:
 
 @cache
 def _timer(device: str) -> EngineTimer:
-    below = DataSheetRates(find_device(device), Execution.FUSED, cluster=parse_cluster(f"8x {device}"))
-    rates = table_rates(below, "vllm")
-    assert rates is not None
-    return EngineTimer(rates)
+    return EngineTimer.of(device, "vllm", parse_cluster(f"8x {device}"))
 
 
 @cache

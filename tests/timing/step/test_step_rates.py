@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import llm_perf_opt as lpo
+from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, engine_blocks
 from llm_perf_opt.timing.step.engine_step import Forward
@@ -31,7 +32,8 @@ def table_of(blocks: EngineBlocks, device: str, plan: ParallelPlan) -> StepTable
     from llm_perf_opt.timing.step.engine_time import EngineTimer
     from llm_perf_opt.timing.step.step_tables import step_table
 
-    return step_table(blocks, EngineTimer.of(device, ENGINE), plan)
+    cluster = parse_cluster(f"{plan.ranks}x {device}")
+    return step_table(blocks, EngineTimer.of(device, ENGINE, cluster), plan)
 
 
 @given(arrays.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 6)), elements=SECONDS))
@@ -50,15 +52,22 @@ def test_an_error_is_shared_by_both_sides() -> None:
 
 @needs_tables
 @pytest.mark.parametrize(
-    ("model", "plan"), [("qwen2-0.5b", {}), ("gpt-oss-120b", {}), ("qwen3-30b-a3b", {}), ("qwen3-30b-a3b", {"tp": 4})]
+    ("model", "plan", "device"),
+    [
+        ("qwen2-0.5b", {}, "h100-sxm"),
+        ("qwen2-0.5b", {"tp": 2}, "rtx-4090"),  # whose collectives no table has
+        ("gpt-oss-120b", {}, "h100-sxm"),
+        ("qwen3-30b-a3b", {}, "h100-sxm"),
+        ("qwen3-30b-a3b", {"tp": 4}, "h100-sxm"),
+    ],
 )
-def test_a_prediction_is_the_step_that_a_replay_takes(model: str, plan: dict[str, int]) -> None:
+def test_a_prediction_is_the_step_that_a_replay_takes(model: str, plan: dict[str, int], device: str) -> None:
     from tests.timing.step.test_engine_blocks import CONFIGS
 
     trace = lpo.trace(str(CONFIGS / model), batch=6, prompt_tokens=200, decode_steps=1, **plan)
     ranks = ParallelPlan(**plan)
-    answer = trace.predict(f"{ranks.ranks}x h100-sxm", execution="fused", rates="tables", engine=ENGINE)
-    table = table_of(blocks_of(model), "h100-sxm", ranks)
+    answer = trace.predict(f"{ranks.ranks}x {device}", execution="fused", rates="tables", engine=ENGINE)
+    table = table_of(blocks_of(model), device, ranks)
     prefill, decode = (stage.expected_s for stage in answer.stages)
     assert decode == pytest.approx(table.seconds(6, 6 * 201), rel=1e-12)
     assert prefill == pytest.approx(table.seconds(0, 0, [(200, 0)] * 6), rel=1e-12)

@@ -89,6 +89,7 @@ def candidates(
                 max_sequences=max_sequences,
                 max_batched_tokens=max_batched_tokens,
                 seen=shared,
+                cluster=cluster,
             )
             if replica is None:
                 refused.append(f"{cluster.device.id} {plan.describe()}")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, ProductShape, StateShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.timing.kernel_rates import KernelTableRates
-from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
+from llm_perf_opt.timing.kernel_rates import KernelTableRates, require_tables, table_rates
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
 from llm_perf_opt.timing.step.engine_step import Counted, Forward, forward_kernels, whole_modules
@@ -91,10 +91,16 @@ class EngineTimer:
         self._rates = rates
 
     @classmethod
-    def of(cls, device: str, engine: str | None) -> EngineTimer:
-        """On a listed device; `engine` is whose kernels, None: the fastest of any."""
-        below = DataSheetRates(find_device(device), Execution.FUSED)
-        return cls(KernelTableRates(below, kernel_tables(device, engine)))
+    def of(cls, device: str | Device, engine: str | None, cluster: Cluster | None = None) -> EngineTimer:
+        """On a device that tables describe; `engine` is whose kernels, None: the fastest of any.
+
+        Collectives that no table has, take the links of the `cluster`.
+        """
+        found = find_device(device) if isinstance(device, str) else device
+        require_tables(found)
+        rates = table_rates(DataSheetRates(found, Execution.FUSED, cluster=cluster), engine)
+        assert rates is not None, "tables are there"
+        return cls(rates)
 
     def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
         """The time of each forward."""
