@@ -175,12 +175,16 @@ def deployed_blocks(run: MeasuredRun) -> EngineBlocks:
 def _deployed(model: str, precision: str, cached: str) -> EngineBlocks:
     blocks = traced_blocks(model)
     attention, matrices, experts = formats(model, precision)
+    narrower = 2 if cached == FP8_CACHE else 1
     stored = {DecoderPart.ATTENTION: attention, DecoderPart.LATENT: attention, DecoderPart.MLP: matrices}
     return replace(
         blocks,
         products=tuple(replace(one, weight_format=stored.get(one.part, BF16)) for one in blocks.products),
         experts=tuple(replace(one, weight_format=experts) for one in blocks.experts),
-        attentions=tuple(replace(one, dtype=cached) for one in blocks.attentions),
+        attentions=tuple(
+            replace(layer, dtype=cached, cached_bytes=layer.cached_bytes // narrower) for layer in blocks.attentions
+        ),
+        cache_number_bytes=blocks.cache_number_bytes // narrower,
     )
 
 
