@@ -125,7 +125,7 @@ def table_formats(name: str) -> tuple[str, ...]:
     if name.startswith("mxfp4"):
         return _MXFP4
     measured = () if plan is None else plan.measured
-    return tuple(one for one in measured if one in STORED_BYTES)
+    return tuple(stored for stored in measured if stored in STORED_BYTES)
 
 
 class ExpertsTables:
@@ -143,14 +143,15 @@ class ExpertsTables:
         plan = format_plan(name)
         if plan is None:
             return Estimate.unknown(len(query))
-        found = [
+        estimates = [
             table.estimate(query, self._system)
             for table_format in table_formats(name)
             for table in self._of_format(table_format)
         ]
-        if not found:
-            found = [table.estimate(query, self._system, plan.stored_bytes) for table in self._of_format("bfloat16")]
-        return _best_known(found) if found else Estimate.unknown(len(query))
+        if not estimates:
+            tables = self._of_format("bfloat16")
+            estimates = [table.estimate(query, self._system, plan.stored_bytes) for table in tables]
+        return _best_known(estimates) if estimates else Estimate.unknown(len(query))
 
     def _of_format(self, table_format: str) -> list[ExpertsTable]:
         own = self._built(self._engine, table_format) if self._engine is not None else None
@@ -197,10 +198,10 @@ def _new_layers(columns: Columns, seen: set[bytes]) -> Flags:
     return is_new[which.reshape(-1)]
 
 
-def _best_known(found: Sequence[Estimate]) -> Estimate:
+def _best_known(estimates: Sequence[Estimate]) -> Estimate:
     """The fastest of the tables that measured the layer; only where none did, the fastest of the scaled ones."""
-    best = fastest(found)
-    from_rows = [_only_better_than_scaled(one) for one in found]
+    best = fastest(estimates)
+    from_rows = [_only_better_than_scaled(estimate) for estimate in estimates]
     measured = fastest(from_rows)
     return choose(~np.isnan(measured.seconds), measured, best)
 

@@ -94,8 +94,8 @@ class EngineExperts:
     @property
     def stored_bytes(self) -> int:
         """Of all of them: gate, up and down."""
-        one = TensorMeta(shape=(self.experts * self.inner, self.hidden), dtype=self.weight_format, device="cuda")
-        return 3 * tensor_bytes(one) * self.layers
+        gate_rows = TensorMeta(shape=(self.experts * self.inner, self.hidden), dtype=self.weight_format, device="cuda")
+        return 3 * tensor_bytes(gate_rows) * self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ class EngineBlocks:
     @property
     def macs_per_token(self) -> int:
         """Multiply-adds of products and experts for one token of one sequence."""
-        products = sum(one.columns * one.depth * one.layers for one in self.products)
-        return products + sum(3 * one.hidden * one.inner * one.chosen * one.layers for one in self.experts)
+        products = sum(product.columns * product.depth * product.layers for product in self.products)
+        return products + sum(3 * block.hidden * block.inner * block.chosen * block.layers for block in self.experts)
 
 
 @found_once
@@ -132,12 +132,13 @@ def engine_blocks(graph: CallGraph) -> EngineBlocks:
     blocks: dict[int, list[_Member]] = {}
     for block, member in _members(graph, anatomy):
         blocks.setdefault(block, []).append(member)
-    found = [product for one in _products(blocks, anatomy) for product in one]
-    ranks, hidden = max((one.ranks for some in blocks.values() for one in some), default=1), _hidden(found)
-    merged = Counter(_onto_hidden(product, hidden, ranks) for product in found)
-    products = tuple(replace(one, layers=count) for one, count in merged.items())
-    experts = tuple(replace(one, layers=count) for one, count in Counter(_experts(graph, anatomy)).items())
-    of_heads = [one.ranks for some in blocks.values() for one in some if one.product.part in _ATTENTIONS]
+    of_layers = [product for of_block in _products(blocks, anatomy) for product in of_block]
+    hidden = _hidden(of_layers)
+    ranks = max((member.ranks for members in blocks.values() for member in members), default=1)
+    merged = Counter(_onto_hidden(product, hidden, ranks) for product in of_layers)
+    products = tuple(replace(product, layers=count) for product, count in merged.items())
+    experts = tuple(replace(block, layers=count) for block, count in Counter(_experts(graph, anatomy)).items())
+    of_heads = [member.ranks for members in blocks.values() for member in members if member.product.part in _ATTENTIONS]
     heads_ranks = max(of_heads, default=1)
     return EngineBlocks(
         hidden=hidden,
@@ -192,9 +193,9 @@ def _products(blocks: dict[int, list[_Member]], anatomy: Anatomy) -> Iterator[li
     for block, members in blocks.items():
         merged: dict[tuple[object, ...], EngineProduct] = {}
         for member, split in zip(members, _splits(members, attended.get(block)), strict=True):
-            one = _of_all_ranks(replace(member.product, split=split), member.ranks)
-            key = (member.source, split, one.depth, one.weight_format, one.is_expansion, one.part)
-            merged[key] = _joined(merged[key], one) if key in merged else one
+            product = _of_all_ranks(replace(member.product, split=split), member.ranks)
+            key = (member.source, split, product.depth, product.weight_format, product.is_expansion, product.part)
+            merged[key] = _joined(merged[key], product) if key in merged else product
         yield list(merged.values())
 
 
@@ -258,13 +259,13 @@ def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]
         block = calls.parent[call] if call >= 0 else -1
         role = Role.HEAD if _is_embedding(graph, product) else roles.get(product.weight.name)
         part = _part(role, sites.get(block), is_inside=calls.parent[block] in sites)
-        one = _engine_product(product, part, sites.get(block), key_heads.get(block, 1))
+        engine_product = _engine_product(product, part, sites.get(block), key_heads.get(block, 1))
         yield (
             block,
             _Member(
                 row=product.row,
                 source=source.get(product.row, product.row),
-                product=one,
+                product=engine_product,
                 ranks=1 if layer_pattern(product.weight.name) in whole else ranks,
             ),
         )
@@ -288,13 +289,13 @@ def _part(role: Role | None, site: AttentionSite | None, *, is_inside: bool) -> 
 
 def _key_heads(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
     """Call of an attention -> heads of its keys, from what its cache holds for one token."""
-    found: dict[int, int] = {}
+    heads_of_calls: dict[int, int] = {}
     cached, number = cache_bytes_by_call(graph, anatomy), cache_number_bytes(graph)
     for site in anatomy.attentions:
         tokens = anatomy.positions.batch * (site.keys - (site.queries if site.span.is_causal else 0))
         read = cached.get((FIRST_FORWARD, site.call), 0)
-        found[site.call] = heads_cached(read // max(tokens, 1), site.qk_width + site.v_width, number)
-    return found
+        heads_of_calls[site.call] = heads_cached(read // max(tokens, 1), site.qk_width + site.v_width, number)
+    return heads_of_calls
 
 
 def _engine_product(

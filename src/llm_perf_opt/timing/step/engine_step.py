@@ -102,14 +102,15 @@ def _attention(layer: AttentionLayers, blocks: EngineBlocks, forward: Forward, p
     width = layer.qk_width + layer.v_width
     if layer.latent is not None and forward.queries == 1:
         width = 2 * layer.latent.rank + layer.latent.rope
-    held = (layer.held_bytes if forward.queries > 1 else layer.cache_bytes)(context) // max(layer.layers, 1)
+    cache_bytes = (layer.held_bytes if forward.queries > 1 else layer.cache_bytes)(context) // max(layer.layers, 1)
     share = 1.0 if layer.latent is not None else 1.0 / min(plan.tp, blocks.key_heads(layer))
     return Kernel(
         kind=KernelKind.ATTENTION,
         dtype=layer.dtype,
         flops=2 * lanes * pairs * width,
         skippable_flops=0,
-        bytes_moved=round(shape.sequences * held * share) + (values := lanes * forward.queries * width * VALUE_BYTES),
+        bytes_moved=round(shape.sequences * cache_bytes * share)
+        + (values := lanes * forward.queries * width * VALUE_BYTES),
         avoidable_bytes=values,
         sequences=shape.sequences,
         queries=forward.queries,
@@ -167,19 +168,19 @@ def _modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iter
 
 def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kernel:
     tokens, tensor_ranks = _count(forward.tokens), plan.stage_ranks // plan.ep
-    each = 3 * block.hidden * block.inner // tensor_ranks
+    expert_weights = 3 * block.hidden * block.inner // tensor_ranks
     touched = touched_experts(block.experts, block.chosen, tokens) / plan.ep
-    stored = TensorMeta(shape=(each // block.hidden, block.hidden), dtype=block.weight_format, device="cuda")
+    stored = TensorMeta(shape=(expert_weights // block.hidden, block.hidden), dtype=block.weight_format, device="cuda")
     rows = max(1, round(tokens * block.chosen / plan.ep))
     return Kernel(
         kind=KernelKind.MATMUL,
         dtype=block.dtype,
-        flops=2 * rows * each,
+        flops=2 * rows * expert_weights,
         skippable_flops=0,
         bytes_moved=round(touched * tensor_bytes(stored)) + (values := 2 * rows * block.hidden * VALUE_BYTES),
         avoidable_bytes=values,
         rows=max(1, round(rows / max(touched, 1))),
-        weights=each,
+        weights=expert_weights,
         shape=ExpertsShape(
             tokens=tokens,
             hidden=block.hidden,

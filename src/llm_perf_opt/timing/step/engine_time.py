@@ -94,9 +94,9 @@ class EngineTimer:
     def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
         """The time of each forward."""
         rates = self._rates
-        found = [list(forward_kernels(one.blocks, one.forward, one.plan, rates.knows)) for one in asked]
-        rates.learn(kernel for kernels in found for kernel, _ in kernels)
-        return [self._sum(kernels) for kernels in found]
+        forwards = [list(forward_kernels(step.blocks, step.forward, step.plan, rates.knows)) for step in asked]
+        rates.learn(kernel for kernels in forwards for kernel, _ in kernels)
+        return [self._sum(kernels) for kernels in forwards]
 
     def _sum(self, kernels: Sequence[tuple[Kernel, int]]) -> ForwardTime:
         by_kind, by_origin = dict.fromkeys(WorkKind, 0.0), dict.fromkeys(TimeOrigin, 0.0)

@@ -80,13 +80,15 @@ class _Asked:
 
     def curve(self, at: Sequence[int], part: Callable[[ForwardTime], float], *, without_head: bool = False) -> Curve:
         """A part of the step of so many tokens, each of a sequence of its own with nothing cached."""
-        kept = tuple(one for one in self._blocks.products if (one.part is DecoderPart.HEAD) is not without_head)
+        kept = tuple(
+            product for product in self._blocks.products if (product.part is DecoderPart.HEAD) is not without_head
+        )
         blocks = replace(self._blocks, products=kept)
         if not without_head:
             blocks = replace(blocks, attentions=(), experts=(), norms=(), states=None, layers=0)
-        found = self._times(blocks, [Forward(sequences=one, queries=1, keys=1) for one in at])
-        self.seen += found
-        seconds = rising(np.array([part(time) for time in found]))
+        times = self._times(blocks, [Forward(sequences=tokens, queries=1, keys=1) for tokens in at])
+        self.seen += times
+        seconds = rising(np.array([part(time) for time in times]))
         return Curve(at=tuple(map(float, at)), seconds=tuple(seconds.tolist()))
 
     def surface(
@@ -98,8 +100,8 @@ class _Asked:
     ) -> Surface:
         """The time inside attention, or in other kinds of work that depend on sequences."""
         forwards = [forward(one, other) for one in across for other in along]
-        found = self._times(replace(self._blocks, products=self._latent_products(), experts=()), forwards)
-        seconds = np.array([sum(one.by_kind.get(kind, 0.0) for kind in kinds) for one in found])
+        times = self._times(replace(self._blocks, products=self._latent_products(), experts=()), forwards)
+        seconds = np.array([sum(time.by_kind.get(kind, 0.0) for kind in kinds) for time in times])
         rows = rising(seconds.reshape(len(across), len(along)))
         return Surface(
             across=tuple(map(float, across)), along=tuple(map(float, along)), seconds=tuple(map(tuple, rows.tolist()))
@@ -115,17 +117,19 @@ class _Asked:
         )
 
     def _latent_products(self) -> tuple[EngineProduct, ...]:
-        return tuple(one for one in self._blocks.products if one.part is DecoderPart.LATENT)
+        return tuple(product for product in self._blocks.products if product.part is DecoderPart.LATENT)
 
     def _times(self, blocks: EngineBlocks, forwards: Sequence[Forward]) -> list[ForwardTime]:
-        found = self._timer.times([AskedForward(blocks=blocks, forward=one, plan=self._plan) for one in forwards])
-        if unknown := max(time.unknown for time in found):
+        times = self._timer.times(
+            [AskedForward(blocks=blocks, forward=forward, plan=self._plan) for forward in forwards]
+        )
+        if unknown := max(time.unknown for time in times):
             raise PerfOptError(
                 f"No measured table answers {unknown:,} kernels of a step.",
                 why="a step without them would look faster than it is",
                 fix="choose another device or engine, or leave requests aside: llm-perf-opt predict --rates data-sheet",
             )
-        return found
+        return times
 
 
 def rising(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -152,12 +156,12 @@ def _head_alone(time: ForwardTime) -> float:
 
 def _points(first: int, last: int, steps: int = 4) -> list[int]:
     """Powers of two from `first` to `last`, with so many points to each doubling."""
-    found, number = [first], float(first)
-    while found[-1] < last:
+    points, number = [first], float(first)
+    while points[-1] < last:
         number *= 2 ** (1 / steps)
-        if (rounded := min(last, round(number))) > found[-1]:
-            found.append(rounded)
-    return found
+        if (rounded := min(last, round(number))) > points[-1]:
+            points.append(rounded)
+    return points
 
 
 def _origins(seen: Sequence[ForwardTime]) -> str:
