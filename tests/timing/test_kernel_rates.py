@@ -19,7 +19,7 @@ from llm_perf_opt.timing.kernel_rates import KernelTableRates, require_tables, t
 from llm_perf_opt.timing.kernels.tables import list_tables, newest, read_rows
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.timing.predict import predict
-from llm_perf_opt.timing.prediction_notes import prediction_notes
+from llm_perf_opt.timing.prediction_report import prediction_notes
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.timing.stage_work import stage_works
 from llm_perf_opt.timing.step.request_time import request_fit
@@ -176,7 +176,7 @@ def test_a_device_without_tables_is_scaled_and_says_so() -> None:
 
 
 def test_every_system_with_tables_is_a_known_device() -> None:
-    from llm_perf_opt.timing.kernels.systems import MEASURED_ON
+    from llm_perf_opt.timing.kernels.tables import MEASURED_ON
 
     assert {table.system for table in list_tables()} == set(MEASURED_ON)
 

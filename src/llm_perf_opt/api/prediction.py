@@ -290,8 +290,7 @@ def _missing_tables(source: RateSource) -> Iterator[Note]:
     """What measured kernels would add, where they come near the device and are not installed."""
     if not isinstance(source, DataSheetRates):
         return
-    from llm_perf_opt.timing.kernels.systems import system_of
-    from llm_perf_opt.timing.kernels.tables import INSTALL, missing_packages
+    from llm_perf_opt.timing.kernels.tables import INSTALL, missing_packages, system_of
 
     system = system_of(source.device)
     if system is not None and missing_packages():

@@ -1,39 +1,168 @@
 """The kernels that an optimised engine launches in place of those of the code as written.
 
-The rules of `fusions.py`, `fused_attention.py` and `fused_experts.py` come first. Of what is left, products of one
+The rules of `fusions.py` and `fused_blocks.py` come first. Of what is left, products of one
 shape that run in siblings which do not feed each other are one kernel, and so are the vector ops between two products.
+
+A band of the data sheet has to hold for every engine, also for one that fuses little (`necessary_kernels`): experts run
+on the tokens that chose them, latent attention on the latent vectors, the last layer on the last position, and
+attention on the pairs that a mask leaves visible; joined products, caches extended in place and the other rules of
+`fusions.py` are not granted.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import cast
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.costs.necessary.anatomy import anatomy_of
+from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.costs.necessary.anatomy import Anatomy, anatomy_of
+from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
+from llm_perf_opt.costs.necessary.expert_blocks import routing_policy_of
 from llm_perf_opt.costs.necessary.read_once import preparation
+from llm_perf_opt.costs.necessary.stage_needs import contexts_of
+from llm_perf_opt.ops.cost import packet_of
 from llm_perf_opt.ops.kernel_shape import ProductShape
-from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
-from llm_perf_opt.ops.table import kernels_of
-from llm_perf_opt.timing.fused_attention import fused_attention
-from llm_perf_opt.timing.fused_experts import fused_experts
-from llm_perf_opt.timing.fused_vectors import OutsideBytes, vector_rule
+from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind, OpRole
+from llm_perf_opt.ops.table import bytes_read, kernels_of, op_role
+from llm_perf_opt.timing.fused_blocks import fused_attention, fused_experts
 from llm_perf_opt.timing.fusions import (
     FusedOps,
     Fusion,
+    fewer_rows,
     head_products,
     joined_products,
+    latent_cache_bytes,
     outer_products,
     prepared_weights,
+    single_kernel,
     without_overlap,
 )
-from llm_perf_opt.timing.least_fusion import necessary_kernels
+
+_NORMS = frozenset({"rsqrt", "rms_norm", "layer_norm", "native_layer_norm", "group_norm", "native_group_norm"})
+_ACTIVATIONS = frozenset({"silu", "gelu", "relu", "sigmoid", "tanh", "mish", "hardswish", "leaky_relu", "elu"})
+
+
+def vector_rule(kinds: Sequence[OpKind], following: KernelKind | None) -> Fusion:
+    """The name of what is fused, by its ops and by the kernel behind it."""
+    names = {packet_of(kind.name).partition(".")[2].rstrip("_") for kind in kinds}
+    if following is KernelKind.ATTENTION:
+        return Fusion.ROTARY
+    if any(op_role(kind) is OpRole.CHOICE for kind in kinds):
+        return Fusion.ROUTER
+    if names & _NORMS:
+        return Fusion.NORM
+    return Fusion.ACTIVATION if names & _ACTIVATIONS else Fusion.VECTOR
+
+
+class OutsideBytes:
+    """What some ops read that others made, and what they make that others read: the rest never leaves one kernel."""
+
+    def __init__(self, graph: CallGraph) -> None:
+        assert graph.storages is not None
+        self._ops, (self._inputs, self._outputs) = ops_of(graph), tensor_offsets(graph)
+        self._kinds, self._storages = graph.op_kinds, graph.storages
+        self._last_read = _last_reads(graph)
+
+    def of(self, rows: Sequence[int], kernels: Sequence[Kernel]) -> int:
+        """Bytes across the border of these ops; no op counts for more than its kernel has to move."""
+        made: dict[int, int] = {}
+        read: dict[int, int] = {}
+        for row, kernel in zip(rows, kernels, strict=True):
+            kind, most = self._kinds[self._ops.kind[row]], kernel.bytes_moved - kernel.avoidable_bytes
+            inputs = self._ops.input_storages[self._inputs[row] : self._inputs[row + 1]]
+            for storage, size in zip(inputs, bytes_read(kind), strict=True):
+                if storage not in made:
+                    read[storage] = max(read.get(storage, 0), min(size, most, self._size(storage)))
+            outputs = self._ops.output_storages[self._outputs[row] : self._outputs[row + 1]]
+            for storage, meta in zip(outputs, kind.outputs, strict=True):
+                made[storage] = min(tensor_bytes(meta), most)
+        end = rows[-1]
+        kept = sum(size for storage, size in made.items() if storage < 0 or self._is_read_after(storage, end))
+        return sum(read.values()) + kept
+
+    def _size(self, storage: int) -> int:
+        return self._storages.bytes[storage] if storage >= 0 else 2**62
+
+    def _is_read_after(self, storage: int, row: int) -> bool:
+        return self._last_read[storage] > row or self._storages.freed_op[storage] >= len(self._ops.kind)
+
+
+def _last_reads(graph: CallGraph) -> array[int]:
+    """Per storage the row of the last op that reads it; -1: none does."""
+    assert graph.storages is not None
+    ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+    last = array("q", [-1]) * len(graph.storages.bytes)
+    for row in range(len(ops.kind)):
+        for storage in ops.input_storages[starts[row] : starts[row + 1]]:
+            if storage >= 0:
+                last[storage] = row
+    return last
+
+
+def necessary_kernels(graph: CallGraph) -> dict[int, Kernel]:
+    """Row of an op -> the kernel that an engine launches in its place, for the rows where that does less."""
+    if not ops_of(graph).input_storages:
+        return {}
+    anatomy = anatomy_of(graph)
+    return dict([*_products(graph, anatomy), *_experts(graph, anatomy), *_attentions(graph, anatomy)])
+
+
+def _products(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
+    for product in anatomy.products:
+        found = single_kernel(graph, product.row) if 0 < product.kept < product.made else None
+        if found is not None:
+            yield product.row, fewer_rows(*found, kept=product.kept, made=product.made)
+
+
+def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
+    """Blocks that the code runs on every token, expert by expert, in one product."""
+    policy = routing_policy_of(graph)
+    for block in anatomy.experts:
+        if block.flops <= block.necessary_flops:
+            continue
+        share, read = block.necessary_flops / block.flops, block.distinct(policy) / max(block.touched, 1)
+        for row in block.rows:
+            found = single_kernel(graph, row)
+            if found is not None:
+                _, kernel = found
+                yield (
+                    row,
+                    replace(
+                        kernel,
+                        flops=round(kernel.flops * share),
+                        bytes_moved=round(kernel.bytes_moved * min(1.0, read)),
+                        rows=max(1, round(kernel.rows * share)),
+                    ),
+                )
+
+
+def _attentions(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
+    """Fused attention; where the code writes scores out they stay as they are."""
+    contexts = contexts_of(graph, anatomy)
+    for site in anatomy.attentions:
+        found = single_kernel(graph, site.row) if len(site.rows) == 1 else None
+        if found is None:
+            continue
+        kind, kernel = found
+        needed = site.necessary_flops(contexts.get(anatomy.forward_of_ops[site.row]))
+        moved = kernel.bytes_moved if site.latent is None else _latent_bytes(kind, site)
+        yield site.row, replace(kernel, flops=needed, skippable_flops=0, bytes_moved=min(moved, kernel.bytes_moved))
+
+
+def _latent_bytes(kind: OpKind, site: AttentionSite) -> int:
+    """Queries and results as they are, and the latent cache."""
+    assert site.latent is not None
+    query = kind.inputs[0]
+    ends = tensor_bytes(query) + tensor_bytes(kind.outputs[0])
+    return ends + latent_cache_bytes(query.shape[0], site.keys, site.latent, query)
+
 
 _Group = tuple[object, ...]
 

@@ -30,8 +30,7 @@ from llm_perf_opt.timing.engine_kernels import fused_kernels
 from llm_perf_opt.timing.kernels.exchanges import Exchange
 from llm_perf_opt.timing.kernels.kernel_tables import KernelTables, kernel_tables
 from llm_perf_opt.timing.kernels.recurrent import MEASURED_KERNELS
-from llm_perf_opt.timing.kernels.systems import system_of
-from llm_perf_opt.timing.kernels.tables import data_folder, missing_packages
+from llm_perf_opt.timing.kernels.tables import data_folder, missing_packages, system_of
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
 from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound
 from llm_perf_opt.timing.rates import Band, Piece, Pieces, RateTime

@@ -46,8 +46,8 @@ from llm_perf_opt.measurements.profile.metrics_file import (
     StageRow,
     WorkRow,
 )
+from llm_perf_opt.timing.efficiency import efficiency_table, roofline_chart
 from llm_perf_opt.timing.lower_bound import BoundBy
-from llm_perf_opt.timing.roofline import efficiency_table, roofline_chart
 
 _SECONDS = 1e-9
 _OPERATORS_DRAWN = 15

@@ -8,12 +8,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_perf_opt.timing.kernels.configurations import Configurations
-from llm_perf_opt.timing.kernels.grid import FAILED
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.timing.kernels.times import Estimate, Floats, TimeOrigin, choose, fastest
+from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 _NO_WINDOW = 0
 _SCALES = (1.0, 1.0, 8.0, 1.0)  # key heads, heads of each, head size, window: head sizes have their own kernels

@@ -8,10 +8,8 @@ import numpy as np
 
 from llm_perf_opt.core.tensor_formats import is_weight_format, weight_format
 from llm_perf_opt.timing.kernels.grid import FAILED, Grid, filled, gathered, monotone, position
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.timing.kernels.times import Estimate, Floats, TimeOrigin, fastest
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, fastest
 
 _KEYS = ("m", "n", "k")
 # Table format -> bytes of a stored weight and of an activation. Scales of blocks included.

@@ -26,7 +26,7 @@ from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     KernelForms,
 )
 from llm_perf_opt.sweeps.function.figures.needs import NecessaryForms, must_read_bytes
-from llm_perf_opt.timing.communication import band_of, time_on_links
+from llm_perf_opt.timing.collective_time import band_of, time_on_links
 from llm_perf_opt.timing.datasheet_rates import (
     LARGE_WEIGHTS,
     SMALL_WEIGHTS,
