@@ -55,7 +55,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.module_selection import recorded_of, recorded_only
 from llm_perf_opt.core.report import Level, Note
 from llm_perf_opt.core.tensor_formats import is_weight_format, untransposed
-from llm_perf_opt.costs.reconcile.causes import Cause, CauseTable, Explanation
+from llm_perf_opt.costs.reconcile import Cause, CauseTable, Explanation
 
 Types = dict[tuple[str, str], None]  # (left, right), each once, in order
 Stored = Mapping[str, tuple[object, object]]  # header field -> both sides

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from llm_perf_opt.core.callgraph import CallGraph, Observation
-from llm_perf_opt.core.callgraph.path_labels import numbered_name
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
+from llm_perf_opt.core.callgraph.queries import calls_of, numbered_name, ops_of
 from llm_perf_opt.core.callgraph.records import Json, TensorMeta
 from llm_perf_opt.core.target import KEY as EXPECTED_CALLS
 from llm_perf_opt.costs.stage_costs import StageCosts, stage_costs

@@ -24,7 +24,7 @@ from llm_perf_opt.comparisons.difference import (
     find_differences,
 )
 from llm_perf_opt.comparisons.side import OwnOps, Side, Tensor, Tensors
-from llm_perf_opt.core.callgraph.path_labels import numbered_name
+from llm_perf_opt.core.callgraph.queries import numbered_name
 from llm_perf_opt.core.collectives import collective_kind
 from llm_perf_opt.core.module_selection import ONLY, ONLY_STAGES
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in

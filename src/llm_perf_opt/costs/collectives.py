@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
-from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.queries import label_of, path_pattern, stage_names, stage_of_calls
 from llm_perf_opt.core.collectives import Collective, collective_of
 from llm_perf_opt.core.report import Column, Kind, Report, Table
 

@@ -9,8 +9,7 @@ from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 from llm_perf_opt.core.callgraph import CallGraph, Observation
-from llm_perf_opt.core.callgraph.path_labels import label_of
-from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.queries import label_of, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.graph_view import Arrow, Box, BoxLoop, CollectiveGroup, Figures, LoopKind, TensorGroup

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
+from llm_perf_opt.core.callgraph.queries import label_of, path_pattern
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.graph_view import Box, GraphView, LoopKind
 from llm_perf_opt.core.module_selection import PathPattern

@@ -1,26 +1,35 @@
-"""A trace as a function of batch and context: made from a few traces, asked at as many points as one likes."""
+"""A trace as a function of batch and context: made from a few traces, asked at as many points as one likes.
+
+Points are columns of whole numbers, checked before anything is evaluated. A step of several new tokens is a function of
+batch, new tokens and context, next to the phases of a trace.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware.named_hardware import Hardware
+from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.protocols import KnowsLengths, Tracer
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.memory.kv_cache import CHUNK
-from llm_perf_opt.sweeps.chunk_function import NEW_TOKENS, ChunkTraces, chunk_function, phase_not_proven
+from llm_perf_opt.sweeps.function.columns import Column, Points
 from llm_perf_opt.sweeps.function.figures.costs import Region
 from llm_perf_opt.sweeps.function.form import Point
 from llm_perf_opt.sweeps.function.phase_function import FIGURES, PhaseFunction, find_function
+from llm_perf_opt.sweeps.function.program.program import NoRule
+from llm_perf_opt.sweeps.function.search.boxes import BoxSearch
 from llm_perf_opt.sweeps.function.search.cells import CellSearch
 from llm_perf_opt.sweeps.function.search.sampling import Traces
 from llm_perf_opt.timing.datasheet_rates import Execution
@@ -33,12 +42,57 @@ if TYPE_CHECKING:
     from llm_perf_opt.sweeps.function.columns import Column, Points
     from llm_perf_opt.sweeps.function.figures.times import TimeColumns
 
+
+def as_points(given: Mapping[str, Any], domain: Region) -> Points:
+    """Numbers, lists and arrays as columns of one length; a single number stands for all points."""
+    if given.keys() != domain.keys():
+        raise UsageError(
+            f"The points have {', '.join(given) or 'no variables'}.",
+            why=f"the function is one of {', '.join(domain)}",
+            fix="give a number or a list for each of these",
+        )
+    columns = {name: np.asarray(values) for name, values in given.items()}
+    is_whole = all(np.issubdtype(column.dtype, np.integer) and column.ndim <= 1 for column in columns.values())
+    lengths = {len(column) for column in columns.values() if column.ndim}
+    if not is_whole or len(lengths) > 1:
+        raise UsageError(
+            "The points are no columns of whole numbers.",
+            why="every variable has one whole number for each point, or one for all of them",
+            fix="give lists of one length",
+        )
+    size = lengths.pop() if lengths else 1
+    return {name: np.broadcast_to(column.astype(np.int64), (size,)) for name, column in columns.items()}
+
+
+def first_outside(function: PhaseFunction, points: Points) -> Point | None:
+    """The first point that no cell holds."""
+    outside: Column = np.flatnonzero(function.cell_of_points(points) < 0)
+    return {name: int(column[outside[0]]) for name, column in points.items()} if len(outside) else None
+
+
+@contextmanager
+def sizes_in_range() -> Iterator[None]:
+    """A point at which a size is beyond 64 bits, or a loop cannot run as often as it would have to, is refused."""
+    try:
+        yield
+    except NoRule as refusal:
+        raise PerfOptError(
+            "The program cannot run at such a point.", why=str(refusal), fix="trace the point by itself"
+        ) from refusal
+    except ArithmeticError as error:
+        raise PerfOptError(
+            "A size at such a point is beyond 64 bits.",
+            why=str(error) or type(error).__name__,
+            fix="ask at a smaller batch or context",
+        ) from error
+
+
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=TracedRun)
 R_co = TypeVar("R_co", bound=TracedRun, covariant=True)
 
-BATCH, CONTEXT = "batch", "context"
+BATCH, NEW_TOKENS, CONTEXT = "batch", "new_tokens", "context"
 TRACES = 40  # at most, for each phase
 COMMON_CHUNKS = (64, 128, 256)  # in which code cuts a sequence whose configuration does not say so
 
@@ -107,7 +161,6 @@ class RunFunction(Generic[R_co]):
         return replace(self._run, name=self.name, graphs=graphs, origin=origin, failures={}, files=(), others=())
 
     def _graph(self, phase: PhaseFunction, point: Point) -> CallGraph:
-        from llm_perf_opt.sweeps.function.points import sizes_in_range
 
         with sizes_in_range():
             found = phase.graph_at(point)
@@ -121,8 +174,6 @@ class RunFunction(Generic[R_co]):
 
         Every point must lie in a cell. One that does not is traced by `at`, one by one.
         """
-        from llm_perf_opt.sweeps.function.points import sizes_in_range
-
         columns = self._inside(phase, points)
         with sizes_in_range():
             return self.phase(phase).figures(columns, names)
@@ -138,7 +189,6 @@ class RunFunction(Generic[R_co]):
         execution: str = Execution.EAGER,
     ) -> TimeColumns:
         """Times at many points at once, as `predict` gives them for one."""
-        from llm_perf_opt.sweeps.function.points import sizes_in_range
         from llm_perf_opt.timing.rate_sources import find_rates, source_of
 
         rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
@@ -149,8 +199,6 @@ class RunFunction(Generic[R_co]):
 
     def _inside(self, phase: str, points: Mapping[str, Any]) -> Points:
         """Points as columns, every one of them in a cell."""
-        from llm_perf_opt.sweeps.function.points import as_points, first_outside
-
         function = self.phase(phase)
         columns = as_points(points, function.domain)
         outside = first_outside(function, columns)
@@ -328,3 +376,63 @@ def _media_tokens(run: TracedRun) -> int:
 
 def _hints(origin: Origin) -> list[int]:
     return list(origin.adapter.lengths_of_interest()) if isinstance(origin.adapter, KnowsLengths) else []
+
+
+Span = tuple[int, int]
+
+
+@dataclass(eq=False, kw_only=True)
+class ChunkTraces:
+    """Traces of one chunk at points; the prefill before it is traced only where a model keeps something from it."""
+
+    origin: Origin
+    media_tokens: int
+    after_all_phases: bool = False
+    _known: dict[tuple[int, int, int], CallGraph] = field(default_factory=dict)
+
+    def origin_at(self, point: Point) -> Origin:
+        """The origin with the workload of a point."""
+        workload = replace(
+            self.origin.workload,
+            batch=point[BATCH],
+            prompt_tokens=point[CONTEXT] - self.media_tokens,
+            new_tokens=point[NEW_TOKENS],
+            decode_steps=1,
+        )
+        return replace(self.origin, workload=workload)
+
+    def graph(self, point: Point) -> CallGraph:
+        """The graph of the chunk at a point."""
+        key = point[BATCH], point[NEW_TOKENS], point[CONTEXT]
+        if key not in self._known:
+            origin = self.origin_at(point)
+            tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
+            targets = [one for one in origin.targets() if self.after_all_phases or one.phase == CHUNK]
+            graphs = trace_targets(tracer, origin.adapter, targets, origin.deployment).graphs
+            self._known[key] = next(graph for graph in graphs if graph.phase == CHUNK)
+        return self._known[key]
+
+
+def chunk_function(
+    made: ChunkTraces, *, batch: Span, context: Span, new_tokens: Span, hints: Sequence[int], traces: int
+) -> PhaseFunction:
+    """The chunk over ranges of batch, new tokens and cached tokens, ends included."""
+    if new_tokens[0] < 2 or new_tokens[1] < new_tokens[0]:
+        raise UsageError(
+            f"A chunk has 2 or more new tokens, not {new_tokens[0]:,} to {new_tokens[1]:,}.",
+            why="a step of one new token is the decode, which the function has anyway",
+            fix="begin the range at 2",
+        )
+    held = Traces(trace=made.graph, budget=traces)
+    domain = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}
+    return find_function(CHUNK, BoxSearch(traces=held, domain=domain, hints=hints))
+
+
+def phase_not_proven(phase: PhaseFunction, point: Point) -> UsageError:
+    """Why a point has no answer where there is no model to trace."""
+    where = ", ".join(f"{name} {value:,}" for name, value in point.items())
+    return UsageError(
+        f"The {phase.phase} at {where} is not known.",
+        why="it lies outside the proven cells, and the function was read from a file",
+        fix="make the function again from the model: trace.over(...)",
+    )

@@ -22,8 +22,8 @@ from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.costs.coverage import known_sum
-from llm_perf_opt.costs.memory.attention_cases import AttentionCase, attention_cases, stage_label
 from llm_perf_opt.costs.memory.live_memory import timeline
+from llm_perf_opt.costs.memory.memory_report import AttentionCase, attention_cases, stage_label
 from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
 from llm_perf_opt.costs.necessary.stage_needs import contexts_of

@@ -17,7 +17,7 @@ from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.report import BarChart, Cell, Chart, Column, Kind, Level, Note, Report, Series, Table
 from llm_perf_opt.core.units import format_bytes, format_seconds
 from llm_perf_opt.costs.coverage import counted_or_unknown, known_sum, priced_sum
-from llm_perf_opt.costs.necessary.necessary_table import StageNeeds, difference_notes, expert_notes
+from llm_perf_opt.costs.necessary.stage_needs import StageNeeds, difference_notes, expert_notes
 from llm_perf_opt.costs.run_description import run_notes, workload_note
 from llm_perf_opt.ops.op import KernelKind
 from llm_perf_opt.timing.efficiency import op_rooflines, roofline_of_bands, roofline_table

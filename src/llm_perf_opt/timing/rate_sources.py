@@ -12,7 +12,7 @@ from pathlib import Path
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
-from llm_perf_opt.core.hardware.named_hardware import Hardware, cluster_of, device_of, find_hardware, require_room
+from llm_perf_opt.core.hardware.links import Hardware, cluster_of, device_of, find_hardware, require_room
 from llm_perf_opt.core.hardware.priors import eager_rates
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.first_lines import share_text
 from llm_perf_opt.core.parallel_plan import plan_in
+from llm_perf_opt.core.report import share_text
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.costs.memory.kv_cache import DECODE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX
 from llm_perf_opt.harness.tracers.chrome_trace import ProfiledOp, read_chrome_trace
 from llm_perf_opt.measurements.join.attribution import join_recording

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.core.recordings.recording import Recording
 from llm_perf_opt.measurements.join.attribution import ENOUGH, join_recording
 from llm_perf_opt.measurements.join.join_report import ENOUGH_FLOPS

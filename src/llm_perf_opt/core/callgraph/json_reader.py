@@ -11,9 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from llm_perf_opt.core.callgraph.column_shapes import shape_problems
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION, CallGraph
+from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION, CallGraph, shape_problems
 from llm_perf_opt.core.callgraph.records import (
     CallColumns,
     Coverage,

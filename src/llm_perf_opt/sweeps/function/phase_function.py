@@ -23,8 +23,6 @@ from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     exchange_forms,
     kernel_forms,
 )
-from llm_perf_opt.sweeps.function.figures.kernel_times import times_by_tables
-from llm_perf_opt.sweeps.function.figures.looped_figures import looped_figures, small_region
 from llm_perf_opt.sweeps.function.figures.needs import (
     RESIDENT,
     NeedForms,
@@ -34,8 +32,15 @@ from llm_perf_opt.sweeps.function.figures.needs import (
     need_forms,
     sum_of,
 )
-from llm_perf_opt.sweeps.function.figures.rebuilding import Rebuilt
-from llm_perf_opt.sweeps.function.figures.times import AnsweredBy, TimeColumns, joined, times_by_form, times_by_point
+from llm_perf_opt.sweeps.function.figures.rebuilding import Rebuilt, looped_figures, small_region
+from llm_perf_opt.sweeps.function.figures.times import (
+    AnsweredBy,
+    TimeColumns,
+    joined,
+    times_by_form,
+    times_by_point,
+    times_by_tables,
+)
 from llm_perf_opt.sweeps.function.form import Form, Point
 from llm_perf_opt.sweeps.function.program.alignment import Parting
 from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule

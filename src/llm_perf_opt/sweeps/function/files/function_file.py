@@ -19,9 +19,8 @@ from typing import Any
 from msgspec import structs
 
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
-from llm_perf_opt.core.callgraph.column_shapes import shape_problems
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.graph import CallGraph, shape_problems
 from llm_perf_opt.core.callgraph.json_layout import column_from_deltas
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import (
@@ -41,6 +40,7 @@ from llm_perf_opt.core.sealing import sealed_lines
 from llm_perf_opt.sweeps.function.figures.costs import Region
 from llm_perf_opt.sweeps.function.files.layout import (
     FORM_KEY,
+    FUNCTION_FILE,
     TEXT_KEY,
     TIMES_KEY,
     CallsRow,
@@ -49,9 +49,12 @@ from llm_perf_opt.sweeps.function.files.layout import (
     OpsRow,
     ParametersRow,
     ProgramRow,
+    Tables,
+    Writers,
+    from_row,
+    rows_of,
+    to_row,
 )
-from llm_perf_opt.sweeps.function.files.records import Writers, from_row, to_row
-from llm_perf_opt.sweeps.function.files.tables import FUNCTION_FILE, Tables, rows_of
 from llm_perf_opt.sweeps.function.form import Atom, Form, Point
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.sweeps.function.program.alignment import storages_of

@@ -25,12 +25,10 @@ from llm_perf_opt.ops.table import op_role
 from llm_perf_opt.sweeps.function.fitting import BATCH, Fitter, Routed
 from llm_perf_opt.sweeps.function.form import Form, Point, Step, StepKind
 from llm_perf_opt.sweeps.function.program.alignment import Parting, same_program, storages_of
-from llm_perf_opt.sweeps.function.program.assembly import Tensors, folded, refolded
 from llm_perf_opt.sweeps.function.program.families import SamplePlace, SizeForms
-from llm_perf_opt.sweeps.function.program.loop_lists import CUTS, RowTensor
-from llm_perf_opt.sweeps.function.program.loop_memory import Home, Irregular, Row, homes_of, with_given
+from llm_perf_opt.sweeps.function.program.loop_memory import CUTS, Home, Irregular, Row, RowTensor, homes_of, with_given
 from llm_perf_opt.sweeps.function.program.loops import Loop, Repeats, expert_repeats, find_loops
-from llm_perf_opt.sweeps.function.program.program import NoRule, Program
+from llm_perf_opt.sweeps.function.program.program import NoRule, Program, Tensors, folded, refolded
 from llm_perf_opt.sweeps.function.program.sized import Size, SizedKind, SizedMeta
 from llm_perf_opt.sweeps.function.program.unfolding import TensorsOfRows, Unfolded, Unfolding
 

@@ -19,15 +19,17 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.costs.memory.live_memory import MADE_ORIGINS
 from llm_perf_opt.sweeps.function.program.alignment import storages_of
-from llm_perf_opt.sweeps.function.program.loop_lists import ListFacts, Lists, RowTensor
 from llm_perf_opt.sweeps.function.program.loop_memory import (
     Irregular,
+    ListFacts,
+    Lists,
     MemoryHomes,
     Moves,
     NewMemory,
     Numbers,
     Row,
     Rows,
+    RowTensor,
     as_column,
     homes_of,
     moved_rows,

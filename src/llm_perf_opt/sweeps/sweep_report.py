@@ -23,9 +23,9 @@ from llm_perf_opt.core.report import (
     table_of,
 )
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_seconds
-from llm_perf_opt.sweeps.function.sweep.points import (
+from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
+from llm_perf_opt.sweeps.sweep_points import (
     BATCH,
-    CONTEXT,
     PREFILL,
     SEQUENCE,
     AddedCost,
