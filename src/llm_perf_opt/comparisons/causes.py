@@ -110,7 +110,7 @@ def _handed_text(difference: Difference, cache: tuple[object, object] | None) ->
 
 
 def _is_told(types: tuple[str, str], cache: tuple[object, object] | None) -> bool:
-    return cache is not None and all(said in (None, seen) for said, seen in zip(cache, types, strict=True))
+    return cache is not None and all(stated in (None, seen) for stated, seen in zip(cache, types, strict=True))
 
 
 def _changed_types(pairs: Sequence[tuple[Tensor, Tensor]]) -> Types:
@@ -152,8 +152,8 @@ def filtered_trace(pair: Pair, differences: Sequence[Difference]) -> Iterator[Cl
 def filter_notes(pairs: Sequence[Pair]) -> Iterator[Note]:
     """A warning for each run that is not recorded whole."""
     for name, place in (("A", 0), ("B", 1)):
-        found = dict.fromkeys(recorded_only(pair.sides[place].graph.workload) for pair in pairs)
-        for asked in filter(None, found):
+        recorded = dict.fromkeys(recorded_only(pair.sides[place].graph.workload) for pair in pairs)
+        for asked in filter(None, recorded):
             yield Note(
                 f"{name} is a filtered trace: it records {asked}, and calls of other modules are not in it.",
                 Level.WARNING,
@@ -175,17 +175,17 @@ def _follows(
 
 def _absorbing(side: Side, recorded: frozenset[str]) -> set[str]:
     """The recorded modules around those that ran here and are not recorded."""
-    found: set[str] = set()
+    explained: set[str] = set()
     seen: set[str] = set()
     waiting = [path for path in side.calls if path not in recorded]
     while waiting:
         for caller in side.callers.get(waiting.pop(), {}):
             if caller in recorded:
-                found.add(caller)
+                explained.add(caller)
             elif caller not in seen:
                 seen.add(caller)
                 waiting.append(caller)
-    return found
+    return explained
 
 
 Claims = Callable[[Pair, Sequence[Difference]], Iterable[Claim]]
@@ -288,14 +288,14 @@ CAUSES = CauseTable(
 
 def explained(pair: Pair, differences: Sequence[Difference]) -> dict[Difference, Explanation]:
     """Difference -> its explanation; the first cause to claim it keeps it, and what no cause claims is not there."""
-    found: dict[Difference, Explanation] = {}
+    explanations: dict[Difference, Explanation] = {}
     for cause in CAUSES.values():
-        waiting = [difference for difference in differences if difference not in found]
+        waiting = [difference for difference in differences if difference not in explanations]
         if not waiting:
             break
         for claim in cause.claims(pair, waiting):
-            found[claim.difference] = Explanation(cause=cause.name, detail=claim.detail)
-    return found
+            explanations[claim.difference] = Explanation(cause=cause.name, detail=claim.detail)
+    return explanations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +335,7 @@ def compare(left: CallGraph, right: CallGraph) -> Comparison:
         else:
             explanations[difference] = followed.by_path[origin]
     explanations.update(explained(pair, open_costs))
-    findings = (Finding(difference=found, explanation=explanations.get(found)) for found in differences)
+    findings = (Finding(difference=difference, explanation=explanations.get(difference)) for difference in differences)
     return Comparison(pair=pair, findings=tuple(findings))
 
 

@@ -201,7 +201,7 @@ def _cause_table(comparisons: Sequence[Comparison]) -> Table:
         Column("bytes moved B - A", Kind.BYTES),
     )
     ordered = sorted(groups.items(), key=lambda group: (group[0][0] != UNEXPLAINED, -len(group[1])))
-    rows = tuple((cause, phase, detail, *_sums(found, knows_cost)) for (cause, phase, detail), found in ordered)
+    rows = tuple((cause, phase, detail, *_sums(findings, knows_cost)) for (cause, phase, detail), findings in ordered)
     every = [finding for comparison in comparisons for finding in comparison.findings]
     return Table(
         title="Why they differ", columns=columns, rows=rows, footer=("total", "", "", *_sums(every, knows_cost))

@@ -362,10 +362,10 @@ def _ratios(left: ParallelPlan, right: ParallelPlan) -> set[tuple[int, int]]:
 
 
 def _products(sizes: Sequence[int]) -> set[int]:
-    found = {1}
+    scales = {1}
     for size in sizes:
-        found |= {size * other for other in found}
-    return found
+        scales |= {size * other for other in scales}
+    return scales
 
 
 def _paired_weights(difference: Difference) -> list[tuple[Tensor, Tensor]] | None:

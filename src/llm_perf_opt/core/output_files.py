@@ -91,11 +91,11 @@ def _remove(path: Path) -> None:
 
 def _is_left_behind(entry: os.DirEntry[str]) -> bool:
     name = _NAME.fullmatch(entry.name)
-    found = entry.stat(follow_symlinks=False)
-    if name is None or (os.name == "posix" and found.st_uid != os.geteuid()):
+    status = entry.stat(follow_symlinks=False)
+    if name is None or (os.name == "posix" and status.st_uid != os.geteuid()):
         return False
     if name["machine"] != _machine() or os.name != "posix":
-        return time.time() - found.st_mtime > _FOREIGN_AGE_S
+        return time.time() - status.st_mtime > _FOREIGN_AGE_S
     return _start(int(name["pid"])) != name["start"]
 
 

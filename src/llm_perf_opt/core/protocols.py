@@ -61,7 +61,7 @@ class ModulePicture:
 
 def as_pictures(given: Sequence[ModulePicture | str]) -> tuple[ModulePicture, ...]:
     """The pictures, each into a file of its own."""
-    pictures = tuple(ModulePicture.parse(one) if isinstance(one, str) else one for one in given)
+    pictures = tuple(ModulePicture.parse(picture) if isinstance(picture, str) else picture for picture in given)
     files = Counter(picture.file for picture in pictures)
     for file, count in files.items():
         if count > 1:

@@ -123,5 +123,5 @@ def _find_pair(raw: bytes) -> re.Match[bytes] | None:
 
 def _seal(raw: bytes, pair: re.Match[bytes]) -> Seal:
     is_last = raw[pair.end() :].strip() == b"}"
-    found = hashlib.sha256(memoryview(raw)[: pair.start()]).hexdigest() if is_last else ""
-    return Seal(written=pair[1].decode(), found=found)
+    digest = hashlib.sha256(memoryview(raw)[: pair.start()]).hexdigest() if is_last else ""
+    return Seal(written=pair[1].decode(), found=digest)

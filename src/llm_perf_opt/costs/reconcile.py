@@ -167,10 +167,10 @@ def _only_source(entry: FlopsDifference, single: Sequence[SingleSource]) -> str 
     if not entry.flops:
         return None
     families = {entry.family, *(WHOLE_FAMILY.get(part.cause) for part in entry.explanations)} - {None}
-    for found in single:
-        is_here = (found.phase, found.stage) == (entry.phase, entry.stage) and found.source in (entry.left, entry.right)
-        if is_here and found.figure == "flops" and found.family in families:
-            return found.source
+    for alone in single:
+        is_here = (alone.phase, alone.stage) == (entry.phase, entry.stage) and alone.source in (entry.left, entry.right)
+        if is_here and alone.figure == "flops" and alone.family in families:
+            return alone.source
     return None
 
 
@@ -327,8 +327,8 @@ def _is_explained_by_formats(figure: str, left: SourceFigures, right: SourceFigu
     is_cache = any("cache" in (side.stored_as or "") for side in (left, right))
     if figure != "bytes_moved" or is_cache or left.bytes_as_held is right.bytes_as_held is None:
         return True
-    held = [side.bytes_moved if side.bytes_as_held is None else side.bytes_as_held for side in (left, right)]
-    return held[0] == held[1]
+    bytes_as_held = [side.bytes_moved if side.bytes_as_held is None else side.bytes_as_held for side in (left, right)]
+    return bytes_as_held[0] == bytes_as_held[1]
 
 
 def _stored(side: SourceFigures) -> str:

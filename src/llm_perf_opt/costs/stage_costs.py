@@ -189,14 +189,14 @@ def run_costs(graphs: Sequence[CallGraph], stages: Sequence[StageCost] | None = 
 
     In the total, modules and parameters are counted once however many phases use them.
     """
-    found = [stage for graph in graphs for stage in stage_costs(graph).ran] if stages is None else stages
+    ran = [stage for graph in graphs for stage in stage_costs(graph).ran] if stages is None else stages
     total = sum_of_stages(
         "total",
-        found,
+        ran,
         modules=len({path for graph in graphs for path in graph.call_counts}),
         parameters=count_distinct_parameters(graphs),
     )
-    return StageCosts(stages=tuple(found), total=total)
+    return StageCosts(stages=tuple(ran), total=total)
 
 
 def stage_report(graphs: Sequence[CallGraph], costs: StageCosts | None = None) -> Report:

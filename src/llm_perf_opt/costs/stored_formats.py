@@ -332,9 +332,9 @@ def _with_cache(graph: CallGraph, cache: TracedKvCache, dtype: str) -> CallGraph
     stored: dict[int, StoredAs] = {}
     sizes: dict[int, int] = {}
     for before in dict.fromkeys(meta.dtype for meta in cache.tensors):
-        held = replace(cache, tensors=tuple(meta for meta in cache.tensors if meta.dtype == before))
+        of_type = replace(cache, tensors=tuple(meta for meta in cache.tensors if meta.dtype == before))
         old, new = (tensor_bytes(TensorMeta((1,), name, "")) for name in (before, dtype))
-        for row in cached_storages(graph, held):
+        for row in cached_storages(graph, of_type):
             stored[row] = _CacheAs(before, dtype)
             sizes[row] = graph.storages.bytes[row] * new // old
     return retype(graph, stored, sizes)

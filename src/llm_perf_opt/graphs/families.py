@@ -58,11 +58,11 @@ class Families:
         """What the module (or OUTSIDE) called, in the order of the first call."""
         if caller not in self._callees:
             return ()
-        found = self._families_of.get(caller)
-        if found is None:
-            found = tuple(self._with_untouched(caller, list(self._find(caller))))
-            self._families_of[caller] = found
-        return found
+        families = self._families_of.get(caller)
+        if families is None:
+            families = tuple(self._with_untouched(caller, list(self._find(caller))))
+            self._families_of[caller] = families
+        return families
 
     def chain_lengths(self) -> set[int]:
         """How many modules run in series in each container, whatever their class and structure."""
@@ -96,9 +96,9 @@ class Families:
             (family.slot, family.class_name, self._size(family), family.structure) for family in self.families_of(path)
         )
         self._open.pop()
-        found = self._structures.setdefault((class_name, inside), len(self._structures))
-        self._structure_of[path] = found
-        return found
+        structure = self._structures.setdefault((class_name, inside), len(self._structures))
+        self._structure_of[path] = structure
+        return structure
 
     def _size(self, family: SiblingFamily) -> int | None:
         """How many there are; a trace that declares no modules cannot tell, where a router may have left some out."""
@@ -255,11 +255,11 @@ def _by(paths: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
 
 def _untouched(graph: CallGraph) -> dict[tuple[str, str], list[str]]:
     """Container and class -> declared modules that nothing called."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_class: dict[tuple[str, str], list[str]] = {}
     for path, class_name in graph.module_types.items():
         if path not in graph.call_counts and class_name != UNKNOWN_CLASS:
-            found.setdefault((path.rpartition(".")[0], class_name), []).append(path)
-    return found
+            by_class.setdefault((path.rpartition(".")[0], class_name), []).append(path)
+    return by_class
 
 
 def _weight_shapes(graph: CallGraph) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -267,7 +267,7 @@ def _weight_shapes(graph: CallGraph) -> dict[str, tuple[tuple[int, ...], ...]]:
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for parameter in graph.parameters:
         shapes.setdefault(parameter.name.rpartition(".")[0], []).append(parameter.meta.shape)
-    return {path: tuple(found) for path, found in shapes.items()}
+    return {path: tuple(of_path) for path, of_path in shapes.items()}
 
 
 # Whether siblings run side by side, judged from the tensors of their calls alone.

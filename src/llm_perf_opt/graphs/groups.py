@@ -74,10 +74,10 @@ class Grouper:
         return group
 
     def _inside(self, group: Group, depth: int, is_steady: bool) -> list[Group]:
-        found = self._parted(group)
-        for child in found:
+        parts = self._parted(group)
+        for child in parts:
             self._fill(child, depth, is_steady)
-        return found
+        return parts
 
     def _fill(self, group: Group, depth: int, is_steady: bool) -> None:
         parts = self._parts_by_cost(group) if is_steady and group.kind is LoopKind.FOR else []
@@ -361,10 +361,10 @@ def _require_one_path(tree: CallTree, ending: str) -> str | None:
     if "[" in ending:
         return None
     pattern = PathPattern(ending)
-    found = dict.fromkeys(path for path in tree.paths if pattern.matches(path))
-    if len(found) > 1:
-        raise _ambiguous(found, ending)
-    return next(iter(found), None)
+    paths = dict.fromkeys(path for path in tree.paths if pattern.matches(path))
+    if len(paths) > 1:
+        raise _ambiguous(paths, ending)
+    return next(iter(paths), None)
 
 
 def _ambiguous(labels: Iterable[str], wanted: str) -> UsageError:

@@ -116,15 +116,15 @@ def run_cost(graphs: Sequence[CallGraph], rates: RateSource | None) -> RunCost:
 
 
 def _grid(header: Mapping[str, Json]) -> Grid | None:
-    found = header.get("crops")
-    if isinstance(found, (list, tuple)) and len(found) == 2 and all(type(side) is int for side in found):
-        return found[0], found[1]
+    crops = header.get("crops")
+    if isinstance(crops, (list, tuple)) and len(crops) == 2 and all(type(side) is int for side in crops):
+        return crops[0], crops[1]
     return None
 
 
 def _count(header: Mapping[str, Json], name: str) -> int | None:
-    found = header.get(name)
-    return found if type(found) is int else None
+    value = header.get(name)
+    return value if type(value) is int else None
 
 
 def _ends(band: Band) -> tuple[float, float]:

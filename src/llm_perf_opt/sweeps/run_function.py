@@ -129,31 +129,31 @@ class RunFunction(Generic[R_co]):
     def phase(self, name: str) -> PhaseFunction:
         """The function of one phase."""
         phases = self.phases if self.chunk is None else (*self.phases, self.chunk)
-        found = next((one for one in phases if one.phase == name), None)
-        if found is None:
-            known = ", ".join(one.phase for one in phases)
+        wanted = next((phase for phase in phases if phase.phase == name), None)
+        if wanted is None:
+            known = ", ".join(phase.phase for phase in phases)
             raise UsageError(f"There is no phase {name!r}.", why=f"there are: {known}", fix="choose one")
-        return found
+        return wanted
 
     def at(self, *, batch: int = 1, context: int) -> R_co:
         """The run at one point. A phase that no cell proves there is traced."""
         point = {BATCH: batch, CONTEXT: context}
-        graphs = tuple(self._graph(one, point) for one in self.phases)
+        graphs = tuple(self._graph(phase, point) for phase in self.phases)
         return self._with(graphs, self._traces.origin_at(point))
 
     def proven_graphs(self) -> tuple[CallGraph, ...]:
         """Each phase at some point of its first cell; phases without a cell are left out."""
         cells = [phase.cells[0] for phase in self.phases if phase.cells]
-        return tuple(one.rebuilt.graph({name: ends[0] for name, ends in one.region.items()}) for one in cells)
+        return tuple(cell.rebuilt.graph({name: ends[0] for name, ends in cell.region.items()}) for cell in cells)
 
     def chunk_at(self, *, batch: int = 1, context: int, new_tokens: int) -> R_co:
         """The run of one chunk: `new_tokens` after a cache of `context`. Where no cell proves it, it is traced."""
         point = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}
         phase = self.phase(CHUNK)
-        found, traces = phase.graph_at(point), self._chunk_traces
-        if found is None and traces is None:
+        answer, traces = phase.graph_at(point), self._chunk_traces
+        if answer is None and traces is None:
             raise phase_not_proven(phase, point)
-        graph = traces.graph(point) if found is None and traces is not None else found
+        graph = traces.graph(point) if answer is None and traces is not None else answer
         assert graph is not None
         return self._with((graph,), None if traces is None else traces.origin_at(point))
 
@@ -163,11 +163,11 @@ class RunFunction(Generic[R_co]):
     def _graph(self, phase: PhaseFunction, point: Point) -> CallGraph:
 
         with sizes_in_range():
-            found = phase.graph_at(point)
-        if found is None:
+            graph = phase.graph_at(point)
+        if graph is None:
             log.info("%s at %s lies outside the proven cells: it is traced", phase.phase, _text(point))
             return self._traces.graph(phase.phase, point)
-        return found
+        return graph
 
     def figures(self, phase: str, points: Mapping[str, Any], names: Sequence[str] = FIGURES) -> dict[str, Column]:
         """Figures at many points at once: arrays of `batch` and `context` to arrays of exact integers.
@@ -263,7 +263,7 @@ class _PhaseTraces:
         key = self._key(point), is_whole
         if key in self._failed:
             raise self._failed[key]
-        chosen = [one for one in targets if is_whole or one.phase == phase]
+        chosen = [target for target in targets if is_whole or target.phase == phase]
         try:
             return trace_targets(self._tracer, self.origin.adapter, chosen, self.origin.deployment).graphs
         except PerfOptError as error:
@@ -335,10 +335,10 @@ def trace_function(
     refuse_workload(batch=batches[1], tokens=context[1], decode_steps=1)  # the far corner is traced like any other
     domain: Region = {BATCH: batches, CONTEXT: context}
     hints, boundaries, phases = _hints(origin), list[int](), list[PhaseFunction]()
-    for graph in (one for one in run.graphs if new_tokens is None or one.phase != CHUNK):
-        held = Traces(trace=partial(made.graph, graph.phase), budget=traces, is_traced=made.is_known)
+    for graph in (traced for traced in run.graphs if new_tokens is None or traced.phase != CHUNK):
+        phase_traces = Traces(trace=partial(made.graph, graph.phase), budget=traces, is_traced=made.is_known)
         search = CellSearch(
-            traces=held,
+            traces=phase_traces,
             domain=domain,
             length=CONTEXT,
             hints=hints,
@@ -407,7 +407,7 @@ class ChunkTraces:
         if key not in self._known:
             origin = self.origin_at(point)
             tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
-            targets = [one for one in origin.targets() if self.after_all_phases or one.phase == CHUNK]
+            targets = [target for target in origin.targets() if self.after_all_phases or target.phase == CHUNK]
             graphs = trace_targets(tracer, origin.adapter, targets, origin.deployment).graphs
             self._known[key] = next(graph for graph in graphs if graph.phase == CHUNK)
         return self._known[key]
@@ -423,9 +423,9 @@ def chunk_function(
             why="a step of one new token is the decode, which the function has anyway",
             fix="begin the range at 2",
         )
-    held = Traces(trace=made.graph, budget=traces)
+    chunk_traces = Traces(trace=made.graph, budget=traces)
     domain = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}
-    return find_function(CHUNK, BoxSearch(traces=held, domain=domain, hints=hints))
+    return find_function(CHUNK, BoxSearch(traces=chunk_traces, domain=domain, hints=hints))
 
 
 def phase_not_proven(phase: PhaseFunction, point: Point) -> UsageError:

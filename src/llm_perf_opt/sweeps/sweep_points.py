@@ -80,7 +80,7 @@ class SweepPoint:
 
 _TIMES = ("lower_bound_s", "low_s", "high_s", "expected_s", "bound_by")
 _OF_THE_POINT = ("phase", BATCH, CONTEXT, "origin", "tokens", "failure")
-_WHOLE = tuple(one.name for one in fields(SweepPoint) if one.name not in (*_OF_THE_POINT, *_TIMES))
+_WHOLE = tuple(field.name for field in fields(SweepPoint) if field.name not in (*_OF_THE_POINT, *_TIMES))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,13 +114,13 @@ class PhaseSweep:
     def at(self, pairs: Sequence[Pair], *, traced: bool = False, timed: bool = True) -> list[SweepPoint]:
         """The figures of points; those outside all cells are traced, or left unknown. `timed`: with times."""
         asked = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
-        held = [pair for pair, is_proven in zip(asked, self.proven(asked), strict=True) if is_proven]
-        found = dict(zip(held, self._by_function(held, timed), strict=True))
+        proven = [pair for pair, is_proven in zip(asked, self.proven(asked), strict=True) if is_proven]
+        by_pair = dict(zip(proven, self._by_function(proven, timed), strict=True))
         if timed:
-            self._known.update(found)
-        outside = (pair for pair in asked if pair not in found)
-        found |= {pair: self._outside(pair, traced) for pair in outside}
-        return [found[pair] if pair in found else self._known[pair] for pair in pairs]
+            self._known.update(by_pair)
+        outside = (pair for pair in asked if pair not in by_pair)
+        by_pair |= {pair: self._outside(pair, traced) for pair in outside}
+        return [by_pair[pair] if pair in by_pair else self._known[pair] for pair in pairs]
 
     def _outside(self, pair: Pair, traced: bool) -> SweepPoint:
         if not traced:
@@ -261,8 +261,8 @@ def bends(sweep: PhaseSweep, batches: NumberRange, context: int) -> Iterator[Ben
         if before is None or after is None or before == after:
             continue
         if sweep.is_by_form:
-            found = _first(sweep, context, low, high, before)
-            low, high, after = found[0], found[1], found[2] or after
+            first = _first(sweep, context, low, high, before)
+            low, high, after = first[0], first[1], first[2] or after
         yield Bend(phase=sweep.phase, context=context, last_batch=low, batch=high, before=before, bound_by=after)
 
 

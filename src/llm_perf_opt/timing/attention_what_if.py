@@ -242,7 +242,7 @@ def _phase_of(graph: CallGraph, rates: RateSource | None) -> _Phase:
         graph=graph,
         works={work.name: work for work in stage_works(graph, with_necessary=rates is not None)},
         sites=flash_sites(graph),
-        peaks={} if curve is None else {one.stage: one.peak_bytes for one in curve.stages},
+        peaks={} if curve is None else {stage.stage: stage.peak_bytes for stage in curve.stages},
     )
 
 
@@ -303,12 +303,12 @@ def _with_added(row: AttentionWhatIf, case: AttentionCase | None) -> AttentionWh
 def _alone(
     graph: CallGraph, sites: Sequence[FlashSite], rates: RateSource | None, visible: bool | None
 ) -> AttentionAlone:
-    found = [attention_work(graph, site, visible) for site in sites]
-    kernels = Counter(kernel for kernels, _ in found for kernel in kernels)
+    works = [attention_work(graph, site, visible) for site in sites]
+    kernels = Counter(kernel for kernels, _ in works for kernel in kernels)
     band = None if rates is None else total(_busy(kernel, count, rates) for kernel, count in kernels.items())
     return AttentionAlone(
         flops=sum(kernel.flops * count for kernel, count in kernels.items()),
-        bytes_moved=sum(moved for _, moved in found),
+        bytes_moved=sum(moved for _, moved in works),
         launches=kernels.total(),
         low_s=None if band is None else band.low,
         high_s=None if band is None else band.high,
@@ -390,11 +390,11 @@ Merged = tuple[AttentionWhatIf, str, str]  # the figures, the cases that have th
 
 
 def _merged(rows: Sequence[AttentionWhatIf]) -> Iterator[Merged]:
-    found: dict[tuple[object, ...], list[AttentionWhatIf]] = {}
+    grouped: dict[tuple[object, ...], list[AttentionWhatIf]] = {}
     for row in rows:
         figures = (row.phase, row.stage, row.flops, row.bytes_moved, row.low_s, row.high_s, row.alone)
-        found.setdefault(figures, []).append(row)
-    for alike in found.values():
+        grouped.setdefault(figures, []).append(row)
+    for alike in grouped.values():
         origins = dict.fromkeys("trace" if row.is_traced else "formula" for row in alike)
         yield alike[0], "; ".join(row.attention for row in alike), ", ".join(origins)
 

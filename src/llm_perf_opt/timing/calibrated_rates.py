@@ -91,10 +91,10 @@ class Heap:
         size = -(-content_bytes // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
         place = bisect_left(self._free_by_size, (size, 0))
         if place < len(self._free_by_size):
-            held, address = self._free_by_size[place]
-            self._remove_free(address, held)
-            if held > size:
-                self._add_free(address + size, held - size)
+            piece_bytes, address = self._free_by_size[place]
+            self._remove_free(address, piece_bytes)
+            if piece_bytes > size:
+                self._add_free(address + size, piece_bytes - size)
             self._blocks[key] = (address, size)
             return 0
         if self._end - self._top < size and size >= _LARGE:
@@ -274,10 +274,10 @@ def _op_runs_by_stage(graph: CallGraph, stages: Sequence[int]) -> dict[str, dict
         if row >= first:
             counts[stages[row], kinds[row], scattered] += 1
     names = stage_names(graph)
-    found: dict[str, dict[OpRun, int]] = {name: {} for name in names}
+    runs: dict[str, dict[OpRun, int]] = {name: {} for name in names}
     for (stage, kind, scattered), count in counts.items():
-        found[names[stage]][OpRun(graph.op_kinds[kind], scattered)] = count
-    return found
+        runs[names[stage]][OpRun(graph.op_kinds[kind], scattered)] = count
+    return runs
 
 
 def scattered_inputs(graph: CallGraph) -> Iterator[ScatteredInputs]:

@@ -327,20 +327,20 @@ def communication_of(
     kernels: Mapping[Kernel, int], cluster: Cluster | None, *, by_engine: bool = False
 ) -> Communication | None:
     """The collectives among these kernels; None: there are none. `by_engine`: a serving engine runs them."""
-    found = [(kernel, count) for kernel, count in kernels.items() if kernel.kind is KernelKind.COMMUNICATION]
-    if not found:
+    exchanges = [(kernel, count) for kernel, count in kernels.items() if kernel.kind is KernelKind.COMMUNICATION]
+    if not exchanges:
         return None
     band = NOTHING
     unknown: Counter[str] = Counter()
-    for kernel, count in found:
+    for kernel, count in exchanges:
         time = kernel_on_links(kernel, cluster, by_engine=by_engine)
-        if (each := band_of(time)) is None:
+        if (single := band_of(time)) is None:
             unknown[time.why_unknown or ""] += count
         else:
-            band += each.times(count)
-    known = [(kernel.collective, count) for kernel, count in found if kernel.collective is not None]
+            band += single.times(count)
+    known = [(kernel.collective, count) for kernel, count in exchanges if kernel.collective is not None]
     return Communication(
-        collectives=sum(count for _, count in found),
+        collectives=sum(count for _, count in exchanges),
         payload_bytes=sum(collective.payload_bytes * count for collective, count in known),
         sent_bytes=round(sum(sent_bytes(collective) * count for collective, count in known)),
         band=None if unknown else band,

@@ -280,8 +280,8 @@ class OpRoofline:
 
 def op_rooflines(graphs: Sequence[CallGraph], device: Device) -> tuple[OpRoofline, ...]:
     """The priced ops of all phases that cost anything, the longest at the roof first."""
-    found = [_under(graph.phase, kind, runs, device) for graph in graphs for kind, runs in count_kinds(graph).items()]
-    return tuple(sorted((op for op in found if op is not None), key=lambda op: -op.at_roof_s))
+    roofs = [_under(graph.phase, kind, runs, device) for graph in graphs for kind, runs in count_kinds(graph).items()]
+    return tuple(sorted((op for op in roofs if op is not None), key=lambda op: -op.at_roof_s))
 
 
 def _under(phase: str, kind: OpKind, runs: int, device: Device) -> OpRoofline | None:

@@ -116,9 +116,9 @@ def necessary_kernels(graph: CallGraph) -> dict[int, Kernel]:
 
 def _products(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
     for product in anatomy.products:
-        found = single_kernel(graph, product.row) if 0 < product.kept < product.made else None
-        if found is not None:
-            yield product.row, fewer_rows(*found, kept=product.kept, made=product.made)
+        kernel = single_kernel(graph, product.row) if 0 < product.kept < product.made else None
+        if kernel is not None:
+            yield product.row, fewer_rows(*kernel, kept=product.kept, made=product.made)
 
 
 def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
@@ -129,9 +129,9 @@ def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]
             continue
         share, read = block.necessary_flops / block.flops, block.distinct(policy) / max(block.touched, 1)
         for row in block.rows:
-            found = single_kernel(graph, row)
-            if found is not None:
-                _, kernel = found
+            single = single_kernel(graph, row)
+            if single is not None:
+                _, kernel = single
                 yield (
                     row,
                     replace(
@@ -147,10 +147,10 @@ def _attentions(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kerne
     """Fused attention; where the code writes scores out they stay as they are."""
     contexts = contexts_of(graph, anatomy)
     for site in anatomy.attentions:
-        found = single_kernel(graph, site.row) if len(site.rows) == 1 else None
-        if found is None:
+        single = single_kernel(graph, site.row) if len(site.rows) == 1 else None
+        if single is None:
             continue
-        kind, kernel = found
+        kind, kernel = single
         needed = site.necessary_flops(contexts.get(anatomy.forward_of_ops[site.row]))
         moved = kernel.bytes_moved if site.latent is None else _latent_bytes(kind, site)
         yield site.row, replace(kernel, flops=needed, skippable_flops=0, bytes_moved=min(moved, kernel.bytes_moved))
@@ -209,15 +209,15 @@ def fused_sequence(graph: CallGraph, *, least: bool = False) -> tuple[tuple[str,
         return fused_run(graph).sequence
     names, instead = stage_names(graph), {row: (kernel,) for row, kernel in necessary_kernels(graph).items()}
     members = _members(graph, instead, alone=False)
-    return tuple((names[cast("int", group[0])], _as_one(found, None)) for group, found in members.items())
+    return tuple((names[cast("int", group[0])], _as_one(of_group, None)) for group, of_group in members.items())
 
 
 def fused_run(graph: CallGraph) -> FusedRun:
     """Every rule applied to one phase."""
     names, stages, kinds = stage_names(graph), stage_of_ops(graph), ops_of(graph).kind
     rules = engine_rules(graph)
-    instead: dict[int, tuple[Kernel, ...]] = {row: () for one in rules for row in one.rows}
-    instead.update((one.rows[0], one.kernels) for one in rules)
+    instead: dict[int, tuple[Kernel, ...]] = {row: () for fused in rules for row in fused.rows}
+    instead.update((fused.rows[0], fused.kernels) for fused in rules)
     members = _members(graph, instead, alone=True)
     outside = OutsideBytes(graph) if ops_of(graph).input_storages and graph.storages is not None else None
     uses: dict[tuple[str, Fusion], list[int]] = {}
@@ -228,18 +228,18 @@ def fused_run(graph: CallGraph) -> FusedRun:
             use[place] += more
 
     prepared = preparation(graph).stop
-    for one in rules:
-        if one.rows[0] >= prepared:
-            before = sum(len(kernels_of(graph.op_kinds[kinds[row]])) for row in one.rows)
-            count(names[stages[one.rows[0]]], one.rule, before, len(one.kernels))
+    for fused in rules:
+        if fused.rows[0] >= prepared:
+            before = sum(len(kernels_of(graph.op_kinds[kinds[row]])) for row in fused.rows)
+            count(names[stages[fused.rows[0]]], fused.rule, before, len(fused.kernels))
     sequence: list[tuple[str, Kernel]] = []
-    for group, found in members.items():
+    for group, of_group in members.items():
         stage = names[cast("int", group[0])]
-        sequence.append((stage, _as_one(found, outside)))
-        if len(found.kernels) > 1:
-            is_vector = found.kernels[0].kind is KernelKind.VECTOR
-            rule = vector_rule(_kinds(graph, found.rows), found.following) if is_vector else Fusion.SIBLINGS
-            count(stage, rule, len(found.kernels), 1)
+        sequence.append((stage, _as_one(of_group, outside)))
+        if len(of_group.kernels) > 1:
+            is_vector = of_group.kernels[0].kind is KernelKind.VECTOR
+            rule = vector_rule(_kinds(graph, of_group.rows), of_group.following) if is_vector else Fusion.SIBLINGS
+            count(stage, rule, len(of_group.kernels), 1)
     return FusedRun(
         sequence=tuple(sequence),
         rules=tuple(
@@ -254,7 +254,7 @@ def engine_rules(graph: CallGraph) -> tuple[FusedOps, ...]:
     if not ops_of(graph).input_storages:
         return ()
     anatomy = anatomy_of(graph)
-    found = chain(
+    fusions = chain(
         fused_attention(graph, anatomy),
         fused_experts(graph, anatomy),
         joined_products(graph, anatomy),
@@ -262,7 +262,7 @@ def engine_rules(graph: CallGraph) -> tuple[FusedOps, ...]:
         prepared_weights(graph),
         outer_products(graph),
     )
-    return tuple(without_overlap(found))
+    return tuple(without_overlap(fusions))
 
 
 def _kinds(graph: CallGraph, rows: list[int]) -> list[OpKind]:
@@ -293,9 +293,9 @@ def _members(graph: CallGraph, instead: Mapping[int, tuple[Kernel, ...]], *, alo
                 if before is not None and before.following is None:
                     before.following = kernel.kind
                 last[stage] = group
-            found = members.setdefault(group, _Members())
-            found.rows.append(row)
-            found.kernels.append(kernel)
+            of_group = members.setdefault(group, _Members())
+            of_group.rows.append(row)
+            of_group.kernels.append(kernel)
     return members
 
 
@@ -340,16 +340,16 @@ def _ready_at(graph: CallGraph) -> array[int]:
     return ready
 
 
-def _as_one(found: _Members, outside: OutsideBytes | None) -> Kernel:
+def _as_one(members: _Members, outside: OutsideBytes | None) -> Kernel:
     """One kernel that does the work of all; its rows are the mean, since a grouped product tiles each part alone."""
-    kernels, first = found.kernels, found.kernels[0]
+    kernels, first = members.kernels, members.kernels[0]
     is_vector = first.kind is KernelKind.VECTOR
     if len(kernels) == 1 and not is_vector:
         return first
     moved = sum(kernel.bytes_moved for kernel in kernels)
     avoidable = first.avoidable_bytes
     if is_vector:
-        avoidable = moved if outside is None else max(0, moved - outside.of(found.rows, kernels))
+        avoidable = moved if outside is None else max(0, moved - outside.of(members.rows, kernels))
     return replace(
         first,
         dtype=next((kernel.dtype for kernel in kernels if kernel.flops), first.dtype),

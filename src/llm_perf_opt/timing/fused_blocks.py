@@ -66,35 +66,35 @@ def is_absorbed(site: AttentionSite) -> bool:
 
 def _products_by_caller(graph: CallGraph, anatomy: Anatomy) -> _Products:
     ops, calls = ops_of(graph), calls_of(graph)
-    found: dict[int, list[WeightProduct]] = {}
+    by_call: dict[int, list[WeightProduct]] = {}
     for product in anatomy.products:
         call = ops.call[product.row]
         if call >= 0:
-            found.setdefault(calls.parent[call], []).append(product)
-    return found
+            by_call.setdefault(calls.parent[call], []).append(product)
+    return by_call
 
 
 def _kernel(graph: CallGraph, site: AttentionSite, products: _Products, context: int | None) -> Kernel | None:
     """One launch; None: the op launches several, or scores are not laid out by sequence and head."""
     first, last = (graph.op_kinds[ops_of(graph).kind[row]] for row in (site.rows[0], site.rows[-1]))
-    found = single_kernel(graph, site.row)
-    if found is None or (len(site.rows) > 1 and len(first.outputs[0].shape) != 4):
+    kernel = single_kernel(graph, site.row)
+    if kernel is None or (len(site.rows) > 1 and len(first.outputs[0].shape) != 4):
         return None
     whole = replace(site, is_tail=False)  # an engine runs the last layer on every position
-    shape = _written_shape(site, first) if len(site.rows) > 1 else found[1].shape
+    shape = _written_shape(site, first) if len(site.rows) > 1 else kernel[1].shape
     if isinstance(shape, AttentionShape):
         shape = _engine_shape(site, shape, products)
     flops = whole.necessary_flops(context)
     if len(site.rows) == 1:
         base, key, value = (
-            found[1],
+            kernel[1],
             *(operand(last, place, name, name[0]) for place, name in ((1, "key"), (2, "value"))),
         )
         moved = base.bytes_moved
     else:
         key, value = first.inputs[1], last.inputs[1]
         moved = sum(map(tensor_bytes, (first.inputs[0], key, value, last.outputs[0])))
-        base = replace(found[1], kind=KernelKind.ATTENTION, rows=0, weights=0, queries=site.queries)
+        base = replace(kernel[1], kind=KernelKind.ATTENTION, rows=0, weights=0, queries=site.queries)
         base = replace(base, sequences=first.outputs[0].shape[0])
     moved = min(moved, _engine_bytes(site, shape, moved, key, value))
     written = 0 if len(site.rows) == 1 else max(0, _bytes_as_written(graph, site) - moved)
@@ -147,11 +147,11 @@ def _key_heads(shape: AttentionShape, products: list[WeightProduct]) -> int:
     """How many heads the projection of keys makes: code may copy them for every query head before it multiplies."""
     columns = [product.elements // max(product.weight.meta.shape[-1], 1) for product in products]
     width = max(shape.width, 1)
-    pairs = {one for one in columns if columns.count(one) > 1 and one % width == 0 and one // width < shape.heads}
+    pairs = {made for made in columns if columns.count(made) > 1 and made % width == 0 and made // width < shape.heads}
     if len(pairs) == 1:
         heads = next(iter(pairs)) // width
     else:
-        rest = [one // width - shape.heads for one in columns if one % width == 0 and one // width > shape.heads]
+        rest = [made // width - shape.heads for made in columns if made % width == 0 and made // width > shape.heads]
         heads = rest[0] // 2 if len(rest) == 1 and rest[0] % 2 == 0 else shape.key_heads
     return heads if heads and shape.heads % heads == 0 else shape.key_heads
 
@@ -160,11 +160,11 @@ def _engine_bytes(site: AttentionSite, shape: object, moved: int, key: TensorMet
     """Keys and values once for the heads that share them; of latent attention one vector per key."""
     if not isinstance(shape, AttentionShape):
         return moved
-    held = tensor_bytes(key) + tensor_bytes(value)
+    cached_bytes = tensor_bytes(key) + tensor_bytes(value)
     if site.latent is not None:
-        return moved - held + latent_cache_bytes(shape.sequences, shape.keys, site.latent, key)
+        return moved - cached_bytes + latent_cache_bytes(shape.sequences, shape.keys, site.latent, key)
     made = key.shape[-3] if len(key.shape) > 2 else shape.key_heads  # heads, or tokens where those come first
-    return moved - held + held * shape.key_heads // made if made == shape.heads else moved
+    return moved - cached_bytes + cached_bytes * shape.key_heads // made if made == shape.heads else moved
 
 
 def _written_between(graph: CallGraph, site: AttentionSite) -> list[int]:
@@ -182,10 +182,10 @@ def _absorbed(graph: CallGraph, site: AttentionSite, products: _Products) -> Ite
     assert site.latent is not None
     rank, nope, value = site.latent.rank, site.latent.nope, site.latent.value
     for product in products.get(site.call, []):
-        found = single_kernel(graph, product.row)
-        if found is None or product.weight.meta.shape[-1:] != (rank,) or product.row > site.row:
+        kernel = single_kernel(graph, product.row)
+        if kernel is None or product.weight.meta.shape[-1:] != (rank,) or product.row > site.row:
             continue
-        kept = fewer_rows(*found, kept=product.kept, made=product.made)
+        kept = fewer_rows(*kernel, kept=product.kept, made=product.made)
         heads, rest = divmod(kept.weights, rank * (nope + value))
         if rest or not isinstance(kept.shape, ProductShape):
             continue
@@ -214,9 +214,9 @@ def _expansion_rows(graph: CallGraph, site: AttentionSite, row: int) -> list[int
     ops = ops_of(graph)
     between = range(row + 1, site.rows[0])
     return [
-        one
-        for one in between
-        if ops.call[one] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[one]]))
+        product
+        for product in between
+        if ops.call[product] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[product]]))
     ]
 
 
@@ -239,10 +239,10 @@ def _appends(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
             continue
         if anatomy.positions.cache_storages.isdisjoint(ops.output_storages[ends[row] : ends[row + 1]]):
             continue
-        found = single_kernel(graph, row)
-        if found is not None:
+        single = single_kernel(graph, row)
+        if single is not None:
             new = sum(map(tensor_bytes, kind.inputs[1:]))
-            kernel = replace(found[1], avoidable_bytes=max(0, found[1].bytes_moved - 2 * new))
+            kernel = replace(single[1], avoidable_bytes=max(0, single[1].bytes_moved - 2 * new))
             yield FusedOps(rule=Fusion.CACHE_IN_PLACE, rows=(row,), kernels=(kernel,))
 
 

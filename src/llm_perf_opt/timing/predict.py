@@ -52,15 +52,15 @@ class BandOfKind:
 def combined(bands: Iterable[BandOfKind]) -> Band:
     """One after the other: expected times add up, and the ends by the rule of this file."""
     certain, kinds = NOTHING, dict[str, list[Band]]()
-    for one in bands:
-        if one.kind is None or one.band.expected is None:
-            certain += one.band
+    for band in bands:
+        if band.kind is None or band.band.expected is None:
+            certain += band.band
         else:
-            kinds.setdefault(one.kind, []).append(one.band)
-    parts = [band for found in kinds.values() for band in found]
+            kinds.setdefault(band.kind, []).append(band.band)
+    parts = [band for alike in kinds.values() for band in alike]
     expected = sum(band.expected or 0.0 for band in parts)
-    below = math.hypot(*(_distance([(one.expected or 0.0) - one.low for one in found]) for found in kinds.values()))
-    above = math.hypot(*(_distance([one.high - (one.expected or 0.0) for one in found]) for found in kinds.values()))
+    below = math.hypot(*(_distance([(band.expected or 0.0) - band.low for band in alike]) for alike in kinds.values()))
+    above = math.hypot(*(_distance([band.high - (band.expected or 0.0) for band in alike]) for alike in kinds.values()))
     least = sum(band.low for band in parts)
     return certain + Band(max(least, expected - below), expected + above, expected)
 
@@ -138,23 +138,23 @@ class StageTime:
     @property
     def by_rate(self) -> dict[tuple[str, str], Band]:
         """Source and rate -> the time that they gave, the longest first."""
-        found: dict[tuple[str, str], Band] = {}
+        bands: dict[tuple[str, str], Band] = {}
         for piece in self.pieces:
             for time in piece.times:
                 band, origin = time.band.times(piece.count), (time.source, time.rate)
-                found[origin] = found[origin] + band if origin in found else band
-        return dict(sorted(found.items(), key=lambda item: -(item[1].expected or item[1].high)))
+                bands[origin] = bands[origin] + band if origin in bands else band
+        return dict(sorted(bands.items(), key=lambda item: -(item[1].expected or item[1].high)))
 
     @property
     def by_origin(self) -> dict[str, float]:
         """Origin -> its share of the expected time of all pieces, the largest first; empty: the source keeps none."""
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for piece in self.pieces:
             for time in piece.times:
                 if time.origin is not None:
-                    found[time.origin] = found.get(time.origin, 0.0) + (time.band.expected or 0.0) * piece.count
-        whole = sum(found.values())
-        return {origin: seconds / whole for origin, seconds in sorted(found.items(), key=lambda one: -one[1]) if whole}
+                    sums[time.origin] = sums.get(time.origin, 0.0) + (time.band.expected or 0.0) * piece.count
+        whole = sum(sums.values())
+        return {origin: seconds / whole for origin, seconds in sorted(sums.items(), key=lambda pair: -pair[1]) if whole}
 
 
 def predict(graph: CallGraph, rates: RateSource) -> tuple[StageTime, ...]:
@@ -195,7 +195,7 @@ def stage_time(
         exchanged = replace(exchanged, band=links)
     if exchanges and rates.cluster is not None:
         least_s = exchange_s(exchanges, rates.cluster)
-        bound, fewest = (None if one is None else replace(one, communication_s=least_s) for one in (bound, fewest))
+        bound, fewest = (None if edge is None else replace(edge, communication_s=least_s) for edge in (bound, fewest))
     device = busy if exchanged is None else beside(busy, links)
     host = rates.launch_time().times(sum(count for _, count in pieces))
     return StageTime(
@@ -268,8 +268,8 @@ def _bound_by(timed: Sequence[TimedPiece], busy: Band, host: Band, *, is_engine:
                 shares[time.bound_by] = shares.get(time.bound_by, 0.0) + time.band.high * piece.count
     if not shares:
         return None
-    found = max(BoundBy, key=lambda bound: shares.get(bound, 0.0))
-    return BoundBy.KERNEL_STARTS if is_engine and found is BoundBy.LAUNCHES else found
+    largest = max(BoundBy, key=lambda bound: shares.get(bound, 0.0))
+    return BoundBy.KERNEL_STARTS if is_engine and largest is BoundBy.LAUNCHES else largest
 
 
 def total_wall(stages: Sequence[StageTime]) -> Band:

@@ -65,12 +65,12 @@ def step_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
 
 def _by_rate(stage: StageTime) -> dict[str, tuple[int, float]]:
     """What a kernel is timed as -> launches and seconds of one device, the longest first."""
-    found: dict[str, tuple[int, float]] = {}
+    by_name: dict[str, tuple[int, float]] = {}
     for piece in stage.pieces:
         for time in piece.times:
-            count, seconds = found.get(time.rate, (0, 0.0))
-            found[time.rate] = (count + piece.count, seconds + piece.count * (time.band.expected or 0.0))
-    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+            count, seconds = by_name.get(time.rate, (0, 0.0))
+            by_name[time.rate] = (count + piece.count, seconds + piece.count * (time.band.expected or 0.0))
+    return dict(sorted(by_name.items(), key=lambda item: -item[1][1]))
 
 
 def fusion_tables(graphs: Sequence[CallGraph], stages: Sequence[StageTime]) -> Iterator[Table]:
@@ -101,7 +101,7 @@ Phases = Sequence[tuple[CallGraph, Sequence[StageTime]]]
 def prediction_notes(phases: Phases, rates: RateSource) -> Iterator[Note]:
     """The workload, what the source of rates is, what follows from the times, and what they leave out."""
     graphs = [graph for graph, _ in phases]
-    stages = [stage for _, found in phases for stage in found]
+    stages = [stage for _, of_phase in phases for stage in of_phase]
     yield workload_note(graphs)
     if rates.device is not None:
         yield from run_notes(graphs)
@@ -120,8 +120,8 @@ def _link_notes(stages: Sequence[StageTime], cluster: Cluster | None) -> Iterato
     """How communication is timed, by which figures, and which of it has no time."""
     exchanged = [stage.communication for stage in stages if stage.communication is not None]
     unknown: Counter[str] = Counter()
-    for found in exchanged:
-        unknown.update(found.unknown)
+    for communication in exchanged:
+        unknown.update(communication.unknown)
     for why, count in unknown.items():
         yield Note(f"{count:,} collectives have no known time and are in no sum: {why}.", Level.WARNING)
     if not exchanged or cluster is None:
@@ -277,11 +277,11 @@ def prediction_report(
     """
     found_times = [predict(graph, rates) for graph in graphs] if times is None else times
     phases = list(zip(graphs, found_times, strict=True))
-    stages = [stage for _, found in phases for stage in found]
+    stages = [stage for _, of_phase in phases for stage in of_phase]
     model = graphs[0].model if graphs else "Nothing"
     notes = tuple(prediction_notes(phases, rates))
     if rates.device is None:
-        tables = (table for graph, found in phases for table in _measured_tables(graph.phase, found))
+        tables = (table for graph, of_phase in phases for table in _measured_tables(graph.phase, of_phase))
         return Report(title=f"{model} on {rates.title}", tables=tuple(tables), notes=notes)
     return Report(
         title=f"{model} on {rates.title}: how fast could it be",
@@ -437,16 +437,16 @@ def _communication_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
     """What each stage exchanges with other ranks; nothing where no stage does."""
     rows: list[tuple[Cell, ...]] = []
     for stage in stages:
-        if (found := stage.communication) is not None:
+        if (communication := stage.communication) is not None:
             bound = None if stage.lower_bound is None else stage.lower_bound.communication_s
             rows.append(
                 (
                     stage.name,
-                    found.collectives,
-                    found.payload_bytes,
-                    found.sent_bytes,
-                    None if found.unknown else bound,
-                    *(_ends(found.band)),
+                    communication.collectives,
+                    communication.payload_bytes,
+                    communication.sent_bytes,
+                    None if communication.unknown else bound,
+                    *(_ends(communication.band)),
                     *(_ends(stage.exposed)),
                     None if stage.exposed is None or not stage.wall.high else stage.exposed.high / stage.wall.high,
                 )

@@ -141,16 +141,16 @@ def source_of(
     from llm_perf_opt.timing.kernel_rates import require_tables, table_rates
     from llm_perf_opt.timing.kernels.tables import system_of
 
-    found = table_rates(below, engine or DEFAULT_ENGINE if below.is_engine else None)
-    if found is None and (kernels == TABLES or engine is not None):
+    by_tables = table_rates(below, engine or DEFAULT_ENGINE if below.is_engine else None)
+    if by_tables is None and (kernels == TABLES or engine is not None):
         require_tables(below.device)
-    if found is None and system_of(below.device) is None:
+    if by_tables is None and system_of(below.device) is None:
         return recorded_rates(below) or below
-    if found is None or not found.is_engine:
-        return below if found is None else found
+    if by_tables is None or not by_tables.is_engine:
+        return below if by_tables is None else by_tables
     from llm_perf_opt.timing.step.step_rates import StepRates
 
-    steps = StepRates(found.below, found.tables)
+    steps = StepRates(by_tables.below, by_tables.tables)
     steps.meet(graph for graphs in runs for graph in graphs)
     return steps
 

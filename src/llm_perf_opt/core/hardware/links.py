@@ -172,10 +172,10 @@ def read_links(text: str | bytes, origin: str, known: LinkTable) -> LinkTable:
         chosen = {key: value for key, value in document.items() if key in TABLES}
         tables = as_record(chosen, _LinkFile, DEVICE_FILE, hook=positive_decimal)
         given = {identifier: _link(identifier, table) for identifier, table in tables.links.items()}
-        found = LinkTable(links={**known.links, **given}, nodes=known.nodes)
+        merged = LinkTable(links={**known.links, **given}, nodes=known.nodes)
         renewed = {device: _with_links(node, given) for device, node in known.nodes.items()}
-        mine = {device: _node(device, table, found) for device, table in tables.nodes.items()}
-        return LinkTable(links=found.links, nodes={**renewed, **mine})
+        mine = {device: _node(device, table, merged) for device, table in tables.nodes.items()}
+        return LinkTable(links=merged.links, nodes={**renewed, **mine})
 
 
 def _with_links(node: Node, given: Mapping[str, Link]) -> Node:
@@ -299,21 +299,21 @@ def parse_cluster(text: str, devices_file: Path | None = None) -> Cluster:
     12 are refused. `4x8 NAME` is four nodes with 8 GPUs each. `NAME` alone is one GPU. `via LINK` replaces the link
     between nodes.
     """
-    found = _CLUSTER.fullmatch(" ".join(text.replace("\N{MULTIPLICATION SIGN}", "x").split()))
-    if found is None:
+    match = _CLUSTER.fullmatch(" ".join(text.replace("\N{MULTIPLICATION SIGN}", "x").split()))
+    if match is None:
         raise UsageError(f"{text[:80]!r} names no cluster.", why="it needs at least the name of a device", fix=_HOW)
-    device = find_device(found["name"], devices_file)
+    device = find_device(match["name"], devices_file)
     links = load_links(devices_file)
     node = links.nodes.get(device.id)
-    nodes, per_node = _sizes(int(found["count"] or 1), found["each"], device, node)
-    between = links.find(found["link"]) if found["link"] else None if node is None else node.between
+    nodes, per_node = _sizes(int(match["count"] or 1), match["each"], device, node)
+    between = links.find(match["link"]) if match["link"] else None if node is None else node.between
     return Cluster(
         device=device,
         nodes=nodes,
         per_node=per_node,
         inside=None if node is None else node.inside,
         between=between,
-        via=found["link"],
+        via=match["link"],
     )
 
 

@@ -101,13 +101,13 @@ def _attention_peak(graph: CallGraph, curve: Timeline, stage: str, paths: Sequen
     assert graph.storages is not None, "a graph that has a timeline has storages"
     calls, wanted = calls_of(graph), set(paths)
     live = curve.whole.live_bytes
-    held = held_bytes(graph.storages, len(live))
+    live_bytes = held_bytes(graph.storages, len(live))
     peaks = []
     for path, first, end in zip(calls.path, calls.first_op, calls.end_op, strict=True):
         if graph.paths[path] in wanted and first < end:
             highest = max(live[first:end])
-            peaks.append((highest, highest - held[first]))
-    stage_bytes = next((one.peak_bytes for one in curve.stages if one.stage == stage), None)
+            peaks.append((highest, highest - live_bytes[first]))
+    stage_bytes = next((stage_peak.peak_bytes for stage_peak in curve.stages if stage_peak.stage == stage), None)
     if not peaks or stage_bytes is None:
         return None
     return AttentionPeak(
@@ -187,13 +187,13 @@ def _peak(peak: Peak) -> dict[str, Any]:
         "op": peak.op,
         "alive": [
             {
-                "tensor": one.tensor,
-                "count": one.count,
-                "bytes": one.bytes,
-                "made_by": one.made_by,
-                "module": one.path,
+                "tensor": item.tensor,
+                "count": item.count,
+                "bytes": item.bytes,
+                "made_by": item.made_by,
+                "module": item.path,
             }
-            for one in peak.alive
+            for item in peak.alive
         ],
     }
 
@@ -257,10 +257,10 @@ def _alive_table(phase: str, peak: Peak) -> Table:
         Column("in module"),
     )
     shown, rest = peak.alive[:TOP_TENSORS], peak.alive[TOP_TENSORS:]
-    rows: list[tuple[Cell, ...]] = [(one.tensor, one.count, one.bytes, one.made_by, one.path) for one in shown]
+    rows: list[tuple[Cell, ...]] = [(item.tensor, item.count, item.bytes, item.made_by, item.path) for item in shown]
     if rest:
-        rows.append(("all others", sum(one.count for one in rest), sum(one.bytes for one in rest), "", ""))
-    total = ("total", sum(one.count for one in peak.alive), sum(one.bytes for one in peak.alive), "", "")
+        rows.append(("all others", sum(item.count for item in rest), sum(item.bytes for item in rest), "", ""))
+    total = ("total", sum(item.count for item in peak.alive), sum(item.bytes for item in peak.alive), "", "")
     return Table(title=f"Alive at the peak of {phase}", columns=columns, rows=tuple(rows), footer=total)
 
 

@@ -282,28 +282,28 @@ def replicated_weights(graph: CallGraph) -> tuple[ReplicatedWeights, ...] | None
     )
 
 
-def replicated_table(found: Sequence[ReplicatedWeights], weight_bytes: int) -> Table:
+def replicated_table(replicated: Sequence[ReplicatedWeights], weight_bytes: int) -> Table:
     """The largest, and the others in one row."""
-    rest = found[_SHOWN:]
-    shown = [*found[:_SHOWN]]
+    rest = replicated[_SHOWN:]
+    shown = [*replicated[:_SHOWN]]
     if rest:
         name = f"{len(rest)} more names"
         shown.append(
             ReplicatedWeights(
-                name=name, parameters=sum(one.parameters for one in rest), bytes=sum(one.bytes for one in rest)
+                name=name, parameters=sum(row.parameters for row in rest), bytes=sum(row.bytes for row in rest)
             )
         )
     whole = ReplicatedWeights(
-        name="total", parameters=sum(one.parameters for one in found), bytes=sum(one.bytes for one in found)
+        name="total", parameters=sum(row.parameters for row in replicated), bytes=sum(row.bytes for row in replicated)
     )
     return table_of(
         "Weights that are whole on every rank",
         shown,
         {
-            Column("parameters"): lambda one: one.name,
-            Column("count", Kind.COUNT): lambda one: one.parameters,
-            Column("bytes", Kind.BYTES): lambda one: one.bytes,
-            Column("of the rank's weights", Kind.RATIO): lambda one: one.bytes / weight_bytes if weight_bytes else None,
+            Column("parameters"): lambda row: row.name,
+            Column("count", Kind.COUNT): lambda row: row.parameters,
+            Column("bytes", Kind.BYTES): lambda row: row.bytes,
+            Column("of the rank's weights", Kind.RATIO): lambda row: row.bytes / weight_bytes if weight_bytes else None,
         },
         total=whole,
     )
@@ -314,18 +314,18 @@ def spreads_little(replicated_bytes: int | None, weight_bytes: int) -> bool:
     return replicated_bytes is not None and 2 * replicated_bytes > weight_bytes
 
 
-def replicated_notes(graph: CallGraph, found: Sequence[ReplicatedWeights], weight_bytes: int) -> Iterator[Note]:
+def replicated_notes(graph: CallGraph, replicated: Sequence[ReplicatedWeights], weight_bytes: int) -> Iterator[Note]:
     """How much of a rank is not spread, and what serving engines do with it."""
-    plan, whole = plan_in(graph.deployment), sum(one.bytes for one in found)
+    plan, whole = plan_in(graph.deployment), sum(weights.bytes for weights in replicated)
     if plan is None or not whole:
         return
-    said = f"{format_bytes(whole)} of the {format_bytes(weight_bytes)} of weights on this rank are whole on all ranks: "
+    text = f"{format_bytes(whole)} of the {format_bytes(weight_bytes)} of weights on this rank are whole on all ranks: "
     if spreads_little(whole, weight_bytes):
         fix = "give more rules with --plan FILE, or run an engine's code: --code vllm"
-        yield Note(f"{said}the plan spreads only the rest, so more ranks hardly help; {fix}.", Level.WARNING)
+        yield Note(f"{text}the plan spreads only the rest, so more ranks hardly help; {fix}.", Level.WARNING)
     else:
-        yield Note(f"{said}the plan does not spread them.")
-    if plan.tp > 1 and any(part in one.name for one in found for part in _LATENT):
+        yield Note(f"{text}the plan does not spread them.")
+    if plan.tp > 1 and any(part in weights.name for weights in replicated for part in _LATENT):
         yield Note(
             "Latent attention is among them. vLLM and SGLang split its heads over tp (q_b_proj, kv_b_proj, o_proj), or "
             "run attention data parallel beside expert parallel: their ranks hold and compute less than shown here."
@@ -356,9 +356,9 @@ class Shortage:
 
 def largest_need(kinds: Sequence[Sequence[CallGraph]]) -> RunMemory:
     """The memory of the rank that needs most, of one rank of each kind; one of unknown need comes first."""
-    found = [run_memory(graphs) for graphs in kinds]
-    unknown = [memory for memory in found if memory.total_bytes is None]
-    return unknown[0] if unknown else max(found, key=lambda memory: memory.total_bytes or 0)
+    memories = [run_memory(graphs) for graphs in kinds]
+    unknown = [memory for memory in memories if memory.total_bytes is None]
+    return unknown[0] if unknown else max(memories, key=lambda memory: memory.total_bytes or 0)
 
 
 def shortage_of(kinds: Sequence[Sequence[CallGraph]], device: Device) -> Shortage | None:
@@ -386,7 +386,7 @@ def _fewest(kinds: Sequence[Sequence[CallGraph]], device: Device) -> int | None:
     for graphs, ranks in zip(kinds, counts, strict=True):
         memory = run_memory(graphs)
         weights = max(phase.weight_bytes for phase in memory.phases)
-        replicated = sum(one.bytes for one in replicated_weights(graphs[0]) or ())
+        replicated = sum(weights.bytes for weights in replicated_weights(graphs[0]) or ())
         split_bytes += ranks * (weights - replicated)
         room = min(room, device.memory_bytes - ((memory.total_bytes or 0) - weights + replicated))
     return -(-split_bytes // room) if room > 0 else None

@@ -151,8 +151,8 @@ def attention_sites(
     """In the order in which they run."""
     writers = _calls_that_cache(graph, positions)
     fused = [*_fused_sites(graph, writers, positions), *_paged_sites(graph, positions)]
-    found = [*fused, *_written_sites(graph, weights, writers, positions)]
-    return tuple(sorted(found, key=lambda site: site.row))
+    sites = [*fused, *_written_sites(graph, weights, writers, positions)]
+    return tuple(sorted(sites, key=lambda site: site.row))
 
 
 def _calls_that_cache(graph: CallGraph, positions: NeededPositions) -> frozenset[int]:
@@ -176,7 +176,7 @@ def _fused_sites(graph: CallGraph, writers: frozenset[int], positions: NeededPos
         query, key, value = (
             operand(kind, place, name, name[0]) for place, name in enumerate(("query", "key", "value"))
         )
-        if min(len(one.shape) for one in (query, key, value)) < 2:
+        if min(len(operand.shape) for operand in (query, key, value)) < 2:
             continue  # no attention that anybody runs; a file may hold it
         queries, keys = query.shape[-2], key.shape[-2]
         lanes = math.prod(kind.outputs[0].shape[:-1]) // max(queries, 1)

@@ -155,11 +155,11 @@ def contexts_of(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
 
 
 def _forwards_by_stage(anatomy: Anatomy, stages: array[int]) -> dict[int, int]:
-    found: dict[int, set[int]] = defaultdict(set)
+    contexts: dict[int, set[int]] = defaultdict(set)
     for stage, forward in zip(stages, anatomy.forward_of_ops, strict=True):
         if forward:
-            found[stage].add(forward)
-    return {stage: len(numbers) for stage, numbers in found.items()}
+            contexts[stage].add(forward)
+    return {stage: len(numbers) for stage, numbers in contexts.items()}
 
 
 def _sums_by_stage(
@@ -300,7 +300,7 @@ def expert_notes(stage: str, necessary: NecessaryWork) -> Iterator[Note]:
     """The policy next to the figures that depend on it; layers that need fewer tokens are named with the reason."""
     if not necessary.distinct_experts:
         return
-    first, *others = sorted(necessary.distinct_experts, key=lambda one: -one.layers)
+    first, *others = sorted(necessary.distinct_experts, key=lambda experts: -experts.layers)
     told = [f"{stage}: {_reads_text(first)}."]
     for reads in others:
         why = " as only the last position of each sequence is needed there" if reads.tokens < first.tokens else ""
@@ -324,7 +324,7 @@ def _reads_text(reads: ExpertReads) -> str:
 
 def stage_needs(graphs: Sequence[CallGraph]) -> tuple[StageNeeds, ...]:
     """Every stage that ran, in order; nothing of a trace without ops."""
-    return tuple(found for graph in graphs if graph.ops is not None for found in _of_phase(graph))
+    return tuple(sentence for graph in graphs if graph.ops is not None for sentence in _of_phase(graph))
 
 
 def _of_phase(graph: CallGraph) -> Iterator[StageNeeds]:

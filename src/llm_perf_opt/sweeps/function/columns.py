@@ -39,7 +39,7 @@ class Evaluation:
         if self._reach(form) < _FITS:
             return self._int64(form)
         divisor = math.gcd(*form.terms.values())
-        smaller = Form({one: coefficient // divisor for one, coefficient in form.terms.items()})
+        smaller = Form({term: coefficient // divisor for term, coefficient in form.terms.items()})
         if self._reach(smaller) < _FITS:
             return self._int64(smaller).astype(object) * divisor
         return self._exact(form)
@@ -48,15 +48,16 @@ class Evaluation:
         """Forms at each point: a row for each form."""
         monomials = list(dict.fromkeys(term for form in forms for term in form.terms))
         reach = sum(
-            max(abs(form.terms.get(one, 0)) for form in forms) * (self._bound(one) if one else 1.0) for one in monomials
+            max(abs(form.terms.get(term, 0)) for form in forms) * (self._bound(term) if term else 1.0)
+            for term in monomials
         )
         if reach >= _FITS:
             return np.array([self.of(form) for form in forms], dtype=object)
-        places = {one: place for place, one in enumerate(monomials)}
+        places = {term: place for place, term in enumerate(monomials)}
         factors = np.zeros((len(forms), len(monomials)), dtype=np.int64)
         for row, form in enumerate(forms):
-            for one, coefficient in form.terms.items():
-                factors[row, places[one]] = coefficient
+            for term, coefficient in form.terms.items():
+                factors[row, places[term]] = coefficient
         ones = np.ones(self.size, dtype=np.int64)
         values = [self._product(monomial) if monomial else ones for monomial in monomials]
         table: Column = factors @ np.array(values, dtype=np.int64).reshape(len(monomials), self.size)
@@ -72,7 +73,7 @@ class Evaluation:
 
     def _reach(self, form: Form) -> float:
         """An upper bound of every partial sum."""
-        return sum(abs(coefficient) * self._bound(one) for one, coefficient in form.terms.items())
+        return sum(abs(coefficient) * self._bound(term) for term, coefficient in form.terms.items())
 
     def _bound(self, monomial: tuple[Atom, ...]) -> float:
         return math.prod(self._atom_bound(atom) for atom in monomial)
@@ -117,8 +118,8 @@ class Evaluation:
             chosen, experts = step.constants
             values = np.minimum(values, tokens_for_all(experts, chosen))
         distinct, inverse = np.unique(values, return_inverse=True)
-        found = [step_value(step.kind, int(value), step.constants) for value in distinct]
-        return np.asarray(found, dtype=np.int64)[inverse]
+        stepped = [step_value(step.kind, int(value), step.constants) for value in distinct]
+        return np.asarray(stepped, dtype=np.int64)[inverse]
 
     def _exact(self, form: Form) -> Column:
         total: Column = np.zeros(self.size, dtype=object)

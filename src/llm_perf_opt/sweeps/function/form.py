@@ -73,8 +73,8 @@ def step_value(kind: StepKind, value: int, constants: tuple[int, ...]) -> int:
 def _offset(rows: int, chosen: int, experts: int, expert: int) -> int:
     """Rows of all experts before one, spread as evenly as whole rows can be over those that have any."""
     touched = max(1, touched_experts(experts, chosen, rows))
-    each, rest = divmod(rows * chosen, touched)
-    return min(expert, touched) * each + min(expert, rest)
+    per_expert, rest = divmod(rows * chosen, touched)
+    return min(expert, touched) * per_expert + min(expert, rest)
 
 
 BLOCK = "block"  # as a variable: the number of a loop's block, from 0

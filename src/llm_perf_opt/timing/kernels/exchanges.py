@@ -61,8 +61,8 @@ class ExchangeTables:
         engines = ENGINES if self._engine is None else (self._engine,)
         for names in (engines, ENGINES):
             tables = [self._table(name, Exchange.ALL_REDUCE) for name in names]
-            if found := [table.estimate(ranks, message_bytes) for table in tables if table is not None]:
-                return self._scaled(fastest(found))
+            if estimates := [table.estimate(ranks, message_bytes) for table in tables if table is not None]:
+                return self._scaled(fastest(estimates))
         return self.collective(Exchange.ALL_REDUCE, ranks, message_bytes)
 
     def collective(self, exchange: Exchange, ranks: Floats, message_bytes: Floats) -> Estimate:

@@ -239,12 +239,12 @@ class Configurations:
         """Queries as plain dimensions."""
         queries = np.log(np.stack(shapes, axis=1)) * self.scales
         distinct, which = np.unique(queries, axis=0, return_inverse=True)
-        found = [self._of_shape(shape) for shape in distinct]
-        values, states = np.stack([one for one, _, _ in found]), np.stack([one for _, one, _ in found])
+        of_shapes = [self._of_shape(shape) for shape in distinct]
+        values, states = np.stack([value for value, _, _ in of_shapes]), np.stack([state for _, state, _ in of_shapes])
         place = position(self.grid.axes, [np.log(axis) for axis in axes])
         first = which.reshape(-1)
         relative, codes = gathered(values, states, place, first)
-        is_mixed = np.array([mixed for _, _, mixed in found])[first]
+        is_mixed = np.array([mixed for _, _, mixed in of_shapes])[first]
         return Reading(relative, codes, (place.off_lines + is_mixed).astype(np.uint8), is_mixed)
 
     def _of_shape(self, shape: Floats) -> tuple[Floats, Codes, bool]:

@@ -75,7 +75,7 @@ def load_spreads() -> dict[tuple[str, Family, TimeOrigin, int], HeldOutSpread]:
     """System, family, origin and number of unmeasured dimensions -> quantiles."""
     text = resources.files("llm_perf_opt.timing.kernels").joinpath("spread.json").read_bytes()
     spreads = msgspec.json.decode(text, type=SpreadFile).spreads
-    return {(one.system, one.family, one.origin, one.off_grid): one for one in spreads}
+    return {(spread.system, spread.family, spread.origin, spread.off_grid): spread for spread in spreads}
 
 
 def spread_of(system: str, family: Family, origin: TimeOrigin, off_grid: int) -> HeldOutSpread | None:
@@ -90,8 +90,8 @@ def spread_of(system: str, family: Family, origin: TimeOrigin, off_grid: int) ->
     for wanted in origins:
         for place in (system, ANY_SYSTEM):
             for dimensions in nearest:
-                if (found := known.get((place, family, wanted, dimensions))) is not None:
-                    return found
+                if (spread := known.get((place, family, wanted, dimensions))) is not None:
+                    return spread
     return None
 
 

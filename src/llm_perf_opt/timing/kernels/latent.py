@@ -209,8 +209,8 @@ class LatentTables:
         for wanted_cache in dict.fromkeys((cache_format, "bfloat16")):
             for engines in (own, ENGINES):
                 tables = [self._table(engine, part, wanted_cache, module) for engine in engines]
-                if found := [table.estimate(query, self._system) for table in tables if table is not None]:
-                    return fastest(found)
+                if estimates := [table.estimate(query, self._system) for table in tables if table is not None]:
+                    return fastest(estimates)
         return Estimate.unknown(len(query))
 
     def _table(self, engine: str, part: LatentPart, cache_format: str, module: Module | None) -> LatentTable | None:

@@ -107,8 +107,8 @@ class RecurrentTables:
         own = () if self._engine is None else (self._engine,)
         for engines in (own, ENGINES):
             tables = [self._table(engine, phase) for engine in engines]
-            if found := [table.estimate(query, self._system) for table in tables if table is not None]:
-                return fastest(found)
+            if estimates := [table.estimate(query, self._system) for table in tables if table is not None]:
+                return fastest(estimates)
         return Estimate.unknown(len(query))
 
     def _table(self, engine: str, phase: str) -> RecurrentTable | None:

@@ -84,25 +84,25 @@ def data_folder() -> Path:
 def list_tables(folder: Path | None = None) -> tuple[TableFile, ...]:
     """Every file of measured rows, sorted by system, family, engine, version and name."""
     root = folder or data_folder()
-    found = []
+    tables = []
     for path in sorted(root.glob("*/*/*/*/*_perf.parquet")):
         system, family, engine, version, name = path.relative_to(root).parts
         if engine in ENGINES or engine in _LIBRARIES:
             stem = name.removesuffix("_perf.parquet")
-            found.append(TableFile(system=system, family=family, engine=engine, version=version, name=stem, path=path))
-    return tuple(found)
+            tables.append(TableFile(system=system, family=family, engine=engine, version=version, name=stem, path=path))
+    return tuple(tables)
 
 
 def newest(system: str, name: str, engine: str, folder: Path | None = None) -> TableFile | None:
     """The file of the newest version of an engine that measured a table on a system; None: there is none."""
-    found = versions(system, name, engine, folder)
-    return found[0] if found else None
+    measured = versions(system, name, engine, folder)
+    return measured[0] if measured else None
 
 
 def versions(system: str, name: str, engine: str, folder: Path | None = None) -> list[TableFile]:
     """The files of a table on a system, the newest version of the engine first."""
-    found = [t for t in list_tables(folder) if (t.system, t.name, t.engine) == (system, name, engine)]
-    return sorted(found, key=lambda table: _order(table.version), reverse=True)
+    measured = [t for t in list_tables(folder) if (t.system, t.name, t.engine) == (system, name, engine)]
+    return sorted(measured, key=lambda table: _order(table.version), reverse=True)
 
 
 def _order(version: str) -> tuple[int, ...]:
@@ -214,14 +214,14 @@ def system_of(device: Device) -> SystemForDevice | None:
         if measured.vendor == device.vendor == "NVIDIA" and ratio is not None:
             bandwidth = device.bandwidth_bytes_per_s / measured.bandwidth_bytes_per_s
             far = (_architecture_distance(device, measured), abs(math.log(ratio / bandwidth)), abs(math.log(ratio)))
-            found = SystemForDevice(
+            stand_in = SystemForDevice(
                 system=system,
                 device=device.id,
                 compute=ratio,
                 bandwidth=bandwidth,
                 has_same_links=_links(device) == _links(measured) and None not in _links(device),
             )
-            candidates.append((far, found))
+            candidates.append((far, stand_in))
     return min(candidates, key=lambda entry: entry[0])[1] if candidates else None
 
 
@@ -230,14 +230,14 @@ def system_named(name: str) -> SystemForDevice:
     if name in MEASURED_ON:
         return SystemForDevice(system=name, device=MEASURED_ON[name], compute=1.0, bandwidth=1.0)
     device = load_devices().find(name)
-    found = system_of(device)
-    if found is None:
+    system = system_of(device)
+    if system is None:
         raise PerfOptError(
             f"No measured kernels describe {device.name}.",
             why=f"tables exist for {', '.join(sorted(MEASURED_ON.values()))}, and NVIDIA GPUs are scaled from those",
             fix="its times come from the roofline of its data sheet",
         )
-    return found
+    return system
 
 
 def _peak_ratio(device: Device, measured: Device) -> float | None:

@@ -99,7 +99,7 @@ class _Asked:
         kinds: Sequence[WorkKind] = (WorkKind.ATTENTION,),
     ) -> Surface:
         """The time inside attention, or in other kinds of work that depend on sequences."""
-        forwards = [forward(one, other) for one in across for other in along]
+        forwards = [forward(sequences, other) for sequences in across for other in along]
         times = self._times(replace(self._blocks, products=self._latent_products(), experts=()), forwards)
         seconds = np.array([sum(time.by_kind.get(kind, 0.0) for kind in kinds) for time in times])
         rows = rising(seconds.reshape(len(across), len(along)))

@@ -105,9 +105,9 @@ class Rebuilt:
                 known[key] = known[key] if key in known else ask(point)
                 rows.append(known[key])
             left = dict.fromkeys(key for row in rows for key in row) if left is None else left
-            found = {key: _fitted([row.get(key, 0) for row in rows], fitter) for key in left}
-            forms.update((key, form) for key, (is_it, form) in found.items() if is_it)
-            left = dict.fromkeys(key for key, (is_it, _) in found.items() if not is_it)
+            fits = {key: _fitted([row.get(key, 0) for row in rows], fitter) for key in left}
+            forms.update((key, form) for key, (is_it, form) in fits.items() if is_it)
+            left = dict.fromkeys(key for key, (is_it, _) in fits.items() if not is_it)
             if not left:
                 break
         return Fitted(forms, frozenset(left or ()))
@@ -214,11 +214,11 @@ def looped_figures(program: Program, region: Region) -> FigureForms:
     """The figures of a program with loops in a region in which it runs."""
     apart = _stepped_ops(program, region)
     names = {program.kinds[kind].kind.name for _, kind in apart}
-    found = Rebuilt(program, region, small_region(program, region)).fit_at(ProgramCosts(program, names).at)
-    if found.by_point:
-        text = f"{', '.join(sorted({figure for _, figure in found.by_point}))}: no polynomial of the workload"
+    sums = Rebuilt(program, region, small_region(program, region)).fit_at(ProgramCosts(program, names).at)
+    if sums.by_point:
+        text = f"{', '.join(sorted({figure for _, figure in sums.by_point}))}: no polynomial of the workload"
         raise NoRule(Parting(what=NO_RULE, op=None, text=text))
-    forms = {key: form or Form() for key, form in found.forms.items()}
+    forms = {key: form or Form() for key, form in sums.forms.items()}
     stages = dict.fromkeys(stage for stage, _ in forms)
     by_stage = {stage: CostForms(**{name: forms[stage, name] for name in SUMS}) for stage in stages}
     for (stage, _), cost in apart.items():
@@ -322,8 +322,8 @@ class ProgramCosts:
         number, totals = Numbers(point), dict[str, list[int]]()
         for stage, kind, count in self._rows(tuple(loop.count.at(point) for loop in self._program.loops)):
             total = totals.setdefault(stage, [0] * len(SUMS))
-            for place, one in enumerate(self._cost(kind, number)):
-                total[place] += one * count
+            for place, form in enumerate(self._cost(kind, number)):
+                total[place] += form * count
         return {
             (stage, name): value for stage, total in totals.items() for name, value in zip(SUMS, total, strict=True)
         }
@@ -341,14 +341,14 @@ class ProgramCosts:
             self._leaves[kind] = kind.leaves()
         # What differs between ops of one kind at a sample, in other blocks and at other points, are the leaves.
         key = kind.kind, number.leaves(self._leaves[kind])
-        found = self._costs.get(key)
-        if found is None:
+        known = self._costs.get(key)
+        if known is None:
             op = number.kind(kind)
             cost, launches = price(op), len(kernels_of(op))
-            found = (
+            known = (
                 (0, 0, 0, launches, 1, 1)
                 if cost is None
                 else (cost.flops, cost.vector_flops, cost.bytes_moved, launches, 1, 0)
             )
-            self._costs[key] = found
-        return found
+            self._costs[key] = known
+        return known

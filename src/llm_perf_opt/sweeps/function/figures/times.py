@@ -241,7 +241,7 @@ def _classes(
     for number in np.unique(numbers):
         rows = numbers == number
         first = int(np.argmax(rows))
-        one = Kernel(
+        sized = Kernel(
             kind=KernelKind(kernel.kind),
             dtype=kernel.dtype,
             flops=1,
@@ -252,7 +252,7 @@ def _classes(
             sequences=int(sizes["sequences"][first]),
             queries=int(sizes["queries"][first]),
         )
-        yield slice(None) if rows.all() else rows, priors_of(one, priors)
+        yield slice(None) if rows.all() else rows, priors_of(sized, priors)
 
 
 def _bands(sizes: Column, bands: Sequence[Prior]) -> Column:
@@ -285,7 +285,7 @@ def times_by_point(predictions: Sequence[Sequence[StageTime]]) -> TimeColumns:
         host_low_s=column(sum(stage.host_time.low for stage in stages) for stages in predictions),
         host_high_s=column(sum(stage.host_time.high for stage in stages) for stages in predictions),
         bound_by=bound_by,
-        untimed_ops=np.array([sum(sum(one.untimed.values()) for one in stages) for stages in predictions], np.int64),
+        untimed_ops=np.array([sum(sum(time.untimed.values()) for time in stages) for stages in predictions], np.int64),
         origin=AnsweredBy.POINT,
     )
 
@@ -303,12 +303,12 @@ def joined(parts: Sequence[tuple[Column, TimeColumns]], size: int) -> TimeColumn
         return parts[0][1]
     columns: dict[str, Column | None] = {}
     for name in (field.name for field in fields(TimeColumns) if field.name != "origin"):
-        found = [(rows, getattr(part, name)) for rows, part in parts]
-        if any(values is None for _, values in found):
+        by_part = [(rows, getattr(part, name)) for rows, part in parts]
+        if any(values is None for _, values in by_part):
             columns[name] = None
             continue
-        column: Column = np.empty(size, dtype=found[0][1].dtype)
-        for rows, values in found:
+        column: Column = np.empty(size, dtype=by_part[0][1].dtype)
+        for rows, values in by_part:
             column[rows] = values
         columns[name] = column
     origins = {part.origin for _, part in parts}
@@ -349,7 +349,7 @@ def links_of(
 def least_seconds(exchanges: Mapping[CollectiveForms, int], at: Evaluation, cluster: Cluster) -> NDArray[np.float64]:
     """The bound of what must be exchanged; a link that is not known adds nothing."""
     zero = np.zeros(at.size)
-    return sum((_seconds(one, at, cluster)[2] * count for one, count in exchanges.items()), zero)
+    return sum((_seconds(collective, at, cluster)[2] * count for collective, count in exchanges.items()), zero)
 
 
 def _seconds(
@@ -357,14 +357,14 @@ def _seconds(
 ) -> NDArray[np.float64]:
     """Rows of low, high and bound by point; where low and high are not known they are not a number."""
     payloads, place = np.unique(at.of(collective.payload), return_inverse=True)
-    found = np.full((3, len(payloads)), np.nan)
+    seconds = np.full((3, len(payloads)), np.nan)
     for column, payload in enumerate(payloads):
         time = time_on_links(collective.of(int(payload)), cluster, by_engine=by_engine)
         band = band_of(time)
-        found[2, column] = (time.bound_ns or 0) * _NANO
+        seconds[2, column] = (time.bound_ns or 0) * _NANO
         if band is not None:
-            found[:2, column] = band.low, band.high
-    return found[:, place]
+            seconds[:2, column] = band.low, band.high
+    return seconds[:, place]
 
 
 def times_by_tables(
@@ -383,16 +383,16 @@ def times_by_tables(
     """
     steps = steps or {}
     forms = {name: counts for name, counts in kernels.items() if name not in steps}
-    found = [
+    pieces_at = [
         {name: [(kernel.at(point), count) for kernel, count in counts.items()] for name, counts in forms.items()}
         for point in points
     ]
-    rates.learn(kernel for stages in found for pieces in stages.values() for kernel, _ in pieces)
+    rates.learn(kernel for stages in pieces_at for pieces in stages.values() for kernel, _ in pieces)
     necessary = {name: _necessary(needs.get(name), policy, at) for name in kernels}
 
     def stage(name: str, place: int) -> StageTime:
         step = steps[name][place] if name in steps else None
-        pieces = found[place][name] if step is None else step.pieces
+        pieces = pieces_at[place][name] if step is None else step.pieces
         exchanged = _exchanges(exchanges, name, points[place])
         return _stage_from_kernels(
             name, necessary[name][place], pieces, rates, exchanged, None if step is None else step.seconds
@@ -417,11 +417,11 @@ def _stage_from_kernels(
 
 
 def _exchanges(exchanges: ExchangeCounts | None, name: str, point: Point) -> dict[Collective, int]:
-    found: dict[Collective, int] = {}
+    counts: dict[Collective, int] = {}
     for forms, count in ({} if exchanges is None else exchanges.get(name, {})).items():
         collective = forms.of(forms.payload.at(point))
-        found[collective] = found.get(collective, 0) + count
-    return found
+        counts[collective] = counts.get(collective, 0) + count
+    return counts
 
 
 def _necessary(needs: NecessaryForms | None, policy: str, at: Evaluation) -> list[NecessaryWork | None]:

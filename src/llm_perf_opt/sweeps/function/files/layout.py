@@ -81,16 +81,16 @@ def _row_hint(hint: Any, rows: tuple[tuple[type, Any], ...]) -> Any:
     if hint in known:
         return known[hint]
     if _is_enum(hint):
-        return Literal[tuple(one.value for one in hint)]
+        return Literal[tuple(member.value for member in hint)]
     if is_dataclass(hint):
         return _row_type(hint, rows)  # type: ignore[arg-type]
     origin, inner = get_origin(hint), get_args(hint)
     if origin in _UNIONS:
-        rest = [one for one in inner if not _is_size(hint) or one not in (int, Form)]
-        choices = (*([StoredSize] if _is_size(hint) else []), *(_row_hint(one, rows) for one in rest))
+        rest = [choice for choice in inner if not _is_size(hint) or choice not in (int, Form)]
+        choices = (*([StoredSize] if _is_size(hint) else []), *(_row_hint(choice, rows) for choice in rest))
         return Union[choices]  # noqa: UP007  # as many as there are
     if origin is tuple and inner[-1] is not Ellipsis:
-        return tuple[tuple(_row_hint(one, rows) for one in inner)]  # type: ignore[misc]
+        return tuple[tuple(_row_hint(item, rows) for item in inner)]  # type: ignore[misc]
     if origin in (tuple, frozenset):
         return tuple[_row_hint(inner[0], rows), ...]  # type: ignore[misc]
     if origin is Mapping:
@@ -122,14 +122,14 @@ def to_row(value: Any, hint: Any, special: Writers) -> Any:
         return to_row(value, _only_choice(hint), special)
     if origin in (tuple, frozenset):
         items = sorted(value) if origin is frozenset else value
-        return [to_row(item, one, special) for item, one in zip(items, _item_hints(hint, len(items)), strict=True)]
+        return [to_row(item, typed, special) for item, typed in zip(items, _item_hints(hint, len(items)), strict=True)]
     return {key: to_row(item, inner[1], special) for key, item in value.items()} if origin is Mapping else value
 
 
 def from_row(row: Any, hint: type[T], special: Readers, where: str) -> T:
     """The value of that type in a row that has been decoded."""
-    found: T = _from_row(row, hint, special, where)
-    return found
+    record: T = _from_row(row, hint, special, where)
+    return record
 
 
 def _from_row(row: Any, hint: Any, special: Readers, where: str) -> Any:
@@ -137,7 +137,9 @@ def _from_row(row: Any, hint: Any, special: Readers, where: str) -> Any:
         return special[hint](row, where)
     if is_dataclass(hint):
         hints = _hints(hint)  # type: ignore[arg-type]
-        values = {name: _from_row(getattr(row, name), one, special, f"{where}.{name}") for name, one in hints.items()}
+        values = {
+            name: _from_row(getattr(row, name), typed, special, f"{where}.{name}") for name, typed in hints.items()
+        }
         return hint(**values)  # type: ignore[operator]
     origin, inner = get_origin(hint), get_args(hint)
     if row is None or _is_enum(hint):
@@ -148,7 +150,7 @@ def _from_row(row: Any, hint: Any, special: Readers, where: str) -> Any:
         return _from_row(row, _only_choice(hint), special, where)
     if origin in (tuple, frozenset):
         pairs = enumerate(zip(row, _item_hints(hint, len(row)), strict=True))
-        return origin(_from_row(item, one, special, f"{where}[{place}]") for place, (item, one) in pairs)
+        return origin(_from_row(item, typed, special, f"{where}[{place}]") for place, (item, typed) in pairs)
     if origin is Mapping:
         return {key: _from_row(item, inner[1], special, f"{where}[{key[:80]!r}]") for key, item in row.items()}
     return row
@@ -369,8 +371,8 @@ class Tables:
         self._file = file
         self.forms = _Forms(file).forms
         self.tensors = tuple(
-            SizedMeta(tuple(self.size(size, f"tensors[{row}].shape") for size in one.shape), one.dtype, one.device)
-            for row, one in enumerate(file.tensors)
+            SizedMeta(tuple(self.size(size, f"tensors[{row}].shape") for size in meta.shape), meta.dtype, meta.device)
+            for row, meta in enumerate(file.tensors)
         )
         self.kinds = self._kinds()
 
@@ -390,10 +392,10 @@ class Tables:
             raise FUNCTION_FILE.malformed(where, "a size of at most 63 bits", number)
         return number
 
-    def values(self, found: Mapping[str, Json], where: str) -> dict[str, Json]:
+    def values(self, attributes: Mapping[str, Json], where: str) -> dict[str, Json]:
         """Free values, in which a number may be a form."""
-        require_safe(found, where, FUNCTION_FILE)
-        return {key: self._value(item, where) for key, item in found.items()}
+        require_safe(attributes, where, FUNCTION_FILE)
+        return {key: self._value(item, where) for key, item in attributes.items()}
 
     def _value(self, value: Any, where: str) -> Any:
         if isinstance(value, list):
@@ -412,23 +414,23 @@ class Tables:
         return {key: self._value(item, where) for key, item in value.items()}
 
     def _text_part(self, part: Any, where: str) -> str | Size:
-        found = self._value(part, where)
-        if type(found) not in (str, int, Form):
+        value = self._value(part, where)
+        if type(value) not in (str, int, Form):
             raise FUNCTION_FILE.malformed(where, "texts and numbers", part)
-        return found  # type: ignore[no-any-return]
+        return value  # type: ignore[no-any-return]
 
     def _kinds(self) -> tuple[SizedKind, ...]:
         kinds: list[SizedKind] = []
         sizes: list[tuple[int, int]] = []  # ops with their parts, and levels of parts
-        for row, one in enumerate(self._file.kinds):
+        for row, kind in enumerate(self._file.kinds):
             where = f"kinds[{row}]"
-            inner = rows_of(sizes, one.parts, f"{where}.parts")
+            inner = rows_of(sizes, kind.parts, f"{where}.parts")
             size = 1 + sum(ops for ops, _ in inner), 1 + max((levels for _, levels in inner), default=0)
             if size[0] > _MOST_PARTS or size[1] > _MOST_PART_LEVELS:
                 limit = f"at most {_MOST_PARTS} parts on {_MOST_PART_LEVELS} levels"
-                raise FUNCTION_FILE.malformed(f"{where}.parts", limit, list(one.parts))
+                raise FUNCTION_FILE.malformed(f"{where}.parts", limit, list(kind.parts))
             sizes.append(size)
-            kinds.append(self._kind(one, where, rows_of(kinds, one.parts, f"{where}.parts")))
+            kinds.append(self._kind(kind, where, rows_of(kinds, kind.parts, f"{where}.parts")))
         return tuple(kinds)
 
     def _kind(self, row: SizedKindRow, where: str, parts: tuple[SizedKind, ...]) -> SizedKind:
@@ -462,17 +464,17 @@ class _Forms:
             self._add(terms, f"forms[{row}]")
 
     def _add(self, terms: FormTerms, where: str) -> None:
-        found: dict[tuple[Atom, ...], int] = {}
+        coefficients: dict[tuple[Atom, ...], int] = {}
         levels = 0
         for coefficient, *rows in terms:
             if not 0 < abs(coefficient) < 2**_COEFFICIENT_BITS:
                 limit = f"a coefficient of at most {_COEFFICIENT_BITS} bits, and not 0"
                 raise FUNCTION_FILE.malformed(where, limit, coefficient)
-            found[monomial(*(self._atom(row, where) for row in rows))] = coefficient
+            coefficients[monomial(*(self._atom(row, where) for row in rows))] = coefficient
             levels = max([levels, *(self._atom_levels(row) for row in rows)])
-        if len(found) < len(terms):
+        if len(coefficients) < len(terms):
             raise FUNCTION_FILE.malformed(where, "each product of atoms once", [list(term) for term in terms])
-        self.forms.append(Form(found))
+        self.forms.append(Form(coefficients))
         self._levels.append(levels)
 
     def _atom_levels(self, row: int) -> int:
@@ -501,16 +503,16 @@ class _Forms:
 def _require_constants(step: StepRow, where: str) -> None:
     """As many as the kind of step takes, in the range in which it is defined."""
     kind = StepKind(step.kind)
-    found, count = step.constants, _CONSTANTS[kind]
-    if len(found) != count:
-        raise FUNCTION_FILE.malformed(where, f"{count} constants of {kind}", list(found))
-    if count == 1 and not (kind is StepKind.MAX or 1 <= found[0] < _LARGEST_COUNT):
-        raise FUNCTION_FILE.malformed(where, "a chunk of at least 1", found[0])
-    if count == 1 and found[0] < 0:
-        raise FUNCTION_FILE.malformed(where, "a constant of 0 or more", found[0])
-    if count > 1 and not (1 <= found[0] <= found[1] <= _LARGEST_EXPERTS and max(found[2:], default=0) <= found[1]):
+    given, count = step.constants, _CONSTANTS[kind]
+    if len(given) != count:
+        raise FUNCTION_FILE.malformed(where, f"{count} constants of {kind}", list(given))
+    if count == 1 and not (kind is StepKind.MAX or 1 <= given[0] < _LARGEST_COUNT):
+        raise FUNCTION_FILE.malformed(where, "a chunk of at least 1", given[0])
+    if count == 1 and given[0] < 0:
+        raise FUNCTION_FILE.malformed(where, "a constant of 0 or more", given[0])
+    if count > 1 and not (1 <= given[0] <= given[1] <= _LARGEST_EXPERTS and max(given[2:], default=0) <= given[1]):
         limit = f"how many of how many experts, at most {_LARGEST_EXPERTS:,}, and an expert among them"
-        raise FUNCTION_FILE.malformed(where, limit, list(found))
+        raise FUNCTION_FILE.malformed(where, limit, list(given))
 
 
 def rows_of(table: Sequence[T], rows: Sequence[int], where: str) -> tuple[T, ...]:

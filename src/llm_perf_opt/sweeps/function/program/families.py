@@ -87,10 +87,10 @@ class SizeForms:
         if any(by_sample[place.sample] != value for place, value in zip(seen, values, strict=True)):
             raise NoRule(Parting(what=NO_RULE, op=None, text=f"{what()} is another in each block of a loop"))
         samples = tuple(sorted(by_sample))
-        found = self._at(samples).size(tuple(by_sample[sample] for sample in samples))
-        if found is None:
+        size = self._at(samples).size(tuple(by_sample[sample] for sample in samples))
+        if size is None:
             raise NoRule(Parting(what=NO_RULE, op=None, text=f"{what()} is {list(by_sample.values())} at the samples"))
-        return found if found.constant is None else found.constant
+        return size if size.constant is None else size.constant
 
     def _bytes_of_expert(self, seen: Sequence[SamplePlace], values: Values, routed: Routed) -> Form | None:
         """So many bytes for each row of the expert whose block it is."""
@@ -191,8 +191,8 @@ class SizeForms:
     def _worded(self, seen: Sequence[SamplePlace], texts: Sequence[Sequence[str]], what: str) -> Worded:
         """Texts cut into words and numbers."""
         if any(text[::2] != texts[0][::2] for text in texts):
-            raise self._refused(["".join(one) for one in texts], what)
-        rows = zip(*(map(int, one[1::2]) for one in texts), strict=True)
+            raise self._refused(["".join(words) for words in texts], what)
+        rows = zip(*(map(int, words[1::2]) for words in texts), strict=True)
         numbers = [self.size(seen, row, None, lambda: what) for row in rows]
         return Worded(tuple(chain.from_iterable(zip_longest(texts[0][::2], numbers, fillvalue=""))))
 

@@ -46,18 +46,18 @@ class Home(NamedTuple):
 def homes_of(graph: CallGraph, loops: Sequence[Loop]) -> dict[int, Home]:
     """Row of memory -> where it belongs, for all that belongs to a block."""
     storages = storages_of(graph)
-    found: dict[int, tuple[int, int]] = {}
+    home_of: dict[int, tuple[int, int]] = {}
     for number, loop in enumerate(loops):
-        found |= {row: (number, block) for block, rows in enumerate(loop.given) for row in rows}
+        home_of |= {row: (number, block) for block, rows in enumerate(loop.given) for row in rows}
     starts = sorted((loop.first_op, number) for number, loop in enumerate(loops) if loop.length)
     for row, (origin, born) in enumerate(zip(storages.origin, storages.born_op, strict=True)):
         if origin in MADE_ORIGINS:
             number = next((number for first, number in reversed(starts) if first <= born), -1)
             if number >= 0 and born < loops[number].end_op:
-                found[row] = number, (born - loops[number].first_op) // loops[number].length
+                home_of[row] = number, (born - loops[number].first_op) // loops[number].length
     seen: Counter[tuple[int, int]] = Counter()
     homes: dict[int, Home] = {}
-    for row, home in found.items():  # what is given in the order of its list, what is made in that of its rows
+    for row, home in home_of.items():  # what is given in the order of its list, what is made in that of its rows
         homes[row] = Home(*home, seen[home])
         seen[home] += 1
     for number, loop in enumerate(loops):
@@ -98,15 +98,15 @@ def _with_constants(graph: CallGraph, loop: Loop, used: Mapping[int, Sequence[in
     if loop.routed is not None or not loop.length:
         return loop
     origins, taken = storages_of(graph).origin, {row for block in loop.given for row in block}
-    found: list[list[int]] = [[] for _ in range(loop.blocks)]
+    unread: list[list[int]] = [[] for _ in range(loop.blocks)]
     for row, ops in sorted(used.items()):
         blocks = {(op - loop.first_op) // loop.length for op in ops}
         if origins[row] == _EXTERNAL and row not in taken and len(blocks) == 1 and 0 <= min(blocks) < loop.blocks:
-            found[blocks.pop()].append(row)
-    if not found[0] or len({len(rows) for rows in found}) > 1:
+            unread[blocks.pop()].append(row)
+    if not unread[0] or len({len(rows) for rows in unread}) > 1:
         return loop
     given = loop.given or ((),) * loop.blocks
-    return replace(loop, given=tuple((*one, *rows) for one, rows in zip(given, found, strict=True)))
+    return replace(loop, given=tuple((*listed, *rows) for listed, rows in zip(given, unread, strict=True)))
 
 
 def _used(graph: CallGraph) -> Mapping[int, Sequence[int]]:
@@ -114,11 +114,11 @@ def _used(graph: CallGraph) -> Mapping[int, Sequence[int]]:
     ops, storages = ops_of(graph), storages_of(graph)
     given = {row for row, origin in enumerate(storages.origin) if origin in GIVEN_ORIGINS}
     starts, _ = tensor_offsets(graph)
-    found: dict[int, list[int]] = {}
+    by_size: dict[int, list[int]] = {}
     for row in range(len(ops.kind)):
         for storage in given.intersection(ops.input_storages[starts[row] : starts[row + 1]]):
-            found.setdefault(storage, []).append(row)
-    return found
+            by_size.setdefault(storage, []).append(row)
+    return by_size
 
 
 def _listed(
@@ -219,7 +219,7 @@ def moved_rows(total: int, spans: Spans, loops: Sequence[Loop], counts: Sequence
     """The rows of ops or calls when each loop runs so many times."""
     parts: list[Rows] = []
     firsts, begins, shifts, done, made = [0] * len(spans), [0], [0], 0, 0
-    for number in sorted(range(len(spans)), key=lambda one: spans[one][0]):
+    for number in sorted(range(len(spans)), key=lambda loop: spans[loop][0]):
         first, length = spans[number]
         parts.append(_unmoved(np.arange(done, first)))
         firsts[number] = made + max(0, first - done)
@@ -230,7 +230,7 @@ def moved_rows(total: int, spans: Spans, loops: Sequence[Loop], counts: Sequence
         begins.append(done)
         shifts.append(made - done)
     parts.append(_unmoved(np.arange(done, total)))
-    return Moves(joined_rows(parts), *(np.array(one, np.int64) for one in (firsts, begins, shifts)))
+    return Moves(joined_rows(parts), *(np.array(column, np.int64) for column in (firsts, begins, shifts)))
 
 
 def _unmoved(rows: Numbers) -> Rows:
@@ -256,18 +256,18 @@ class MemoryHomes:
     """Memory by the block that it belongs to, as columns: -1 where it belongs to none."""
 
     def __init__(self, homes: Mapping[int, Home], size: int, loops: Sequence[Loop]) -> None:
-        found = np.full((size, 3), -1, np.int64)
+        where = np.full((size, 3), -1, np.int64)
         if homes:
-            found[np.fromiter(homes, np.int64)] = np.array(list(homes.values()), np.int64)
-        self.loop, self.block, self.place = (np.ascontiguousarray(found[:, column]) for column in range(3))
+            where[np.fromiter(homes, np.int64)] = np.array(list(homes.values()), np.int64)
+        self.loop, self.block, self.place = (np.ascontiguousarray(where[:, column]) for column in range(3))
         self._loops = loops
-        self.places = np.array([1 + max(self.place[self.loop == one], default=-1) for one in range(len(loops))], int)
-        self.rows = [np.zeros((loop.blocks, self.places[one]), np.int64) for one, loop in enumerate(loops)]
+        self.places = np.array([1 + max(self.place[self.loop == n], default=-1) for n in range(len(loops))], int)
+        self.rows = [np.zeros((loop.blocks, self.places[n]), np.int64) for n, loop in enumerate(loops)]
         for number, table in enumerate(self.rows):
             inside = np.flatnonzero(self.loop == number)
             table[self.block[inside], self.place[inside]] = inside
         keys = zip(self.loop.tolist(), self.block.tolist(), strict=True)
-        self._groups = [(key, [row for row, _ in some]) for key, some in groupby(enumerate(keys), lambda one: one[1])]
+        self._groups = [(key, [row for row, _ in some]) for key, some in groupby(enumerate(keys), lambda pair: pair[1])]
 
     def new_rows(self, counts: Sequence[int]) -> Rows:
         """Memory in the order of the old rows; that of a block that runs more often once for each time."""
@@ -282,7 +282,7 @@ class MemoryHomes:
                 parts.append(_unmoved(rows))
                 continue
             for block, what in blocks.get((loop_number, old), ()):
-                same = [np.full(len(rows), one, np.int64) for one in (loop_number, block, old)]
+                same = [np.full(len(rows), constant, np.int64) for constant in (loop_number, block, old)]
                 parts.append(Rows(self.rows[loop_number][what, self.place[rows]], rows, *same))
         return joined_rows([_unmoved(np.arange(0)), *parts])
 
@@ -302,8 +302,8 @@ class NewMemory:
 
     def of_block(self, loop: Numbers, block: Numbers, place: Numbers) -> Numbers:
         """The new memory of blocks of loops."""
-        found: Numbers = self._of_block[self._bases[loop] + block * self._places[loop] + place]
-        return found
+        rows: Numbers = self._of_block[self._bases[loop] + block * self._places[loop] + place]
+        return rows
 
     def one_of_block(self, loop: int, block: int, place: int) -> int:
         """The new memory of one block of a loop."""
@@ -359,7 +359,7 @@ class ListFacts:
 
     def _of_several(self, names: tuple[str, ...], column: Sequence[int], offsets: Sequence[int]) -> frozenset[int]:
         tensors = ((row, column[offsets[row] : offsets[row + 1]]) for row in self._named(names))
-        return frozenset(row for row, one in tensors if len(one) > 1 and len(set(one)) == 1)
+        return frozenset(row for row, metas in tensors if len(metas) > 1 and len(set(metas)) == 1)
 
     @cached_property
     def cut(self) -> frozenset[tuple[int, int]]:
@@ -398,8 +398,8 @@ class Lists:
 
     def entries(self, row: Row, old_block: int, storages: Sequence[int], offsets: Sequence[int]) -> Iterator[RowTensor]:
         """The tensors of a row."""
-        what, where = (storages[offsets[one] : offsets[one + 1]] for one in (row.what, row.where))
-        if storages is self._facts.ops.input_storages and not any(one in self._homes for one in where):
+        what, where = (storages[offsets[number] : offsets[number + 1]] for number in (row.what, row.where))
+        if storages is self._facts.ops.input_storages and not any(storage in self._homes for storage in where):
             joined = self._joined(row, where)
             if joined:
                 yield from joined
@@ -450,15 +450,15 @@ class Lists:
             if home is None or home.loop != loop or (blocks and home.block < blocks[-1]):
                 break
             blocks.append(home.block)
-        each, rest = divmod(len(blocks), self._loops[loop].blocks)
-        is_list = each and not rest and blocks == [place // each for place in range(len(blocks))]
+        per_block, rest = divmod(len(blocks), self._loops[loop].blocks)
+        is_list = per_block and not rest and blocks == [place // per_block for place in range(len(blocks))]
         return len(blocks) if is_list else 0
 
     def _list(self, storages: Sequence[int], at: int, length: int, loop: int) -> Iterator[RowTensor]:
-        each = length // self._loops[loop].blocks
+        per_block = length // self._loops[loop].blocks
         for block, (what, _) in enumerate(sources_of(self._loops[loop], self._counts[loop])):
-            for slot in range(at, at + each):
-                place = slot + what * each
+            for slot in range(at, at + per_block):
+                place = slot + what * per_block
                 home = self._homes[storages[place]]
                 yield RowTensor(place, slot, loop, block, self._memory.one_of_block(loop, block, home.place))
 
@@ -466,7 +466,7 @@ class Lists:
         """The outputs of an op that cuts a tensor into one view for each block of a loop; else nothing."""
         outputs = self._facts.ops.output_storages[offsets[row.what] : offsets[row.what + 1]]
         ahead = [number for number, loop in enumerate(self._loops) if loop.first_op > row.what and loop.length]
-        after = min(ahead, key=lambda one: self._loops[one].first_op, default=-1)
+        after = min(ahead, key=lambda number: self._loops[number].first_op, default=-1)
         if after >= 0 and self._loops[after].routed and self._loops[after].blocks == len(outputs):
             return self._one_for_each_block(outputs[0], after)
         return self._one_of_each(outputs, is_listed=(outputs[0], len(outputs)) in self._facts.joined)
@@ -480,7 +480,7 @@ class Lists:
     def _one_of_each(self, storages: Sequence[int], *, is_listed: bool) -> tuple[RowTensor, ...]:
         """Views of one tensor, as many as a loop that uses it has blocks, or as an op before or after it has."""
         fitting = [
-            n for n, one in enumerate(self._loops) if not one.routed and one.length and one.blocks == len(storages)
+            n for n, loop in enumerate(self._loops) if not loop.routed and loop.length and loop.blocks == len(storages)
         ]
         using = [number for number in fitting if storages[0] in self._facts.read_in_first_block(number)]
         number = next(iter(using or (fitting if is_listed else ())), -1)

@@ -112,26 +112,26 @@ def _lists(rows: Unfolded) -> dict[int, Tensors]:
         return {}
     ops = list(rows.ops)
     rows_listed = {**inputs.listed, **outputs.listed}
-    found = {new: (inputs.of_row(new, ops[new]), outputs.of_row(new, ops[new])) for new in rows_listed}
-    return {new: tensors for new, tensors in found.items() if _is_list(tensors, ops[new].block)}
+    lists = {new: (inputs.of_row(new, ops[new]), outputs.of_row(new, ops[new])) for new in rows_listed}
+    return {new: tensors for new, tensors in lists.items() if _is_list(tensors, ops[new].block)}
 
 
 def _is_list(tensors: Tensors, block: int) -> bool:
     """Whether there are other tensors in some places, or those of other blocks."""
-    return any(one.place != at or one.block != block for entries in tensors for at, one in enumerate(entries))
+    return any(entry.place != at or entry.block != block for entries in tensors for at, entry in enumerate(entries))
 
 
 def _metas(
     rows: Unfolded, got: TensorsOfRows, old: Sequence[int], starts: Sequence[int], meta_at: MetaAt
 ) -> array[int]:
-    found = array("q")
+    metas = array("q")
     for new, (row, count) in enumerate(zip(rows.calls, got.counts, strict=True)):
         start, listed = starts[row.what], got.listed.get(new)
         if listed is None:
-            found.extend([meta_at(number, row.block) for number in old[start : start + count]])
+            metas.extend([meta_at(number, row.block) for number in old[start : start + count]])
         else:
-            found.extend([meta_at(old[start + one.place], one.block) for one in listed])
-    return found
+            metas.extend([meta_at(old[start + entry.place], entry.block) for entry in listed])
+    return metas
 
 
 def with_places(kind: OpKind, tensors: Tensors) -> OpKind:
@@ -183,7 +183,7 @@ def folded(graph: CallGraph, loops: Sequence[Loop], most: int) -> tuple[CallGrap
             blocks=counts[number],
             first_op=rows.loop_ops[number],
             first_call=rows.loop_calls[number],
-            given=tuple(tuple(new for _, new in sorted(one)) for one in given[number]) if loop.given else (),
+            given=tuple(tuple(new for _, new in sorted(of_block)) for of_block in given[number]) if loop.given else (),
         )
         for number, loop in enumerate(loops)
     )
@@ -314,7 +314,7 @@ def _unfolded(program: Program, counts: tuple[int, ...]) -> ProgramShape:
         listed = replace(
             kind,
             kind=with_places(kind.kind, tensors),
-            inputs=tuple(meta_in_block(kind.inputs[one.place], one.block) for one in inputs),
+            inputs=tuple(meta_in_block(kind.inputs[entry.place], entry.block) for entry in inputs),
             outputs=tuple(meta_in_block(kind.outputs[output.place], output.block) for output in outputs),
         )
         return kinds.add(kind_in_block(listed, block))
@@ -355,12 +355,12 @@ class _Bound(Generic[Item]):
 
     def __call__(self, number: int, block: int) -> int:
         key = number, block if self._varies[number] else -1
-        found = self._numbers.get(key)
-        if found is None:
+        known = self._numbers.get(key)
+        if known is None:
             if key not in self._known:
                 self._known[key] = self._bind(self._given[number], block) if key[1] >= 0 else self._given[number]
-            self._numbers[key] = found = self.add(self._known[key])
-        return found
+            self._numbers[key] = known = self.add(self._known[key])
+        return known
 
     def add(self, item: Item) -> int:
         self.items.append(item)

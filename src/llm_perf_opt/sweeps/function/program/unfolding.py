@@ -102,8 +102,8 @@ class Unfolding:
         homes = homes_of(graph, loops)
         self._homes = MemoryHomes(homes, len(self._storages.origin), loops)
         self._lists = ListFacts(graph, loops, homes)
-        self._op_spans = [(one.first_op, one.length) for one in loops]
-        self._call_spans = [(one.first_call, one.calls) for one in loops]
+        self._op_spans = [(loop.first_op, loop.length) for loop in loops]
+        self._call_spans = [(loop.first_call, loop.calls) for loop in loops]
         op_loops = self._loop_of_rows(len(self._ops.kind), self._op_spans)
         call_loops = self._loop_of_rows(len(self._calls.path), self._call_spans)
         calls, lists = self._calls, self._lists
@@ -227,13 +227,13 @@ class Unfolding:
         done = 0
         ends = np.cumsum(plain)
         for new in np.flatnonzero(may_list).tolist():
-            at = Row(*(int(one[new]) for one in rows.columns))
+            at = Row(*(int(column_values[new]) for column_values in rows.columns))
             entries = (views(at) if views else ()) or tuple(
                 lists.entries(at, int(rows.old[new]), column.storages, column.offsets)
             )
             parts += [found[done : ends[new]], np.array([entry.storage for entry in entries], np.int64)]
             done, counts[new] = int(ends[new]), len(entries)
-            if any(one[:4] != (place, place, at.loop, at.block) for place, one in enumerate(entries)):
+            if any(entry[:4] != (place, place, at.loop, at.block) for place, entry in enumerate(entries)):
                 listed[new] = entries
         storages = np.concatenate([*parts, found[done:]])
         return TensorsOfRows(counts=as_column(counts), storages=as_column(storages), listed=listed)
