@@ -2,7 +2,7 @@
 
 The chain is tested first. A chain splits where the structure of its members differs; what is in no chain and depends on
 no sibling may stand side by side. See `docs/reading-the-graph.md` for the rules in full. Where a trace does not follow
-tensors through ops, `side_by_side.py` looks at the calls instead.
+tensors through ops, `SideBySide` looks at the calls instead.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Families:
         if known is not None:
             return known
         class_name = self._modules.class_name[path]
+        # A module inside itself: its structure is not known yet, and the class is all that can be said.
         if path in self._open or len(self._open) >= MAX_DEPTH:
             return self._structures.setdefault(class_name, len(self._structures))
         self._open.append(path)
@@ -132,8 +133,10 @@ class Families:
             if len(run) == 1:
                 alone += run
             else:
+                # Layers of two structures may alternate and are two families; in roles only neighbours are alike.
                 parts = _by(run, self._structure) if is_member else _cut(run, self._is_alike)
                 yield from (self._family(caller, part, LoopKind.FOR) for part in parts)
+        # What is in no chain may still feed on a sibling through the caller's ops; then it stands by itself.
         siblings = set(bucket)
         side_by_side = {path: None for path in alone if self._may_stand_beside(caller, path, siblings)}
         for part in _by(side_by_side, self._structure):
@@ -182,6 +185,7 @@ class Families:
         return not is_leaf or self._weights.get(self._paths[path]) == self._weights.get(self._paths[next_path])
 
     def _family(self, caller: int, paths: list[int], kind: LoopKind | None) -> SiblingFamily:
+        # One expert that ran stands for its container if others may exist that the trace does not declare.
         may_be_more = not self._is_declared and self._modules.is_member[paths[0]]
         place = self._modules.container[paths[0]] if len(paths) > 1 or may_be_more else self._paths[paths[0]]
         return SiblingFamily(

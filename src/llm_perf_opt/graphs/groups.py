@@ -84,8 +84,9 @@ class Grouper:
         if len(parts) > 1:
             group.is_split, group.children = True, parts
             for part in parts:
-                part.children = self._inside(part, depth + 2, is_steady)
+                part.children = self._inside(part, depth + 2, is_steady)  # the parts are a level of their own
         elif depth < MAX_DEPTH:
+            # Below experts FLOPs follow the routing, so that a difference between layers says nothing of the layers.
             group.children = self._inside(group, depth + 1, is_steady and group.kind is not LoopKind.PARFOR)
         else:
             self._swallow(group)
@@ -146,6 +147,7 @@ class Grouper:
             return []
         for row in group.rows:
             homes[self._tree.path[row]].rows.append(row)
+        # Members that never ran have no cost of their own: they are counted with the most usual one.
         largest = max(parts.values(), key=lambda part: len(part.paths))
         largest.untouched = group.untouched
         callers = len({self._tree.caller_path(row) for row in group.rows})
@@ -191,7 +193,7 @@ def _keyed(families: Sequence[SiblingFamily]) -> Iterator[tuple[object, SiblingF
 def _steady_flops(tree: CallTree, families: Families, own_flops: Sequence[int]) -> list[int]:
     """FLOPs of each call with all it made, without those of siblings side by side: routing decides what they get."""
     routed: dict[int, set[int]] = {}
-    inclusive = list(own_flops)
+    inclusive = list(own_flops)  # filled from the last call to the first: a call comes after its caller
     for row in range(len(tree.path) - 1, -1, -1):
         caller = tree.parent[row]
         if caller < 0:

@@ -55,6 +55,7 @@ class SizeForms:
         return form if form.constant is None else form.constant
 
     def _found(self, seen: Sequence[SamplePlace], values: Values, routed: Routed | None) -> Form | None:
+        # Shares of experts first: at a few samples a plain form may fit them by chance, and be wrong at other points.
         if routed is not None and (form := self._of_expert(seen, values, routed)) is not None:
             return form
         by_sample: dict[int, dict[int, int]] = {}
@@ -62,6 +63,7 @@ class SizeForms:
             by_sample.setdefault(place.sample, {})[place.block] = value
         if all(len(set(blocks.values())) == 1 for blocks in by_sample.values()):
             return self._plain({sample: next(iter(blocks.values())) for sample, blocks in by_sample.items()})
+        # Different from block to block: a line with one slope for all samples, such as the offset of a chunk.
         steps = {
             (b - a, y - x)
             for blocks in by_sample.values()
@@ -100,6 +102,7 @@ class SizeForms:
         return form if len(set(values)) > 1 and self.gives(form, seen, values) else None
 
     def _at(self, samples: tuple[int, ...]) -> Fitter:
+        # An expert's block runs only at samples where the expert has rows; a form is fitted to those alone.
         if len(samples) == len(self.fitter.points):
             return self.fitter
         if samples not in self._by_samples:

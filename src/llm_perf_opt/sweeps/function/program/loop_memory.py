@@ -1,7 +1,7 @@
 """Which memory belongs to which block of a loop: what the block makes, and what the model is given for it.
 
 A model that is given a list of images, one for each sequence, has memory for each before the loop begins. The list may
-stand there unread, as in a decode step: then the loop has no ops, and still as many blocks.
+stand there by_block, as in a decode step: then the loop has no ops, and still as many blocks.
 
 Ops and calls outside a loop may have lists of what its blocks made, which are as long as the loop runs: `stack` of one
 result for each sequence, `split` into the rows of each expert.
@@ -52,6 +52,7 @@ def homes_of(graph: CallGraph, loops: Sequence[Loop]) -> dict[int, Home]:
     starts = sorted((loop.first_op, number) for number, loop in enumerate(loops) if loop.length)
     for row, (origin, born) in enumerate(zip(storages.origin, storages.born_op, strict=True)):
         if origin in MADE_ORIGINS:
+            # Loops do not overlap, so only the last one that has begun can hold the op.
             number = next((number for first, number in reversed(starts) if first <= born), -1)
             if number >= 0 and born < loops[number].end_op:
                 home_of[row] = number, (born - loops[number].first_op) // loops[number].length
@@ -60,6 +61,7 @@ def homes_of(graph: CallGraph, loops: Sequence[Loop]) -> dict[int, Home]:
     for row, home in home_of.items():  # what is given in the order of its list, what is made in that of its rows
         homes[row] = Home(*home, seen[home])
         seen[home] += 1
+    # Memory of two blocks is matched by its place alone, so every block must have as many places.
     for number, loop in enumerate(loops):
         if len({seen[number, block] for block in range(loop.blocks)}) > 1:
             raise Irregular("blocks of a loop that make more memory than others")
@@ -75,7 +77,7 @@ def with_given(graph: CallGraph, loops: Sequence[Loop], wanted: Sequence[Repeats
             continue
         same = [number for number, loop in enumerate(result) if loop.count == repeats.count and loop.length]
         rows = _listed(graph, repeats.times, [result[number] for number in same], used)
-        if rows and same:
+        if rows and same:  # the first loop owns the list; later ones reach it as loops that run alike
             result[same[0]] = replace(result[same[0]], given=rows)
         elif rows:
             calls = len(calls_of(graph).path)
@@ -98,15 +100,15 @@ def _with_constants(graph: CallGraph, loop: Loop, used: Mapping[int, Sequence[in
     if loop.routed is not None or not loop.length:
         return loop
     origins, taken = storages_of(graph).origin, {row for block in loop.given for row in block}
-    unread: list[list[int]] = [[] for _ in range(loop.blocks)]
+    by_block: list[list[int]] = [[] for _ in range(loop.blocks)]
     for row, ops in sorted(used.items()):
         blocks = {(op - loop.first_op) // loop.length for op in ops}
         if origins[row] == _EXTERNAL and row not in taken and len(blocks) == 1 and 0 <= min(blocks) < loop.blocks:
-            unread[blocks.pop()].append(row)
-    if not unread[0] or len({len(rows) for rows in unread}) > 1:
+            by_block[blocks.pop()].append(row)
+    if not by_block[0] or len({len(rows) for rows in by_block}) > 1:
         return loop
     given = loop.given or ((),) * loop.blocks
-    return replace(loop, given=tuple((*listed, *rows) for listed, rows in zip(given, unread, strict=True)))
+    return replace(loop, given=tuple((*listed, *rows) for listed, rows in zip(given, by_block, strict=True)))
 
 
 def _used(graph: CallGraph) -> Mapping[int, Sequence[int]]:
@@ -114,11 +116,11 @@ def _used(graph: CallGraph) -> Mapping[int, Sequence[int]]:
     ops, storages = ops_of(graph), storages_of(graph)
     given = {row for row, origin in enumerate(storages.origin) if origin in GIVEN_ORIGINS}
     starts, _ = tensor_offsets(graph)
-    by_size: dict[int, list[int]] = {}
+    ops_by_row: dict[int, list[int]] = {}
     for row in range(len(ops.kind)):
         for storage in given.intersection(ops.input_storages[starts[row] : starts[row + 1]]):
-            by_size.setdefault(storage, []).append(row)
-    return by_size
+            ops_by_row.setdefault(storage, []).append(row)
+    return ops_by_row
 
 
 def _listed(
@@ -128,19 +130,15 @@ def _listed(
     origins = storages_of(graph).origin
     for root in (row for row, parent in enumerate(calls_of(graph).parent) if parent < 0):
         entries = list(call_tensors(graph, root, "input"))
+        # The largest unit first: a smaller one would leave some of what belongs to a block outside of it.
         for unit in range(min(_LARGEST_UNIT, len(entries) // times), 0, -1):
             for start in range(len(entries) - unit * times + 1):
                 part = entries[start : start + unit * times]
                 rows = [row for _, row in part]
-                is_given = all(row >= 0 and origins[row] in GIVEN_ORIGINS for row in rows) and len(set(rows)) == len(
-                    rows
-                )
+                if len(set(rows)) < len(rows) or any(row < 0 or origins[row] not in GIVEN_ORIGINS for row in rows):
+                    continue
                 is_periodic = all(one == other for (one, _), (other, _) in zip(part, part[unit:], strict=False))
-                if (
-                    is_given
-                    and is_periodic
-                    and all(_fits(used.get(r, ()), i // unit, loops) for i, r in enumerate(rows))
-                ):
+                if is_periodic and all(_fits(used.get(r, ()), i // unit, loops) for i, r in enumerate(rows)):
                     return tuple(tuple(rows[block * unit : (block + 1) * unit]) for block in range(times))
     return ()
 
@@ -195,8 +193,10 @@ class Rows:
 def sources_of(loop: Loop, count: int) -> list[tuple[int, int]]:
     """Per new block the old block that says what it is, and the one that says where it stands."""
     last = loop.blocks - 1
-    if loop.routed is not None:
+    # The last block is always the old last one: what follows the loop reads and frees memory there.
+    if loop.routed is not None:  # each expert has sizes of its own, so a block is what it was
         return [(block, last if block == count - 1 else block) for block in range(count)]
+    # The first block has none before it, and the second has the first. From the third on all are alike.
     olds = [last if block == count - 1 else min(block, 2, last - 1) for block in range(count)]
     return [(old, old) for old in olds]
 
@@ -359,7 +359,7 @@ class ListFacts:
 
     def _of_several(self, names: tuple[str, ...], column: Sequence[int], offsets: Sequence[int]) -> frozenset[int]:
         tensors = ((row, column[offsets[row] : offsets[row + 1]]) for row in self._named(names))
-        return frozenset(row for row, metas in tensors if len(metas) > 1 and len(set(metas)) == 1)
+        return frozenset(row for row, storages in tensors if len(storages) > 1 and len(set(storages)) == 1)
 
     @cached_property
     def cut(self) -> frozenset[tuple[int, int]]:
@@ -429,6 +429,7 @@ class Lists:
         """The new block whose memory a row uses."""
         last = self._loops[home.loop].blocks - 1
         if home.loop != row.loop:
+            # However often a loop runs, three blocks can be named from outside: the same, the first and the last.
             if home.block == old_block and self._facts.run_alike(home.loop, row.loop):
                 return row.block
             if home.block in (0, last):
@@ -436,9 +437,9 @@ class Lists:
             raise Irregular("something uses one block of a loop")
         if home.block == old_block:
             return row.block
-        if home.block == old_block - 1 and row.block:
+        if home.block == old_block - 1 and row.block:  # the state of a scan
             return row.block - 1
-        if home.block == 0 and old_block > 1:
+        if home.block == 0 and old_block > 1:  # made once, used by all that follow
             return 0
         raise Irregular("a block uses what a block far before it made")
 
@@ -466,6 +467,7 @@ class Lists:
         """The outputs of an op that cuts a tensor into one view for each block of a loop; else nothing."""
         outputs = self._facts.ops.output_storages[offsets[row.what] : offsets[row.what + 1]]
         ahead = [number for number, loop in enumerate(self._loops) if loop.first_op > row.what and loop.length]
+        # The next loop is over experts and has as many blocks: the op splits rows by expert.
         after = min(ahead, key=lambda number: self._loops[number].first_op, default=-1)
         if after >= 0 and self._loops[after].routed and self._loops[after].blocks == len(outputs):
             return self._one_for_each_block(outputs[0], after)

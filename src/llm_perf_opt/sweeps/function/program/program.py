@@ -277,6 +277,8 @@ class Program:
     def shape(self, counts: tuple[int, ...]) -> ProgramShape:
         """The program with its loops run so many times."""
         if counts not in self._shapes:
+            # A shape may hold a million rows. All are dropped at once: points are asked in order, so that an old shape
+            # seldom comes back.
             if len(self._shapes) >= _SHAPES:
                 for known in (self._shapes, self._kinds_in_blocks, self._metas_in_blocks):
                     known.clear()
@@ -354,7 +356,7 @@ class _Bound(Generic[Item]):
         self.items: list[Item] = []
 
     def __call__(self, number: int, block: int) -> int:
-        key = number, block if self._varies[number] else -1
+        key = number, block if self._varies[number] else -1  # -1: one item serves every block
         known = self._numbers.get(key)
         if known is None:
             if key not in self._known:

@@ -75,6 +75,7 @@ class _Skeleton:
         except Irregular as refusal:
             raise NoRule(Parting(what="loops", op=None, text=str(refusal))) from refusal
         rows, refold = self._known[counts]
+        # The proof that the loops are loops: run as often as in this sample, they give its very ops, calls and memory.
         parting = same_program([refold, graph])
         if parting is not None:
             raise NoRule(parting)
@@ -159,6 +160,7 @@ class _Sizing:
             if key not in known:
                 known[key] = len(kinds)
                 kind = self._kind(seen, lists, loops[first])
+                # What is not a size, such as names and aliases, is the skeleton's: its columns refer to this op.
                 kinds.append(replace(kind, kind=self._skeleton.op_kinds[ops_of(self._skeleton).kind[first]]))
             numbers[first] = known[key]
         rows = range(len(ops_of(self._skeleton).kind))
@@ -268,6 +270,8 @@ class _Sizing:
             key = self._memory_key(row, homes)
             values = tuple(seen[key])
             places, numbers = zip(*values, strict=True)
+            # The form of a tensor in it is preferred: its dimensions were fitted one by one, while bytes are a product
+            # and need more samples. It has to give the bytes of every sample, as memory may be larger than a tensor.
             form = next((tried for tried in written.get(key, ()) if self._sizes.gives(tried, places, numbers)), None)
             if form is None and values not in found:
                 routed = self._routed(homes[row].loop) if row in homes else None
@@ -334,12 +338,14 @@ def skeleton_of(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[CallGraph,
     """The sample that has most ops, and its loops; a trace in which no loop varies has only those of experts."""
     parting = same_program(graphs)
     sizes = [len(ops_of(graph).kind) for graph in graphs]
+    # One program: every sample has the same rows, so any will do.
     number = 0 if parting is None else max(range(len(graphs)), key=sizes.__getitem__)
     graph, point = graphs[number], fitter.points[number]
     experts = [expert_repeats(routed) for routed in fitter.routed]
     lists = list[Repeats]()
     loops = find_loops(graph, experts)
     if parting is not None and len(set(sizes)) > 1:
+        # Experts without rows do not run, and a block that is not in the skeleton cannot be unfolded from it.
         fuller = _fuller(point, fitter)
         if fuller is not None:
             raise NoRule(parting, wanted=fuller)
@@ -403,6 +409,7 @@ def _slope(count: Form, sizes: Sequence[int], points: Sequence[Point]) -> int | 
 
 def _of_length(loops: Sequence[Loop], count: Form, ops: int) -> list[Loop]:
     """Those with most ops for one of what is counted, which together are just so many; nothing where there are none."""
+    # Too few loops would miss ops and too many would count some twice, so the sum has to be exact.
     (of,) = count.terms
     lengths = [(loop.length * loop.count.terms.get(of, 0), number) for number, loop in enumerate(loops)]
     taken: list[Loop] = []
@@ -432,7 +439,7 @@ def _fuller(point: Point, fitter: Fitter) -> Point | None:
 
 def _with_tokens_for_all(point: Point, routed: Routed) -> Point:
     name, enough = _longest(routed.tokens), tokens_for_all(routed.experts, routed.chosen)
-    more = range(point[name], 2**20)
+    more = range(point[name], 2**20)  # tokens never fall as a length rises: the first that is enough is bisected
     return {**point, name: more[bisect_left(more, enough, key=lambda size: routed.tokens.at({**point, name: size}))]}
 
 
