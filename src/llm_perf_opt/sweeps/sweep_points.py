@@ -16,6 +16,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.number_ranges import NumberRange
 from llm_perf_opt.serving.fit import RankMemory, fit_of
+from llm_perf_opt.sweeps.function.columns import Column, Points
 from llm_perf_opt.sweeps.function.figures.needs import figures_of
 from llm_perf_opt.sweeps.function.figures.times import AnsweredBy, TimeColumns, times_by_point
 from llm_perf_opt.sweeps.function.form import Point
@@ -138,7 +139,7 @@ class PhaseSweep:
         if not pairs:
             return []
         points = _columns(pairs)
-        columns: dict[str, Any] = {**self.function.figures(points, _WHOLE)}
+        columns: dict[str, Column] = {**self.function.figures(points, _WHOLE)}
         if timed and self.rates is not None:
             columns |= _time_columns(self._times(pairs))
         return [
@@ -157,14 +158,13 @@ class PhaseSweep:
         return SweepPoint(phase=self.phase, batch=batch, context=context, origin=origin, tokens=tokens, **known)
 
 
-def _columns(pairs: Sequence[Pair]) -> dict[str, Any]:
+def _columns(pairs: Sequence[Pair]) -> Points:
     batches, contexts = zip(*pairs, strict=True)
     return {BATCH: np.asarray(batches, dtype=np.int64), CONTEXT: np.asarray(contexts, dtype=np.int64)}
 
 
-def _time_columns(times: TimeColumns) -> dict[str, Any]:
-    found = {name: getattr(times, name) for name in _TIMES}
-    return {name: column for name, column in found.items() if column is not None}
+def _time_columns(times: TimeColumns) -> dict[str, Column]:
+    return {name: column for name in _TIMES if (column := getattr(times, name)) is not None}
 
 
 def _plain(value: Any) -> Any:

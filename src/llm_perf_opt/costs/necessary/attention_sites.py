@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
@@ -292,6 +292,13 @@ def _score_and_sum_rows(graph: CallGraph, weights: Mapping[int, Parameter]) -> I
             scores.update((storage, (call, score_row, has_softmax)) for storage in outputs)
 
 
+class _ModuleFacts(TypedDict):
+    span: VisibleSpan
+    is_tail: bool
+    latent: Latent | None
+    is_unused: bool
+
+
 def _module_facts(
     graph: CallGraph,
     call: int,
@@ -300,7 +307,7 @@ def _module_facts(
     positions: NeededPositions,
     is_causal_op: bool,
     queries: int,
-) -> dict[str, Any]:
+) -> _ModuleFacts:
     path = graph.paths[calls_of(graph).path[call]] if call >= 0 else ""
     params = _params_with_indexer(graph, path)
     is_tail = row in positions.tail and queries == positions.tokens

@@ -245,11 +245,9 @@ class Program:
         number, graph = Numbers(point), shape.graph
         metas = tuple(map(number.meta, shape.metas))
         answers = zip(graph.oracle_answers, self.oracle_counts, strict=True)
-        seen: dict[str, Any] = {"input_metadata": {}, "output_metadata": {}}
-        if with_observations:
-            calls = calls_of(graph)
-            seen["input_metadata"] = _observations(count_inputs(graph.paths, metas, calls))
-            seen["output_metadata"] = _observations(count_outputs(graph.paths, metas, calls))
+        calls = calls_of(graph)
+        inputs = count_inputs(graph.paths, metas, calls) if with_observations else {}
+        outputs = count_outputs(graph.paths, metas, calls) if with_observations else {}
         return replace(
             graph,
             op_kinds=tuple(fixed or number.kind(kind) for kind, fixed in zip(shape.kinds, shape.fixed, strict=True)),
@@ -258,7 +256,8 @@ class Program:
             workload=number.json(self.workload),
             runtime=number.json(self.runtime),
             oracle_answers=tuple(replace(answer, count=number(count)) for answer, count in answers),
-            **seen,
+            input_metadata=_observations(inputs),
+            output_metadata=_observations(outputs),
         )
 
     def stage_counts(self, counts: tuple[int, ...]) -> Mapping[tuple[str, int], int]:
