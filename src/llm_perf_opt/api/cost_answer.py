@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt import __version__
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.output_files import make_folder, require_free, write_together
+from llm_perf_opt.core.output_files import make_folder, require_free, sealed_text, write_together
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.report import Report, counted, largest_text, listed, stage_names
-from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_count, format_flops, format_parameters

@@ -21,7 +21,7 @@ from llm_perf_opt.core.report import Report, counted, listed
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.core.units import format_seconds
-from llm_perf_opt.costs.module_costs import kinds_in_call
+from llm_perf_opt.costs.stage_costs import kinds_in_call
 from llm_perf_opt.exports.export_matrix import PartFlops, export_report, part_flops
 from llm_perf_opt.exports.export_names import (
     MATRIX,

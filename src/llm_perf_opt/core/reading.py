@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.sealing import split_seal
+from llm_perf_opt.core.output_files import split_seal
 from llm_perf_opt.core.units import format_bytes
 
 # msgspec takes 40 ms to import, so it is loaded by the functions that decode: `--help` does without it.

@@ -24,9 +24,8 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.memory.kv_cache import CHUNK
-from llm_perf_opt.sweeps.function.columns import Column, Points
 from llm_perf_opt.sweeps.function.figures.costs import Region
-from llm_perf_opt.sweeps.function.form import Point
+from llm_perf_opt.sweeps.function.form import Column, Point, Points
 from llm_perf_opt.sweeps.function.phase_function import FIGURES, PhaseFunction, find_function
 from llm_perf_opt.sweeps.function.program.program import NoRule
 from llm_perf_opt.sweeps.function.search.boxes import BoxSearch
@@ -39,8 +38,8 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 
 if TYPE_CHECKING:
     from llm_perf_opt.core.hardware.calibration import Calibration
-    from llm_perf_opt.sweeps.function.columns import Column, Points
     from llm_perf_opt.sweeps.function.figures.times import TimeColumns
+    from llm_perf_opt.sweeps.function.form import Column, Points
 
 
 def as_points(given: Mapping[str, Any], domain: Region) -> Points:

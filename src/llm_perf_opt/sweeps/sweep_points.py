@@ -16,10 +16,9 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.number_ranges import NumberRange
 from llm_perf_opt.serving.fit import RankMemory, fit_of
-from llm_perf_opt.sweeps.function.columns import Column, Points
 from llm_perf_opt.sweeps.function.figures.needs import figures_of
 from llm_perf_opt.sweeps.function.figures.times import AnsweredBy, TimeColumns, times_by_point
-from llm_perf_opt.sweeps.function.form import Point
+from llm_perf_opt.sweeps.function.form import Column, Point, Points
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.timing.lower_bound import BoundBy
 from llm_perf_opt.timing.predict import predict

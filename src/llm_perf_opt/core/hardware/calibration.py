@@ -18,9 +18,8 @@ from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE, Device
-from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.output_files import sealed_text, write_whole
 from llm_perf_opt.core.reading import FileKind, read_json
-from llm_perf_opt.core.sealing import sealed_text
 
 CALIBRATION_SCHEMA_VERSION = 1
 CALIBRATION_FILE = FileKind(

@@ -105,11 +105,6 @@ class Recording:
         work = tuple(kernel for kernel in self.work if any(step.holds(kernel) for step in chosen))
         return replace(self, work=work, steps=tuple(chosen))
 
-    def without_host(self) -> Recording:
-        """Only names and times, as a replay of a CUDA graph leaves them."""
-        work = tuple(replace(kernel, op=-1) for kernel in self.work)
-        return replace(self, work=work, ops=())
-
 
 def busiest(devices: Counter[str]) -> tuple[str | None, int]:
     """The device with the most time, and how many others took part."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.sweeps.function.columns import Column, Evaluation, Points
 from llm_perf_opt.sweeps.function.figures.costs import CHECKS, FigureForms, Region, figure_forms, generic_points
 from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     ExchangeCounts,
@@ -41,7 +40,7 @@ from llm_perf_opt.sweeps.function.figures.times import (
     times_by_point,
     times_by_tables,
 )
-from llm_perf_opt.sweeps.function.form import Form, Point
+from llm_perf_opt.sweeps.function.form import Column, Evaluation, Form, Point, Points
 from llm_perf_opt.sweeps.function.program.alignment import Parting
 from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule
 from llm_perf_opt.sweeps.function.search.boxes import BoxSearch

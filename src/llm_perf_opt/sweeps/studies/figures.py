@@ -14,8 +14,8 @@ import numpy as np
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.collectives import Collective
-from llm_perf_opt.sweeps.function.columns import Column
 from llm_perf_opt.sweeps.function.figures.times import TimeColumns
+from llm_perf_opt.sweeps.function.form import Column
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.sweeps.studies.study_columns import DECODE, FIGURES, HELD, PREFILL, TIMES
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution

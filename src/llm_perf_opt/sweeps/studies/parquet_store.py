@@ -25,13 +25,14 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import (
     PREFIX,
     cannot_write,
+    check_seal,
     make_folder,
     move_whole,
     remove_left_behind,
+    sealed_lines,
     temporary_path,
 )
 from llm_perf_opt.core.reading import FileKind, decode_json, naming_file
-from llm_perf_opt.core.sealing import check_seal, sealed_lines
 from llm_perf_opt.sweeps.studies.study_columns import BY_NAME, COLUMNS, FAILED, SCHEMA_VERSION
 
 INSTALL = "pip install 'llm-perf-opt[study]'"

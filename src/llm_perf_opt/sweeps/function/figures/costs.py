@@ -18,9 +18,8 @@ from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_op
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.costs.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.ops.table import kernels_of, price
-from llm_perf_opt.sweeps.function.columns import Column, Evaluation
 from llm_perf_opt.sweeps.function.fitting import BATCH, DenseFitter
-from llm_perf_opt.sweeps.function.form import Form, Monomial, Point, Step, StepKind, monomial
+from llm_perf_opt.sweeps.function.form import Column, Evaluation, Form, Monomial, Point, Step, StepKind, monomial
 from llm_perf_opt.sweeps.function.program.alignment import Parting, storages_of
 from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule, Program
 from llm_perf_opt.sweeps.function.program.sized import SizedKind, SizedMeta

@@ -23,9 +23,8 @@ from llm_perf_opt.costs.necessary.expert_blocks import AS_TRACED, distinct_exper
 from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, necessary_by_stage
 from llm_perf_opt.costs.parameters import count_distinct_parameters
 from llm_perf_opt.ops.table import kernels_of, price
-from llm_perf_opt.sweeps.function.columns import Column, Evaluation
 from llm_perf_opt.sweeps.function.figures.rebuilding import Fitted, Rebuilt
-from llm_perf_opt.sweeps.function.form import Form
+from llm_perf_opt.sweeps.function.form import Column, Evaluation, Form
 
 RESIDENT = "resident_bytes"  # weights, buffers and constants: with the peak they are the memory that is needed
 _Key = tuple[str, str, str]  # figure, stage, dtype; "" where it has none

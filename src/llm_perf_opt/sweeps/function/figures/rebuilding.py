@@ -26,7 +26,6 @@ from llm_perf_opt.costs.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.ops.op import OpRole
 from llm_perf_opt.ops.table import kernels_of, op_role, price
-from llm_perf_opt.sweeps.function.columns import Evaluation
 from llm_perf_opt.sweeps.function.figures.costs import (
     CHECKS,
     CostForms,
@@ -40,7 +39,7 @@ from llm_perf_opt.sweeps.function.figures.costs import (
     undominated,
 )
 from llm_perf_opt.sweeps.function.fitting import BATCH, DenseFitter
-from llm_perf_opt.sweeps.function.form import Form, Point, Step, StepKind
+from llm_perf_opt.sweeps.function.form import Evaluation, Form, Point, Step, StepKind
 from llm_perf_opt.sweeps.function.program.alignment import Parting, storages_of
 from llm_perf_opt.sweeps.function.program.loop_memory import Row
 from llm_perf_opt.sweeps.function.program.loops import Loop

@@ -20,7 +20,6 @@ from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.hardware.priors import Prior
 from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork
 from llm_perf_opt.ops.op import Kernel, KernelKind
-from llm_perf_opt.sweeps.function.columns import Column, Evaluation
 from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     CollectiveForms,
     ExchangeCounts,
@@ -28,7 +27,7 @@ from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     KernelForms,
 )
 from llm_perf_opt.sweeps.function.figures.needs import NecessaryForms, must_read_bytes
-from llm_perf_opt.sweeps.function.form import Point
+from llm_perf_opt.sweeps.function.form import Column, Evaluation, Point
 from llm_perf_opt.timing.collective_time import band_of, time_on_links
 from llm_perf_opt.timing.datasheet_rates import (
     LARGE_WEIGHTS,

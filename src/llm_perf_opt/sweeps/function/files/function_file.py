@@ -34,9 +34,8 @@ from llm_perf_opt.core.callgraph.records import (
     TensorMeta,
     require_safe,
 )
-from llm_perf_opt.core.output_files import plain_values, write_whole
+from llm_perf_opt.core.output_files import plain_values, sealed_lines, write_whole
 from llm_perf_opt.core.reading import filled, naming_file, read_json
-from llm_perf_opt.core.sealing import sealed_lines
 from llm_perf_opt.sweeps.function.figures.costs import Region
 from llm_perf_opt.sweeps.function.files.layout import (
     FORM_KEY,
