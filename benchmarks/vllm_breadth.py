@@ -23,7 +23,7 @@ from benchmarks.pages import DOCS, FACTS, table, write_atomically
 from benchmarks.vllm_code import figures_of
 from llm_perf_opt.core.callgraph import read_callgraph
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.named_hardware import device_of, find_hardware
+from llm_perf_opt.core.hardware.links import device_of, find_hardware
 from llm_perf_opt.core.output_files import scratch_folder, write_whole
 from llm_perf_opt.core.units import format_count
 from llm_perf_opt.serving.engine_settings import SeenDevice

@@ -17,7 +17,7 @@ from typing import Any
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.core.collectives import collective_of
-from llm_perf_opt.core.hardware.named_hardware import device_of, find_hardware
+from llm_perf_opt.core.hardware.links import device_of, find_hardware
 from llm_perf_opt.core.output_files import scratch_folder, write_whole
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.costs.parameters import untied

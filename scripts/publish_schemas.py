@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.core.sealing import SEAL_KEY
+from llm_perf_opt.core.output_files import SEAL_KEY
 
 PACKAGE = Path(__file__).parents[1] / "src" / "llm_perf_opt"
 

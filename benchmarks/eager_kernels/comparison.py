@@ -20,8 +20,8 @@ from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates
 from llm_perf_opt.timing.kernel_rates import table_rates
+from llm_perf_opt.timing.rate_sources import recorded_rates
 from llm_perf_opt.timing.rates import RateSource, RateTime
-from llm_perf_opt.timing.recorded_rates import recorded_rates
 from tests.measurements.join.condensed_runs import Row, facts, word_of
 from tests.measurements.join.traced_models import CONFIGS, traced
 

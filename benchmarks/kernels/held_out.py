@@ -25,13 +25,20 @@ from benchmarks.pages import DOCS, ROOT, replace_section, table
 from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.timing.kernels.exchanges import CAPTURED
 from llm_perf_opt.timing.kernels.experts import GATED, LAYER_KEYS
-from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
+from llm_perf_opt.timing.kernels.kernel_tables import (
+    ANY_SYSTEM,
+    MOST_DIMENSIONS,
+    Family,
+    HeldOutSpread,
+    SpreadFile,
+    kernel_tables,
+)
 from llm_perf_opt.timing.kernels.latent import RANK, VALUE_WIDTH
-from llm_perf_opt.timing.kernels.spread import ANY_SYSTEM, MOST_DIMENSIONS, Family, HeldOutSpread, SpreadFile
-from llm_perf_opt.timing.kernels.systems import MEASURED_ON, SystemForDevice
 from llm_perf_opt.timing.kernels.tables import (
     ENGINES,
+    MEASURED_ON,
     Columns,
+    SystemForDevice,
     column_names,
     newest,
     package_version,

@@ -13,11 +13,10 @@ from llm_perf_opt.timing.kernels import attention, experts, latent, products
 from llm_perf_opt.timing.kernels.attention import AttentionTable, Use
 from llm_perf_opt.timing.kernels.exchanges import Exchange, ExchangeTable, exchange_rows
 from llm_perf_opt.timing.kernels.experts import ExpertsTable
+from llm_perf_opt.timing.kernels.kernel_tables import Family
 from llm_perf_opt.timing.kernels.latent import LatentPart, LatentTable, Module
 from llm_perf_opt.timing.kernels.products import ProductTable
-from llm_perf_opt.timing.kernels.spread import Family
-from llm_perf_opt.timing.kernels.systems import MEASURED_ON, SystemForDevice, system_named
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns
+from llm_perf_opt.timing.kernels.tables import ENGINES, MEASURED_ON, Columns, SystemForDevice, system_named
 from llm_perf_opt.timing.kernels.times import Estimate, Floats
 
 SYSTEMS = tuple(MEASURED_ON)

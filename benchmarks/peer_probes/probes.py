@@ -292,8 +292,7 @@ def _own_trace(asked: Asked, decode_steps: int = 0) -> Any:
 
 
 def own_count(asked: Asked) -> Count:
-    from llm_perf_opt.costs.module_costs import module_costs
-    from llm_perf_opt.costs.stage_costs import stage_costs
+    from llm_perf_opt.costs.stage_costs import module_costs, stage_costs
 
     (graph,) = _own_trace(asked).graphs
     total = stage_costs(graph).total

@@ -29,8 +29,7 @@ from llm_perf_opt.costs.collectives import collectives_by_call
 from llm_perf_opt.costs.necessary.decoder_needs import DecoderNeeds, ExpertLayers, decoder_needs
 from llm_perf_opt.costs.necessary.stage_needs import ExpertReads
 from llm_perf_opt.ops.op import Kernel, KernelKind
-from llm_perf_opt.timing.collective_time import collective_time
-from llm_perf_opt.timing.communication import band_of, beside
+from llm_perf_opt.timing.collective_time import band_of, beside, collective_time
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution, kernel_time
 from llm_perf_opt.timing.engine_kernels import fused_kernels
 from llm_perf_opt.timing.lower_bound import fastest_peak, is_known, lower_bound

@@ -66,7 +66,7 @@ LINES: Doors = {  # texts of the command line that are taken apart
 }
 
 READS: Doors = {  # past core.reading
-    "timing/kernels/spread.py::load_spreads": _PACKAGE,
+    "timing/kernels/kernel_tables.py::load_spreads": _PACKAGE,
     "timing/kernels/tables.py::_connection": "tables of an installed package, trusted as its code is",
     "measurements/correction.py::rests": _PACKAGE,
     "timing/step/request_time.py::request_fit": _PACKAGE,

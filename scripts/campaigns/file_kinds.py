@@ -30,8 +30,8 @@ from llm_perf_opt.core.hardware.calibration import (
     write_calibration,
 )
 from llm_perf_opt.core.hardware.device import device_text
+from llm_perf_opt.core.output_files import split_seal
 from llm_perf_opt.core.parallel_plan import read_plan_rules
-from llm_perf_opt.core.sealing import split_seal
 from llm_perf_opt.costs.static_file import read_static
 from llm_perf_opt.formats.json_format import read_view
 from llm_perf_opt.harness.weights import load_weights

@@ -24,7 +24,7 @@ from llm_perf_opt.api.study import installed_versions
 from llm_perf_opt.core.callgraph import read_callgraph, to_json_dict
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.number_ranges import read_range
-from llm_perf_opt.core.sealing import sealed_text, split_seal
+from llm_perf_opt.core.output_files import sealed_text, split_seal
 from llm_perf_opt.core.workload import read_page_size
 from llm_perf_opt.harness.weights import load_some_weights
 from llm_perf_opt.measurements.read import read_line, read_measured

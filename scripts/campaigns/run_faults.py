@@ -31,9 +31,8 @@ from torch import nn
 import llm_perf_opt as lpo
 from llm_perf_opt.core import interrupts
 from llm_perf_opt.core.export_outcome import Check, ExportOptions
-from llm_perf_opt.core.module_pictures import as_pictures
 from llm_perf_opt.core.plugins import SOURCES
-from llm_perf_opt.core.protocols import RealRun
+from llm_perf_opt.core.protocols import RealRun, as_pictures
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.costs.sources.fvcore_counter import FvcoreCounter

@@ -29,9 +29,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 import llm_perf_opt as lpo
-from llm_perf_opt.core.output_files import PREFIX
+from llm_perf_opt.core.output_files import PREFIX, split_seal
 from llm_perf_opt.core.run_lock import LOCK_FILE
-from llm_perf_opt.core.sealing import split_seal
 from llm_perf_opt.sweeps.studies import one_writer
 from llm_perf_opt.sweeps.studies.parquet_store import MANIFEST, read_manifest
 from scripts.campaigns.hostile_files import quiet

@@ -102,7 +102,7 @@ def test_reading_figures_renders_nothing(name: str, monkeypatch: pytest.MonkeyPa
 WORKED_OUT = {  # what an answer knows before it is shown, by where its report would work it out
     "stages": [
         "llm_perf_opt.costs.stage_costs.stage_costs",
-        "llm_perf_opt.costs.necessary.necessary_table.necessary_by_stage",
+        "llm_perf_opt.costs.necessary.stage_needs.necessary_by_stage",
     ],
     "memory": ["llm_perf_opt.serving.fit.rank_memory"],
     "predict": [

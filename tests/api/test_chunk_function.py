@@ -16,9 +16,9 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.ops.table import price
-from llm_perf_opt.sweeps.chunk_function import ChunkTraces, chunk_function
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.sweeps.function.program.alignment import same_run
+from llm_perf_opt.sweeps.run_function import ChunkTraces, chunk_function
 from tests.models.huggingface.folders import LLAMA, TEXT, write_folder
 
 transformers = pytest.importorskip(

@@ -92,7 +92,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, hasty: None) -> Iterator[None]:
         return read(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr("llm_perf_opt.core.callgraph.json_reader.read_bytes", slowly)
-    monkeypatch.setattr("llm_perf_opt.core.recordings.read.read_bytes", slowly)
+    monkeypatch.setattr("llm_perf_opt.core.recordings.read_bytes", slowly)
     monkeypatch.setattr("llm_perf_opt.measurements.profile.join._GAP_NS", 10**12)
     yield
 

@@ -4,7 +4,7 @@ import pytest
 
 from llm_perf_opt.comparisons import Compared, compare, comparison_report, match_phases
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
+from llm_perf_opt.core.callgraph.queries import label_of, path_pattern
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Level, Report, Table
 from tests.comparisons.made_runs import WIDTH, MadeRun

@@ -9,7 +9,7 @@ import pytest
 from llm_perf_opt.comparisons import compare, stages_by_name
 from llm_perf_opt.comparisons.causes import CAUSES
 from llm_perf_opt.core.callgraph import CallGraph, OpKind
-from llm_perf_opt.costs.reconcile.causes import Cause, CauseTable
+from llm_perf_opt.costs.reconcile import Cause, CauseTable
 from tests.comparisons.made_runs import MadeRun, Shape, causes
 
 BLOCK = {"": "Net", "block": "Block", "block.attn": "Attention", "block.attn.proj": "Linear"}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llm_perf_opt.core.first_lines import largest_text, share_text, stage_names
+from llm_perf_opt.core.report import largest_text, share_text, stage_names
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures, require_modules
+from llm_perf_opt.core.protocols import ModulePicture, as_pictures, require_modules
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.output_files import SEAL_KEY, check_seal, sealed_lines, sealed_text, split_seal
 from llm_perf_opt.core.reading import FileKind, decode_json
-from llm_perf_opt.core.sealing import SEAL_KEY, check_seal, sealed_lines, sealed_text, split_seal
 
 KIND = FileKind(name="file of samples", fix="measure again", is_sealed=True)
 DOCUMENT = {"name": "a", "values": [1, 2.5], "inner": {"empty": {}}}

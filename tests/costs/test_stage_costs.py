@@ -8,8 +8,7 @@ import pytest
 
 from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
 from llm_perf_opt.costs.coverage import PriceCoverage, UnpricedOp, merged_unpriced, price_coverage
-from llm_perf_opt.costs.module_costs import module_costs
-from llm_perf_opt.costs.stage_costs import StageCost, stage_costs
+from llm_perf_opt.costs.stage_costs import StageCost, module_costs, stage_costs
 from llm_perf_opt.ops.cost import OpCost
 from llm_perf_opt.ops.unpriced import flops_bound
 from tests.costs.small_run import (

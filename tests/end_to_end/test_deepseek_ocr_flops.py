@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.costs.module_costs import module_costs
-from llm_perf_opt.costs.stage_costs import stage_costs
+from llm_perf_opt.costs.stage_costs import module_costs, stage_costs
 from llm_perf_opt.ops.table import price
 from tests.end_to_end.deepseek_ocr_runs import facts, trace, workload
 

@@ -14,8 +14,7 @@ import torch
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_in_module, ops_of
 from llm_perf_opt.core.target import Target
-from llm_perf_opt.costs.module_costs import module_costs
-from llm_perf_opt.costs.stage_costs import stage_costs
+from llm_perf_opt.costs.stage_costs import module_costs, stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig

@@ -12,7 +12,7 @@ from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_ops
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
-from llm_perf_opt.timing.heap import fresh_bytes_by_op
+from llm_perf_opt.timing.calibrated_rates import fresh_bytes_by_op
 
 FACTS = json.loads((Path(__file__).parents[1] / "facts" / "deepseek_ocr" / "page_faults.json").read_text("utf-8"))
 PAGE_BYTES = 4096

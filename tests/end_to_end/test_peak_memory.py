@@ -26,7 +26,7 @@ from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_bytes
-from llm_perf_opt.costs.memory.attention_cases import AttentionCase, attention_cases, attention_table
+from llm_perf_opt.costs.memory.memory_report import AttentionCase, attention_cases, attention_table
 from llm_perf_opt.costs.memory.need import need_table, run_memory
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter

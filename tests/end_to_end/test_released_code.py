@@ -19,7 +19,7 @@ from llm_perf_opt.core.collectives import Collective, collective_of
 from llm_perf_opt.core.plugins import FOLDERS
 from llm_perf_opt.core.source_figures import Method
 from llm_perf_opt.costs.memory.need import run_memory
-from llm_perf_opt.costs.module_costs import module_costs
+from llm_perf_opt.costs.stage_costs import module_costs
 from llm_perf_opt.graphs.call_checks import call_checks
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.tracing.origin import Origin

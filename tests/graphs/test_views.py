@@ -10,7 +10,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.graph_view import BoxLoop, LoopKind
-from llm_perf_opt.costs.module_costs import module_costs
+from llm_perf_opt.costs.stage_costs import module_costs
 from llm_perf_opt.graphs.conservation import check_conservation
 from llm_perf_opt.graphs.view import group
 from tests.costs.small_run import ACTIVATE_BYTES, small_run

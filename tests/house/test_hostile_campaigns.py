@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.sealing import sealed_text, split_seal
+from llm_perf_opt.core.output_files import sealed_text, split_seal
 from scripts.campaigns import hostile_files, hostile_names
 from scripts.campaigns.file_kinds import Kind, file_kinds
 from scripts.campaigns.hostile_names import CRAFTED, PLACES, unseen

@@ -22,7 +22,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import device_template, load_devices
 from llm_perf_opt.core.hardware.calibration import read_calibration
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.measurements.profile.metrics_file import read_metrics
 from llm_perf_opt.sweeps.function.files.function_file import function_document, read_function
 from tests.core.callgraph.made_graphs import toy_graph

@@ -51,7 +51,7 @@ def test_few_files_are_fragments() -> None:
     """A file of a quarter of an idea costs its reader three more; `__init__` only opens a room."""
     sizes = [len(file.read_text("utf-8").splitlines()) for file in SOURCES if file.name != "__init__.py"]
     assert sum(size < 40 for size in sizes) <= 25
-    assert 100 <= median(sizes) <= 180
+    assert 100 <= median(sizes) <= 220
 
 
 def imported_modules(file: Path) -> Iterator[str]:

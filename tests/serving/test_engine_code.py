@@ -13,7 +13,7 @@ from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.ops.kernel_shape import ExpertsShape
-from llm_perf_opt.timing.fused_experts import fused_experts
+from llm_perf_opt.timing.fused_blocks import fused_experts
 from llm_perf_opt.timing.fusions import Fusion
 
 TRACES = Path(__file__).parents[1] / "facts" / "vllm_traces"

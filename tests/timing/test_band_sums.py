@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from llm_perf_opt.timing.band_sums import SYSTEMATIC_SHARE, BandOfKind, combined
+from llm_perf_opt.timing.predict import SYSTEMATIC_SHARE, BandOfKind, combined
 from llm_perf_opt.timing.rates import Band
 
 ONE = Band(0.9, 1.2, 1.0)

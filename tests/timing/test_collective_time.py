@@ -11,8 +11,7 @@ import pytest
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
 from llm_perf_opt.core.hardware.links import Cluster, RankPlacement, parse_cluster
 from llm_perf_opt.core.hardware.priors import link_priors
-from llm_perf_opt.timing.collective_forms import usual_forms
-from llm_perf_opt.timing.collective_time import CollectiveTime, collective_time
+from llm_perf_opt.timing.collective_time import CollectiveTime, collective_time, usual_forms
 
 NODE = parse_cluster("8x h100-sxm")
 FOUR_NODES = parse_cluster("4x8 h100-sxm")

@@ -13,12 +13,18 @@ from llm_perf_opt.core.collectives import Collective, CollectiveKind, group_of
 from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import calibrated_work_of, kernels_of
-from llm_perf_opt.timing.collective_time import collective_time
-from llm_perf_opt.timing.communication import NO_CLUSTER, NO_GROUP, beside, communication_of, sent_bytes
+from llm_perf_opt.timing.collective_time import (
+    NO_CLUSTER,
+    NO_GROUP,
+    beside,
+    collective_time,
+    communication_of,
+    sent_bytes,
+)
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates
 from llm_perf_opt.timing.lower_bound import BoundBy
 from llm_perf_opt.timing.predict import stage_time
-from llm_perf_opt.timing.prediction_notes import bound_claim
+from llm_perf_opt.timing.prediction_report import bound_claim
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.timing.stage_work import work_of
 

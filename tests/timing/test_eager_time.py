@@ -19,8 +19,8 @@ from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.timing.eager_time import SOURCE, eager_time, launched_alone
+from llm_perf_opt.timing.rate_sources import RecordedRates, recorded_rates
 from llm_perf_opt.timing.rates import Band
-from llm_perf_opt.timing.recorded_rates import RecordedRates, recorded_rates
 
 FACTS = Path(__file__).parents[1] / "facts"
 

@@ -9,9 +9,8 @@ import pytest
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.report import Kind
-from llm_perf_opt.timing.efficiency import stage_efficiency
+from llm_perf_opt.timing.efficiency import efficiency_table, roofline_chart, roofline_of_bands, stage_efficiency
 from llm_perf_opt.timing.lower_bound import BoundBy, lower_bound
-from llm_perf_opt.timing.roofline import efficiency_table, roofline_chart, roofline_of_bands
 
 CARD = Device(
     id="card",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.timing.heap import Heap, fresh_bytes_by_op
+from llm_perf_opt.timing.calibrated_rates import Heap, fresh_bytes_by_op
 from tests.costs.made_kinds import kind, tensor
 
 MIB = 2**20

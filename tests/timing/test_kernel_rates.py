@@ -171,7 +171,7 @@ def test_a_device_without_tables_is_scaled_and_says_so() -> None:
 
 
 def test_every_system_with_tables_is_a_known_device() -> None:
-    from llm_perf_opt.timing.kernels.systems import MEASURED_ON
+    from llm_perf_opt.timing.kernels.tables import MEASURED_ON
 
     assert {table.system for table in list_tables()} == set(MEASURED_ON)
 

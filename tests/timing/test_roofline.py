@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.timing.efficiency import op_rooflines, roofline_table
 from llm_perf_opt.timing.lower_bound import BoundBy
-from llm_perf_opt.timing.roofline import op_rooflines, roofline_table
 from tests.costs.small_run import ACTIVATE_BYTES, PROJECT_BYTES, PROJECT_FLOPS, small_run
 
 CARD = Device(

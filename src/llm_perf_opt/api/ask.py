@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.first_lines import counted, listed
-from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table
+from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table, counted, listed
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.sweeps.studies.bounded_sql import MAX_SECONDS, bounded_answer
 from llm_perf_opt.sweeps.studies.parquet_store import StudyStore, require_packages

@@ -10,9 +10,8 @@ from importlib import metadata
 from llm_perf_opt import __version__
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.first_lines import counted, listed
 from llm_perf_opt.core.plugins import MODELS
-from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, counted, listed
 from llm_perf_opt.models.huggingface.hub import cached_names, snapshot
 from llm_perf_opt.models.huggingface.names import CatalogueModel, catalogue, matching, near_names
 from llm_perf_opt.serving.vllm.environment import checked_versions, find, is_checked

@@ -9,9 +9,8 @@ from pathlib import Path
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks, group_of
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.first_lines import counted
 from llm_perf_opt.core.hardware.links import Cluster, Link, parse_cluster
-from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, counted
 from llm_perf_opt.core.units import format_bytes, format_seconds
 from llm_perf_opt.timing.collective_time import CollectiveTime, collective_time
 

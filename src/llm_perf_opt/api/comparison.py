@@ -27,9 +27,8 @@ from llm_perf_opt.comparisons import (
     total_pair,
 )
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.first_lines import change_text, counted, listed
-from llm_perf_opt.core.hardware.named_hardware import Hardware, find_hardware, require_room
-from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.hardware.links import Hardware, find_hardware, require_room
+from llm_perf_opt.core.report import Report, change_text, counted, listed
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops
 from llm_perf_opt.timing.rate_sources import refuse_rates, source_of
 from llm_perf_opt.tracing.deployed_traces import deployed_device

@@ -188,7 +188,7 @@ def _answer(
         static = static_compute(model=model, workload=workload, graphs=(), source_figures=figures)
         return cost_answer(static)
     from llm_perf_opt.api.memory import eager_and_fused
-    from llm_perf_opt.costs.memory.attention_cases import attention_cases
+    from llm_perf_opt.costs.memory.memory_report import attention_cases
     from llm_perf_opt.costs.memory.need import run_memory
 
     memory = run_memory(graphs)

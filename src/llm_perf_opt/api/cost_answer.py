@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt import __version__
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.first_lines import counted, largest_text, listed, stage_names
-from llm_perf_opt.core.output_files import make_folder, require_free, write_together
+from llm_perf_opt.core.output_files import make_folder, require_free, sealed_text, write_together
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.reading import filled
-from llm_perf_opt.core.report import Report
-from llm_perf_opt.core.sealing import sealed_text
+from llm_perf_opt.core.report import Report, counted, largest_text, listed, stage_names
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_count, format_flops, format_parameters
@@ -33,9 +31,9 @@ from llm_perf_opt.costs.static_file import static_compute_json
 from llm_perf_opt.costs.static_report import incomplete_sources, sources_with_figures, static_report
 
 if TYPE_CHECKING:
-    from llm_perf_opt.costs.memory.attention_cases import AttentionCase
+    from llm_perf_opt.costs.memory.memory_report import AttentionCase
     from llm_perf_opt.costs.memory.need import RunMemory
-    from llm_perf_opt.costs.necessary.necessary_table import StageNeeds
+    from llm_perf_opt.costs.necessary.stage_needs import StageNeeds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -187,14 +185,14 @@ class CostAnswer(Answer):
         report = static_report(self._static)
         if not self._graphs:
             return report
-        from llm_perf_opt.costs.necessary.necessary_table import with_necessary
+        from llm_perf_opt.costs.necessary.stage_needs import with_necessary
 
         notes = (*deployment_notes(self._graphs), *report.notes)
         return with_necessary(replace(report, notes=notes), self._needs)
 
     @cached_property
     def _needs(self) -> tuple[StageNeeds, ...]:
-        from llm_perf_opt.costs.necessary.necessary_table import stage_needs
+        from llm_perf_opt.costs.necessary.stage_needs import stage_needs
 
         return stage_needs(self._graphs)
 

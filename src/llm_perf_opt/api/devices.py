@@ -8,11 +8,10 @@ from pathlib import Path
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.cluster import link_table
-from llm_perf_opt.core.first_lines import counted
 from llm_perf_opt.core.hardware import Device, Node, find_device, load_devices, load_links
-from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, counted
 from llm_perf_opt.core.units import format_bytes, format_bytes_per_s, format_flops_per_s
-from llm_perf_opt.timing.kernels.systems import MEASURED_ON, system_of
+from llm_perf_opt.timing.kernels.tables import MEASURED_ON, system_of
 
 _LISTED_RATES = ("bf16", "fp16", "fp8", "fp32")
 _LISTED = {  # column of the list -> the figure as a file of devices spells it

@@ -14,15 +14,14 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.export_outcome import Check, ExportOptions, PartOutcome, Verdict
-from llm_perf_opt.core.first_lines import counted, listed
 from llm_perf_opt.core.output_files import write_together
 from llm_perf_opt.core.plugins import EXPORT_LABS, REPORTERS
 from llm_perf_opt.core.protocols import ExportLab, RunsForReal
-from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.report import Report, counted, listed
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.target import Part, Target
 from llm_perf_opt.core.units import format_seconds
-from llm_perf_opt.costs.module_costs import kinds_in_call
+from llm_perf_opt.costs.stage_costs import kinds_in_call
 from llm_perf_opt.exports.export_matrix import PartFlops, export_report, part_flops
 from llm_perf_opt.exports.export_names import (
     MATRIX,

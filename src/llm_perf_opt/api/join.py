@@ -11,7 +11,7 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.reading import filled
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.core.units import format_count
 from llm_perf_opt.measurements.join.attribution import ENOUGH, join_recording

@@ -9,11 +9,10 @@ from pathlib import Path
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.named_hardware import Hardware, device_of, find_hardware, require_room
+from llm_perf_opt.core.hardware.links import Hardware, device_of, find_hardware, require_room
 from llm_perf_opt.core.report import Report
-from llm_perf_opt.costs.memory.attention_cases import AttentionCase, attention_cases
 from llm_perf_opt.costs.memory.kv_cache import TracedKvCache
-from llm_perf_opt.costs.memory.memory_report import memory_report
+from llm_perf_opt.costs.memory.memory_report import AttentionCase, attention_cases, memory_report
 from llm_perf_opt.costs.memory.need import PhaseMemory, RunMemory, run_memory
 from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.serving.fit import ServingFit, TracedFit, traced_fit, with_serving_fit

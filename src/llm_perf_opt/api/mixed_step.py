@@ -11,9 +11,9 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
-from llm_perf_opt.sweeps.chunk_function import BATCH, CONTEXT, NEW_TOKENS
 from llm_perf_opt.sweeps.function.figures.packed import PackedOp, PackedProgram, PackedSequence, UnpackedOp
 from llm_perf_opt.sweeps.function.phase_function import FunctionCell, PhaseFunction
+from llm_perf_opt.sweeps.run_function import BATCH, CONTEXT, NEW_TOKENS
 
 DECODE, PREFILL = "decode", "prefill"
 

@@ -18,8 +18,17 @@ from llm_perf_opt.core.report import Note, Report
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import PageSize, read_page_size
 from llm_perf_opt.costs.run_description import deployment_notes, workload_text
-from llm_perf_opt.sweeps.page_costs import AddedCrops, PageCost, RunCost, added_crops, run_cost, smaller_grid
-from llm_perf_opt.sweeps.page_report import grid_text, page_lines, page_report
+from llm_perf_opt.sweeps.page_report import (
+    AddedCrops,
+    PageCost,
+    RunCost,
+    added_crops,
+    grid_text,
+    page_lines,
+    page_report,
+    run_cost,
+    smaller_grid,
+)
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.timing.rates import RateSource

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.hardware.named_hardware import Hardware
+from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.costs.run_description import deployment_notes, workload_note

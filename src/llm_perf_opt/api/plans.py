@@ -12,14 +12,13 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.per_rank import rank_kinds
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.first_lines import counted, listed, three_digits
 from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import KnowsPlans
-from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.core.report import Level, Note, Report, counted, listed, three_digits
 from llm_perf_opt.core.units import format_bytes, format_count, format_ratio
 from llm_perf_opt.core.work_limits import LimitReached
-from llm_perf_opt.costs.memory.replicated import replicated_notes, spreads_little
+from llm_perf_opt.costs.memory.need import replicated_notes, spreads_little
 from llm_perf_opt.costs.run_description import deployment_notes, workload_note
 from llm_perf_opt.serving.ranks.plan_figures import PlanFigures, plan_figures, plans_of, ranked
 from llm_perf_opt.serving.ranks.plan_report import (

@@ -13,12 +13,10 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration
-from llm_perf_opt.core.hardware.links import Cluster
-from llm_perf_opt.core.hardware.named_hardware import device_of, hardware_id
+from llm_perf_opt.core.hardware.links import Cluster, device_of, hardware_id
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Level, Note, Report
-from llm_perf_opt.costs.memory.need import RunMemory, need_table
-from llm_perf_opt.costs.memory.shortage import Shortage, largest_need
+from llm_perf_opt.costs.memory.need import RunMemory, Shortage, largest_need, need_table
 from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.measurements.correction_report import Correction, with_correction
 from llm_perf_opt.serving.fit import ServingFit, TracedFit, fullest_traced_fit, with_serving_fit
@@ -290,8 +288,7 @@ def _missing_tables(source: RateSource) -> Iterator[Note]:
     """What measured kernels would add, where they come near the device and are not installed."""
     if not isinstance(source, DataSheetRates):
         return
-    from llm_perf_opt.timing.kernels.systems import system_of
-    from llm_perf_opt.timing.kernels.tables import INSTALL, missing_packages
+    from llm_perf_opt.timing.kernels.tables import INSTALL, missing_packages, system_of
 
     system = system_of(source.device)
     if system is not None and missing_packages():

@@ -11,8 +11,7 @@ from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.units import format_bytes, format_count
 from llm_perf_opt.core.workload import Deployment
-from llm_perf_opt.costs.memory.need import RunMemory, run_memory
-from llm_perf_opt.costs.memory.shortage import Shortage, fit_text, shortage_of, shortage_text
+from llm_perf_opt.costs.memory.need import RunMemory, Shortage, fit_text, run_memory, shortage_of, shortage_text
 from llm_perf_opt.timing.datasheet_rates import SOURCE, Execution
 from llm_perf_opt.timing.lower_bound import BoundBy
 from llm_perf_opt.timing.predict import StageTime

@@ -13,12 +13,11 @@ from llm_perf_opt.api.prediction_words import execution_text, run_text
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.first_lines import three_digits
 from llm_perf_opt.core.hardware import load_devices
-from llm_perf_opt.core.hardware.named_hardware import Hardware, device_of, find_hardware, hardware_id
-from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of
+from llm_perf_opt.core.hardware.links import Hardware, device_of, find_hardware, hardware_id
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of, three_digits
 from llm_perf_opt.core.units import format_count
-from llm_perf_opt.costs.memory.shortage import Shortage
+from llm_perf_opt.costs.memory.need import Shortage
 from llm_perf_opt.costs.run_description import deployment_notes, workload_note
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.timing.speed import Rate, Speed, band_text, rate_text

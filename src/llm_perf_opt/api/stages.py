@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.first_lines import counted, largest_text, stage_names
-from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.report import Report, counted, largest_text, stage_names
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_parameters
 from llm_perf_opt.costs.collectives import with_collectives
 from llm_perf_opt.costs.coverage import UnpricedOp, known_sum, price_coverage
-from llm_perf_opt.costs.necessary.necessary_table import StageNeeds, with_necessary
-from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, necessary_by_stage
+from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, StageNeeds, necessary_by_stage, with_necessary
 from llm_perf_opt.costs.stage_costs import StageCost, StageCosts, run_costs, stage_costs, stage_report
 from llm_perf_opt.graphs.call_checks import TITLE as CALLS_TABLE
 from llm_perf_opt.graphs.call_checks import CallCheck, call_checks, with_call_checks

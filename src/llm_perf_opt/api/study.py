@@ -19,8 +19,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.study_task import TaskOutcome, reason_of, run_task, write_failure
 from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.first_lines import counted
-from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table
+from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table, counted
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.models.huggingface.names import find_model
 from llm_perf_opt.serving.vllm.environment import find

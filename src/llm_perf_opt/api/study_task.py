@@ -181,7 +181,7 @@ def _loaded(path: str) -> RunFunction[TracedRun]:
 
 
 def _deployed_tables(task: StudyTask, function: RunFunction[TracedRun], deployment: PointDeployment) -> Iterator[Any]:
-    from llm_perf_opt.sweeps.function.points import sizes_in_range
+    from llm_perf_opt.sweeps.run_function import sizes_in_range
 
     assert task.contexts is not None, "a function is asked at contexts"
     cluster = deployment.cluster()

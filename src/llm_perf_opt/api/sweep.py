@@ -10,13 +10,14 @@ from typing import Any
 from llm_perf_opt.api.sweep_answer import SweepAnswer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.named_hardware import Hardware, cluster_of, device_of
+from llm_perf_opt.core.hardware.links import Hardware, cluster_of, device_of
 from llm_perf_opt.core.number_ranges import NumberRange, read_range
 from llm_perf_opt.serving.fit import rank_memory
+from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
-from llm_perf_opt.sweeps.function.sweep.points import (
+from llm_perf_opt.sweeps.run_function import RunFunction, trace_function
+from llm_perf_opt.sweeps.sweep_points import (
     BATCH,
-    CONTEXT,
     PREFILL,
     Pair,
     PhaseSweep,
@@ -26,8 +27,7 @@ from llm_perf_opt.sweeps.function.sweep.points import (
     largest_batch,
     shown_values,
 )
-from llm_perf_opt.sweeps.function.sweep.report import OpenCell, ProvenCell
-from llm_perf_opt.sweeps.run_function import RunFunction, trace_function
+from llm_perf_opt.sweeps.sweep_report import OpenCell, ProvenCell
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.timing.rates import RateSource

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.first_lines import counted
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.number_ranges import NumberRange, round_numbers
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.report import Chart, Note, Report, Table
+from llm_perf_opt.core.report import Chart, Note, Report, Table, counted
 from llm_perf_opt.costs.run_description import deployment_notes, workload_text
-from llm_perf_opt.sweeps.function.sweep.points import (
+from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
+from llm_perf_opt.sweeps.function_files import save_function
+from llm_perf_opt.sweeps.run_function import RunFunction
+from llm_perf_opt.sweeps.sweep_points import (
     BATCH,
-    CONTEXT,
     AddedCost,
     Bend,
     LargestBatch,
@@ -30,7 +31,7 @@ from llm_perf_opt.sweeps.function.sweep.points import (
     middle,
     shown_values,
 )
-from llm_perf_opt.sweeps.function.sweep.report import (
+from llm_perf_opt.sweeps.sweep_report import (
     EVERY_POINT,
     OpenCell,
     ProvenCell,
@@ -48,8 +49,6 @@ from llm_perf_opt.sweeps.function.sweep.report import (
     range_text,
     short_table,
 )
-from llm_perf_opt.sweeps.function_files import save_function
-from llm_perf_opt.sweeps.run_function import RunFunction
 from llm_perf_opt.timing.rates import RateSource
 from llm_perf_opt.tracing.traced_run import TracedRun
 

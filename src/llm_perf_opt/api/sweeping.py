@@ -12,10 +12,11 @@ from llm_perf_opt.api.sweep_answer import SweepAnswer
 from llm_perf_opt.api.tracing import load_function, trace
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.named_hardware import Hardware, find_hardware
+from llm_perf_opt.core.hardware.links import Hardware, find_hardware
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
-from llm_perf_opt.sweeps.function.sweep.points import BATCH, CONTEXT
-from llm_perf_opt.sweeps.function.sweep.report import range_text
+from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
+from llm_perf_opt.sweeps.sweep_points import BATCH
+from llm_perf_opt.sweeps.sweep_report import range_text
 from llm_perf_opt.timing.datasheet_rates import Execution
 
 log = logging.getLogger(__name__)

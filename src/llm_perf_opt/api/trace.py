@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import Device
     from llm_perf_opt.core.hardware.calibration import Calibration
-    from llm_perf_opt.core.hardware.named_hardware import Hardware
+    from llm_perf_opt.core.hardware.links import Hardware
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from llm_perf_opt.api.mixed_step import MixedStepAnswer, MixedSteps
 from llm_perf_opt.api.sweep import sweep_answer
 from llm_perf_opt.api.sweep_answer import SweepAnswer
-from llm_perf_opt.core.hardware.named_hardware import Hardware, find_hardware
+from llm_perf_opt.core.hardware.links import Hardware, find_hardware
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
 from llm_perf_opt.costs.memory.kv_cache import CHUNK
 from llm_perf_opt.sweeps.function_files import save_function

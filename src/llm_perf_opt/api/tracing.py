@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.links import Cluster
-from llm_perf_opt.core.hardware.named_hardware import (
+from llm_perf_opt.core.hardware.links import (
+    Cluster,
     Hardware,
     device_of,
     find_hardware,
     hardware_id,
     refuse_small_cluster,
 )
-from llm_perf_opt.core.module_pictures import ModulePicture, as_pictures
 from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import workload_options
 from llm_perf_opt.core.protocols import (
+    ModulePicture,
     Tracer,
+    as_pictures,
 )
 from llm_perf_opt.core.workload import Deployment, ModelCode
 from llm_perf_opt.models.huggingface.names import NamedModel, find_model

@@ -11,7 +11,7 @@ from llm_perf_opt.api.memory import eager_and_fused
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.named_hardware import Hardware, cluster_of, device_of, find_hardware, require_room
+from llm_perf_opt.core.hardware.links import Hardware, cluster_of, device_of, find_hardware, require_room
 from llm_perf_opt.core.report import Note, Report
 from llm_perf_opt.core.units import format_bytes, format_seconds
 from llm_perf_opt.costs.run_description import deployment_notes, workload_note

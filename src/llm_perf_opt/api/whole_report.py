@@ -35,8 +35,8 @@ from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.links import Cluster
-from llm_perf_opt.core.hardware.named_hardware import (
+from llm_perf_opt.core.hardware.links import (
+    Cluster,
     Hardware,
     cluster_of,
     device_of,

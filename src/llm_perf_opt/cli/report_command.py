@@ -139,7 +139,7 @@ def _whole(
 ) -> StagesAnswer | WholeReport:
     """`machine`: the devices, the file they are looked up in, and who launches kernels."""
     from llm_perf_opt.api.whole_report import find_report_devices
-    from llm_perf_opt.core.hardware.named_hardware import device_of
+    from llm_perf_opt.core.hardware.links import device_of
     from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
     device, devices, execution = machine

@@ -31,8 +31,8 @@ from llm_perf_opt.cli.output import (
 )
 from llm_perf_opt.cli.progress import log_debug_too, say
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.module_pictures import FORM
 from llm_perf_opt.core.plugins import TRACERS
+from llm_perf_opt.core.protocols import FORM
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.stages import StagesAnswer

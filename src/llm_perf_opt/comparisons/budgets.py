@@ -252,7 +252,7 @@ class SideFigures:
     def _peak_memory(self, name: str, stage: str) -> SideFigure:
         """Memory is held by a whole phase: the stage that bears its name stands for all of it."""
         graph = self._phases[name]
-        memory = next(one for graph_, one in zip(self._run, self._memory.phases, strict=True) if graph_ is graph)
+        memory = next(phase for graph_, phase in zip(self._run, self._memory.phases, strict=True) if graph_ is graph)
         if memory.total_bytes is None:
             return _unknown(f"the trace of the {graph.phase} follows no memory")
         if stage in (TOTAL, graph.phase):
@@ -284,10 +284,10 @@ def _cost(metric: str, pair: StagePair, cost: StageCost | None) -> SideFigure:
 
 def _stage_memory(memory: PhaseMemory, stage: str) -> SideFigure:
     """All that is held whatever runs, and what is alive at the peak of the stage."""
-    found = next((one for one in memory.stages if one.stage == stage), None)
-    if found is None or memory.total_bytes is None or memory.peak is None:
+    stage_memory = next((candidate for candidate in memory.stages if candidate.stage == stage), None)
+    if stage_memory is None or memory.total_bytes is None or memory.peak is None:
         return _unknown(f"nothing that takes memory runs in {stage} of the {memory.phase}")
-    return SideFigure(memory.total_bytes - memory.peak.bytes + found.peak.bytes)
+    return SideFigure(memory.total_bytes - memory.peak.bytes + stage_memory.peak.bytes)
 
 
 def _stage_seconds(metric: str, time: StageTime, rates: RateSource) -> SideFigure:
@@ -360,14 +360,14 @@ def change_text(left: float | None, right: float | None) -> str:
 def budget_tables(verdicts: Sequence[BudgetCheck]) -> Iterator[Table]:
     """Costs as exact counts, memory in bytes, times in seconds."""
     costs = [verdict for verdict in verdicts if not verdict.budget.is_time and verdict.budget.metric not in _HELD]
-    held = [one for one in verdicts if one.budget.metric in _HELD]
-    times = [one for one in verdicts if one.budget.is_time]
+    memory_verdicts = [verdict for verdict in verdicts if verdict.budget.metric in _HELD]
+    times = [verdict for verdict in verdicts if verdict.budget.is_time]
     titles = (
         ("Budgets", costs, Kind.COUNT),
-        ("Budgets on memory", held, Kind.BYTES),
+        ("Budgets on memory", memory_verdicts, Kind.BYTES),
         ("Budgets on time", times, Kind.SECONDS),
     )
-    return (_budget_table(title, found, kind) for title, found, kind in titles if found)
+    return (_budget_table(title, of_kind, kind) for title, of_kind, kind in titles if of_kind)
 
 
 def _budget_table(title: str, verdicts: Sequence[BudgetCheck], kind: Kind) -> Table:
@@ -413,7 +413,7 @@ def time_table(figures: BudgetFigures, machine: str) -> Table:
     named = sorted(figures.stages.items(), key=lambda item: not item[1].phase)  # all phases together come last
     whole = [(pair.phase or "all", pair.stage, name) for name, pair in named if _is_full_name(name, pair.phase)]
     bounds, expected, high = (
-        {name: tuple(one.value for one in figures.both(metric, name)) for *_, name in whole}
+        {name: tuple(figure.value for figure in figures.both(metric, name)) for *_, name in whole}
         for metric in ("bound", "time", "high")
     )
     is_expected = any(value is not None for pair in expected.values() for value in pair)

@@ -55,7 +55,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.module_selection import recorded_of, recorded_only
 from llm_perf_opt.core.report import Level, Note
 from llm_perf_opt.core.tensor_formats import is_weight_format, untransposed
-from llm_perf_opt.costs.reconcile.causes import Cause, CauseTable, Explanation
+from llm_perf_opt.costs.reconcile import Cause, CauseTable, Explanation
 
 Types = dict[tuple[str, str], None]  # (left, right), each once, in order
 Stored = Mapping[str, tuple[object, object]]  # header field -> both sides
@@ -110,7 +110,7 @@ def _handed_text(difference: Difference, cache: tuple[object, object] | None) ->
 
 
 def _is_told(types: tuple[str, str], cache: tuple[object, object] | None) -> bool:
-    return cache is not None and all(said in (None, seen) for said, seen in zip(cache, types, strict=True))
+    return cache is not None and all(stated in (None, seen) for stated, seen in zip(cache, types, strict=True))
 
 
 def _changed_types(pairs: Sequence[tuple[Tensor, Tensor]]) -> Types:
@@ -152,8 +152,8 @@ def filtered_trace(pair: Pair, differences: Sequence[Difference]) -> Iterator[Cl
 def filter_notes(pairs: Sequence[Pair]) -> Iterator[Note]:
     """A warning for each run that is not recorded whole."""
     for name, place in (("A", 0), ("B", 1)):
-        found = dict.fromkeys(recorded_only(pair.sides[place].graph.workload) for pair in pairs)
-        for asked in filter(None, found):
+        recorded = dict.fromkeys(recorded_only(pair.sides[place].graph.workload) for pair in pairs)
+        for asked in filter(None, recorded):
             yield Note(
                 f"{name} is a filtered trace: it records {asked}, and calls of other modules are not in it.",
                 Level.WARNING,
@@ -175,17 +175,17 @@ def _follows(
 
 def _absorbing(side: Side, recorded: frozenset[str]) -> set[str]:
     """The recorded modules around those that ran here and are not recorded."""
-    found: set[str] = set()
+    explained: set[str] = set()
     seen: set[str] = set()
     waiting = [path for path in side.calls if path not in recorded]
     while waiting:
         for caller in side.callers.get(waiting.pop(), {}):
             if caller in recorded:
-                found.add(caller)
+                explained.add(caller)
             elif caller not in seen:
                 seen.add(caller)
                 waiting.append(caller)
-    return found
+    return explained
 
 
 Claims = Callable[[Pair, Sequence[Difference]], Iterable[Claim]]
@@ -198,104 +198,68 @@ class TraceCause(Cause):
     claims: Claims
 
 
+# Name, meaning and claims of each, in the order in which they are tried.
 CAUSES = CauseTable(
-    TraceCause(
-        name="tracer cannot see ops",
-        meaning="one tracer saw no ops, or no shapes of them",
-        claims=tracer_cannot_see_ops,
-    ),
-    TraceCause(
-        name="tracer cannot see",
-        meaning="one tracer saw no module tree, no weights or no tensors",
-        claims=tracer_cannot_see,
-    ),
-    TraceCause(
-        name="filtered trace",
-        meaning="one trace records a part of the modules (--only, --stage)",
-        claims=filtered_trace,
-    ),
-    TraceCause(name="fused QKV", meaning="one code projects queries, keys and values in one product", claims=fused_qkv),
-    TraceCause(name="gate and up in one", meaning="one code runs gate and up as one product", claims=gate_and_up),
-    TraceCause(
-        name="latent projections in one",
-        meaning="one code makes latent queries, keys and values in one product",
-        claims=fused_latent_inputs,
-    ),
-    TraceCause(
-        name="shared matrices",
-        meaning="one code divides matrices between ranks that the other keeps whole",
-        claims=shared_matrices,
-    ),
-    TraceCause(
-        name="latent attention in one op",
-        meaning="one code attends on latent vectors in one op, absorbed in a step of one token",
-        claims=latent_attention,
-    ),
-    TraceCause(
-        name="grouped experts", meaning="one code runs the routed experts of a layer in one op", claims=grouped_experts
-    ),
-    TraceCause(
-        name="attention on pages", meaning="one code attends on the pages of a cache in one op", claims=paged_attention
-    ),
-    TraceCause(name="fused norm", meaning="one code runs a norm and the sum before it in one op", claims=fused_norms),
-    TraceCause(
-        name="fused activation",
-        meaning="one code runs an activation and the product after it in one op",
-        claims=fused_activation,
-    ),
-    TraceCause(
-        name="rows in one dimension", meaning="one code lays the tokens of all sequences in a row", claims=rows_in_one
-    ),
-    TraceCause(name="another code", meaning="the runs are of two codes of one model", claims=another_code),
-    TraceCause(name="container", meaning="one tracer counts calls of a class without a forward", claims=container),
-    TraceCause(name="routing", meaning="the experts got other shares of the same rows", claims=routing),
-    TraceCause(
-        name="unseen direct forward",
-        meaning="a forward that was called directly, past the hooks of one tracer",
-        claims=unseen_direct_forward,
-    ),
-    TraceCause(
-        name="order of tensors", meaning="the tracers list the same tensors in another order", claims=order_of_tensors
-    ),
-    TraceCause(
-        name="tensor listed once",
-        meaning="one tracer lists a tensor once that was given several times",
-        claims=tensor_listed_once,
-    ),
-    TraceCause(
-        name="written through a view",
-        meaning="the tensors agree but for dimensions of size one",
-        claims=written_through_a_view,
-    ),
-    TraceCause(
-        name="weights listed as inputs", meaning="one tracer lists weights among the inputs", claims=weights_listed
-    ),
-    TraceCause(name="parallel plan", meaning="the model is spread over ranks another way", claims=parallel_plan),
-    TraceCause(
-        name="cache objects",
-        meaning="one tracer looks into a cache object that the other does not open",
-        claims=cache_objects,
-    ),
-    TraceCause(name="stored format", meaning="weights or cache are stored in another format", claims=stored_format),
-    TraceCause(name="partial run", meaning="one trace stopped before the end", claims=partial_run),
-    TraceCause(name="decode length", meaning="the runs decoded another number of tokens", claims=decode_length),
-    TraceCause(name="workload", meaning="the runs had other inputs", claims=workload),
-    TraceCause(name="another model", meaning="the traces are of two models", claims=another_model),
-    TraceCause(name="another phase", meaning="the traces are of two phases", claims=another_phase),
-    TraceCause(name="library version", meaning="the libraries have other versions", claims=library_version),
+    *(
+        TraceCause(name=name, meaning=meaning, claims=claims)
+        for name, meaning, claims in (
+            ("tracer cannot see ops", "one tracer saw no ops, or no shapes of them", tracer_cannot_see_ops),
+            ("tracer cannot see", "one tracer saw no module tree, no weights or no tensors", tracer_cannot_see),
+            ("filtered trace", "one trace records a part of the modules (--only, --stage)", filtered_trace),
+            ("fused QKV", "one code projects queries, keys and values in one product", fused_qkv),
+            ("gate and up in one", "one code runs gate and up as one product", gate_and_up),
+            (
+                "latent projections in one",
+                "one code makes latent queries, keys and values in one product",
+                fused_latent_inputs,
+            ),
+            ("shared matrices", "one code divides matrices between ranks that the other keeps whole", shared_matrices),
+            (
+                "latent attention in one op",
+                "one code attends on latent vectors in one op, absorbed in a step of one token",
+                latent_attention,
+            ),
+            ("grouped experts", "one code runs the routed experts of a layer in one op", grouped_experts),
+            ("attention on pages", "one code attends on the pages of a cache in one op", paged_attention),
+            ("fused norm", "one code runs a norm and the sum before it in one op", fused_norms),
+            ("fused activation", "one code runs an activation and the product after it in one op", fused_activation),
+            ("rows in one dimension", "one code lays the tokens of all sequences in a row", rows_in_one),
+            ("another code", "the runs are of two codes of one model", another_code),
+            ("container", "one tracer counts calls of a class without a forward", container),
+            ("routing", "the experts got other shares of the same rows", routing),
+            (
+                "unseen direct forward",
+                "a forward that was called directly, past the hooks of one tracer",
+                unseen_direct_forward,
+            ),
+            ("order of tensors", "the tracers list the same tensors in another order", order_of_tensors),
+            ("tensor listed once", "one tracer lists a tensor once that was given several times", tensor_listed_once),
+            ("written through a view", "the tensors agree but for dimensions of size one", written_through_a_view),
+            ("weights listed as inputs", "one tracer lists weights among the inputs", weights_listed),
+            ("parallel plan", "the model is spread over ranks another way", parallel_plan),
+            ("cache objects", "one tracer looks into a cache object that the other does not open", cache_objects),
+            ("stored format", "weights or cache are stored in another format", stored_format),
+            ("partial run", "one trace stopped before the end", partial_run),
+            ("decode length", "the runs decoded another number of tokens", decode_length),
+            ("workload", "the runs had other inputs", workload),
+            ("another model", "the traces are of two models", another_model),
+            ("another phase", "the traces are of two phases", another_phase),
+            ("library version", "the libraries have other versions", library_version),
+        )
+    )
 )
 
 
 def explained(pair: Pair, differences: Sequence[Difference]) -> dict[Difference, Explanation]:
     """Difference -> its explanation; the first cause to claim it keeps it, and what no cause claims is not there."""
-    found: dict[Difference, Explanation] = {}
+    explanations: dict[Difference, Explanation] = {}
     for cause in CAUSES.values():
-        waiting = [difference for difference in differences if difference not in found]
+        waiting = [difference for difference in differences if difference not in explanations]
         if not waiting:
             break
         for claim in cause.claims(pair, waiting):
-            found[claim.difference] = Explanation(cause=cause.name, detail=claim.detail)
-    return found
+            explanations[claim.difference] = Explanation(cause=cause.name, detail=claim.detail)
+    return explanations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +299,7 @@ def compare(left: CallGraph, right: CallGraph) -> Comparison:
         else:
             explanations[difference] = followed.by_path[origin]
     explanations.update(explained(pair, open_costs))
-    findings = (Finding(difference=found, explanation=explanations.get(found)) for found in differences)
+    findings = (Finding(difference=difference, explanation=explanations.get(difference)) for difference in differences)
     return Comparison(pair=pair, findings=tuple(findings))
 
 

@@ -292,11 +292,11 @@ def _alike(
 
 
 def _counted(observed: Observed, canonical: Callable[[Tensors], Tensors]) -> dict[Tensors, int]:
-    found: dict[Tensors, int] = {}
+    counts: dict[Tensors, int] = {}
     for tensors, calls in observed:
         key = canonical(tensors)
-        found[key] = found.get(key, 0) + calls
-    return found
+        counts[key] = counts.get(key, 0) + calls
+    return counts
 
 
 def _sorted(tensors: Tensors) -> Tensors:

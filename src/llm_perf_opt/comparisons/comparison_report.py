@@ -11,7 +11,7 @@ from llm_perf_opt.comparisons.causes import Comparison, LonePhase, filter_notes
 from llm_perf_opt.comparisons.difference import COST_ASPECTS, Aspect, Difference, Finding, Value, Weights
 from llm_perf_opt.comparisons.side import OwnOps, Tensor
 from llm_perf_opt.comparisons.stage_pairs import StagePair, stage_pairs, total_pair
-from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
+from llm_perf_opt.core.callgraph.queries import label_of, path_pattern
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops
 from llm_perf_opt.costs.run_description import setting_text, workload_note
@@ -201,7 +201,7 @@ def _cause_table(comparisons: Sequence[Comparison]) -> Table:
         Column("bytes moved B - A", Kind.BYTES),
     )
     ordered = sorted(groups.items(), key=lambda group: (group[0][0] != UNEXPLAINED, -len(group[1])))
-    rows = tuple((cause, phase, detail, *_sums(found, knows_cost)) for (cause, phase, detail), found in ordered)
+    rows = tuple((cause, phase, detail, *_sums(findings, knows_cost)) for (cause, phase, detail), findings in ordered)
     every = [finding for comparison in comparisons for finding in comparison.findings]
     return Table(
         title="Why they differ", columns=columns, rows=rows, footer=("total", "", "", *_sums(every, knows_cost))

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import cast
 
 from llm_perf_opt.comparisons.side import NO_OPS, OwnOps, Side, Tensor, Tensors
-from llm_perf_opt.costs.reconcile.causes import Explained
+from llm_perf_opt.costs.reconcile import Explained
 
 ALL = "(all modules)"  # where a whole table is missing on one side
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from llm_perf_opt.core.callgraph import CallGraph, Observation
-from llm_perf_opt.core.callgraph.path_labels import numbered_name
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
+from llm_perf_opt.core.callgraph.queries import calls_of, numbered_name, ops_of
 from llm_perf_opt.core.callgraph.records import Json, TensorMeta
 from llm_perf_opt.core.target import KEY as EXPECTED_CALLS
 from llm_perf_opt.costs.stage_costs import StageCosts, stage_costs
@@ -57,11 +56,11 @@ class Side:
     @cached_property
     def callers(self) -> dict[str, dict[str, int]]:
         """Module path -> who called it -> how often."""
-        found: dict[str, dict[str, int]] = {}
+        callers: dict[str, dict[str, int]] = {}
         for edge, count in self.graph.edges.items():
             parent, _, child = edge.rpartition("->")
-            found.setdefault(child, {})[parent] = count
-        return found
+            callers.setdefault(child, {})[parent] = count
+        return callers
 
     @cached_property
     def callees(self) -> dict[str, list[str]]:
@@ -85,11 +84,11 @@ class Side:
     @cached_property
     def weights(self) -> dict[str, tuple[tuple[str, Tensor], ...]] | None:
         """Module path -> its own weights and buffers, by name."""
-        found: dict[str, list[tuple[str, Tensor]]] = {}
+        weights: dict[str, list[tuple[str, Tensor]]] = {}
         for parameter in self.graph.parameters:
             path, _, name = parameter.name.rpartition(".")
-            found.setdefault(path, []).append((name, _tensor(parameter.meta)))
-        return {path: tuple(sorted(own)) for path, own in found.items()} or None
+            weights.setdefault(path, []).append((name, _tensor(parameter.meta)))
+        return {path: tuple(sorted(own)) for path, own in weights.items()} or None
 
     @cached_property
     def own_ops(self) -> dict[str, OwnOps] | None:

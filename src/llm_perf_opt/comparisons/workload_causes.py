@@ -24,7 +24,7 @@ from llm_perf_opt.comparisons.difference import (
     find_differences,
 )
 from llm_perf_opt.comparisons.side import OwnOps, Side, Tensor, Tensors
-from llm_perf_opt.core.callgraph.path_labels import numbered_name
+from llm_perf_opt.core.callgraph.queries import numbered_name
 from llm_perf_opt.core.collectives import collective_kind
 from llm_perf_opt.core.module_selection import ONLY, ONLY_STAGES
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
@@ -362,10 +362,10 @@ def _ratios(left: ParallelPlan, right: ParallelPlan) -> set[tuple[int, int]]:
 
 
 def _products(sizes: Sequence[int]) -> set[int]:
-    found = {1}
+    scales = {1}
     for size in sizes:
-        found |= {size * other for other in found}
-    return found
+        scales |= {size * other for other in scales}
+    return scales
 
 
 def _paired_weights(difference: Difference) -> list[tuple[Tensor, Tensor]] | None:

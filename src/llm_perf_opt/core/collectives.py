@@ -87,11 +87,11 @@ def group_of(ranks: Sequence[int]) -> GroupRanks:
 
 def read_group(text: object, size: object) -> GroupRanks | None:
     """The group as an op's arguments hold it: `0-7`, `0-56:8`, `0-9:uneven`; None where that is not readable."""
-    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}|uneven))?)?", str(text))
-    if found is None or type(size) is not int or size < 1:
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}|uneven))?)?", str(text))
+    if match is None or type(size) is not int or size < 1:
         return None
-    first, last = int(found[1]), int(found[2] or found[1])
-    stride = None if found[3] == "uneven" else int(found[3] or 1)
+    first, last = int(match[1]), int(match[2] or match[1])
+    stride = None if match[3] == "uneven" else int(match[3] or 1)
     return GroupRanks(size, first, last, stride)
 
 

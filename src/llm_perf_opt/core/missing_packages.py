@@ -97,12 +97,12 @@ def _wrong_version(error: ImportError, written_for: str | None) -> ImportFailure
 
 def _missing(error: ImportError) -> list[str]:
     if (listed := _LISTED.search(str(error))) is not None:
-        found = [name.strip() for name in listed[1].split(",")]
+        names = [name.strip() for name in listed[1].split(",")]
     elif (kernel := _NOT_INSTALLED.search(str(error))) is not None:
-        found = [kernel[1]]
+        names = [kernel[1]]
     else:
-        found = [(error.name or "").partition(".")[0]] if isinstance(error, ModuleNotFoundError) else []
-    return [name for name in found if _NAME.fullmatch(name)]
+        names = [(error.name or "").partition(".")[0]] if isinstance(error, ModuleNotFoundError) else []
+    return [name for name in names if _NAME.fullmatch(name)]
 
 
 def pip_install(requirements: Iterable[str]) -> str:

@@ -63,8 +63,8 @@ def _rest(parts: tuple[str | None, ...], names: list[str], part: int, name: int)
     while part:
         wanted = parts[part - 1]
         if wanted is None:
-            found = (_rest(parts, names, part - 1, shorter) for shorter in range(name - 1, -1, -1))
-            return next((rest for rest in found if rest is not None), None)
+            rests = (_rest(parts, names, part - 1, shorter) for shorter in range(name - 1, -1, -1))
+            return next((rest for rest in rests if rest is not None), None)
         if not name or not _fits(wanted, names[name - 1]):
             return None
         part, name = part - 1, name - 1
@@ -97,10 +97,10 @@ def _stars_fit(pieces: list[str], name: str) -> bool:
         return False
     at, end = len(first), len(name) - len(last)
     for piece in between:
-        found = name.find(piece, at, end)
-        if found < 0:
+        start = name.find(piece, at, end)
+        if start < 0:
             return False
-        at = found + len(piece)
+        at = start + len(piece)
     return True
 
 

@@ -75,16 +75,16 @@ def _read(given: Given, name: str) -> tuple[tuple[int, ...], bool]:
         return tuple(_number(word, name) for word in given.split(",")), False
     if type(given) is int:
         return (given,), False
-    if isinstance(given, Sequence) and given and all(type(one) is int for one in given):
-        return tuple(int(one) for one in given), isinstance(given, tuple) and len(given) == 2
+    if isinstance(given, Sequence) and given and all(type(number) is int for number in given):
+        return tuple(int(number) for number in given), isinstance(given, tuple) and len(given) == 2
     raise UsageError(f"{name} cannot be {repr(given)[:80]}.", why="it takes whole numbers", fix=_HOW)
 
 
 def _number(text: str, name: str) -> int:
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"{name} cannot be {text.strip()[:80]!r}.", why="it takes whole numbers", fix=_HOW)
-    return int(found[1]) * _FACTORS[found[2].lower()]
+    return int(match[1]) * _FACTORS[match[2].lower()]
 
 
 def round_numbers(low: int, high: int, most: int) -> tuple[int, ...]:
@@ -102,8 +102,8 @@ def round_numbers(low: int, high: int, most: int) -> tuple[int, ...]:
 def _denser(
     best: tuple[int, ...], low: int, high: int, most: int, stride: int, quarters: tuple[int, ...]
 ) -> tuple[int, ...]:
-    found = (low, *_inside(low, high, _ladder(high, stride, quarters)), high)
-    return found if len(best) < len(found) <= most else best
+    numbers = (low, *_inside(low, high, _ladder(high, stride, quarters)), high)
+    return numbers if len(best) < len(numbers) <= most else best
 
 
 def _ladder(high: int, stride: int, quarters: tuple[int, ...]) -> Iterator[int]:
@@ -113,9 +113,9 @@ def _ladder(high: int, stride: int, quarters: tuple[int, ...]) -> Iterator[int]:
 
 def _inside(low: int, high: int, ladder: Iterator[int]) -> list[int]:
     """Between the ends, and not so near to one that the two could not be told apart on an axis."""
-    found = [one for one in ladder if low < one < high]
-    near = min((after / before for before, after in pairwise(found)), default=2.0) ** 0.4
-    return [one for one in found if one / low >= near and high / one >= near]
+    inside = [rung for rung in ladder if low < rung < high]
+    near = min((after / before for before, after in pairwise(inside)), default=2.0) ** 0.4
+    return [rung for rung in inside if rung / low >= near and high / rung >= near]
 
 
 def thinned(values: Sequence[int], most: int) -> tuple[int, ...]:

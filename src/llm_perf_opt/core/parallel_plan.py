@@ -152,17 +152,17 @@ def layer_pattern(name: str) -> str:
 
 def replicated_in(deployment: Mapping[str, Any]) -> frozenset[str] | None:
     """Patterns of the parameters that every rank holds whole; None: the header of the trace does not say."""
-    found = deployment.get(HEADER_KEY)
-    names = found.get(REPLICATED_KEY) if isinstance(found, Mapping) else None
+    header = deployment.get(HEADER_KEY)
+    names = header.get(REPLICATED_KEY) if isinstance(header, Mapping) else None
     return frozenset(map(str, names)) if isinstance(names, list) else None
 
 
 def plan_in(deployment: Mapping[str, Any]) -> ParallelPlan | None:
     """The plan that the header of a trace names; None: the trace is of one device."""
-    found = deployment.get(HEADER_KEY)
-    if not isinstance(found, Mapping):
+    header = deployment.get(HEADER_KEY)
+    if not isinstance(header, Mapping):
         return None
-    return ParallelPlan.make(**{name: found[name] for name in ("plan", "rank", *AXES) if name in found})
+    return ParallelPlan.make(**{name: header[name] for name in ("plan", "rank", *AXES) if name in header})
 
 
 # A parallel plan in a file: which modules are spread how, by rules like those that transformers' models carry.

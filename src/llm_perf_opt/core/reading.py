@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.sealing import split_seal
+from llm_perf_opt.core.output_files import split_seal
 from llm_perf_opt.core.units import format_bytes
 
 # msgspec takes 40 ms to import, so it is loaded by the functions that decode: `--help` does without it.
@@ -122,8 +122,8 @@ def require_own_files(folder: Path, files: Iterable[Path]) -> None:
     try:
         place = folder.resolve()
         blobs = [place.parents[1] / "blobs"] if place.parent.name == "snapshots" and len(place.parents) > 1 else []
-        found = ((file, file.resolve()) for file in files)
-        stray = next((pair for pair in found if not any(map(pair[1].is_relative_to, (place, *blobs)))), None)
+        resolved = ((file, file.resolve()) for file in files)
+        stray = next((pair for pair in resolved if not any(map(pair[1].is_relative_to, (place, *blobs)))), None)
     except (OSError, RuntimeError) as error:  # a link to itself
         raise PerfOptError(f"{folder} cannot be read.", why=str(error), fix="fetch the folder again") from error
     if stray is not None:
@@ -207,11 +207,11 @@ def _strict_json(raw: bytes, kind: FileKind) -> Any:
     """What the standard parser would let pass is refused: duplicate keys, NaN, numbers beyond any use."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        document = dict(pairs)
+        if len(document) < len(pairs):
             twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
             raise _not_valid("JSON", f"the key {twice[:80]!r} occurs twice in one object", kind)
-        return found
+        return document
 
     def refuse_constant(name: str) -> NoReturn:
         raise _not_valid("JSON", f"{name} is not a JSON number", kind)

@@ -179,7 +179,7 @@ class ExpectedCalls:
 
 def stated(expected: Sequence[ExpectedCalls]) -> dict[str, Json]:
     """The entry for `Target.runtime`; nothing where no rule is known."""
-    return {KEY: [asdict(one) for one in expected]} if expected else {}
+    return {KEY: [asdict(calls) for calls in expected]} if expected else {}
 
 
 def read_expected_calls(runtime: Mapping[str, Json]) -> tuple[ExpectedCalls, ...]:

@@ -168,31 +168,31 @@ def cache_dtype(name: str) -> str:
 @lru_cache(maxsize=1024)
 def weight_format(name: str) -> WeightFormat:
     """The format of this name; a name that says no format raises."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise PerfOptError(
             f"The size of dtype {name!r} is not known.",
             why="it is neither a torch dtype nor a stored weight format, and its bytes would have to be guessed",
             fix="formats read like int4-g128, fp8-block128, mxfp4: docs/weight-formats.md; "
             "a new one is a line in callgraph/weight_formats.py",
         )
-    form = _grouped(_FAMILIES[found["values"]], found)
-    for option in found["options"].split("-")[1:]:
+    form = _grouped(_FAMILIES[match["values"]], match)
+    for option in match["options"].split("-")[1:]:
         form = _with_option(form, option)
-    return replace(form, is_transposed=found["transposed"] is not None)
+    return replace(form, is_transposed=match["transposed"] is not None)
 
 
-def _grouped(form: WeightFormat, found: re.Match[str]) -> WeightFormat:
-    match found["grouping"]:
+def _grouped(form: WeightFormat, match: re.Match[str]) -> WeightFormat:
+    match match["grouping"]:
         case None:
             return form
         case "tensor":
             return replace(form, rows_per_scale=None, columns_per_scale=None)
         case "channel":
             return replace(form, rows_per_scale=1, columns_per_scale=None)
-        case _ if found["group"]:
-            return replace(form, rows_per_scale=1, columns_per_scale=int(found["group"]))
-    return replace(form, rows_per_scale=int(found["rows"]), columns_per_scale=int(found["columns"] or found["rows"]))
+        case _ if match["group"]:
+            return replace(form, rows_per_scale=1, columns_per_scale=int(match["group"]))
+    return replace(form, rows_per_scale=int(match["rows"]), columns_per_scale=int(match["columns"] or match["rows"]))
 
 
 def _with_option(form: WeightFormat, option: str) -> WeightFormat:

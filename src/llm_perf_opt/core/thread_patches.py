@@ -112,8 +112,8 @@ class ThreadPatches:
 
 
 def _found(owner: Owner, name: str, *, is_property: bool) -> _Patched:
-    found = getattr(owner, name)
-    return _Patched(vars(owner).get(name, _INHERITED), found.__get__ if is_property else found, is_property)
+    current = getattr(owner, name)
+    return _Patched(vars(owner).get(name, _INHERITED), current.__get__ if is_property else current, is_property)
 
 
 def _compose(patched: _Patched, thread: int) -> None:

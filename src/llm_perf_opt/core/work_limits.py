@@ -148,10 +148,10 @@ class WorkBudget:
             return _reached(
                 f"{format_seconds(seconds)} are over", "that is the limit of a phase", f"--max-seconds {seconds * 10:g}"
             )
-        held = process_memory_bytes()
-        if self._memory_bytes is not None and held is not None and held > self._memory_bytes:
+        used_bytes = process_memory_bytes()
+        if self._memory_bytes is not None and used_bytes is not None and used_bytes > self._memory_bytes:
             return _reached(
-                f"This process holds {format_bytes(held)}",
+                f"This process holds {format_bytes(used_bytes)}",
                 f"the limit is {format_bytes(self._memory_bytes)}",
                 "--max-memory GIB",
             )

@@ -52,9 +52,9 @@ class Workload(OptionRecord):
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Self:
         """The workload that a trace was made with, with the defaults that were filled in then."""
-        found = {name: header[name] for name in cls.options() if name in header}
+        given = {name: header[name] for name in cls.options() if name in header}
         return cls.make(
-            **{name: None if value in cls.options()[name].header_none else value for name, value in found.items()}
+            **{name: None if value in cls.options()[name].header_none else value for name, value in given.items()}
         )
 
     def header(self, ran: Mapping[str, Any]) -> dict[str, Any]:

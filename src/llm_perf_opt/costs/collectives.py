@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
-from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.queries import label_of, path_pattern, stage_names, stage_of_calls
 from llm_perf_opt.core.collectives import Collective, collective_of
 from llm_perf_opt.core.report import Column, Kind, Report, Table
 
@@ -33,17 +32,17 @@ class FamilyCollectives:
 
 def collectives_by_call(graph: CallGraph) -> dict[int, Counter[Collective]]:
     """Row of a call -> the collectives that it asked for itself; -1: in no module. Empty on one device."""
-    found: dict[int, Counter[Collective]] = {}
+    by_call: dict[int, Counter[Collective]] = {}
     if graph.ops is None:
-        return found
+        return by_call
     by_kind = {
         number: known for number, kind in enumerate(graph.op_kinds) if (known := collective_of(kind)) is not None
     }
     if by_kind:
         for call, kind in zip(graph.ops.call, graph.ops.kind, strict=True):
             if kind in by_kind:
-                found.setdefault(call, Counter())[by_kind[kind]] += 1
-    return found
+                by_call.setdefault(call, Counter())[by_kind[kind]] += 1
+    return by_call
 
 
 def family_collectives(graph: CallGraph) -> list[FamilyCollectives]:
@@ -84,10 +83,10 @@ class CollectiveTotal:
 
 def by_stage(graph: CallGraph) -> Mapping[str, CollectiveTotal]:
     """The collectives of each stage that asks for any."""
-    found: dict[str, list[FamilyCollectives]] = {}
+    by_phase: dict[str, list[FamilyCollectives]] = {}
     for part in family_collectives(graph):
-        found.setdefault(part.stage, []).append(part)
-    return {stage: total_of(parts) for stage, parts in found.items()}
+        by_phase.setdefault(part.stage, []).append(part)
+    return {stage: total_of(parts) for stage, parts in by_phase.items()}
 
 
 def total_of(parts: Iterable[FamilyCollectives]) -> CollectiveTotal:

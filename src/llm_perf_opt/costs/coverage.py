@@ -99,10 +99,10 @@ def priced_total(counts: Mapping[OpKind, int]) -> tuple[OpCost, tuple[UnpricedOp
     return total, merged_unpriced(unpriced)
 
 
-def merged_unpriced(found: Iterable[UnpricedOp]) -> tuple[UnpricedOp, ...]:
+def merged_unpriced(unpriced: Iterable[UnpricedOp]) -> tuple[UnpricedOp, ...]:
     """One entry per name, those without a bound first, then the largest bound."""
     by_name: dict[str, list[UnpricedOp]] = {}
-    for op in found:
+    for op in unpriced:
         by_name.setdefault(op.name, []).append(op)
     merged = (
         UnpricedOp(name=name, count=sum(op.count for op in ops), flops_bound=known_sum(op.flops_bound for op in ops))

@@ -77,7 +77,7 @@ def gathered_weights(graph: CallGraph) -> dict[int, Parameter]:
     ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
     sent: dict[int, list[Parameter | None]] = {}  # storage of a buffer -> whose shards it holds, in order
     gathered: dict[int, Parameter] = {}  # with the shape of the shard until an op shows the whole one
-    found: dict[int, Parameter] = {}
+    owners: dict[int, Parameter] = {}
     for row, number in enumerate(ops.kind):
         kind, storages = graph.op_kinds[number], ops.input_storages[starts[row] : starts[row + 1]]
         if roles[number] == _COPIED_IN:
@@ -93,8 +93,8 @@ def gathered_weights(graph: CallGraph) -> dict[int, Parameter]:
             for storage, meta in zip(storages, kind.inputs, strict=True):
                 weight = gathered.get(storage)
                 if weight is not None and len(meta.shape) == len(weight.meta.shape):
-                    found[storage] = replace(gathered.pop(storage), meta=meta)
-    return found
+                    owners[storage] = replace(gathered.pop(storage), meta=meta)
+    return owners
 
 
 _COPIED_IN, _SPLIT, _COPIED = "copied in", "split", "copied"
@@ -108,19 +108,19 @@ def serves_gather(kind: OpKind) -> bool:
 
 def weights_by_storage(graph: CallGraph) -> dict[int, Parameter]:
     """Row of a storage -> the weight whose values it holds; views share the weight's own storage."""
-    held = {parameter.storage: parameter for parameter in untied(graph.parameters) if parameter.storage >= 0}
-    held.update(gathered_weights(graph))
+    by_storage = {parameter.storage: parameter for parameter in untied(graph.parameters) if parameter.storage >= 0}
+    by_storage.update(gathered_weights(graph))
     ops = ops_of(graph)
     input_starts, output_starts = tensor_offsets(graph)
     hands_on = [hands_weight_on(kind) for kind in graph.op_kinds]
     for row, kind in enumerate(ops.kind):
         if not hands_on[kind]:
             continue
-        weight = held.get(ops.input_storages[input_starts[row]])
+        weight = by_storage.get(ops.input_storages[input_starts[row]])
         if weight is not None:
             for made in ops.output_storages[output_starts[row] : output_starts[row + 1]]:
-                held.setdefault(made, weight)
-    return held
+                by_storage.setdefault(made, weight)
+    return by_storage
 
 
 def hands_weight_on(kind: OpKind) -> bool:
@@ -173,7 +173,9 @@ class _Uses:
         self._sizes = {p.storage: elements(p.meta) for p in untied(graph.parameters) if p.storage >= 0}
         self._sizes.update((weight.storage, elements(weight.meta)) for weight in whole.values())
         self.shares = {storage: _Share(storage, size) for storage, size in self._sizes.items()}
-        self.shares.update((made, _Share(one.storage, self._sizes[one.storage])) for made, one in whole.items())
+        self.shares.update(
+            (made, _Share(weight.storage, self._sizes[weight.storage])) for made, weight in whole.items()
+        )
         self.unclear_stages: set[int] = set()
         self._entered: Counter[tuple[int, int, int]] = Counter()
 

@@ -147,8 +147,8 @@ class StaticCompute:
 
     def last(self, field: str) -> int | None:
         """A figure of the run as a whole, from the last stage whose sources give it."""
-        found = (stage.first(field) for stage in reversed(self.stages))
-        return next((value for value in found if value is not None), None)
+        values = (stage.first(field) for stage in reversed(self.stages))
+        return next((value for value in values if value is not None), None)
 
 
 def static_compute(

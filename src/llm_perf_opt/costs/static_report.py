@@ -380,10 +380,10 @@ def _complete_flops(stage: StageCompute, sources: tuple[str, ...]) -> tuple[int 
 
 def _incomplete_table(static: StaticCompute) -> Table:
     """Lower bounds, what they lack, and what they are once formulas of ours fill the gaps."""
-    found = [(stage, source) for stage in static.stages for source in incomplete_sources(stage)]
+    incomplete = [(stage, source) for stage in static.stages for source in incomplete_sources(stage)]
     return table_of(
         "Sources that left something out",
-        found,
+        incomplete,
         {
             Column("stage"): lambda pair: pair[0].name,
             Column("source"): lambda pair: pair[1].source,
@@ -458,9 +458,9 @@ def _causes_text(entry: FlopsDifference) -> str:
 def _one_source_table(single: Sequence[SingleSource]) -> Table:
     """One row per figure and source, with the stages that it holds for."""
     stages: dict[tuple[str, str], dict[str, None]] = {}
-    for found in single:
-        figure = _words(found.figure) if found.family is None else f"FLOPs, {found.family.value}"
-        stages.setdefault((figure, found.source), {})[found.stage] = None
+    for alone in single:
+        figure = _words(alone.figure) if alone.family is None else f"FLOPs, {alone.family.value}"
+        stages.setdefault((figure, alone.source), {})[alone.stage] = None
     return Table(
         title="One source only",
         columns=(Column("figure"), Column("source"), Column("stages")),
@@ -491,8 +491,8 @@ def sources_with_figures(static: StaticCompute) -> tuple[str, ...]:
 
 def _names_with(static: StaticCompute, figure: str) -> tuple[str, ...]:
     """Every source that gives this figure for a stage."""
-    found = (source for stage in static.stages for source in stage.sources if getattr(source, figure) is not None)
-    return tuple(dict.fromkeys(source.source for source in found))
+    sources = (source for stage in static.stages for source in stage.sources if getattr(source, figure) is not None)
+    return tuple(dict.fromkeys(source.source for source in sources))
 
 
 def _figures(stage: StageCompute, figure: str, sources: tuple[str, ...]) -> tuple[int | None, ...]:

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from llm_perf_opt.core.graph_view import Box, GraphView, metric_named
-from llm_perf_opt.core.output_files import plain_values
+from llm_perf_opt.core.output_files import plain_values, sealed_text
 from llm_perf_opt.core.reading import FileKind, all_filled, filled, read_json
 from llm_perf_opt.core.report import Axis, BarChart, Cell, Chart, LineChart, Report, SpanChart, Table
-from llm_perf_opt.core.sealing import sealed_text
 from llm_perf_opt.formats.visible_text import UNIT_OF, column_keys
 
 

@@ -9,8 +9,7 @@ from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 from llm_perf_opt.core.callgraph import CallGraph, Observation
-from llm_perf_opt.core.callgraph.path_labels import label_of
-from llm_perf_opt.core.callgraph.queries import stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.queries import label_of, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.graph_view import Arrow, Box, BoxLoop, CollectiveGroup, Figures, LoopKind, TensorGroup
@@ -313,8 +312,8 @@ def together(parts: Iterable[Sequence[CollectiveGroup]]) -> tuple[CollectiveGrou
 
 def _groups(counts: Mapping[Collective, int]) -> list[CollectiveGroup]:
     return [
-        CollectiveGroup(kind=str(one.kind), payload_bytes=one.payload_bytes, ranks=one.group.size, count=number)
-        for one, number in counts.items()
+        CollectiveGroup(kind=str(key.kind), payload_bytes=key.payload_bytes, ranks=key.group.size, count=number)
+        for key, number in counts.items()
     ]
 
 
@@ -355,10 +354,10 @@ class LayerContexts:
 
     def of(self, members: Iterable[str]) -> Mapping[str, Any]:
         """`num_experts` and `top_k` of the layers that the members sit in, if they are experts and all layers agree."""
-        found = {self._of_member(path) for path in members}
-        if len(found) != 1:
+        boxes = {self._of_member(path) for path in members}
+        if len(boxes) != 1:
             return {}
-        numbers = found.pop()
+        numbers = boxes.pop()
         return {} if numbers is None else {"num_experts": numbers[0], "top_k": numbers[1]}
 
     def _of_member(self, path: str) -> tuple[int, int] | None:

@@ -55,8 +55,8 @@ def call_checks(graphs: Sequence[CallGraph]) -> tuple[CallCheck, ...]:
 
 
 def _check(graph: CallGraph, expected: ExpectedCalls) -> Iterator[CallCheck]:
-    found = _calls(graph, expected.paths) if expected.paths else _fact(graph, expected.fact)
-    if found is None:
+    calls = _calls(graph, expected.paths) if expected.paths else _fact(graph, expected.fact)
+    if calls is None:
         return
     formula, at_least, at_most = expected.formula, expected.calls, expected.calls
     if expected.routed is not None:
@@ -64,7 +64,7 @@ def _check(graph: CallGraph, expected: ExpectedCalls) -> Iterator[CallCheck]:
         formula = f"{formula}: {touched}"
     if at_least is not None and at_most is not None:
         yield CallCheck(
-            phase=graph.phase, what=expected.what, formula=formula, at_least=at_least, at_most=at_most, found=found
+            phase=graph.phase, what=expected.what, formula=formula, at_least=at_least, at_most=at_most, found=calls
         )
 
 
@@ -111,8 +111,8 @@ def call_notes(checks: Sequence[CallCheck]) -> Iterator[Note]:
     """How many checks hold, in one line, and a warning for each that does not."""
     if not checks:
         return
-    held = sum(check.is_as_expected for check in checks)
-    yield Note(f"Calls: {held} of {len(checks)} as expected from the configuration, the inputs and the steps.")
+    as_expected = sum(check.is_as_expected for check in checks)
+    yield Note(f"Calls: {as_expected} of {len(checks)} as expected from the configuration, the inputs and the steps.")
     for check in checks:
         if not check.is_as_expected:
             yield Note(

@@ -38,21 +38,21 @@ class StorageWrites:
 
 def storage_writes(graph: CallGraph) -> StorageWrites:
     """Every in-place write of the run."""
-    found = StorageWrites()
+    writes = StorageWrites()
     ops = graph.ops
     if ops is None or graph.storages is None:
-        return found
+        return writes
     targets = {row: list(_written(kind)) for row, kind in enumerate(graph.op_kinds) if kind.mutates}
     if not targets:
-        return found
+        return writes
     input_at, _ = tensor_offsets(graph)
     for op, kind in enumerate(ops.kind):
         for position, least_bytes in targets.get(kind, ()):
             storage = ops.input_storages[input_at[op] + position]
             is_whole = least_bytes is not None and least_bytes >= graph.storages.bytes[storage]
-            found.by_op.setdefault(op, []).append((storage, is_whole))
-            found.by_storage.setdefault(storage, []).append(op)
-    return found
+            writes.by_op.setdefault(op, []).append((storage, is_whole))
+            writes.by_storage.setdefault(storage, []).append(op)
+    return writes
 
 
 def _written(kind: OpKind) -> Iterator[tuple[int, int | None]]:

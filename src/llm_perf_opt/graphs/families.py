@@ -2,7 +2,7 @@
 
 The chain is tested first. A chain splits where the structure of its members differs; what is in no chain and depends on
 no sibling may stand side by side. See `docs/reading-the-graph.md` for the rules in full. Where a trace does not follow
-tensors through ops, `side_by_side.py` looks at the calls instead.
+tensors through ops, `SideBySide` looks at the calls instead.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Families:
         """What the module (or OUTSIDE) called, in the order of the first call."""
         if caller not in self._callees:
             return ()
-        found = self._families_of.get(caller)
-        if found is None:
-            found = tuple(self._with_untouched(caller, list(self._find(caller))))
-            self._families_of[caller] = found
-        return found
+        families = self._families_of.get(caller)
+        if families is None:
+            families = tuple(self._with_untouched(caller, list(self._find(caller))))
+            self._families_of[caller] = families
+        return families
 
     def chain_lengths(self) -> set[int]:
         """How many modules run in series in each container, whatever their class and structure."""
@@ -89,6 +89,7 @@ class Families:
         if known is not None:
             return known
         class_name = self._modules.class_name[path]
+        # A module inside itself: its structure is not known yet, and the class is all that can be said.
         if path in self._open or len(self._open) >= MAX_DEPTH:
             return self._structures.setdefault(class_name, len(self._structures))
         self._open.append(path)
@@ -96,9 +97,9 @@ class Families:
             (family.slot, family.class_name, self._size(family), family.structure) for family in self.families_of(path)
         )
         self._open.pop()
-        found = self._structures.setdefault((class_name, inside), len(self._structures))
-        self._structure_of[path] = found
-        return found
+        structure = self._structures.setdefault((class_name, inside), len(self._structures))
+        self._structure_of[path] = structure
+        return structure
 
     def _size(self, family: SiblingFamily) -> int | None:
         """How many there are; a trace that declares no modules cannot tell, where a router may have left some out."""
@@ -132,8 +133,10 @@ class Families:
             if len(run) == 1:
                 alone += run
             else:
+                # Layers of two structures may alternate and are two families; in roles only neighbours are alike.
                 parts = _by(run, self._structure) if is_member else _cut(run, self._is_alike)
                 yield from (self._family(caller, part, LoopKind.FOR) for part in parts)
+        # What is in no chain may still feed on a sibling through the caller's ops; then it stands by itself.
         siblings = set(bucket)
         side_by_side = {path: None for path in alone if self._may_stand_beside(caller, path, siblings)}
         for part in _by(side_by_side, self._structure):
@@ -182,6 +185,7 @@ class Families:
         return not is_leaf or self._weights.get(self._paths[path]) == self._weights.get(self._paths[next_path])
 
     def _family(self, caller: int, paths: list[int], kind: LoopKind | None) -> SiblingFamily:
+        # One expert that ran stands for its container if others may exist that the trace does not declare.
         may_be_more = not self._is_declared and self._modules.is_member[paths[0]]
         place = self._modules.container[paths[0]] if len(paths) > 1 or may_be_more else self._paths[paths[0]]
         return SiblingFamily(
@@ -255,11 +259,11 @@ def _by(paths: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
 
 def _untouched(graph: CallGraph) -> dict[tuple[str, str], list[str]]:
     """Container and class -> declared modules that nothing called."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_class: dict[tuple[str, str], list[str]] = {}
     for path, class_name in graph.module_types.items():
         if path not in graph.call_counts and class_name != UNKNOWN_CLASS:
-            found.setdefault((path.rpartition(".")[0], class_name), []).append(path)
-    return found
+            by_class.setdefault((path.rpartition(".")[0], class_name), []).append(path)
+    return by_class
 
 
 def _weight_shapes(graph: CallGraph) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -267,7 +271,7 @@ def _weight_shapes(graph: CallGraph) -> dict[str, tuple[tuple[int, ...], ...]]:
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for parameter in graph.parameters:
         shapes.setdefault(parameter.name.rpartition(".")[0], []).append(parameter.meta.shape)
-    return {path: tuple(found) for path, found in shapes.items()}
+    return {path: tuple(of_path) for path, of_path in shapes.items()}
 
 
 # Whether siblings run side by side, judged from the tensors of their calls alone.

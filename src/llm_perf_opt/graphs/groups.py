@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
+from llm_perf_opt.core.callgraph.queries import label_of, path_pattern
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.graph_view import Box, GraphView, LoopKind
 from llm_perf_opt.core.module_selection import PathPattern
@@ -74,18 +74,19 @@ class Grouper:
         return group
 
     def _inside(self, group: Group, depth: int, is_steady: bool) -> list[Group]:
-        found = self._parted(group)
-        for child in found:
+        parts = self._parted(group)
+        for child in parts:
             self._fill(child, depth, is_steady)
-        return found
+        return parts
 
     def _fill(self, group: Group, depth: int, is_steady: bool) -> None:
         parts = self._parts_by_cost(group) if is_steady and group.kind is LoopKind.FOR else []
         if len(parts) > 1:
             group.is_split, group.children = True, parts
             for part in parts:
-                part.children = self._inside(part, depth + 2, is_steady)
+                part.children = self._inside(part, depth + 2, is_steady)  # the parts are a level of their own
         elif depth < MAX_DEPTH:
+            # Below experts FLOPs follow the routing, so that a difference between layers says nothing of the layers.
             group.children = self._inside(group, depth + 1, is_steady and group.kind is not LoopKind.PARFOR)
         else:
             self._swallow(group)
@@ -146,6 +147,7 @@ class Grouper:
             return []
         for row in group.rows:
             homes[self._tree.path[row]].rows.append(row)
+        # Members that never ran have no cost of their own: they are counted with the most usual one.
         largest = max(parts.values(), key=lambda part: len(part.paths))
         largest.untouched = group.untouched
         callers = len({self._tree.caller_path(row) for row in group.rows})
@@ -191,7 +193,7 @@ def _keyed(families: Sequence[SiblingFamily]) -> Iterator[tuple[object, SiblingF
 def _steady_flops(tree: CallTree, families: Families, own_flops: Sequence[int]) -> list[int]:
     """FLOPs of each call with all it made, without those of siblings side by side: routing decides what they get."""
     routed: dict[int, set[int]] = {}
-    inclusive = list(own_flops)
+    inclusive = list(own_flops)  # filled from the last call to the first: a call comes after its caller
     for row in range(len(tree.path) - 1, -1, -1):
         caller = tree.parent[row]
         if caller < 0:
@@ -361,10 +363,10 @@ def _require_one_path(tree: CallTree, ending: str) -> str | None:
     if "[" in ending:
         return None
     pattern = PathPattern(ending)
-    found = dict.fromkeys(path for path in tree.paths if pattern.matches(path))
-    if len(found) > 1:
-        raise _ambiguous(found, ending)
-    return next(iter(found), None)
+    paths = dict.fromkeys(path for path in tree.paths if pattern.matches(path))
+    if len(paths) > 1:
+        raise _ambiguous(paths, ending)
+    return next(iter(paths), None)
 
 
 def _ambiguous(labels: Iterable[str], wanted: str) -> UsageError:

@@ -131,8 +131,8 @@ def _shown_paths(groups: list[Group], tree: CallTree) -> set[str]:
     return {
         name
         for root in groups
-        for found in root.walk()
-        for name in (*(tree.paths[path] for path in found.paths), *found.untouched)
+        for box in root.walk()
+        for name in (*(tree.paths[path] for path in box.paths), *box.untouched)
     }
 
 
@@ -395,7 +395,7 @@ def _shared_lines(view: GraphView) -> Iterator[str]:
             if not box.is_split:
                 for path in box.members:
                     boxes.setdefault(path, []).append(box)
-    shared = [path for path, found in boxes.items() if len(found) > 1]
+    shared = [path for path, in_boxes in boxes.items() if len(in_boxes) > 1]
     if shared:
         yield f"In several boxes, one per caller, with parameters in the first: {_some(shared)}."
 
@@ -469,11 +469,11 @@ def _depth_findings(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[i
     depth = graph.runtime.get("decoder_depth")
     if not _is_count(depth) or depth < 2 or knowledge is Knowledge.CALLS:
         return
-    found = ", ".join(map(str, sorted(length for length in chain_lengths if length > 1))) or "none"
+    lengths = ", ".join(map(str, sorted(length for length in chain_lengths if length > 1))) or "none"
     yield (
         None
         if depth in chain_lengths
-        else f"the decoder is said to have {depth} layers in series, and no chain is that long; chains found: {found}"
+        else f"the decoder is said to have {depth} layers in series, and no chain is that long; chains found: {lengths}"
     )
 
 

@@ -17,8 +17,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_seconds
 from llm_perf_opt.costs.coverage import known_sum
-from llm_perf_opt.costs.module_costs import module_costs, outer_calls
-from llm_perf_opt.costs.stage_costs import stage_costs
+from llm_perf_opt.costs.stage_costs import module_costs, outer_calls, stage_costs
 
 _NS_PER_S = 10**9
 _MODULES_SHOWN = 20

@@ -15,7 +15,7 @@ from typing import Any
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.named_hardware import Hardware, device_of, find_hardware, hardware_id
+from llm_perf_opt.core.hardware.links import Hardware, device_of, find_hardware, hardware_id
 from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import cache_dtype

@@ -16,7 +16,7 @@ from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.reading import naming_file
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.sweeps.function.files.function_file import SavedFunction, read_function, write_function
-from llm_perf_opt.sweeps.function.files.tables import FUNCTION_FILE
+from llm_perf_opt.sweeps.function.files.layout import FUNCTION_FILE
 from llm_perf_opt.sweeps.function.form import Point
 from llm_perf_opt.sweeps.run_function import BATCH, CONTEXT, R, RunFunction, outside_cells
 from llm_perf_opt.tracing.traced_run import TracedRun

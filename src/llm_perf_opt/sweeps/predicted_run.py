@@ -102,9 +102,9 @@ def predicted_run(
     if decode is None or decode_steps < 1:
         return None
     refuse_decode_steps(decode_steps)
-    before = [stage for graph, found in zip(trace.graphs, times, strict=True) if graph is not decode for stage in found]
+    before = [stage for graph, spent in zip(trace.graphs, times, strict=True) if graph is not decode for stage in spent]
     wall, bounds = total_wall(before), [stage.lower_bound_s for stage in before]
-    found, traces, reason = _decode_times(trace, decode, rates, decode_steps)
+    decode_times, traces, reason = _decode_times(trace, decode, rates, decode_steps)
     context = _context(decode)
     return PredictedRun(
         decode_steps=decode_steps,
@@ -114,10 +114,10 @@ def predicted_run(
         prefill_low_s=wall.low,
         prefill_high_s=wall.high,
         prefill_expected_s=wall.expected,
-        decode=None if found is None else _steps(found, slice(None), context),
-        first_step=None if found is None else _steps(found, slice(0, 1), context),
-        last_step=None if found is None else _steps(found, slice(-1, None), context + decode_steps - 1),
-        origin=None if found is None else str(found.origin),
+        decode=None if decode_times is None else _steps(decode_times, slice(None), context),
+        first_step=None if decode_times is None else _steps(decode_times, slice(0, 1), context),
+        last_step=None if decode_times is None else _steps(decode_times, slice(-1, None), context + decode_steps - 1),
+        origin=None if decode_times is None else str(decode_times.origin),
         traces=traces,
         open_because=reason,
     )
@@ -222,7 +222,7 @@ def _run_table(run: PredictedRun) -> Table:
     footer: tuple[Cell, ...] = ("prefill and all steps", *(None for _ in columns[1:]))
     if run.decode is not None:
         rest = (run.decode.lower_bound_s, run.decode.expected_s)
-        both = [None if None in pair else sum(one or 0.0 for one in pair) for pair in zip(prefill, rest, strict=True)]
+        both = [None if None in pair else sum(part or 0.0 for part in pair) for pair in zip(prefill, rest, strict=True)]
         low, high = run.prefill_low_s + run.decode.low_s, run.prefill_high_s + run.decode.high_s
         footer = row("prefill and all steps", run.batch * run.decode_steps, both, low, high)
     return Table(title=RUN_TABLE, columns=columns, rows=tuple(rows), footer=footer)

@@ -1,26 +1,34 @@
-"""A trace as a function of batch and context: made from a few traces, asked at as many points as one likes."""
+"""A trace as a function of batch and context: made from a few traces, asked at as many points as one likes.
+
+Points are columns of whole numbers, checked before anything is evaluated. A step of several new tokens is a function of
+batch, new tokens and context, next to the phases of a trace.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware.named_hardware import Hardware
+from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.protocols import KnowsLengths, Tracer
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.memory.kv_cache import CHUNK
-from llm_perf_opt.sweeps.chunk_function import NEW_TOKENS, ChunkTraces, chunk_function, phase_not_proven
 from llm_perf_opt.sweeps.function.figures.costs import Region
-from llm_perf_opt.sweeps.function.form import Point
+from llm_perf_opt.sweeps.function.form import Column, Point, Points
 from llm_perf_opt.sweeps.function.phase_function import FIGURES, PhaseFunction, find_function
+from llm_perf_opt.sweeps.function.program.program import NoRule
+from llm_perf_opt.sweeps.function.search.boxes import BoxSearch
 from llm_perf_opt.sweeps.function.search.cells import CellSearch
 from llm_perf_opt.sweeps.function.search.sampling import Traces
 from llm_perf_opt.timing.datasheet_rates import Execution
@@ -30,15 +38,60 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 
 if TYPE_CHECKING:
     from llm_perf_opt.core.hardware.calibration import Calibration
-    from llm_perf_opt.sweeps.function.columns import Column, Points
     from llm_perf_opt.sweeps.function.figures.times import TimeColumns
+    from llm_perf_opt.sweeps.function.form import Column, Points
+
+
+def as_points(given: Mapping[str, Any], domain: Region) -> Points:
+    """Numbers, lists and arrays as columns of one length; a single number stands for all points."""
+    if given.keys() != domain.keys():
+        raise UsageError(
+            f"The points have {', '.join(given) or 'no variables'}.",
+            why=f"the function is one of {', '.join(domain)}",
+            fix="give a number or a list for each of these",
+        )
+    columns = {name: np.asarray(values) for name, values in given.items()}
+    is_whole = all(np.issubdtype(column.dtype, np.integer) and column.ndim <= 1 for column in columns.values())
+    lengths = {len(column) for column in columns.values() if column.ndim}
+    if not is_whole or len(lengths) > 1:
+        raise UsageError(
+            "The points are no columns of whole numbers.",
+            why="every variable has one whole number for each point, or one for all of them",
+            fix="give lists of one length",
+        )
+    size = lengths.pop() if lengths else 1
+    return {name: np.broadcast_to(column.astype(np.int64), (size,)) for name, column in columns.items()}
+
+
+def first_outside(function: PhaseFunction, points: Points) -> Point | None:
+    """The first point that no cell holds."""
+    outside: Column = np.flatnonzero(function.cell_of_points(points) < 0)
+    return {name: int(column[outside[0]]) for name, column in points.items()} if len(outside) else None
+
+
+@contextmanager
+def sizes_in_range() -> Iterator[None]:
+    """A point at which a size is beyond 64 bits, or a loop cannot run as often as it would have to, is refused."""
+    try:
+        yield
+    except NoRule as refusal:
+        raise PerfOptError(
+            "The program cannot run at such a point.", why=str(refusal), fix="trace the point by itself"
+        ) from refusal
+    except ArithmeticError as error:
+        raise PerfOptError(
+            "A size at such a point is beyond 64 bits.",
+            why=str(error) or type(error).__name__,
+            fix="ask at a smaller batch or context",
+        ) from error
+
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=TracedRun)
 R_co = TypeVar("R_co", bound=TracedRun, covariant=True)
 
-BATCH, CONTEXT = "batch", "context"
+BATCH, NEW_TOKENS, CONTEXT = "batch", "new_tokens", "context"
 TRACES = 40  # at most, for each phase
 COMMON_CHUNKS = (64, 128, 256)  # in which code cuts a sequence whose configuration does not say so
 
@@ -75,31 +128,31 @@ class RunFunction(Generic[R_co]):
     def phase(self, name: str) -> PhaseFunction:
         """The function of one phase."""
         phases = self.phases if self.chunk is None else (*self.phases, self.chunk)
-        found = next((one for one in phases if one.phase == name), None)
-        if found is None:
-            known = ", ".join(one.phase for one in phases)
+        wanted = next((phase for phase in phases if phase.phase == name), None)
+        if wanted is None:
+            known = ", ".join(phase.phase for phase in phases)
             raise UsageError(f"There is no phase {name!r}.", why=f"there are: {known}", fix="choose one")
-        return found
+        return wanted
 
     def at(self, *, batch: int = 1, context: int) -> R_co:
         """The run at one point. A phase that no cell proves there is traced."""
         point = {BATCH: batch, CONTEXT: context}
-        graphs = tuple(self._graph(one, point) for one in self.phases)
+        graphs = tuple(self._graph(phase, point) for phase in self.phases)
         return self._with(graphs, self._traces.origin_at(point))
 
     def proven_graphs(self) -> tuple[CallGraph, ...]:
         """Each phase at some point of its first cell; phases without a cell are left out."""
         cells = [phase.cells[0] for phase in self.phases if phase.cells]
-        return tuple(one.rebuilt.graph({name: ends[0] for name, ends in one.region.items()}) for one in cells)
+        return tuple(cell.rebuilt.graph({name: ends[0] for name, ends in cell.region.items()}) for cell in cells)
 
     def chunk_at(self, *, batch: int = 1, context: int, new_tokens: int) -> R_co:
         """The run of one chunk: `new_tokens` after a cache of `context`. Where no cell proves it, it is traced."""
         point = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}
         phase = self.phase(CHUNK)
-        found, traces = phase.graph_at(point), self._chunk_traces
-        if found is None and traces is None:
+        answer, traces = phase.graph_at(point), self._chunk_traces
+        if answer is None and traces is None:
             raise phase_not_proven(phase, point)
-        graph = traces.graph(point) if found is None and traces is not None else found
+        graph = traces.graph(point) if answer is None and traces is not None else answer
         assert graph is not None
         return self._with((graph,), None if traces is None else traces.origin_at(point))
 
@@ -107,22 +160,19 @@ class RunFunction(Generic[R_co]):
         return replace(self._run, name=self.name, graphs=graphs, origin=origin, failures={}, files=(), others=())
 
     def _graph(self, phase: PhaseFunction, point: Point) -> CallGraph:
-        from llm_perf_opt.sweeps.function.points import sizes_in_range
 
         with sizes_in_range():
-            found = phase.graph_at(point)
-        if found is None:
+            graph = phase.graph_at(point)
+        if graph is None:
             log.info("%s at %s lies outside the proven cells: it is traced", phase.phase, _text(point))
             return self._traces.graph(phase.phase, point)
-        return found
+        return graph
 
     def figures(self, phase: str, points: Mapping[str, Any], names: Sequence[str] = FIGURES) -> dict[str, Column]:
         """Figures at many points at once: arrays of `batch` and `context` to arrays of exact integers.
 
         Every point must lie in a cell. One that does not is traced by `at`, one by one.
         """
-        from llm_perf_opt.sweeps.function.points import sizes_in_range
-
         columns = self._inside(phase, points)
         with sizes_in_range():
             return self.phase(phase).figures(columns, names)
@@ -138,7 +188,6 @@ class RunFunction(Generic[R_co]):
         execution: str = Execution.EAGER,
     ) -> TimeColumns:
         """Times at many points at once, as `predict` gives them for one."""
-        from llm_perf_opt.sweeps.function.points import sizes_in_range
         from llm_perf_opt.timing.rate_sources import find_rates, source_of
 
         rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
@@ -149,8 +198,6 @@ class RunFunction(Generic[R_co]):
 
     def _inside(self, phase: str, points: Mapping[str, Any]) -> Points:
         """Points as columns, every one of them in a cell."""
-        from llm_perf_opt.sweeps.function.points import as_points, first_outside
-
         function = self.phase(phase)
         columns = as_points(points, function.domain)
         outside = first_outside(function, columns)
@@ -215,7 +262,7 @@ class _PhaseTraces:
         key = self._key(point), is_whole
         if key in self._failed:
             raise self._failed[key]
-        chosen = [one for one in targets if is_whole or one.phase == phase]
+        chosen = [target for target in targets if is_whole or target.phase == phase]
         try:
             return trace_targets(self._tracer, self.origin.adapter, chosen, self.origin.deployment).graphs
         except PerfOptError as error:
@@ -287,10 +334,10 @@ def trace_function(
     refuse_workload(batch=batches[1], tokens=context[1], decode_steps=1)  # the far corner is traced like any other
     domain: Region = {BATCH: batches, CONTEXT: context}
     hints, boundaries, phases = _hints(origin), list[int](), list[PhaseFunction]()
-    for graph in (one for one in run.graphs if new_tokens is None or one.phase != CHUNK):
-        held = Traces(trace=partial(made.graph, graph.phase), budget=traces, is_traced=made.is_known)
+    for graph in (traced for traced in run.graphs if new_tokens is None or traced.phase != CHUNK):
+        phase_traces = Traces(trace=partial(made.graph, graph.phase), budget=traces, is_traced=made.is_known)
         search = CellSearch(
-            traces=held,
+            traces=phase_traces,
             domain=domain,
             length=CONTEXT,
             hints=hints,
@@ -328,3 +375,63 @@ def _media_tokens(run: TracedRun) -> int:
 
 def _hints(origin: Origin) -> list[int]:
     return list(origin.adapter.lengths_of_interest()) if isinstance(origin.adapter, KnowsLengths) else []
+
+
+Span = tuple[int, int]
+
+
+@dataclass(eq=False, kw_only=True)
+class ChunkTraces:
+    """Traces of one chunk at points; the prefill before it is traced only where a model keeps something from it."""
+
+    origin: Origin
+    media_tokens: int
+    after_all_phases: bool = False
+    _known: dict[tuple[int, int, int], CallGraph] = field(default_factory=dict)
+
+    def origin_at(self, point: Point) -> Origin:
+        """The origin with the workload of a point."""
+        workload = replace(
+            self.origin.workload,
+            batch=point[BATCH],
+            prompt_tokens=point[CONTEXT] - self.media_tokens,
+            new_tokens=point[NEW_TOKENS],
+            decode_steps=1,
+        )
+        return replace(self.origin, workload=workload)
+
+    def graph(self, point: Point) -> CallGraph:
+        """The graph of the chunk at a point."""
+        key = point[BATCH], point[NEW_TOKENS], point[CONTEXT]
+        if key not in self._known:
+            origin = self.origin_at(point)
+            tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
+            targets = [target for target in origin.targets() if self.after_all_phases or target.phase == CHUNK]
+            graphs = trace_targets(tracer, origin.adapter, targets, origin.deployment).graphs
+            self._known[key] = next(graph for graph in graphs if graph.phase == CHUNK)
+        return self._known[key]
+
+
+def chunk_function(
+    made: ChunkTraces, *, batch: Span, context: Span, new_tokens: Span, hints: Sequence[int], traces: int
+) -> PhaseFunction:
+    """The chunk over ranges of batch, new tokens and cached tokens, ends included."""
+    if new_tokens[0] < 2 or new_tokens[1] < new_tokens[0]:
+        raise UsageError(
+            f"A chunk has 2 or more new tokens, not {new_tokens[0]:,} to {new_tokens[1]:,}.",
+            why="a step of one new token is the decode, which the function has anyway",
+            fix="begin the range at 2",
+        )
+    chunk_traces = Traces(trace=made.graph, budget=traces)
+    domain = {BATCH: batch, NEW_TOKENS: new_tokens, CONTEXT: context}
+    return find_function(CHUNK, BoxSearch(traces=chunk_traces, domain=domain, hints=hints))
+
+
+def phase_not_proven(phase: PhaseFunction, point: Point) -> UsageError:
+    """Why a point has no answer where there is no model to trace."""
+    where = ", ".join(f"{name} {value:,}" for name, value in point.items())
+    return UsageError(
+        f"The {phase.phase} at {where} is not known.",
+        why="it lies outside the proven cells, and the function was read from a file",
+        fix="make the function again from the model: trace.over(...)",
+    )

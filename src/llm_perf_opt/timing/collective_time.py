@@ -3,17 +3,129 @@
 The bound counts the bytes that must enter or leave one rank, or one node, whatever the algorithm, at the full rate of
 its links, and no latency. The band runs from the best form at the highest fraction of the link that anyone reached to
 the usual forms at the lowest. Groups of one plan run side by side: each rank has its own adapter out of the node.
+
+A form is a usual way to run a collective: how many steps it takes, and how many bytes a rank moves over which link.
+g ranks lie on k nodes, at most m on one; N is the payload. On one node k is 1 and m is g.
+
+An implementation may overlap the collectives of a stage with other work, by splitting a batch in two or by gathering
+weights ahead. So the band runs from full overlap, the longer of the two alone, to none, their sum.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.hardware.links import Cluster, Link, LinkKind, RankPlacement
 from llm_perf_opt.core.hardware.priors import LinkPriors, link_priors
-from llm_perf_opt.timing.collective_forms import CollectiveForm, fast_forms, usual_forms
+from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.timing.rates import NOTHING, Band
+
+_PEERS_AT_ONCE = 8  # sends that NCCL runs side by side (src/include/device.h, NCCL_MAX_DEV_WORK_P2P_PER_BATCH)
+_CHAIN = 8  # GPUs of one domain that a tree visits one after the other before it branches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveForm:
+    """One way: steps one after the other, and bytes that one rank sends, inside its node and out of it."""
+
+    name: str
+    steps_inside: int
+    steps_between: int
+    bytes_inside: float
+    bytes_between: float
+    is_in_switch: bool = False  # the switch of the node adds up: it reaches another share of the link
+
+
+def fast_forms(
+    kind: CollectiveKind, payload: int, at: RankPlacement, *, adds_inside: bool, adds_between: bool
+) -> list[CollectiveForm]:
+    """What the best implementations do: every peer at once, sums in the switches where these can add."""
+    hops = (int(at.most_per_node > 1), int(at.nodes > 1))
+    if kind is CollectiveKind.ALL_REDUCE:
+        return _fast_all_reduce(payload, at, adds_inside=adds_inside, adds_between=adds_between)
+    inside, between = _least_bytes(kind, payload, at)
+    name = "point to point" if kind in _ONE_PEER else "pairwise" if kind is CollectiveKind.ALL_TO_ALL else "direct"
+    return [_form(name, hops, inside, between)]
+
+
+def usual_forms(kind: CollectiveKind, payload: int, at: RankPlacement) -> list[CollectiveForm]:
+    """What libraries do without help of the switches: rings, trees for short messages, pairs."""
+    inside, between = _least_bytes(kind, payload, at)
+    ring_steps = (at.ranks - at.nodes, at.nodes - 1)
+    if kind is CollectiveKind.ALL_TO_ALL:
+        steps = (at.most_per_node - 1, math.ceil((at.ranks - at.most_per_node) / _PEERS_AT_ONCE))
+        return [_form("pairwise", steps, inside, between)]
+    if kind in _ONE_PEER:
+        return [_form("point to point", ring_steps, inside, between)]
+    if kind is not CollectiveKind.ALL_REDUCE:
+        return [_form("ring", ring_steps, inside, between)]
+    depth = min(at.most_per_node, _CHAIN) - 1 + math.ceil(math.log2(max(1.0, at.most_per_node / _CHAIN)))
+    tree_steps = (2 * depth, 2 * math.ceil(math.log2(at.nodes)))
+    once_inside, once_between = float(payload if at.most_per_node > 1 else 0), payload / at.most_per_node
+    return [
+        _form("ring", (2 * ring_steps[0], 2 * ring_steps[1]), 2 * inside, 2 * between),
+        _form("tree", tree_steps, 2 * once_inside, 2 * once_between if at.nodes > 1 else 0.0),
+    ]
+
+
+_ONE_PEER = frozenset({CollectiveKind.SEND, CollectiveKind.RECV})
+_Bytes = Callable[[int, RankPlacement], tuple[float, float]]
+
+
+def _fast_all_reduce(payload: int, at: RankPlacement, *, adds_inside: bool, adds_between: bool) -> list[CollectiveForm]:
+    """One shot (read everything of every peer), two shots (scatter, then gather), and sums in the switch of a node."""
+    scatter, between = _scatter_bytes(payload, at)
+    steps = (2 * int(at.most_per_node > 1), 2 * int(at.nodes > 1))
+    if at.nodes > 1:
+        out = payload / at.most_per_node if adds_between else 2 * between
+        forms = [_form("hierarchical", steps, 2 * scatter, out)]
+    else:
+        out = 0.0
+        one_shot = _form("one shot", (1, 0), (at.ranks - 1) * payload, 0.0)
+        forms = [one_shot, _form("two shots", steps, 2 * scatter, 0.0)]
+    if adds_inside:
+        forms.append(replace(_form("in-switch", steps, payload, out), is_in_switch=True))
+    return forms
+
+
+def _least_bytes(kind: CollectiveKind, payload: int, at: RankPlacement) -> tuple[float, float]:
+    by_kind: dict[CollectiveKind, _Bytes] = {
+        CollectiveKind.ALL_TO_ALL: _exchange_bytes,
+        CollectiveKind.BROADCAST: _whole_bytes,
+        CollectiveKind.SEND: _whole_bytes,
+        CollectiveKind.RECV: _whole_bytes,
+    }
+    return by_kind.get(kind, _scatter_bytes)(payload, at)
+
+
+def _scatter_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
+    """Gather, or scatter with sums: the parts of other nodes cross once, and are then passed on inside."""
+    share = payload / at.ranks
+    between = (at.ranks - at.most_per_node) * share / at.most_per_node
+    return (at.ranks - 1) * share - between, between
+
+
+def _exchange_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
+    """An equal part for every rank."""
+    share = payload / at.ranks
+    return (at.most_per_node - 1) * share, (at.ranks - at.most_per_node) * share
+
+
+def _whole_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
+    """Everything goes to every node, and there to every rank."""
+    inside = float(payload) if at.most_per_node > 1 else 0.0
+    return inside, payload / at.most_per_node if at.nodes > 1 else 0.0
+
+
+def _form(name: str, steps: tuple[int, int], inside: float, between: float) -> CollectiveForm:
+    return CollectiveForm(
+        name=name, steps_inside=steps[0], steps_between=steps[1], bytes_inside=inside, bytes_between=between
+    )
+
 
 _NANO = 10**9
 _MICRO_IN_NANO = 1000
@@ -186,3 +298,96 @@ def _form_ns(
         rate = link.reach_bytes_per_s(1 if is_to_one else ranks - 1) * (prior.high if is_low else prior.low)
         traffic.append(amount / rate * _NANO)
     return ns + (max(traffic) if is_low else sum(traffic))
+
+
+NO_GROUP = "the trace does not record between which ranks"
+NO_CLUSTER = "one device alone has no links: name the cluster, such as 8x h100-sxm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """What one rank exchanges in a stage.
+
+    `sent_bytes` are those of a ring or of pairs, without sums in a switch. `band` is the time on the links if nothing
+    else runs; None: at least one collective has no known time, and `unknown` says why, with how many.
+    """
+
+    collectives: int
+    payload_bytes: int
+    sent_bytes: int
+    band: Band | None
+    unknown: Mapping[str, int]
+
+    def exposed(self, busy: Band) -> Band | None:
+        """What is left of it beside the other work of the device: with full overlap, and with none."""
+        return None if self.band is None else Band(max(0.0, self.band.low - busy.low), self.band.high)
+
+
+def communication_of(
+    kernels: Mapping[Kernel, int], cluster: Cluster | None, *, by_engine: bool = False
+) -> Communication | None:
+    """The collectives among these kernels; None: there are none. `by_engine`: a serving engine runs them."""
+    exchanges = [(kernel, count) for kernel, count in kernels.items() if kernel.kind is KernelKind.COMMUNICATION]
+    if not exchanges:
+        return None
+    band = NOTHING
+    unknown: Counter[str] = Counter()
+    for kernel, count in exchanges:
+        time = kernel_on_links(kernel, cluster, by_engine=by_engine)
+        if (single := band_of(time)) is None:
+            unknown[time.why_unknown or ""] += count
+        else:
+            band += single.times(count)
+    known = [(kernel.collective, count) for kernel, count in exchanges if kernel.collective is not None]
+    return Communication(
+        collectives=sum(count for _, count in exchanges),
+        payload_bytes=sum(collective.payload_bytes * count for collective, count in known),
+        sent_bytes=round(sum(sent_bytes(collective) * count for collective, count in known)),
+        band=None if unknown else band,
+        unknown=dict(unknown),
+    )
+
+
+def kernel_on_links(kernel: Kernel, cluster: Cluster | None, *, by_engine: bool = False) -> CollectiveTime:
+    """The time of one kernel of communication; what is not known says why."""
+    if kernel.collective is None:
+        return CollectiveTime(bound_ns=None, why_unknown=NO_GROUP)
+    return time_on_links(kernel.collective, cluster, by_engine=by_engine)
+
+
+def time_on_links(collective: Collective, cluster: Cluster | None, *, by_engine: bool = False) -> CollectiveTime:
+    """The time of one collective; without a cluster only that of a group of one is known, which exchanges nothing."""
+    if cluster is not None:
+        return collective_time(collective, cluster, by_engine=by_engine)
+    if collective.group.size > 1:
+        return CollectiveTime(bound_ns=None, why_unknown=NO_CLUSTER)
+    return CollectiveTime(bound_ns=0, low_ns=0, high_ns=0)
+
+
+def band_of(time: CollectiveTime) -> Band | None:
+    """In seconds; None: not known."""
+    if time.low_ns is None or time.high_ns is None:
+        return None
+    return Band(time.low_ns * 1e-9, time.high_ns * 1e-9)
+
+
+def beside(busy: Band, communication: Band) -> Band:
+    """Other work and communication on one device: the longer of the two with full overlap, the sum with none.
+
+    Engines overlap little of it, so that the sum is expected.
+    """
+    known = None not in (busy.expected, communication.expected)
+    expected = (busy.expected or 0.0) + (communication.expected or 0.0) if known else None
+    return Band(max(busy.low, communication.low), busy.high + communication.high, expected)
+
+
+def sent_bytes(collective: Collective) -> float:
+    """What a rank sends to others: an all-reduce 2 (g - 1) / g of its payload, what is scattered or gathered half."""
+    payload, others = collective.payload_bytes, (collective.group.size - 1) / collective.group.size
+    if collective.kind is CollectiveKind.ALL_REDUCE:
+        return 2 * others * payload
+    if collective.kind is CollectiveKind.RECV:
+        return 0.0
+    if collective.kind in (CollectiveKind.SEND, CollectiveKind.BROADCAST):
+        return float(payload)
+    return others * payload

@@ -18,7 +18,7 @@ from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.hardware.priors import EfficiencyPriors, Prior, applying, efficiency_priors
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.ops.op import Kernel, KernelKind
-from llm_perf_opt.timing.communication import band_of, kernel_on_links
+from llm_perf_opt.timing.collective_time import band_of, kernel_on_links
 from llm_perf_opt.timing.engine_kernels import fused_kernels
 from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound, fastest_peak, is_known
 from llm_perf_opt.timing.rates import NOTHING, Band, Piece, Pieces, RateTime

@@ -43,16 +43,16 @@ def eager_time(kernel: Kernel, device: Device) -> RateTime | None:
         return None
     match kernel.kind:
         case KernelKind.VECTOR:
-            found = _vector(kernel, device, rates)
+            vector = _vector(kernel, device, rates)
         case KernelKind.MATMUL:
-            found = _product(kernel, device, rates)
+            vector = _product(kernel, device, rates)
         case KernelKind.ATTENTION:
-            found = _attention(kernel, device, rates.attention)
+            vector = _attention(kernel, device, rates.attention)
         case _:
             return None
-    if found is None:
+    if vector is None:
         return None
-    seconds, rate, bound_by = found
+    seconds, rate, bound_by = vector
     spread = rates.spread if device.id == rates.device else rates.scaled_spread
     band = Band(seconds * spread.low, seconds * spread.high, seconds * spread.expected)
     return RateTime(source=SOURCE, rate=rate, band=band, bound_by=bound_by, origin=RECORDED)
@@ -146,8 +146,8 @@ def _unaligned_share(pattern: AccessPattern, shape: ProductShape, rate: ProductR
 
 def _units(device: Device) -> float | None:
     """Compute units; None: not known."""
-    found = device.facts.get("compute_units")
-    return None if found is None else float(found)
+    units = device.facts.get("compute_units")
+    return None if units is None else float(units)
 
 
 def _tiles(shape: ProductShape) -> int:

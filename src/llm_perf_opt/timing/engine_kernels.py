@@ -1,39 +1,168 @@
 """The kernels that an optimised engine launches in place of those of the code as written.
 
-The rules of `fusions.py`, `fused_attention.py` and `fused_experts.py` come first. Of what is left, products of one
+The rules of `fusions.py` and `fused_blocks.py` come first. Of what is left, products of one
 shape that run in siblings which do not feed each other are one kernel, and so are the vector ops between two products.
+
+A band of the data sheet has to hold for every engine, also for one that fuses little (`necessary_kernels`): experts run
+on the tokens that chose them, latent attention on the latent vectors, the last layer on the last position, and
+attention on the pairs that a mask leaves visible; joined products, caches extended in place and the other rules of
+`fusions.py` are not granted.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import cast
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.costs.necessary.anatomy import anatomy_of
+from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.costs.necessary.anatomy import Anatomy, anatomy_of
+from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
+from llm_perf_opt.costs.necessary.expert_blocks import routing_policy_of
 from llm_perf_opt.costs.necessary.read_once import preparation
+from llm_perf_opt.costs.necessary.stage_needs import contexts_of
+from llm_perf_opt.ops.cost import packet_of
 from llm_perf_opt.ops.kernel_shape import ProductShape
-from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
-from llm_perf_opt.ops.table import kernels_of
-from llm_perf_opt.timing.fused_attention import fused_attention
-from llm_perf_opt.timing.fused_experts import fused_experts
-from llm_perf_opt.timing.fused_vectors import OutsideBytes, vector_rule
+from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind, OpRole
+from llm_perf_opt.ops.table import bytes_read, kernels_of, op_role
+from llm_perf_opt.timing.fused_blocks import fused_attention, fused_experts
 from llm_perf_opt.timing.fusions import (
     FusedOps,
     Fusion,
+    fewer_rows,
     head_products,
     joined_products,
+    latent_cache_bytes,
     outer_products,
     prepared_weights,
+    single_kernel,
     without_overlap,
 )
-from llm_perf_opt.timing.least_fusion import necessary_kernels
+
+_NORMS = frozenset({"rsqrt", "rms_norm", "layer_norm", "native_layer_norm", "group_norm", "native_group_norm"})
+_ACTIVATIONS = frozenset({"silu", "gelu", "relu", "sigmoid", "tanh", "mish", "hardswish", "leaky_relu", "elu"})
+
+
+def vector_rule(kinds: Sequence[OpKind], following: KernelKind | None) -> Fusion:
+    """The name of what is fused, by its ops and by the kernel behind it."""
+    names = {packet_of(kind.name).partition(".")[2].rstrip("_") for kind in kinds}
+    if following is KernelKind.ATTENTION:
+        return Fusion.ROTARY
+    if any(op_role(kind) is OpRole.CHOICE for kind in kinds):
+        return Fusion.ROUTER
+    if names & _NORMS:
+        return Fusion.NORM
+    return Fusion.ACTIVATION if names & _ACTIVATIONS else Fusion.VECTOR
+
+
+class OutsideBytes:
+    """What some ops read that others made, and what they make that others read: the rest never leaves one kernel."""
+
+    def __init__(self, graph: CallGraph) -> None:
+        assert graph.storages is not None
+        self._ops, (self._inputs, self._outputs) = ops_of(graph), tensor_offsets(graph)
+        self._kinds, self._storages = graph.op_kinds, graph.storages
+        self._last_read = _last_reads(graph)
+
+    def of(self, rows: Sequence[int], kernels: Sequence[Kernel]) -> int:
+        """Bytes across the border of these ops; no op counts for more than its kernel has to move."""
+        made: dict[int, int] = {}
+        read: dict[int, int] = {}
+        for row, kernel in zip(rows, kernels, strict=True):
+            kind, most = self._kinds[self._ops.kind[row]], kernel.bytes_moved - kernel.avoidable_bytes
+            inputs = self._ops.input_storages[self._inputs[row] : self._inputs[row + 1]]
+            for storage, size in zip(inputs, bytes_read(kind), strict=True):
+                if storage not in made:
+                    read[storage] = max(read.get(storage, 0), min(size, most, self._size(storage)))
+            outputs = self._ops.output_storages[self._outputs[row] : self._outputs[row + 1]]
+            for storage, meta in zip(outputs, kind.outputs, strict=True):
+                made[storage] = min(tensor_bytes(meta), most)
+        end = rows[-1]
+        kept = sum(size for storage, size in made.items() if storage < 0 or self._is_read_after(storage, end))
+        return sum(read.values()) + kept
+
+    def _size(self, storage: int) -> int:
+        return self._storages.bytes[storage] if storage >= 0 else 2**62
+
+    def _is_read_after(self, storage: int, row: int) -> bool:
+        return self._last_read[storage] > row or self._storages.freed_op[storage] >= len(self._ops.kind)
+
+
+def _last_reads(graph: CallGraph) -> array[int]:
+    """Per storage the row of the last op that reads it; -1: none does."""
+    assert graph.storages is not None
+    ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+    last = array("q", [-1]) * len(graph.storages.bytes)
+    for row in range(len(ops.kind)):
+        for storage in ops.input_storages[starts[row] : starts[row + 1]]:
+            if storage >= 0:
+                last[storage] = row
+    return last
+
+
+def necessary_kernels(graph: CallGraph) -> dict[int, Kernel]:
+    """Row of an op -> the kernel that an engine launches in its place, for the rows where that does less."""
+    if not ops_of(graph).input_storages:
+        return {}
+    anatomy = anatomy_of(graph)
+    return dict([*_products(graph, anatomy), *_experts(graph, anatomy), *_attentions(graph, anatomy)])
+
+
+def _products(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
+    for product in anatomy.products:
+        kernel = single_kernel(graph, product.row) if 0 < product.kept < product.made else None
+        if kernel is not None:
+            yield product.row, fewer_rows(*kernel, kept=product.kept, made=product.made)
+
+
+def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
+    """Blocks that the code runs on every token, expert by expert, in one product."""
+    policy = routing_policy_of(graph)
+    for block in anatomy.experts:
+        if block.flops <= block.necessary_flops:
+            continue
+        share, read = block.necessary_flops / block.flops, block.distinct(policy) / max(block.touched, 1)
+        for row in block.rows:
+            single = single_kernel(graph, row)
+            if single is not None:
+                _, kernel = single
+                yield (
+                    row,
+                    replace(
+                        kernel,
+                        flops=round(kernel.flops * share),
+                        bytes_moved=round(kernel.bytes_moved * min(1.0, read)),
+                        rows=max(1, round(kernel.rows * share)),
+                    ),
+                )
+
+
+def _attentions(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
+    """Fused attention; where the code writes scores out they stay as they are."""
+    contexts = contexts_of(graph, anatomy)
+    for site in anatomy.attentions:
+        single = single_kernel(graph, site.row) if len(site.rows) == 1 else None
+        if single is None:
+            continue
+        kind, kernel = single
+        needed = site.necessary_flops(contexts.get(anatomy.forward_of_ops[site.row]))
+        moved = kernel.bytes_moved if site.latent is None else _latent_bytes(kind, site)
+        yield site.row, replace(kernel, flops=needed, skippable_flops=0, bytes_moved=min(moved, kernel.bytes_moved))
+
+
+def _latent_bytes(kind: OpKind, site: AttentionSite) -> int:
+    """Queries and results as they are, and the latent cache."""
+    assert site.latent is not None
+    query = kind.inputs[0]
+    ends = tensor_bytes(query) + tensor_bytes(kind.outputs[0])
+    return ends + latent_cache_bytes(query.shape[0], site.keys, site.latent, query)
+
 
 _Group = tuple[object, ...]
 
@@ -80,15 +209,15 @@ def fused_sequence(graph: CallGraph, *, least: bool = False) -> tuple[tuple[str,
         return fused_run(graph).sequence
     names, instead = stage_names(graph), {row: (kernel,) for row, kernel in necessary_kernels(graph).items()}
     members = _members(graph, instead, alone=False)
-    return tuple((names[cast("int", group[0])], _as_one(found, None)) for group, found in members.items())
+    return tuple((names[cast("int", group[0])], _as_one(of_group, None)) for group, of_group in members.items())
 
 
 def fused_run(graph: CallGraph) -> FusedRun:
     """Every rule applied to one phase."""
     names, stages, kinds = stage_names(graph), stage_of_ops(graph), ops_of(graph).kind
     rules = engine_rules(graph)
-    instead: dict[int, tuple[Kernel, ...]] = {row: () for one in rules for row in one.rows}
-    instead.update((one.rows[0], one.kernels) for one in rules)
+    instead: dict[int, tuple[Kernel, ...]] = {row: () for fused in rules for row in fused.rows}
+    instead.update((fused.rows[0], fused.kernels) for fused in rules)
     members = _members(graph, instead, alone=True)
     outside = OutsideBytes(graph) if ops_of(graph).input_storages and graph.storages is not None else None
     uses: dict[tuple[str, Fusion], list[int]] = {}
@@ -99,18 +228,18 @@ def fused_run(graph: CallGraph) -> FusedRun:
             use[place] += more
 
     prepared = preparation(graph).stop
-    for one in rules:
-        if one.rows[0] >= prepared:
-            before = sum(len(kernels_of(graph.op_kinds[kinds[row]])) for row in one.rows)
-            count(names[stages[one.rows[0]]], one.rule, before, len(one.kernels))
+    for fused in rules:
+        if fused.rows[0] >= prepared:
+            before = sum(len(kernels_of(graph.op_kinds[kinds[row]])) for row in fused.rows)
+            count(names[stages[fused.rows[0]]], fused.rule, before, len(fused.kernels))
     sequence: list[tuple[str, Kernel]] = []
-    for group, found in members.items():
+    for group, of_group in members.items():
         stage = names[cast("int", group[0])]
-        sequence.append((stage, _as_one(found, outside)))
-        if len(found.kernels) > 1:
-            is_vector = found.kernels[0].kind is KernelKind.VECTOR
-            rule = vector_rule(_kinds(graph, found.rows), found.following) if is_vector else Fusion.SIBLINGS
-            count(stage, rule, len(found.kernels), 1)
+        sequence.append((stage, _as_one(of_group, outside)))
+        if len(of_group.kernels) > 1:
+            is_vector = of_group.kernels[0].kind is KernelKind.VECTOR
+            rule = vector_rule(_kinds(graph, of_group.rows), of_group.following) if is_vector else Fusion.SIBLINGS
+            count(stage, rule, len(of_group.kernels), 1)
     return FusedRun(
         sequence=tuple(sequence),
         rules=tuple(
@@ -125,7 +254,7 @@ def engine_rules(graph: CallGraph) -> tuple[FusedOps, ...]:
     if not ops_of(graph).input_storages:
         return ()
     anatomy = anatomy_of(graph)
-    found = chain(
+    fusions = chain(
         fused_attention(graph, anatomy),
         fused_experts(graph, anatomy),
         joined_products(graph, anatomy),
@@ -133,7 +262,7 @@ def engine_rules(graph: CallGraph) -> tuple[FusedOps, ...]:
         prepared_weights(graph),
         outer_products(graph),
     )
-    return tuple(without_overlap(found))
+    return tuple(without_overlap(fusions))
 
 
 def _kinds(graph: CallGraph, rows: list[int]) -> list[OpKind]:
@@ -164,9 +293,9 @@ def _members(graph: CallGraph, instead: Mapping[int, tuple[Kernel, ...]], *, alo
                 if before is not None and before.following is None:
                     before.following = kernel.kind
                 last[stage] = group
-            found = members.setdefault(group, _Members())
-            found.rows.append(row)
-            found.kernels.append(kernel)
+            of_group = members.setdefault(group, _Members())
+            of_group.rows.append(row)
+            of_group.kernels.append(kernel)
     return members
 
 
@@ -211,16 +340,16 @@ def _ready_at(graph: CallGraph) -> array[int]:
     return ready
 
 
-def _as_one(found: _Members, outside: OutsideBytes | None) -> Kernel:
+def _as_one(members: _Members, outside: OutsideBytes | None) -> Kernel:
     """One kernel that does the work of all; its rows are the mean, since a grouped product tiles each part alone."""
-    kernels, first = found.kernels, found.kernels[0]
+    kernels, first = members.kernels, members.kernels[0]
     is_vector = first.kind is KernelKind.VECTOR
     if len(kernels) == 1 and not is_vector:
         return first
     moved = sum(kernel.bytes_moved for kernel in kernels)
     avoidable = first.avoidable_bytes
     if is_vector:
-        avoidable = moved if outside is None else max(0, moved - outside.of(found.rows, kernels))
+        avoidable = moved if outside is None else max(0, moved - outside.of(members.rows, kernels))
     return replace(
         first,
         dtype=next((kernel.dtype for kernel in kernels if kernel.flops), first.dtype),

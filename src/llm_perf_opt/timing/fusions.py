@@ -105,8 +105,8 @@ def joined_products(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
     is_latent = {site.call: site.latent is not None for site in anatomy.attentions}
     for rows in readers_of_one_input(graph, anatomy):
         call = ops.call[rows[0]]
-        found = [single_kernel(graph, row) for row in rows]
-        parts = [one for one in found if one is not None]
+        kernels = [single_kernel(graph, row) for row in rows]
+        parts = [kernel for kernel in kernels if kernel is not None]
         rule = _rule(is_latent, calls.parent[call] if call >= 0 else -1, [kernel for _, kernel in parts])
         if rule is not None and len(parts) == len(rows) and (kernel := side_by_side(parts)) is not None:
             yield FusedOps(rule=rule, rows=rows, kernels=(kernel,))
@@ -124,7 +124,7 @@ def side_by_side(parts: list[tuple[OpKind, Kernel]]) -> Kernel | None:
     shapes = [kernel.shape for _, kernel in parts if isinstance(kernel.shape, ProductShape)]
     kernels, first = [kernel for _, kernel in parts], parts[0][1]
     alike = {(shape.rows, shape.depth, shape.count, shape.weight_format) for shape in shapes}
-    if len(shapes) < len(parts) or len(alike) > 1 or shapes[0].count > 1 or len({one.dtype for one in kernels}) > 1:
+    if len(shapes) < len(parts) or len(alike) > 1 or shapes[0].count > 1 or len({k.dtype for k in kernels}) > 1:
         return None
     read_again = (len(parts) - 1) * tensor_bytes(parts[0][0].inputs[0])
     return replace(
@@ -141,9 +141,9 @@ def head_products(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
     last = {anatomy.forward_of_ops[product.row]: product.row for product in anatomy.products}
     for product in anatomy.products:
         if product.kept < product.made and last[anatomy.forward_of_ops[product.row]] == product.row:
-            found = single_kernel(graph, product.row)
-            if found is not None:
-                kernel = fewer_rows(*found, kept=product.kept, made=product.made)
+            single = single_kernel(graph, product.row)
+            if single is not None:
+                kernel = fewer_rows(*single, kept=product.kept, made=product.made)
                 yield FusedOps(rule=Fusion.HEAD, rows=(product.row,), kernels=(kernel,))
                 yield from _behind_head(graph, anatomy, product)
 
@@ -154,10 +154,10 @@ def _behind_head(graph: CallGraph, anatomy: Anatomy, head: WeightProduct) -> Ite
     for row in range(head.row + 1, len(anatomy.forward_of_ops)):
         if anatomy.forward_of_ops[row] != forward:
             return
-        found = single_kernel(graph, row) if row in anatomy.positions.tail else None
-        if found is not None and found[1].kind is KernelKind.VECTOR:
-            needed = found[1].bytes_moved * head.kept // head.made
-            kernel = replace(found[1], avoidable_bytes=found[1].bytes_moved - needed)
+        single = single_kernel(graph, row) if row in anatomy.positions.tail else None
+        if single is not None and single[1].kind is KernelKind.VECTOR:
+            needed = single[1].bytes_moved * head.kept // head.made
+            kernel = replace(single[1], avoidable_bytes=single[1].bytes_moved - needed)
             yield FusedOps(rule=Fusion.HEAD, rows=(row,), kernels=(kernel,))
 
 
@@ -165,9 +165,9 @@ def outer_products(graph: CallGraph) -> Iterator[FusedOps]:
     """Every pair of two vectors: no sum, hence no work for matrix engines."""
     ops = ops_of(graph)
     for row in range(len(ops.kind)):
-        found = single_kernel(graph, row)
-        if found is not None and isinstance(found[1].shape, ProductShape) and found[1].shape.depth == 1:
-            kernel = replace(found[1], kind=KernelKind.VECTOR, rows=0, weights=0, shape=None, pattern=None)
+        single = single_kernel(graph, row)
+        if single is not None and isinstance(single[1].shape, ProductShape) and single[1].shape.depth == 1:
+            kernel = replace(single[1], kind=KernelKind.VECTOR, rows=0, weights=0, shape=None, pattern=None)
             yield FusedOps(rule=Fusion.OUTER, rows=(row,), kernels=(kernel,))
 
 
@@ -199,10 +199,10 @@ def prepared_weights(graph: CallGraph) -> Iterator[FusedOps]:
             yield FusedOps(rule=Fusion.PREPARED, rows=(row,), kernels=())
 
 
-def without_overlap(found: Iterable[FusedOps]) -> Iterator[FusedOps]:
+def without_overlap(candidates: Iterable[FusedOps]) -> Iterator[FusedOps]:
     """The first of the rules that want an op."""
     taken: set[int] = set()
-    for one in found:
-        if taken.isdisjoint(one.rows):
-            taken.update(one.rows)
-            yield one
+    for fused in candidates:
+        if taken.isdisjoint(fused.rows):
+            taken.update(fused.rows)
+            yield fused

@@ -30,8 +30,7 @@ from llm_perf_opt.timing.engine_kernels import fused_kernels
 from llm_perf_opt.timing.kernels.exchanges import Exchange
 from llm_perf_opt.timing.kernels.kernel_tables import KernelTables, kernel_tables
 from llm_perf_opt.timing.kernels.recurrent import MEASURED_KERNELS
-from llm_perf_opt.timing.kernels.systems import system_of
-from llm_perf_opt.timing.kernels.tables import data_folder, missing_packages
+from llm_perf_opt.timing.kernels.tables import data_folder, missing_packages, system_of
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
 from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound, fastest_peak
 from llm_perf_opt.timing.rates import Band, Piece, Pieces, RateTime
@@ -119,9 +118,9 @@ class KernelTableRates(RatesAbove):
     def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
         """The kernels of each stage, as written or as an engine fuses them."""
         fused = fused_kernels(graph) if self.is_engine else {}
-        found = {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
-        self.learn(piece for pieces in found.values() for piece, _ in pieces if isinstance(piece, Kernel))
-        return found
+        kernels_of_stages = {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
+        self.learn(piece for pieces in kernels_of_stages.values() for piece, _ in pieces if isinstance(piece, Kernel))
+        return kernels_of_stages
 
     def learn(self, kernels: Iterable[Kernel]) -> None:
         """Ask the tables for all shapes at once, which is far quicker than one by one."""
@@ -139,31 +138,31 @@ class KernelTableRates(RatesAbove):
             return below
         if not self.is_engine and (recorded := eager_time(piece, self.device)) is not None:
             return (recorded,)
-        found = self._in_tables(piece)
-        if found is None:
+        time = self._in_tables(piece)
+        if time is None:
             return None if below is None else tuple(self._by_roofline(time) for time in below)
-        band = _behind_another(found) if self.is_engine else launched_alone(found.band, piece, self.device)
+        band = _behind_another(time) if self.is_engine else launched_alone(time.band, piece, self.device)
         bound_by = BoundBy.COMMUNICATION if below is None else below[0].bound_by
-        return (RateTime(source=SOURCE, rate=_family(piece), band=band, bound_by=bound_by, origin=str(found.origin)),)
+        return (RateTime(source=SOURCE, rate=_family(piece), band=band, bound_by=bound_by, origin=str(time.origin)),)
 
     def measured(self, kernel: Kernel) -> KernelTime | None:
         """A captured kernel by its table or by its roofline; None: neither describes it."""
-        found = self._in_tables(kernel)
-        return self._by_data_sheet(kernel) if found is None and self.is_engine else found
+        time = self._in_tables(kernel)
+        return self._by_data_sheet(kernel) if time is None and self.is_engine else time
 
     def _in_tables(self, kernel: Kernel) -> KernelTime | None:
         """By its own table, of an exchange also by the links, of an engine's vector kernel by its bytes."""
         if kernel.kind is KernelKind.COMMUNICATION:
             return self._exchange(kernel.collective) or self._by_data_sheet(kernel)
-        found = self._in_table(kernel.shape)
-        if found is not None and self.is_engine:
-            return self._from_memory(kernel, found)
-        if found is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
+        answer = self._in_table(kernel.shape)
+        if answer is not None and self.is_engine:
+            return self._from_memory(kernel, answer)
+        if answer is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
             needed = kernel.bytes_moved - kernel.avoidable_bytes
             seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
             fast, slow = UNKNOWN_SPREAD
             return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
-        return found
+        return answer
 
     def _from_memory(self, kernel: Kernel, found: KernelTime) -> KernelTime:
         """A measured kernel whose weights or cache a step reads from memory.
@@ -193,8 +192,8 @@ class KernelTableRates(RatesAbove):
             return None
         if shape not in self._known:
             self._learn([shape])
-        found = self._known[shape]
-        return replace(found, launches=MEASURED_KERNELS) if found and isinstance(shape, StateShape) else found
+        answer = self._known[shape]
+        return replace(answer, launches=MEASURED_KERNELS) if answer and isinstance(shape, StateShape) else answer
 
     def likely_s(self, lower_bound: LowerBound) -> float:
         """Bytes at the best bandwidth that the tables themselves show: a sum of kernels below that read from caches."""

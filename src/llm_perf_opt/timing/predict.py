@@ -1,23 +1,31 @@
 """How long each stage of a trace takes: its lower bound, a band, and where every time comes from.
 
 Nothing beats the bound of a data sheet's figures; one of measured rates is as good as the measurement.
+
+The band of several kernels one after the other is narrower than the sum of their bands, as errors of single kernels
+partly cancel. A table is wrong for a kernel by a part that holds for every kernel of its kind and by a part of its own.
+The first adds up, the second adds in squares. With `d` the distance from the expected time of a kernel to an edge,
+kernels of one kind have `(share * sum(d)) ** 2 + (1 - share ** 2) * sum(d ** 2)`, and kinds add in squares. A kernel
+that runs n times is wrong n times in the same way. What a roofline times has no expected error, only ends: those add
+up.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.ops.op import Kernel, KernelKind
-from llm_perf_opt.timing.band_sums import BandOfKind, combined
-from llm_perf_opt.timing.communication import Communication, beside, communication_of
+from llm_perf_opt.timing.collective_time import Communication, beside, communication_of
 from llm_perf_opt.timing.eager_time import RECORDED
 from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound, bounds_of
 from llm_perf_opt.timing.rank_bound import exchange_s, least_exchanges
 from llm_perf_opt.timing.rates import (
+    NOTHING,
     Band,
     OpRun,
     Overhead,
@@ -29,6 +37,37 @@ from llm_perf_opt.timing.rates import (
     total,
 )
 from llm_perf_opt.timing.stage_work import StageWork, stage_works
+
+SYSTEMATIC_SHARE = 0.6  # of the distance to an edge: what kernels of one kind have in common
+
+
+@dataclass(frozen=True, slots=True)
+class BandOfKind:
+    """The time of a kernel and all its runs; `kind` None: ends without a known error between them."""
+
+    kind: str | None
+    band: Band
+
+
+def combined(bands: Iterable[BandOfKind]) -> Band:
+    """One after the other: expected times add up, and the ends by the rule of this file."""
+    certain, kinds = NOTHING, dict[str, list[Band]]()
+    for band in bands:
+        if band.kind is None or band.band.expected is None:
+            certain += band.band
+        else:
+            kinds.setdefault(band.kind, []).append(band.band)
+    parts = [band for alike in kinds.values() for band in alike]
+    expected = sum(band.expected or 0.0 for band in parts)
+    below = math.hypot(*(_distance([(band.expected or 0.0) - band.low for band in alike]) for alike in kinds.values()))
+    above = math.hypot(*(_distance([band.high - (band.expected or 0.0) for band in alike]) for alike in kinds.values()))
+    least = sum(band.low for band in parts)
+    return certain + Band(max(least, expected - below), expected + above, expected)
+
+
+def _distance(distances: list[float]) -> float:
+    common = SYSTEMATIC_SHARE * sum(distances)
+    return math.sqrt(common**2 + (1 - SYSTEMATIC_SHARE**2) * sum(distance**2 for distance in distances))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,23 +138,23 @@ class StageTime:
     @property
     def by_rate(self) -> dict[tuple[str, str], Band]:
         """Source and rate -> the time that they gave, the longest first."""
-        found: dict[tuple[str, str], Band] = {}
+        bands: dict[tuple[str, str], Band] = {}
         for piece in self.pieces:
             for time in piece.times:
                 band, origin = time.band.times(piece.count), (time.source, time.rate)
-                found[origin] = found[origin] + band if origin in found else band
-        return dict(sorted(found.items(), key=lambda item: -(item[1].expected or item[1].high)))
+                bands[origin] = bands[origin] + band if origin in bands else band
+        return dict(sorted(bands.items(), key=lambda item: -(item[1].expected or item[1].high)))
 
     @property
     def by_origin(self) -> dict[str, float]:
         """Origin -> its share of the expected time of all pieces, the largest first; empty: the source keeps none."""
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for piece in self.pieces:
             for time in piece.times:
                 if time.origin is not None:
-                    found[time.origin] = found.get(time.origin, 0.0) + (time.band.expected or 0.0) * piece.count
-        whole = sum(found.values())
-        return {origin: seconds / whole for origin, seconds in sorted(found.items(), key=lambda one: -one[1]) if whole}
+                    sums[time.origin] = sums.get(time.origin, 0.0) + (time.band.expected or 0.0) * piece.count
+        whole = sum(sums.values())
+        return {origin: seconds / whole for origin, seconds in sorted(sums.items(), key=lambda pair: -pair[1]) if whole}
 
 
 def predict(graph: CallGraph, rates: RateSource) -> tuple[StageTime, ...]:
@@ -156,7 +195,7 @@ def stage_time(
         exchanged = replace(exchanged, band=links)
     if exchanges and rates.cluster is not None:
         least_s = exchange_s(exchanges, rates.cluster)
-        bound, fewest = (None if one is None else replace(one, communication_s=least_s) for one in (bound, fewest))
+        bound, fewest = (None if edge is None else replace(edge, communication_s=least_s) for edge in (bound, fewest))
     device = busy if exchanged is None else beside(busy, links)
     host = rates.launch_time().times(sum(count for _, count in pieces))
     return StageTime(
@@ -229,8 +268,8 @@ def _bound_by(timed: Sequence[TimedPiece], busy: Band, host: Band, *, is_engine:
                 shares[time.bound_by] = shares.get(time.bound_by, 0.0) + time.band.high * piece.count
     if not shares:
         return None
-    found = max(BoundBy, key=lambda bound: shares.get(bound, 0.0))
-    return BoundBy.KERNEL_STARTS if is_engine and found is BoundBy.LAUNCHES else found
+    largest = max(BoundBy, key=lambda bound: shares.get(bound, 0.0))
+    return BoundBy.KERNEL_STARTS if is_engine and largest is BoundBy.LAUNCHES else largest
 
 
 def total_wall(stages: Sequence[StageTime]) -> Band:

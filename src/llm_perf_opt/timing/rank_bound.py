@@ -47,7 +47,7 @@ def least_exchanges(graph: CallGraph) -> dict[str, Counter[Collective]]:
                 least.setdefault(stage, Counter())[collective] += count
             elif collective.kind in _REDUCTIONS and (block := _BLOCK.match(path)):
                 key = (stage, forwards[calls.first_op[call]], block[0])
-                sums[key] = max(sums.get(key, collective), collective, key=lambda one: one.payload_bytes)
+                sums[key] = max(sums.get(key, collective), collective, key=lambda candidate: candidate.payload_bytes)
     for (stage, _, _), collective in sums.items():
         least.setdefault(stage, Counter())[collective] += 1
     return least
@@ -64,7 +64,7 @@ def is_of_weights(collective: Collective, plan: ParallelPlan) -> bool:
 
 def exchange_s(exchanges: Mapping[Collective, int], cluster: Cluster) -> float:
     """The least time on the links, all of them one after the other; a link that is not known adds nothing."""
-    return sum((collective_time(one, cluster).bound_ns or 0) * _NANO * count for one, count in exchanges.items())
+    return sum((collective_time(sent, cluster).bound_ns or 0) * _NANO * count for sent, count in exchanges.items())
 
 
 def rank_bound(

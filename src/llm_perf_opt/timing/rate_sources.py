@@ -1,17 +1,69 @@
-"""Where the times of a prediction come from: a device or a calibration that was named, as a source of rates."""
+"""Where the times of a prediction come from: a device or a calibration that was named, as a source of rates.
+
+Eager PyTorch on a GPU without tables of measured kernels: recordings where they speak, else the data sheet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
-from llm_perf_opt.core.hardware.named_hardware import Hardware, cluster_of, device_of, find_hardware, require_room
+from llm_perf_opt.core.hardware.links import Hardware, cluster_of, device_of, find_hardware, require_room
+from llm_perf_opt.core.hardware.priors import eager_rates
+from llm_perf_opt.core.report import Note
+from llm_perf_opt.ops.op import Kernel
 from llm_perf_opt.timing.calibrated_rates import CalibratedRates
-from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.timing.rates import RateSource
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution, RatesAbove
+from llm_perf_opt.timing.eager_time import SOURCE, eager_time
+from llm_perf_opt.timing.kernels.times import TimeOrigin
+from llm_perf_opt.timing.rates import Piece, Pieces, RateSource, RateTime
+from llm_perf_opt.timing.stage_work import StageWork
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRates(RatesAbove):
+    """A data sheet under the recordings of a GPU of the same vendor; they are of eager PyTorch alone."""
+
+    @property
+    def name(self) -> str:
+        """The origin of its times."""
+        return SOURCE
+
+    def notes(self) -> Iterator[Note]:
+        """Who launches the kernels, and what was recorded."""
+        yield from self.below.notes()
+        if (rates := eager_rates(self.device)) is not None:
+            yield Note(
+                f"Kernel times are from recordings of eager PyTorch on {rates.device}; docs/eager-kernels.md says "
+                "which. Work that they do not describe is timed by the roofline."
+            )
+
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
+        """The kernels of each stage as written."""
+        return self.below.pieces(graph, works)
+
+    def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
+        """The device time of one launch; what was not recorded is expected in the middle of its ends."""
+        if isinstance(piece, Kernel) and (recorded := eager_time(piece, self.device)) is not None:
+            return (recorded,)
+        below = self.below.duration(piece)
+        if below is None:
+            return None
+        return tuple(
+            replace(time, band=time.band.expected_in_the_middle(), origin=str(TimeOrigin.ROOFLINE)) for time in below
+        )
+
+
+def recorded_rates(below: DataSheetRates) -> RecordedRates | None:
+    """Recordings above a data sheet; None: an engine runs the kernels, or no GPU of the vendor was recorded."""
+    if below.execution is not Execution.EAGER or eager_rates(below.device) is None:
+        return None
+    return RecordedRates(below)
+
 
 Rates = Hardware | Calibration  # where times come from
 DATA_SHEET, TABLES = "data-sheet", "tables"
@@ -87,19 +139,18 @@ def source_of(
     if kernels == DATA_SHEET:
         return below
     from llm_perf_opt.timing.kernel_rates import require_tables, table_rates
-    from llm_perf_opt.timing.kernels.systems import system_of
-    from llm_perf_opt.timing.recorded_rates import recorded_rates
+    from llm_perf_opt.timing.kernels.tables import system_of
 
-    found = table_rates(below, engine or DEFAULT_ENGINE if below.is_engine else None)
-    if found is None and (kernels == TABLES or engine is not None):
+    by_tables = table_rates(below, engine or DEFAULT_ENGINE if below.is_engine else None)
+    if by_tables is None and (kernels == TABLES or engine is not None):
         require_tables(below.device)
-    if found is None and system_of(below.device) is None:
+    if by_tables is None and system_of(below.device) is None:
         return recorded_rates(below) or below
-    if found is None or not found.is_engine:
-        return below if found is None else found
+    if by_tables is None or not by_tables.is_engine:
+        return below if by_tables is None else by_tables
     from llm_perf_opt.timing.step.step_rates import StepRates
 
-    steps = StepRates(found.below, found.tables)
+    steps = StepRates(by_tables.below, by_tables.tables)
     steps.meet(graph for graphs in runs for graph in graphs)
     return steps
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.first_lines import share_text
 from llm_perf_opt.core.parallel_plan import plan_in
+from llm_perf_opt.core.report import share_text
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.costs.memory.kv_cache import DECODE
@@ -98,8 +98,8 @@ def speed_of(
 ) -> Speed:
     """The speed of traced phases with their times; `decode` is all of `output_tokens` steps, where they are known."""
     phases = list(zip(graphs, times, strict=True))
-    steps = [(graph, found) for graph, found in phases if graph.phase == DECODE]
-    before = [stage for graph, found in phases if graph.phase != DECODE for stage in found]
+    steps = [(graph, stages) for graph, stages in phases if graph.phase == DECODE]
+    before = [stage for graph, stages in phases if graph.phase != DECODE for stage in stages]
     plan, workload = plan_in(graphs[0].deployment), graphs[0].workload
     replicas = 1 if plan is None else plan.dp * plan.fsdp
     sequences = replicas * _number(workload.get("batch"), 1)
@@ -183,7 +183,7 @@ def pages_text(speed: Speed) -> str:
 
 def bottlenecks(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]]) -> dict[str, BoundBy]:
     """Phase -> what limits most of its time; phases of which that is not known are left out."""
-    return {graph.phase: bound for graph, found in zip(graphs, times, strict=True) if (bound := _bound(found))}
+    return {graph.phase: bound for graph, stages in zip(graphs, times, strict=True) if (bound := _bound(stages))}
 
 
 def bottleneck_text(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]]) -> str:

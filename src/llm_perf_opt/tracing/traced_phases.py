@@ -12,11 +12,10 @@ from typing import cast
 from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
 from llm_perf_opt.core.callgraph.queries import events_of
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.module_pictures import ModulePicture
 from llm_perf_opt.core.output_files import make_folder, require_free
 from llm_perf_opt.core.parallel_plan import HEADER_KEY, REPLICATED_KEY
 from llm_perf_opt.core.plugins import TRACERS
-from llm_perf_opt.core.protocols import DrawingTracer, ModelAdapter, PartialTrace, Tracer
+from llm_perf_opt.core.protocols import DrawingTracer, ModelAdapter, ModulePicture, PartialTrace, Tracer
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.target import Json, Target, World
 from llm_perf_opt.core.units import format_count, format_seconds

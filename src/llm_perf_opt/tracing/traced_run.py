@@ -11,10 +11,9 @@ from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.module_pictures import ModulePicture
 from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
-from llm_perf_opt.core.protocols import KnowsKindsOfRank, RunsForReal, Tracer
+from llm_perf_opt.core.protocols import KnowsKindsOfRank, ModulePicture, RunsForReal, Tracer
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.tracing.origin import Origin, on_rank
 from llm_perf_opt.tracing.trace_files import rank_folder

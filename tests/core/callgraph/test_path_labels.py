@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_perf_opt.core.callgraph.path_labels import label_of
+from llm_perf_opt.core.callgraph.queries import label_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.recordings.read import RECORDING_FILE, read_recording
+from llm_perf_opt.core.recordings import RECORDING_FILE, read_recording
 from llm_perf_opt.core.recordings.recording import Recording
 from tests.slowness import timed
 
@@ -131,7 +131,7 @@ def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(name: str, tmp_p
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from llm_perf_opt.core.recordings import read as reader
+    from llm_perf_opt.core import recordings as reader
 
     monkeypatch.setattr(reader, "RECORDING_FILE", replace(RECORDING_FILE, max_bytes=2**20))
     file = tmp_path / "bomb.json.gz"
@@ -144,7 +144,7 @@ def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch:
 def test_too_many_values_are_refused_before_they_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from llm_perf_opt.core.recordings import read as reader
+    from llm_perf_opt.core import recordings as reader
 
     monkeypatch.setattr(reader, "RECORDING_FILE", replace(RECORDING_FILE, max_elements=10))
     with pytest.raises(UsageError, match="more than 10 values"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings import read_recording
 
 CSV = Path(__file__).parents[2] / "facts" / "nsight"
 KERNELS = [(2_000, 2_500, 1, 0), (1_000, 1_700, 2, 0), (5_000, 5_010, 1, 1)]  # start, end, name, device

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from llm_perf_opt.core.callgraph.builder import CallGraphBuilder
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.costs.memory.attention_cases import AttentionPeak, attention_cases, attention_table
-from llm_perf_opt.costs.memory.memory_report import memory_json
+from llm_perf_opt.costs.memory.memory_report import AttentionPeak, attention_cases, attention_table, memory_json
 from llm_perf_opt.costs.memory.need import run_memory
 from tests.costs.made_kinds import kind, tensor
 from tests.costs.small_run import finished

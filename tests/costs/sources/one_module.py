@@ -11,7 +11,7 @@ from torch import nn
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import Stage, Target
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.costs.reconcile.ledger import CAUSES
+from llm_perf_opt.costs.reconcile import CAUSES
 
 ADDED = {"elementwise-counted", "rounded-up"}  # causes by which a source counts more than the matrix work
 PHASE = "forward"

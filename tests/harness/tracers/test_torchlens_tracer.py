@@ -14,7 +14,7 @@ from torch import Tensor, nn
 pytest.importorskip("torchlens", reason="an optional extra")
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.module_pictures import ModulePicture
+from llm_perf_opt.core.protocols import ModulePicture
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.torchlens_tracer import TorchLensTracer
 from tests.harness.tracers.hard_cases import CASES

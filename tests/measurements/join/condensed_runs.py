@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph, OpKind
+from llm_perf_opt.core.recordings.recording import Recording
 from llm_perf_opt.measurements.join.sides import Launch, traced_launches
 from llm_perf_opt.ops.cost import packet_of
 from llm_perf_opt.ops.kernel_names import launch_words
@@ -125,3 +126,8 @@ def _events(graph: CallGraph, launch: Launch, row: Row, number: int) -> Iterator
 def _event(category: str, name: str, start_us: float, duration_us: float, arguments: dict[str, Any]) -> dict[str, Any]:
     place = {"pid": 1, "tid": 1, "ts": start_us, "dur": duration_us}
     return {"ph": "X", "cat": category, "name": name, **place, "args": arguments}
+
+
+def without_host(recording: Recording) -> Recording:
+    """Only names and times, as a replay of a CUDA graph leaves them."""
+    return replace(recording, work=tuple(replace(kernel, op=-1) for kernel in recording.work), ops=())

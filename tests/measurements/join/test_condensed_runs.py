@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX
 from llm_perf_opt.harness.tracers.chrome_trace import ProfiledOp, read_chrome_trace
 from llm_perf_opt.measurements.join.attribution import join_recording
 from llm_perf_opt.measurements.join.sides import Evidence
 from llm_perf_opt.measurements.join.totals import join_totals
-from tests.measurements.join.condensed_runs import condensed, facts
+from tests.measurements.join.condensed_runs import condensed, facts, without_host
 from tests.measurements.join.traced_models import traced
 
 RUNS = [(gpu, model) for gpu in ("h100", "mi300") for model in ("vit-base-224", "qwen1.5-0.5b")]
@@ -52,7 +52,7 @@ def test_names_and_times_alone_place_the_heavy_kernels(gpu: str, model: str, tmp
     made = condensed(f"{gpu}-{model}", graph)
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(made.document), "utf-8")
-    joined = join_recording(read_recording(file).without_host(), graph)
+    joined = join_recording(without_host(read_recording(file)), graph)
     both = list(zip(joined.work, made.ops, strict=True))
     heavy = [(work, op) for work, op in both if work.label in ("product", "attention")]
     assert len(heavy) > PRODUCTS[model]

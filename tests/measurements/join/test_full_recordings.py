@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.hardware import find_device
-from llm_perf_opt.core.recordings.read import read_recording
+from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.core.recordings.recording import Recording
 from llm_perf_opt.measurements.join.attribution import ENOUGH, join_recording
 from llm_perf_opt.measurements.join.join_report import ENOUGH_FLOPS
 from llm_perf_opt.measurements.join.totals import TOO_MUCH, join_totals, too_fast
+from tests.measurements.join.condensed_runs import without_host
 from tests.measurements.join.ground_truth import score
 from tests.measurements.join.traced_models import traced
 
@@ -48,7 +49,7 @@ def recorded(gpu: str, model: str) -> Recording:
 @pytest.mark.parametrize(("gpu", "model"), RUNS)
 def test_kernel_time_returns_to_the_ops_that_launched_it(gpu: str, model: str, with_host: bool) -> None:
     graph, full = traced(model), recorded(gpu, model)
-    joined = join_recording(full if with_host else full.without_host(), graph)
+    joined = join_recording(full if with_host else without_host(full), graph)
     found = score(full, graph, joined)
     assert joined.forwards == FORWARDS.get(model, 1)
     assert found.attributed >= 0.95
@@ -59,7 +60,7 @@ def test_kernel_time_returns_to_the_ops_that_launched_it(gpu: str, model: str, w
 @pytest.mark.parametrize("other", FILES)
 def test_names_and_times_of_another_model_do_not_pass(model: str, other: str) -> None:
     """The trace of one model, the recording of another: what --strict looks at tells them apart."""
-    graph, recording = traced(model), recorded("h100", other).without_host()
+    graph, recording = traced(model), without_host(recorded("h100", other))
     joined, device = join_recording(recording, graph), find_device("h100-sxm")
     totals = join_totals(joined, graph, device)
     found = (totals.total.flops or 0) / (joined.forwards * (totals.traced_flops or 1))

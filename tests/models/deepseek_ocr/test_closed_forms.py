@@ -15,9 +15,8 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.source_figures import Method, SourceFigures, WorkFamily, family_of
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.coverage import price_coverage
-from llm_perf_opt.costs.module_costs import module_costs
 from llm_perf_opt.costs.parameters import active_parameters
-from llm_perf_opt.costs.stage_costs import stage_costs
+from llm_perf_opt.costs.stage_costs import module_costs, stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.attention import ATTENTION_CLASSES

@@ -14,7 +14,7 @@ from llm_perf_opt.core.collectives import collective_of
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan, replicated_in
 from llm_perf_opt.costs.memory.need import run_memory
-from llm_perf_opt.costs.module_costs import module_costs
+from llm_perf_opt.costs.stage_costs import module_costs
 from llm_perf_opt.graphs.call_checks import call_checks
 from llm_perf_opt.models.deepseek_ocr.configuration import DecoderConfig, DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.formulas import Views, clip_work, projector_work, sam_work, total_flops

@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.sweeps.function.columns import Evaluation
 from llm_perf_opt.sweeps.function.fitting import DenseFitter, Fitter
-from llm_perf_opt.sweeps.function.form import Form, Step, StepKind, monomial
+from llm_perf_opt.sweeps.function.form import Evaluation, Form, Step, StepKind, monomial
 
 B, S = Form.atom("batch"), Form.atom("context")
 SMALL = st.integers(-50, 50)

@@ -15,7 +15,7 @@ import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.sweeps.function.files.function_file import SavedFunction, read_function, write_function
-from llm_perf_opt.sweeps.function.files.records import from_row, row_type, to_row
+from llm_perf_opt.sweeps.function.files.layout import from_row, row_type, to_row
 from llm_perf_opt.sweeps.function.fitting import Routed
 from llm_perf_opt.sweeps.function.form import Form, Step, StepKind
 from llm_perf_opt.sweeps.function.program.loops import Loop

@@ -12,8 +12,8 @@ import llm_perf_opt as lpo
 from benchmarks.function.exactness import compared, make_function
 from benchmarks.function.subjects import Subject
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.sweeps.function.figures.looped_figures import ProgramCosts, looped_figures
 from llm_perf_opt.sweeps.function.figures.needs import costs_of, stage_costs_of
+from llm_perf_opt.sweeps.function.figures.rebuilding import ProgramCosts, looped_figures
 from llm_perf_opt.sweeps.function.fitting import Fitter
 from llm_perf_opt.sweeps.function.form import Form
 from llm_perf_opt.sweeps.function.program.alignment import same_run

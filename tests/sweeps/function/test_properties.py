@@ -15,7 +15,6 @@ from llm_perf_opt.core.callgraph import CallGraph, to_json_dict
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.costs.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.ops.table import kernels_of, price
-from llm_perf_opt.sweeps.function.columns import Evaluation
 from llm_perf_opt.sweeps.function.files.function_file import (
     Part,
     SavedFunction,
@@ -25,7 +24,7 @@ from llm_perf_opt.sweeps.function.files.function_file import (
     tiling_problem,
     write_function,
 )
-from llm_perf_opt.sweeps.function.form import Form, Step, StepKind, monomial
+from llm_perf_opt.sweeps.function.form import Evaluation, Form, Step, StepKind, monomial
 from llm_perf_opt.sweeps.function.phase_function import FIGURES
 from llm_perf_opt.sweeps.function.program.alignment import same_run
 from llm_perf_opt.sweeps.function.search.sampling import Stride, corners, holds

@@ -16,15 +16,8 @@ from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.number_ranges import read_range
 from llm_perf_opt.core.report import LineChart
 from llm_perf_opt.sweeps import run_function as function_module
-from llm_perf_opt.sweeps.function.sweep.points import (
-    Bend,
-    LargestBatch,
-    PointOrigin,
-    SweepPoint,
-    bends,
-    largest_batch,
-)
-from llm_perf_opt.sweeps.function.sweep.report import bend_chart, charts_over, fit_chart
+from llm_perf_opt.sweeps.sweep_points import Bend, LargestBatch, PointOrigin, SweepPoint, bends, largest_batch
+from llm_perf_opt.sweeps.sweep_report import bend_chart, charts_over, fit_chart
 
 HIDDEN, INNER, HEADS, KV_HEADS, WORDS = 32, 48, 4, 2, 100
 CONFIG = {

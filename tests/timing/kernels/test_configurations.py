@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llm_perf_opt.timing.kernels.configurations import Configurations, linear_weights
-from llm_perf_opt.timing.kernels.grid import INSIDE, MEASURED, OUTSIDE
+from llm_perf_opt.timing.kernels.grid import INSIDE, MEASURED, OUTSIDE, Configurations, linear_weights
 
 LENGTHS = np.array([1.0, 10.0, 100.0])
 

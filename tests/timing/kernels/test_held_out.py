@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.kernels.held_out import CHECK, judged, shapes_left_out, spreads
 from benchmarks.kernels.subjects import Subject, subjects
-from llm_perf_opt.timing.kernels.spread import Family
+from llm_perf_opt.timing.kernels.kernel_tables import Family
 from tests.timing.kernels.measured_tables import needs_tables
 
 LIMITS = {Family.PRODUCTS: 0.04, Family.ATTENTION: 0.08}

@@ -10,9 +10,8 @@ import pytest
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
-from llm_perf_opt.timing.kernels.kernel_tables import KernelTables, kernel_tables
-from llm_perf_opt.timing.kernels.spread import Family, load_spreads, spread_of
-from llm_perf_opt.timing.kernels.systems import MEASURED_ON, system_named
+from llm_perf_opt.timing.kernels.kernel_tables import Family, KernelTables, kernel_tables, load_spreads, spread_of
+from llm_perf_opt.timing.kernels.tables import MEASURED_ON, system_named
 from llm_perf_opt.timing.kernels.times import TimeOrigin
 from tests.slowness import timed
 from tests.timing.kernels.measured_tables import needs_tables

@@ -7,8 +7,7 @@ import pytest
 
 from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
 from llm_perf_opt.timing.kernels.products import ProductTable, format_plan, product_work
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.tables import newest, read_rows
+from llm_perf_opt.timing.kernels.tables import SystemForDevice, newest, read_rows
 from llm_perf_opt.timing.kernels.times import TimeOrigin
 from tests.timing.kernels.measured_tables import needs_tables
 

@@ -6,7 +6,7 @@ import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import load_devices
-from llm_perf_opt.timing.kernels.systems import MEASURED_ON, system_named, system_of
+from llm_perf_opt.timing.kernels.tables import MEASURED_ON, system_named, system_of
 
 DEVICES = load_devices().devices
 

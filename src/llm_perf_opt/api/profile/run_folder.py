@@ -18,10 +18,9 @@ from typing import Any
 from llm_perf_opt.api.profile.request import NOT_MEASURED, ProfileRequest, read_request
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import PageMeasurement
-from llm_perf_opt.core.output_files import SUFFIX, make_folder, remove_left_behind, write_whole
+from llm_perf_opt.core.output_files import SUFFIX, make_folder, remove_left_behind, sealed_text, write_whole
 from llm_perf_opt.core.reading import FileKind, read_bytes, read_json
 from llm_perf_opt.core.run_lock import LOCK_FILE, locked_folder
-from llm_perf_opt.core.sealing import sealed_text
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from llm_perf_opt.api.profile.run_folder import FAILURE_FILE, METRICS_FILE
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.first_lines import counted
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.plain_text import visible_lines
 from llm_perf_opt.core.reading import FileKind, read_bytes
-from llm_perf_opt.core.report import Cell, Column, Kind, Report, Table
+from llm_perf_opt.core.report import Cell, Column, Kind, Report, Table, counted
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.measurements.profile.metrics_file import read_metrics
 

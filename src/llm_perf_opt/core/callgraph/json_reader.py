@@ -11,9 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from llm_perf_opt.core.callgraph.column_shapes import shape_problems
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION, CallGraph
+from llm_perf_opt.core.callgraph.graph import SCHEMA_VERSION, CallGraph, shape_problems
 from llm_perf_opt.core.callgraph.records import (
     CallColumns,
     Coverage,
@@ -27,8 +26,8 @@ from llm_perf_opt.core.callgraph.records import (
     TensorMeta,
     require_safe,
 )
+from llm_perf_opt.core.output_files import check_seal
 from llm_perf_opt.core.reading import FileKind, all_filled, decode_json, filled, naming_file, read_bytes
-from llm_perf_opt.core.sealing import check_seal
 
 if TYPE_CHECKING:
     from llm_perf_opt.core.callgraph import json_layout as layout

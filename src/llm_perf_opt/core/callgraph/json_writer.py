@@ -27,8 +27,7 @@ from llm_perf_opt.core.callgraph.records import (
     TensorMeta,
 )
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.core.sealing import sealed_lines
+from llm_perf_opt.core.output_files import sealed_lines, write_whole
 
 
 def write_callgraph(graph: CallGraph, path: Path, *, overwrite: bool, with_events: bool = False) -> None:

@@ -27,7 +27,6 @@ class OlderEdges:
 
     def __init__(self, written: Json, calls: Mapping[str, int], clean: Callable[[str], str], kind: FileKind) -> None:
         self._calls = calls
-        self._clean = clean
         self._kind = kind
         self.pairs: Counter[Pair] = Counter()
         for parent, child, count in self._rows(written):

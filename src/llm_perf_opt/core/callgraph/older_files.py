@@ -200,8 +200,8 @@ class _Older:
             by_path: dict[str, list[Json]] = {}
             for path, value in _object(self._document.get(key, {}), key).items():
                 by_path.setdefault(clean(path), []).append(value)
-            found = {path: observed(values, calls[path], told) for path, values in by_path.items() if path in calls}
-            metadata[key] = {path: rows for path, rows in found.items() if rows}
+            seen = {path: observed(values, calls[path], told) for path, values in by_path.items() if path in calls}
+            metadata[key] = {path: rows for path, rows in seen.items() if rows}
         self._notes += told.notes()
         return metadata
 

@@ -64,14 +64,14 @@ def read_runtime_log(path: str | Path) -> list[Mapping[str, Json]]:
 
 def log_beside(graph_file: Path) -> tuple[list[Mapping[str, Json]], tuple[str, ...]]:
     """The events of the one runtime log in the folder of a call graph, and a note on where they come from."""
-    found = sorted(graph_file.parent.glob(_PATTERN))
-    if len(found) != 1 or found[0] == graph_file:
-        return [], (f"Runtime logs in the folder: {len(found)}, and none is read.",) if len(found) > 1 else ()
+    logs = sorted(graph_file.parent.glob(_PATTERN))
+    if len(logs) != 1 or logs[0] == graph_file:
+        return [], (f"Runtime logs in the folder: {len(logs)}, and none is read.",) if len(logs) > 1 else ()
     try:
-        events = read_runtime_log(found[0])
+        events = read_runtime_log(logs[0])
     except PerfOptError as error:
-        return [], (f"{found[0].name} is left out: {error.why}.",)
-    return events, (f"Runtime facts are those of {found[0].name}.",)
+        return [], (f"{logs[0].name} is left out: {error.why}.",)
+    return events, (f"Runtime facts are those of {logs[0].name}.",)
 
 
 def runtime_facts(events: Iterable[Mapping[str, Json]]) -> dict[str, Json]:

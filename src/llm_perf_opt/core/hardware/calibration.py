@@ -18,9 +18,8 @@ from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE, Device
-from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.output_files import sealed_text, write_whole
 from llm_perf_opt.core.reading import FileKind, read_json
-from llm_perf_opt.core.sealing import sealed_text
 
 CALIBRATION_SCHEMA_VERSION = 1
 CALIBRATION_FILE = FileKind(
@@ -188,19 +187,19 @@ def best_rates(calibration: Calibration) -> dict[str, float]:
 
 def largest_bandwidth(calibration: Calibration) -> float | None:
     """Bytes per second of a copy of the largest size, or of reading the largest weight for a single row."""
-    found = []
+    problems = []
     for table in calibration.tables:
         size = _BYTES_PER_VALUE.get(table.dtype, 0)
         if table.family == "copy" and table.axes == ("elements",):
             *_, (sizes, time) = points(table)
-            found.append(2 * sizes["elements"] * size / time.median_s)
+            problems.append(2 * sizes["elements"] * size / time.median_s)
         elif table.family == "wide_product" and {"rows", "columns", "depth"} <= set(table.axes):
-            found += [
+            problems += [
                 sizes["columns"] * sizes["depth"] * size / time.median_s
                 for sizes, time in points(table)
                 if sizes["rows"] == 1
             ]
-    return max(found, default=None)
+    return max(problems, default=None)
 
 
 def points(table: RateTable) -> Iterator[tuple[Mapping[str, int], Timing]]:

@@ -369,11 +369,11 @@ class DeviceTable:
         by_id = {_plain(device.id): device for device in self.devices.values()}
         if wanted in by_id:
             return by_id[wanted]
-        found = [device for device in self.devices.values() if wanted in map(_plain, device.reported_names)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise _ambiguous(name, (device.id for device in found), "several devices report this name")
+        matching = [device for device in self.devices.values() if wanted in map(_plain, device.reported_names)]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            raise _ambiguous(name, (device.id for device in matching), "several devices report this name")
         for reported, (candidates, reason) in AMBIGUOUS_NAMES.items():
             if wanted == _plain(reported):
                 raise _ambiguous(name, candidates, reason)
@@ -381,22 +381,22 @@ class DeviceTable:
 
     def _by_short_form(self, name: str) -> Device:
         words, ids = _words(name), {device.id: _words(device.id) for device in self.devices.values()}
-        whole = [one for one, parts in ids.items() if words and set(words) <= set(parts)]
-        begun = [one for one, parts in ids.items() if words and all(_begins(word, parts) for word in words)]
-        found = whole or begun
-        if len(found) > 1:
+        whole = [name for name, parts in ids.items() if words and set(words) <= set(parts)]
+        begun = [name for name, parts in ids.items() if words and all(_begins(word, parts) for word in words)]
+        matching = whole or begun
+        if len(matching) > 1:
             raise UsageError(
                 f"{name!r} may mean more than one device.",
-                why=f"it is a short form of: {', '.join(found)}",
-                fix=f"give one of these ids, such as {found[0]}",
+                why=f"it is a short form of: {', '.join(matching)}",
+                fix=f"give one of these ids, such as {matching[0]}",
             )
-        if not found:
+        if not matching:
             raise self._unknown(name)
         for reported, (candidates, reason) in AMBIGUOUS_NAMES.items():
-            if found[0] in candidates and set(words) <= set(_words(reported)):
+            if matching[0] in candidates and set(words) <= set(_words(reported)):
                 raise _ambiguous(name, candidates, reason)
-        _tell_once(name, found[0])
-        return self.devices[found[0]]
+        _tell_once(name, matching[0])
+        return self.devices[matching[0]]
 
     def _unknown(self, name: str) -> UsageError:
         near = self._nearest(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import GroupRanks
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.device import (
@@ -24,6 +25,7 @@ from llm_perf_opt.core.hardware.device import (
     find_device,
     positive_decimal,
 )
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.reading import as_record, naming_file, parse_toml, read_bytes
 
 
@@ -170,10 +172,10 @@ def read_links(text: str | bytes, origin: str, known: LinkTable) -> LinkTable:
         chosen = {key: value for key, value in document.items() if key in TABLES}
         tables = as_record(chosen, _LinkFile, DEVICE_FILE, hook=positive_decimal)
         given = {identifier: _link(identifier, table) for identifier, table in tables.links.items()}
-        found = LinkTable(links={**known.links, **given}, nodes=known.nodes)
+        merged = LinkTable(links={**known.links, **given}, nodes=known.nodes)
         renewed = {device: _with_links(node, given) for device, node in known.nodes.items()}
-        mine = {device: _node(device, table, found) for device, table in tables.nodes.items()}
-        return LinkTable(links=found.links, nodes={**renewed, **mine})
+        mine = {device: _node(device, table, merged) for device, table in tables.nodes.items()}
+        return LinkTable(links=merged.links, nodes={**renewed, **mine})
 
 
 def _with_links(node: Node, given: Mapping[str, Link]) -> Node:
@@ -297,21 +299,21 @@ def parse_cluster(text: str, devices_file: Path | None = None) -> Cluster:
     12 are refused. `4x8 NAME` is four nodes with 8 GPUs each. `NAME` alone is one GPU. `via LINK` replaces the link
     between nodes.
     """
-    found = _CLUSTER.fullmatch(" ".join(text.replace("\N{MULTIPLICATION SIGN}", "x").split()))
-    if found is None:
+    match = _CLUSTER.fullmatch(" ".join(text.replace("\N{MULTIPLICATION SIGN}", "x").split()))
+    if match is None:
         raise UsageError(f"{text[:80]!r} names no cluster.", why="it needs at least the name of a device", fix=_HOW)
-    device = find_device(found["name"], devices_file)
+    device = find_device(match["name"], devices_file)
     links = load_links(devices_file)
     node = links.nodes.get(device.id)
-    nodes, per_node = _sizes(int(found["count"] or 1), found["each"], device, node)
-    between = links.find(found["link"]) if found["link"] else None if node is None else node.between
+    nodes, per_node = _sizes(int(match["count"] or 1), match["each"], device, node)
+    between = links.find(match["link"]) if match["link"] else None if node is None else node.between
     return Cluster(
         device=device,
         nodes=nodes,
         per_node=per_node,
         inside=None if node is None else node.inside,
         between=between,
-        via=found["link"],
+        via=match["link"],
     )
 
 
@@ -340,3 +342,46 @@ def _sizes(count: int, each: str | None, device: Device, node: Node | None) -> t
             else f"write {below}x or {below + node.gpus}x {device.id}",
         )
     return count // node.gpus, node.gpus
+
+
+Hardware = Device | Cluster
+
+
+def find_hardware(given: str | Hardware, devices_file: Path | None = None) -> Hardware:
+    """What a text means: a device by its id or reported name, or a cluster such as `8x h100-sxm`."""
+    if not isinstance(given, str):
+        return given
+    cluster = parse_cluster(given, devices_file)
+    return cluster if cluster.count > 1 else cluster.device
+
+
+def device_of(hardware: Hardware) -> Device:
+    """The device itself, or the one that a cluster has several of."""
+    return hardware.device if isinstance(hardware, Cluster) else hardware
+
+
+def cluster_of(hardware: Hardware) -> Cluster | None:
+    """The cluster; None for one device, which has no links."""
+    return hardware if isinstance(hardware, Cluster) else None
+
+
+def hardware_id(hardware: Hardware | None) -> str | None:
+    """How the header of a trace names it; `find_hardware` reads it again. None: no hardware was named."""
+    return str(hardware) if isinstance(hardware, Cluster) else None if hardware is None else hardware.id
+
+
+def require_room(graphs: Sequence[CallGraph], hardware: Hardware) -> None:
+    """Refuse a cluster with fewer devices than the traced plan has ranks."""
+    plan = plan_in(graphs[0].deployment) if graphs else None
+    if plan is not None and isinstance(hardware, Cluster):
+        refuse_small_cluster(plan, hardware)
+
+
+def refuse_small_cluster(plan: ParallelPlan, cluster: Cluster) -> None:
+    """Refuse a cluster with fewer devices than the plan has ranks."""
+    if plan.ranks > cluster.count:
+        raise UsageError(
+            f"The {plan.ranks:,} ranks of {plan.describe()} do not fit on {cluster}.",
+            why=f"it has {cluster.count:,} devices, and each rank needs one",
+            fix=f'name a larger cluster, such as --device "{plan.ranks}x {cluster.device.id}"',
+        )

@@ -195,7 +195,7 @@ def recorded_device(rates: EagerRates) -> Device:
 
 def issue_ratio(device: Device, recorded: Device) -> float:
     """How many times as many values a device goes through: compute units and clock, or bandwidth where not known."""
-    mine, theirs = (_issue(one) for one in (device, recorded))
+    mine, theirs = (_issue(which) for which in (device, recorded))
     if mine is None or theirs is None:
         return device.bandwidth_bytes_per_s / recorded.bandwidth_bytes_per_s
     return mine / theirs

@@ -89,7 +89,7 @@ def recording_of(trace: ChromeTrace) -> Recording:
     return Recording(
         source=SOURCE,
         device_name=(names.get(device or "") or next(iter(names.values()), "")) or None,
-        work=tuple(sorted(work, key=lambda one: one.start_ns)),
+        work=tuple(sorted(work, key=lambda launched: launched.start_ns)),
         ops=ops,
         steps=tuple(_steps(events)),
         other_devices=others,
@@ -135,14 +135,14 @@ def _ops(
     threads: Sequence[Sequence[TimedOp]], modules: Sequence[Sequence[tuple[str, ...]]]
 ) -> tuple[tuple[HostOp, ...], list[int]]:
     """The ops of all threads in one table, and the row at which each thread begins."""
-    found: list[HostOp] = []
+    host_ops: list[HostOp] = []
     first_rows: list[int] = []
     for ops, stacks in zip(threads, modules, strict=True):
-        first = len(found)
+        first = len(host_ops)
         first_rows.append(first)
         for op, stack in zip(ops, stacks, strict=True):
             dims = arguments_of(op.event).input_dims
-            found.append(
+            host_ops.append(
                 HostOp(
                     name=str(op.event.name),
                     parent=-1 if op.parent < 0 else first + op.parent,
@@ -150,7 +150,7 @@ def _ops(
                     modules=stack,
                 )
             )
-    return tuple(found), first_rows
+    return tuple(host_ops), first_rows
 
 
 def _shapes(dims: Any, level: int = 0) -> Iterator[Shape]:
@@ -184,9 +184,9 @@ def _work(event: ChromeEvent, launches: KernelLaunches, first_rows: Sequence[int
 def _steps(events: Sequence[ChromeEvent]) -> Iterator[RecordedStep]:
     ranges: dict[int, list[tuple[int, int] | None]] = {}
     for event in events:
-        found = _STEP.match(str(event.name)) if event.cat in _STEP_RANGES else None
-        if found:
-            both = ranges.setdefault(int(found[1]), [None, None])
+        match = _STEP.match(str(event.name)) if event.cat in _STEP_RANGES else None
+        if match:
+            both = ranges.setdefault(int(match[1]), [None, None])
             both[_STEP_RANGES[event.cat or ""]] = (event.start_ns, event.end_ns)
     for number, (host, device) in sorted(ranges.items()):
         yield RecordedStep(number=number, host=host, device=device)
@@ -299,18 +299,18 @@ def nested(events: Iterable[ChromeEvent]) -> list[TimedOp]:
     stack can have raise ValueError: walking up from each event would take the square of their number.
     """
     timed = ((event.start_ns, event.end_ns, event) for event in events)
-    found: list[TimedOp] = []
+    timed_ops: list[TimedOp] = []
     open_rows: list[int] = []
-    for start_ns, end_ns, event in sorted(timed, key=lambda one: (one[0], -one[1])):
-        while open_rows and found[open_rows[-1]].end_ns <= start_ns:
+    for start_ns, end_ns, event in sorted(timed, key=lambda span: (span[0], -span[1])):
+        while open_rows and timed_ops[open_rows[-1]].end_ns <= start_ns:
             open_rows.pop()
         parent = open_rows[-1] if open_rows else -1
-        inner_end_ns = end_ns if parent < 0 else min(end_ns, found[parent].end_ns)
+        inner_end_ns = end_ns if parent < 0 else min(end_ns, timed_ops[parent].end_ns)
         if len(open_rows) >= _MOST_LEVELS:
             raise ValueError(f"more than {_MOST_LEVELS:,} events around one another")
-        open_rows.append(len(found))
-        found.append(TimedOp(event, start_ns, inner_end_ns, parent))
-    return found
+        open_rows.append(len(timed_ops))
+        timed_ops.append(TimedOp(event, start_ns, inner_end_ns, parent))
+    return timed_ops
 
 
 class KernelLaunches:

@@ -130,8 +130,8 @@ def _require_tables(database: sqlite3.Connection, kind: FileKind) -> None:
 
 def _rows_of(database: sqlite3.Connection, table: str) -> list[Any]:
     wanted = f"CUPTI_ACTIVITY_KIND_{table}"
-    found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name = ?", (wanted,)).fetchone()
-    return database.execute(_COPIES_QUERY.format(table), (_MOST_ROWS,)).fetchall() if found else []
+    row = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name = ?", (wanted,)).fetchone()
+    return database.execute(_COPIES_QUERY.format(table), (_MOST_ROWS,)).fetchall() if row else []
 
 
 def _device_names(database: sqlite3.Connection) -> dict[Any, str]:
@@ -168,15 +168,15 @@ def _whole(value: Any, column: str, kind: FileKind) -> int:
 
 def _busiest_recording(work: Sequence[tuple[DeviceWork, Any]], names: Mapping[Any, str], kind: FileKind) -> Recording:
     spent: Counter[Any] = Counter()
-    for one, device in work:
-        spent[device] += one.duration_ns
+    for kernel, device in work:
+        spent[device] += kernel.duration_ns
     device, others = busiest(spent)
-    chosen = [one for one, on in work if on == device]
+    chosen = [kernel for kernel, on in work if on == device]
     if not chosen:
         raise kind.refusal("holds no kernel", "the table is empty")
     return Recording(
         source=SOURCE,
         device_name=names.get(device) or None,
-        work=tuple(sorted(chosen, key=lambda one: one.start_ns)),
+        work=tuple(sorted(chosen, key=lambda kernel: kernel.start_ns)),
         other_devices=others,
     )

@@ -71,7 +71,7 @@ class Recording:
     @property
     def device_ns(self) -> int:
         """The time of all work, overlaps counted twice."""
-        return sum(one.duration_ns for one in self.work)
+        return sum(kernel.duration_ns for kernel in self.work)
 
     def chain_of(self, work: DeviceWork) -> tuple[HostOp, ...]:
         """The ops around a launch, the outermost first."""
@@ -102,13 +102,8 @@ class Recording:
                 why=f"it holds: {', '.join(map(str, numbers))}",
                 fix="choose one of them, or a range",
             )
-        work = tuple(one for one in self.work if any(step.holds(one) for step in chosen))
+        work = tuple(kernel for kernel in self.work if any(step.holds(kernel) for step in chosen))
         return replace(self, work=work, steps=tuple(chosen))
-
-    def without_host(self) -> Recording:
-        """Only names and times, as a replay of a CUDA graph leaves them."""
-        work = tuple(replace(one, op=-1) for one in self.work)
-        return replace(self, work=work, ops=())
 
 
 def busiest(devices: Counter[str]) -> tuple[str | None, int]:

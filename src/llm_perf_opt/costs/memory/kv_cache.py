@@ -38,18 +38,18 @@ def kv_cache(graphs: Sequence[CallGraph]) -> TracedKvCache | None:
 
 def new_tokens(graph: CallGraph) -> int:
     """Tokens that one step of a phase adds to each sequence."""
-    found = graph.runtime.get("new_tokens", 1)
-    return found if isinstance(found, int) and found > 0 else 1
+    new_tokens = graph.runtime.get("new_tokens", 1)
+    return new_tokens if isinstance(new_tokens, int) and new_tokens > 0 else 1
 
 
 def _paged_cache(graph: CallGraph) -> TracedKvCache | None:
     """The cache of an engine, which its ops name and take whole: `[sequences, tokens, heads, width]` for each layer."""
-    held = paged_storages(graph)
-    if not held:
+    paged = paged_storages(graph)
+    if not paged:
         return None
-    first = min(kind.arguments["cached_tokens"] for kind, _, _ in held.values())
+    first = min(kind.arguments["cached_tokens"] for kind, _, _ in paged.values())
     before, grown = [], 0
-    for _, meta, _ in held.values():
+    for _, meta, _ in paged.values():
         sequences, tokens, *rest = meta.shape
         kept = min(first, tokens)
         before.append(TensorMeta((sequences, kept, *rest), meta.dtype, meta.device))
@@ -102,7 +102,7 @@ def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMe
     for meta, storage in dict.fromkeys(call_tensors(graph, call, "input")):
         if storage not in read or len(meta.shape) < 2:
             continue
-        match = next((held for held in leaving if _continues(meta, held[0], tokens=new_tokens(graph))), None)
+        match = next((grown for grown in leaving if _continues(meta, grown[0], tokens=new_tokens(graph))), None)
         if match is not None:
             leaving.remove(match)
             yield meta, match[0]
@@ -127,6 +127,6 @@ def cached_storages(graph: CallGraph, cache: TracedKvCache) -> frozenset[int]:
         return frozenset(paged)
     calls = calls_of(graph)
     forwards = [call for call, parent in enumerate(calls.parent) if parent == -1]
-    held = {one for call in forwards for side in ("input", "output") for one in call_tensors(graph, call, side)}
+    seen = {tensor for call in forwards for side in ("input", "output") for tensor in call_tensors(graph, call, side)}
     before, added = set(cache.tensors), len(forwards) * new_tokens(graph)
-    return frozenset(storage for meta, storage in held if any(_continues(one, meta, tokens=added) for one in before))
+    return frozenset(storage for meta, storage in seen if any(_continues(old, meta, tokens=added) for old in before))

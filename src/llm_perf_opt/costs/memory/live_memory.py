@@ -10,8 +10,7 @@ from itertools import accumulate, compress
 from operator import sub
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.path_labels import label_of
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops, tensor_offsets
+from llm_perf_opt.core.callgraph.queries import calls_of, label_of, ops_of, stage_names, stage_of_ops, tensor_offsets
 from llm_perf_opt.core.callgraph.records import StorageColumns, TensorMeta
 
 GIVEN = "input"

@@ -1,7 +1,11 @@
-"""How much memory a device needs for a phase, part by part, and whether a given one has it."""
+"""How much memory a device needs for a phase, part by part, whether a given one has it, and what helps if not.
+
+What helps is sharding: how many devices hold the run at least, and which weights the plan replicates on every rank.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +13,10 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, deepest_claim, found_once, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import Parameter
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.report import Cell, Column, Kind, Table
+from llm_perf_opt.core.parallel_plan import layer_pattern, plan_in, replicated_in
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Table, table_of
 from llm_perf_opt.core.tensor_formats import tensor_bytes
+from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.costs.memory.kv_cache import TracedKvCache, cached_storages, kv_cache
 from llm_perf_opt.costs.memory.live_memory import GIVEN, Peak, Timeline, living_storages, peak_of, timeline
 
@@ -245,3 +251,168 @@ def _answer(phase: PhaseMemory, device: Device) -> tuple[Cell, ...]:
         return None, None, device.memory_bytes
     fits = "yes" if phase.total_bytes <= device.memory_bytes else "no"
     return fits, phase.total_bytes / device.memory_bytes, device.memory_bytes
+
+
+_SHOWN = 8
+_LATENT = ("kv_a_proj", "kv_b_proj", "q_a_proj", "q_b_proj")  # as the code of latent attention names its matrices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicatedWeights:
+    """Parameters of one name in all layers, which each rank holds whole."""
+
+    name: str  # a `*` stands for the number of a layer
+    parameters: int
+    bytes: int
+
+
+def replicated_weights(graph: CallGraph) -> tuple[ReplicatedWeights, ...] | None:
+    """The largest first; None: the trace does not say which parameters were spread."""
+    patterns = replicated_in(graph.deployment)
+    if patterns is None:
+        return None
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for parameter, size_bytes in stored_weights(graph):
+        if (pattern := layer_pattern(parameter.name)) in patterns:
+            sizes[pattern] += size_bytes
+            counts[pattern] += 1
+    return tuple(
+        ReplicatedWeights(name=name, parameters=counts[name], bytes=size) for name, size in sizes.most_common()
+    )
+
+
+def replicated_table(replicated: Sequence[ReplicatedWeights], weight_bytes: int) -> Table:
+    """The largest, and the others in one row."""
+    rest = replicated[_SHOWN:]
+    shown = [*replicated[:_SHOWN]]
+    if rest:
+        name = f"{len(rest)} more names"
+        shown.append(
+            ReplicatedWeights(
+                name=name, parameters=sum(row.parameters for row in rest), bytes=sum(row.bytes for row in rest)
+            )
+        )
+    whole = ReplicatedWeights(
+        name="total", parameters=sum(row.parameters for row in replicated), bytes=sum(row.bytes for row in replicated)
+    )
+    return table_of(
+        "Weights that are whole on every rank",
+        shown,
+        {
+            Column("parameters"): lambda row: row.name,
+            Column("count", Kind.COUNT): lambda row: row.parameters,
+            Column("bytes", Kind.BYTES): lambda row: row.bytes,
+            Column("of the rank's weights", Kind.RATIO): lambda row: row.bytes / weight_bytes if weight_bytes else None,
+        },
+        total=whole,
+    )
+
+
+def spreads_little(replicated_bytes: int | None, weight_bytes: int) -> bool:
+    """Whether most weights of a rank are whole on every rank, so that more ranks hardly help."""
+    return replicated_bytes is not None and 2 * replicated_bytes > weight_bytes
+
+
+def replicated_notes(graph: CallGraph, replicated: Sequence[ReplicatedWeights], weight_bytes: int) -> Iterator[Note]:
+    """How much of a rank is not spread, and what serving engines do with it."""
+    plan, whole = plan_in(graph.deployment), sum(weights.bytes for weights in replicated)
+    if plan is None or not whole:
+        return
+    text = f"{format_bytes(whole)} of the {format_bytes(weight_bytes)} of weights on this rank are whole on all ranks: "
+    if spreads_little(whole, weight_bytes):
+        fix = "give more rules with --plan FILE, or run an engine's code: --code vllm"
+        yield Note(f"{text}the plan spreads only the rest, so more ranks hardly help; {fix}.", Level.WARNING)
+    else:
+        yield Note(f"{text}the plan does not spread them.")
+    if plan.tp > 1 and any(part in weights.name for weights in replicated for part in _LATENT):
+        yield Note(
+            "Latent attention is among them. vLLM and SGLang split its heads over tp (q_b_proj, kv_b_proj, o_proj), or "
+            "run attention data parallel beside expert parallel: their ranks hold and compute less than shown here."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """A run of which one rank needs more memory than a device has. Without a plan there is one rank.
+
+    `devices` split the weights evenly, except those that the plan replicates, while each holds inputs, cache and
+    activations as large as now: no plan takes fewer unless it splits more. All replicas count. None: without the split
+    weights it is too much for one already. `formats` are weight formats in which every rank fits, with what it then
+    needs, the widest first.
+    """
+
+    ranks: int
+    needed_bytes: int  # of the rank that needs most
+    memory_bytes: int
+    devices: int | None
+    formats: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def short_bytes(self) -> int:
+        """What is missing on one device."""
+        return self.needed_bytes - self.memory_bytes
+
+
+def largest_need(kinds: Sequence[Sequence[CallGraph]]) -> RunMemory:
+    """The memory of the rank that needs most, of one rank of each kind; one of unknown need comes first."""
+    memories = [run_memory(graphs) for graphs in kinds]
+    unknown = [memory for memory in memories if memory.total_bytes is None]
+    return unknown[0] if unknown else max(memories, key=lambda memory: memory.total_bytes or 0)
+
+
+def shortage_of(kinds: Sequence[Sequence[CallGraph]], device: Device) -> Shortage | None:
+    """From the phases of one rank of each kind; None where every rank fits, or where the need of one is not known."""
+    needed = largest_need(kinds).total_bytes
+    if needed is None or needed <= device.memory_bytes:
+        return None
+    plan = plan_in(kinds[0][0].deployment)
+    return Shortage(
+        ranks=1 if plan is None else plan.ranks,
+        needed_bytes=needed,
+        memory_bytes=device.memory_bytes,
+        devices=_fewest(kinds, device),
+    )
+
+
+def _fewest(kinds: Sequence[Sequence[CallGraph]], device: Device) -> int | None:
+    """Split weights of all ranks / what a device has left for them.
+
+    Where a trace does not say what is replicated, all weights count as split: that gives the smaller number.
+    """
+    plans = [plan_in(graphs[0].deployment) for graphs in kinds]
+    first, split_bytes, room = plans[0], 0, device.memory_bytes
+    counts = (1,) if first is None else first.ranks_of_kinds([(plan or first).rank or 0 for plan in plans])
+    for graphs, ranks in zip(kinds, counts, strict=True):
+        memory = run_memory(graphs)
+        weights = max(phase.weight_bytes for phase in memory.phases)
+        replicated = sum(weights.bytes for weights in replicated_weights(graphs[0]) or ())
+        split_bytes += ranks * (weights - replicated)
+        room = min(room, device.memory_bytes - ((memory.total_bytes or 0) - weights + replicated))
+    return -(-split_bytes // room) if room > 0 else None
+
+
+def fit_text(memory: RunMemory, device: Device) -> str:
+    """`fits, 6.65 of 22.5 GiB`."""
+    needed = memory.total_bytes
+    if needed is None:
+        return "whether it fits is not known"
+    return f"{'fits' if needed <= device.memory_bytes else 'does not fit'}, {_of(needed, device.memory_bytes)}"
+
+
+def shortage_text(shortage: Shortage, device: Device) -> str:
+    """That it does not fit, how many devices hold it at least, and in which format those that were asked about do."""
+    parts = [] if shortage.devices is None else [f"{shortage.devices:,} x {device.id} at least"]
+    is_spread = shortage.ranks > 1
+    if shortage.formats:
+        parts.append(f"{f'these {shortage.ranks:,}' if is_spread else 'one'} with --weights {shortage.formats[0][0]}")
+    helps = ", or ".join(parts) or "no number of them holds what is beside the weights"
+    where = f"{shortage.ranks:,} x {device.name}" if is_spread else device.name
+    need = f"{'a rank needs ' if is_spread else ''}{_of(shortage.needed_bytes, shortage.memory_bytes)}"
+    return f"Does not fit on {where}: {need}; {helps}."
+
+
+def _of(needed: int, memory: int) -> str:
+    """`6.65 of 22.5 GiB`, with one unit where both have it."""
+    parts, whole = format_bytes(needed), format_bytes(memory)
+    return f"{parts.split(' ')[0] if parts.split(' ')[1] == whole.split(' ')[1] else parts} of {whole}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
@@ -151,8 +151,8 @@ def attention_sites(
     """In the order in which they run."""
     writers = _calls_that_cache(graph, positions)
     fused = [*_fused_sites(graph, writers, positions), *_paged_sites(graph, positions)]
-    found = [*fused, *_written_sites(graph, weights, writers, positions)]
-    return tuple(sorted(found, key=lambda site: site.row))
+    sites = [*fused, *_written_sites(graph, weights, writers, positions)]
+    return tuple(sorted(sites, key=lambda site: site.row))
 
 
 def _calls_that_cache(graph: CallGraph, positions: NeededPositions) -> frozenset[int]:
@@ -176,7 +176,7 @@ def _fused_sites(graph: CallGraph, writers: frozenset[int], positions: NeededPos
         query, key, value = (
             operand(kind, place, name, name[0]) for place, name in enumerate(("query", "key", "value"))
         )
-        if min(len(one.shape) for one in (query, key, value)) < 2:
+        if min(len(operand.shape) for operand in (query, key, value)) < 2:
             continue  # no attention that anybody runs; a file may hold it
         queries, keys = query.shape[-2], key.shape[-2]
         lanes = math.prod(kind.outputs[0].shape[:-1]) // max(queries, 1)
@@ -292,6 +292,13 @@ def _score_and_sum_rows(graph: CallGraph, weights: Mapping[int, Parameter]) -> I
             scores.update((storage, (call, score_row, has_softmax)) for storage in outputs)
 
 
+class _ModuleFacts(TypedDict):
+    span: VisibleSpan
+    is_tail: bool
+    latent: Latent | None
+    is_unused: bool
+
+
 def _module_facts(
     graph: CallGraph,
     call: int,
@@ -300,7 +307,7 @@ def _module_facts(
     positions: NeededPositions,
     is_causal_op: bool,
     queries: int,
-) -> dict[str, Any]:
+) -> _ModuleFacts:
     path = graph.paths[calls_of(graph).path[call]] if call >= 0 else ""
     params = _params_with_indexer(graph, path)
     is_tail = row in positions.tail and queries == positions.tokens

@@ -95,11 +95,11 @@ def distinct_experts(
     if policy not in (UNIFORM, BALANCED, "one"):
         return float(min(touched, experts))
     whole, part = divmod(tokens * ranks, ranks_alike)
-    found = _distinct_of_all(policy, experts * ranks, chosen, whole)
+    distinct = _distinct_of_all(policy, experts * ranks, chosen, whole)
     if part:
         more = _distinct_of_all(policy, experts * ranks, chosen, whole + 1)
-        found += part / ranks_alike * (more - found)
-    return found / ranks
+        distinct += part / ranks_alike * (more - distinct)
+    return distinct / ranks
 
 
 def _distinct_of_all(policy: str, experts: int, chosen: int, tokens: int) -> float:

@@ -117,18 +117,18 @@ def _last_columns(
     ops, (starts, made_at) = ops_of(graph), tensor_offsets(graph)
     is_product = [(cost := price(kind)) is not None and cost.flops > 0 for kind in graph.op_kinds]
     feeds_product: set[int] = set()
-    found: list[int] = []
+    rows: list[int] = []
     for row in range(len(ops.kind) - 1, -1, -1):
         if row in tail:
             continue
         made = ops.output_storages[made_at[row] : made_at[row + 1]]
         feeds = not feeds_product.isdisjoint(made)
         if is_product[ops.kind[row]] and not feeds and len(made) == 1:
-            found.append(row)
+            rows.append(row)
         if feeds or is_product[ops.kind[row]]:
             feeds_product.update(ops.input_storages[starts[row] : starts[row + 1]])
     forwards, roots = forward_of_ops(graph), _root_of_forward(graph)
-    for row in found:
+    for row in rows:
         shape = graph.op_kinds[ops.kind[row]].outputs[0].shape
         cache = carried.get(roots.get(forwards[row], -1), {})
         columns = sum(_columns_of(cache[storage]) for storage in _reached(graph, row, tail) if storage in cache)

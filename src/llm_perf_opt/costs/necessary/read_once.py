@@ -42,11 +42,11 @@ def reads_by_stage(graph: CallGraph, anatomy: Anatomy, contexts: Mapping[int, in
     kinds = _kinds_of_storages(graph)
     most, calls_of_cache = _largest_reads(graph, anatomy, experts, kinds)
     _limit_to_visible(graph, anatomy, contexts, most, calls_of_cache, kinds)
-    found: dict[int, StageReads] = defaultdict(StageReads)
+    of_stages: dict[int, StageReads] = defaultdict(StageReads)
     for (stage, _, storage), size in most.items():
-        reads, kind = found[stage], kinds.get(storage, _OTHER)
+        reads, kind = of_stages[stage], kinds.get(storage, _OTHER)
         setattr(reads, kind, getattr(reads, kind) + size)
-    return dict(found)
+    return dict(of_stages)
 
 
 def _largest_reads(
@@ -59,7 +59,7 @@ def _largest_reads(
     assert graph.storages is not None
     ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
     forwards, born = anatomy.forward_of_ops, graph.storages.born_op
-    held, gathered = held_before(graph), gathered_weights(graph)
+    stored, gathered = held_before(graph), gathered_weights(graph)
     reads = [() if serves_gather(kind) else bytes_read(kind) for kind in graph.op_kinds]
     most: dict[Key, int] = {}
     readers: dict[tuple[int, int], set[Key]] = defaultdict(set)
@@ -72,8 +72,8 @@ def _largest_reads(
             source = storage if weight is None else weight.storage
             if not read or source in experts:
                 continue
-            is_left = kinds.get(storage) == _CACHE and storage not in held and forwards[born[storage]] < forwards[row]
-            if storage in held or weight is not None or is_left:
+            is_left = kinds.get(storage) == _CACHE and storage not in stored and forwards[born[storage]] < forwards[row]
+            if storage in stored or weight is not None or is_left:
                 key = (stage, forwards[row], source)
                 most[key] = max(most.get(key, 0), min(read, graph.storages.bytes[storage]))
                 readers[forwards[row], ops.call[row]].add(key)

@@ -23,11 +23,11 @@ class ClosedForm:
         if not isinstance(adapter, KnowsClosedForms):
             return (_no_forms(adapter),)
         started = time.perf_counter()
-        found = adapter.closed_forms(workload)
-        if not found:
+        formulas = adapter.closed_forms(workload)
+        if not formulas:
             return (_no_forms(adapter),)
-        seconds = (time.perf_counter() - started) / max(1, len(found))
-        return tuple(replace(figures, routing="uniform", seconds=seconds) for figures in found)
+        seconds = (time.perf_counter() - started) / max(1, len(formulas))
+        return tuple(replace(figures, routing="uniform", seconds=seconds) for figures in formulas)
 
 
 def _no_forms(adapter: ModelAdapter) -> SourceFigures:

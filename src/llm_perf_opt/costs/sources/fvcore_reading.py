@@ -204,11 +204,11 @@ def operators_of(readings: Sequence[FvcoreReading]) -> tuple[OperatorFigure, ...
 
 def modules_of(readings: Sequence[FvcoreReading]) -> tuple[ModuleFigure, ...]:
     """Every module once, with all its calls and those of its equals."""
-    found: dict[str, ModuleFigure] = {}
+    figures: dict[str, ModuleFigure] = {}
     for reading in readings:
         for module in reading.modules:
-            found[module.path] = _sum(found.get(module.path), _times(module, reading.calls))
-    return tuple(found.values())
+            figures[module.path] = _sum(figures.get(module.path), _times(module, reading.calls))
+    return tuple(figures.values())
 
 
 def _times(module: ModuleFigure, calls: int) -> ModuleFigure:

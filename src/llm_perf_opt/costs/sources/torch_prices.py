@@ -161,8 +161,8 @@ def extra_formulas() -> dict[Any, Callable[..., int]]:
     """Op -> formula, of those that this torch has no formula for and that exist by now."""
     wanted: dict[str, Callable[..., int]] = {f"aten.{name}": attention_flops for name in _ATTENTION}
     wanted |= dict.fromkeys(_GROUPED, grouped_flops)
-    found = {_packet(name): formula for name, formula in wanted.items()}
-    return {packet: formula for packet, formula in found.items() if packet is not None and packet not in flop_registry}
+    priced = {_packet(name): formula for name, formula in wanted.items()}
+    return {packet: formula for packet, formula in priced.items() if packet is not None and packet not in flop_registry}
 
 
 def _packet(name: str) -> Any:

@@ -99,7 +99,7 @@ class _Work:
 
 
 def _work_of(graph: CallGraph) -> _Work:
-    found = _Work(is_expert_parallel=graph.deployment.get("parallel", {}).get("ep", 1) > 1)
+    work = _Work(is_expert_parallel=graph.deployment.get("parallel", {}).get("ep", 1) > 1)
     ops, calls = ops_of(graph), calls_of(graph)
     for (kind_index, call), count in Counter(zip(ops.kind, ops.call, strict=True)).items():
         kind = graph.op_kinds[kind_index]
@@ -108,14 +108,14 @@ def _work_of(graph: CallGraph) -> _Work:
             continue
         family, flops = op_family(kind.name), cost.flops * count
         if family is WorkFamily.ATTENTION:
-            found.attention += flops
-            found.latent_calls += count if kind.name.startswith(_LATENT) else 0
+            work.attention += flops
+            work.latent_calls += count if kind.name.startswith(_LATENT) else 0
         elif family is WorkFamily.GROUPED:
-            found.experts += flops
-            found.expert_calls += count
+            work.experts += flops
+            work.expert_calls += count
         else:
-            found.products += flops
+            work.products += flops
             path = graph.paths[calls.path[call]] if call >= 0 else ""
             if path.rpartition(".")[2] in _ROUTERS:
-                found.routers = (found.routers[0] + flops, found.routers[1] + count)
-    return found
+                work.routers = (work.routers[0] + flops, work.routers[1] + count)
+    return work

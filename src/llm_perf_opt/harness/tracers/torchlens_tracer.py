@@ -20,10 +20,9 @@ import torch
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, TensorMeta
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.interrupts import Interruptible, puts_back
-from llm_perf_opt.core.module_pictures import ModulePicture, require_modules
 from llm_perf_opt.core.output_files import cannot_write, scratch_folder, write_result
 from llm_perf_opt.core.plain_text import error_line, first_line, visible
-from llm_perf_opt.core.protocols import PartialTrace, Sight
+from llm_perf_opt.core.protocols import ModulePicture, PartialTrace, Sight, require_modules
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.module_calls import watch_forwards
 from llm_perf_opt.harness.quiet import silenced

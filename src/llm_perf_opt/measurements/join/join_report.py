@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
+from llm_perf_opt.core.callgraph.queries import label_of, path_pattern
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.recordings.recording import Recording
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of

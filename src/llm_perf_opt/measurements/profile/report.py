@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
-from llm_perf_opt.core.first_lines import largest_text, three_digits
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.device import PEAKS_OF_DTYPE
 from llm_perf_opt.core.measurement import MeasuredKernel, OperatorTime, PageMeasurement
@@ -30,7 +29,9 @@ from llm_perf_opt.core.report import (
     Span,
     SpanChart,
     Table,
+    largest_text,
     table_of,
+    three_digits,
 )
 from llm_perf_opt.core.units import format_ratio, format_seconds
 from llm_perf_opt.measurements.profile.join import RunFigures, Spread, TimedGroup, TimedStage, WorkloadCosts
@@ -46,8 +47,8 @@ from llm_perf_opt.measurements.profile.metrics_file import (
     StageRow,
     WorkRow,
 )
+from llm_perf_opt.timing.efficiency import efficiency_table, roofline_chart
 from llm_perf_opt.timing.lower_bound import BoundBy
-from llm_perf_opt.timing.roofline import efficiency_table, roofline_chart
 
 _SECONDS = 1e-9
 _OPERATORS_DRAWN = 15

@@ -11,10 +11,9 @@ from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.collectives import CollectiveKind, collective_kind, collective_of
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
-from llm_perf_opt.costs.memory.need import PhaseMemory, run_memory
-from llm_perf_opt.costs.memory.replicated import ReplicatedWeights, replicated_weights
+from llm_perf_opt.costs.memory.need import PhaseMemory, ReplicatedWeights, replicated_weights, run_memory
 from llm_perf_opt.serving.fit import ServingFit, traced_fit
-from llm_perf_opt.timing.communication import sent_bytes
+from llm_perf_opt.timing.collective_time import sent_bytes
 from llm_perf_opt.timing.lower_bound import bytes_from_memory
 from llm_perf_opt.timing.predict import StageTime, total_wall
 from llm_perf_opt.timing.rates import Band, total

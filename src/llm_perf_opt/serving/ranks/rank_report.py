@@ -8,7 +8,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.report import Column, Kind, Note, Table, table_of
 from llm_perf_opt.core.units import format_bytes
-from llm_perf_opt.costs.memory.replicated import replicated_notes, replicated_table
+from llm_perf_opt.costs.memory.need import replicated_notes, replicated_table
 from llm_perf_opt.serving.ranks.rank_figures import Balance, RankFigures, RankPhase, balances
 
 RANKS_TABLE = "Ranks"

@@ -92,19 +92,19 @@ class Fitter:
         return [*alone, *self._with_batch(alone)]
 
     def _with_batch(self, monomials: Iterable[Monomial]) -> list[Monomial]:
-        return [monomial(BATCH, *one) for one in monomials] if BATCH in self.variables else []
+        return [monomial(BATCH, *names) for names in monomials] if BATCH in self.variables else []
 
     def _steps(self) -> list[Step]:
         chunked = [Step(StepKind.CEIL, Form.atom(v), (n,)) for n in self.chunks for v in self._lengths()]
-        touched = [Step(StepKind.TOUCHED, one.tokens, (one.chosen, one.experts)) for one in self.routed]
+        touched = [Step(StepKind.TOUCHED, experts.tokens, (experts.chosen, experts.experts)) for experts in self.routed]
         return [*chunked, *touched]
 
     def _columns(self, monomials: Iterable[Monomial]) -> list[Column]:
         return [(term, tuple(_product_at(term, point) for point in self.points)) for term in dict.fromkeys(monomials)]
 
 
-def _product_at(one: Monomial, point: Point) -> int:
-    return Form({one: 1}).at(point)
+def _product_at(term: Monomial, point: Point) -> int:
+    return Form({term: 1}).at(point)
 
 
 def solve(values: Values, columns: Sequence[Column]) -> Form | None:
@@ -112,16 +112,16 @@ def solve(values: Values, columns: Sequence[Column]) -> Form | None:
     if len(values) <= len(columns):
         return None
     if len(columns) == 1:
-        one, column = columns[0]
+        term, column = columns[0]
         if not column[0] or values[0] % column[0]:
             return None
         coefficient = values[0] // column[0]
         is_it = coefficient and all(value == coefficient * x for value, x in zip(values, column, strict=True))
-        return Form({one: coefficient}) if is_it else None
-    found = _eliminated(tuple(column for _, column in columns), values)
-    if found is None or not all(found):
+        return Form({term: coefficient}) if is_it else None
+    coefficients = _eliminated(tuple(column for _, column in columns), values)
+    if coefficients is None or not all(coefficients):
         return None  # a coefficient of 0: fewer columns do it, and were tried
-    return Form.sum_of((one, coefficient) for (one, _), coefficient in zip(columns, found, strict=True))
+    return Form.sum_of((term, coefficient) for (term, _), coefficient in zip(columns, coefficients, strict=True))
 
 
 def _eliminated(columns: tuple[Values, ...], values: Values) -> tuple[int, ...] | None:
@@ -140,8 +140,8 @@ def _eliminated(columns: tuple[Values, ...], values: Values) -> tuple[int, ...] 
                 rows[row] = [a - factor * b for a, b in zip(rows[row], lead, strict=True)]
     if any(row[width] for row in rows[width:]):
         return None
-    found = [rows[place][width] / rows[place][place] for place in range(width)]
-    return tuple(int(x) for x in found) if all(x.denominator == 1 for x in found) else None
+    solution = [rows[place][width] / rows[place][place] for place in range(width)]
+    return tuple(int(x) for x in solution) if all(x.denominator == 1 for x in solution) else None
 
 
 class DenseFitter:
@@ -163,14 +163,14 @@ class DenseFitter:
     def _fit(self, values: Values) -> Form | None:
         """The form with these values at the points; None: none over this basis."""
         known = [values[row] for row in self._rows]
-        found = [sum((a * b for a, b in zip(row, known, strict=True)), Fraction(0)) for row in self._inverse]
-        if any(x.denominator != 1 for x in found):
+        solution = [sum((a * b for a, b in zip(row, known, strict=True)), Fraction(0)) for row in self._inverse]
+        if any(x.denominator != 1 for x in solution):
             return None
-        numbers = [int(x) for x in found]
+        numbers = [int(x) for x in solution]
         given = (sum(a * b for a, b in zip(row, numbers, strict=True)) for row in self._matrix)
-        if any(one != value for one, value in zip(given, values, strict=True)):
+        if any(fitted != value for fitted, value in zip(given, values, strict=True)):
             return None
-        return Form.sum_of((one, number) for one, number in zip(self._monomials, numbers, strict=True))
+        return Form.sum_of((term, number) for term, number in zip(self._monomials, numbers, strict=True))
 
 
 def _pivots(matrix: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:

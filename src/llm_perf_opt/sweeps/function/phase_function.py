@@ -15,7 +15,6 @@ import numpy as np
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.sweeps.function.columns import Column, Evaluation, Points
 from llm_perf_opt.sweeps.function.figures.costs import CHECKS, FigureForms, Region, figure_forms, generic_points
 from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     ExchangeCounts,
@@ -23,8 +22,6 @@ from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     exchange_forms,
     kernel_forms,
 )
-from llm_perf_opt.sweeps.function.figures.kernel_times import times_by_tables
-from llm_perf_opt.sweeps.function.figures.looped_figures import looped_figures, small_region
 from llm_perf_opt.sweeps.function.figures.needs import (
     RESIDENT,
     NeedForms,
@@ -34,9 +31,16 @@ from llm_perf_opt.sweeps.function.figures.needs import (
     need_forms,
     sum_of,
 )
-from llm_perf_opt.sweeps.function.figures.rebuilding import Rebuilt
-from llm_perf_opt.sweeps.function.figures.times import AnsweredBy, TimeColumns, joined, times_by_form, times_by_point
-from llm_perf_opt.sweeps.function.form import Form, Point
+from llm_perf_opt.sweeps.function.figures.rebuilding import Rebuilt, looped_figures, small_region
+from llm_perf_opt.sweeps.function.figures.times import (
+    AnsweredBy,
+    TimeColumns,
+    joined,
+    times_by_form,
+    times_by_point,
+    times_by_tables,
+)
+from llm_perf_opt.sweeps.function.form import Column, Evaluation, Form, Point, Points
 from llm_perf_opt.sweeps.function.program.alignment import Parting
 from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule
 from llm_perf_opt.sweeps.function.search.boxes import BoxSearch
@@ -205,21 +209,21 @@ class PhaseFunction:
 
     def graph_at(self, point: Point) -> CallGraph | None:
         """The call graph of a point, as a trace of it would be; None outside all cells."""
-        found = self.cell_at(point)
-        return None if found is None else found.cell.program.graph_at(point)
+        cell = self.cell_at(point)
+        return None if cell is None else cell.cell.program.graph_at(point)
 
     def cell_of_points(self, points: Points) -> Column:
         """Per point the number of its cell; -1 outside all of them."""
         size = len(next(iter(points.values())))
-        found = np.full(size, -1, dtype=np.int64)
-        for number, one in enumerate(self.cells):
+        cell_of_points = np.full(size, -1, dtype=np.int64)
+        for number, cell in enumerate(self.cells):
             inside = np.ones(size, dtype=bool)
-            for name, (low, high) in one.region.items():
+            for name, (low, high) in cell.region.items():
                 inside &= (points[name] >= low) & (points[name] <= high)
-            if (stride := one.cell.stride) is not None:
+            if (stride := cell.cell.stride) is not None:
                 inside &= (points[stride.variable] % stride.chunk == 0) == stride.is_multiple
-            found[inside] = number
-        return found
+            cell_of_points[inside] = number
+        return cell_of_points
 
     def figures(self, points: Points, names: Sequence[str] = FIGURES) -> dict[str, Column]:
         """Figures at many points, each exact; None where a figure is unknown. Every point must lie in a cell."""
@@ -284,14 +288,14 @@ def find_function(phase: str, search: CellSearch | BoxSearch) -> PhaseFunction:
     """The function of a phase, from as many traces as its search is allowed."""
     cells: list[FunctionCell] = []
     left_open: list[OpenRegion] = []
-    for found in search.run():
-        if isinstance(found, OpenRegion):
-            left_open.append(found)
+    for cell in search.run():
+        if isinstance(cell, OpenRegion):
+            left_open.append(cell)
             continue
         try:
-            cells.append(FunctionCell(cell=found, figures=_checked_figures(found)))
+            cells.append(FunctionCell(cell=cell, figures=_checked_figures(cell)))
         except NoRule as refusal:
-            cells.append(FunctionCell(cell=found, figures=None, no_figures=refusal.parting))
+            cells.append(FunctionCell(cell=cell, figures=None, no_figures=refusal.parting))
     return PhaseFunction(
         phase=phase, domain=search.domain, cells=tuple(cells), open_regions=tuple(left_open), traces=search.traces.count
     )

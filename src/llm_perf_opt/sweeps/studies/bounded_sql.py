@@ -95,11 +95,11 @@ def main(scratch: Path, request: Mapping[str, Any]) -> None:
         (scratch / _REFUSAL).write_text(json.dumps(words), "utf-8")
 
 
-def _write(path: Path, found: Iterator[Any]) -> None:
+def _write(path: Path, batches_of_rows: Iterator[Any]) -> None:
     import pyarrow
 
-    with path.open("wb") as file, pyarrow.ipc.new_stream(file, next(found)) as writer:
-        for batch in found:
+    with path.open("wb") as file, pyarrow.ipc.new_stream(file, next(batches_of_rows)) as writer:
+        for batch in batches_of_rows:
             writer.write_batch(batch)
             if file.tell() > ANSWER_BYTES:
                 raise UsageError(
@@ -115,8 +115,8 @@ def _limit_memory(memory_bytes: int) -> None:
         import resource
 
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
-        held = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
-        resource.setrlimit(resource.RLIMIT_DATA, (held + memory_bytes, held + memory_bytes))
+        used_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + memory_bytes, used_bytes + memory_bytes))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import numpy as np
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.collectives import Collective
-from llm_perf_opt.sweeps.function.columns import Column
 from llm_perf_opt.sweeps.function.figures.times import TimeColumns
+from llm_perf_opt.sweeps.function.form import Column
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.sweeps.studies.study_columns import DECODE, FIGURES, HELD, PREFILL, TIMES
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
@@ -32,26 +32,26 @@ _MILLION, _HOUR_S = 1e6, 3600.0
 
 def time_figures(times: TimeColumns) -> Figures:
     """The times of one phase at many points."""
-    found: Figures = {name: getattr(times, name) for name in TIMES}
-    found["bound_by"] = [None if one is None else str(one) for one in times.bound_by]
-    found["untimed_ops"] = times.untimed_ops
-    return found
+    figures: Figures = {name: getattr(times, name) for name in TIMES}
+    figures["bound_by"] = [None if bound is None else str(bound) for bound in times.bound_by]
+    figures["untimed_ops"] = times.untimed_ops
+    return figures
 
 
 def together(phases: Sequence[Figures]) -> Figures:
     """Phases that run one after the other: work and time add up, memory is that of the fullest; unknown stays so."""
     if len(phases) == 1:
         return phases[0]
-    found: Figures = {}
+    figures: Figures = {}
     for name in phases[0]:
         values = [phase[name] for phase in phases]
         if any(value is None for value in values):
-            found[name] = None
+            figures[name] = None
         elif name == "bound_by":
-            found[name] = _of_slowest(phases)
+            figures[name] = _of_slowest(phases)
         else:
-            found[name] = _most(values) if name in HELD else sum(values)
-    return found
+            figures[name] = _most(values) if name in HELD else sum(values)
+    return figures
 
 
 def _of_slowest(phases: Sequence[Figures]) -> Value:
@@ -175,33 +175,33 @@ def function_blocks(
         places = np.arange(start, min(start + CHUNK, total))
         batch, context = every_batch[places // len(every_context)], every_context[places % len(every_context)]
         steps = max(generated_tokens, 1) - 1
-        held = batch % replicas == 0
+        divides = batch % replicas == 0
         for phase in phases:
-            held &= phase.cell_of_points({"batch": batch // replicas, "context": context}) >= 0
+            divides &= phase.cell_of_points({"batch": batch // replicas, "context": context}) >= 0
             if phase.phase == DECODE and steps:
-                held &= phase.cell_of_points({"batch": batch // replicas, "context": context + steps}) >= 0
-        if held.any():
-            kept = (batch, context) if held.all() else (batch[held], context[held])
+                divides &= phase.cell_of_points({"batch": batch // replicas, "context": context + steps}) >= 0
+        if divides.any():
+            kept = (batch, context) if divides.all() else (batch[divides], context[divides])
             points = {"batch": kept[0] // replicas, "context": kept[1]}
             yield PointBlock(
                 batch=kept[0], context=kept[1], is_proven=True, figures=_evaluated(phases, points, rates, steps)
             )
-        if not held.all():
-            yield PointBlock(batch=batch[~held], context=context[~held], is_proven=False, figures={})
+        if not divides.all():
+            yield PointBlock(batch=batch[~divides], context=context[~divides], is_proven=False, figures={})
 
 
 def _evaluated(phases: Sequence[PhaseFunction], points: dict[str, Column], rates: RateSource, steps: int) -> Figures:
     before, decode = [], None
     last_high_s = None
     for phase in phases:
-        found = {**phase.figures(points, FIGURES), **time_figures(phase.times(points, rates))}
+        columns = {**phase.figures(points, FIGURES), **time_figures(phase.times(points, rates))}
         if phase.phase != DECODE:
-            before.append(found)
+            before.append(columns)
             continue
-        decode, last_high_s = found, found["high_s"]
+        decode, last_high_s = columns, columns["high_s"]
         if steps:
             later = {"batch": points["batch"], "context": points["context"] + steps}
-            last_high_s = np.maximum(phase.times(later, rates).high_s, found["high_s"])
+            last_high_s = np.maximum(phase.times(later, rates).high_s, columns["high_s"])
     figures = named(PREFILL, together(before)) if before else {}
     return figures if decode is None else {**figures, **named(DECODE, decode), "last_step_high_s": last_high_s}
 

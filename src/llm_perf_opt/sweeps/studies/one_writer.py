@@ -154,7 +154,7 @@ def _content(store: StudyStore, folder: str, number: int) -> bytes:
 
 def _newest(store: StudyStore, folder: str) -> int:
     names = [_LEASE.fullmatch(name) for name in store.names(folder)]
-    return max((int(found[1]) for found in names if found is not None), default=0)
+    return max((int(match[1]) for match in names if match is not None), default=0)
 
 
 def _lease_path(folder: str, number: int) -> str:

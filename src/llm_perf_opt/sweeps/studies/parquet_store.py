@@ -25,13 +25,14 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import (
     PREFIX,
     cannot_write,
+    check_seal,
     make_folder,
     move_whole,
     remove_left_behind,
+    sealed_lines,
     temporary_path,
 )
 from llm_perf_opt.core.reading import FileKind, decode_json, naming_file
-from llm_perf_opt.core.sealing import check_seal, sealed_lines
 from llm_perf_opt.sweeps.studies.study_columns import BY_NAME, COLUMNS, FAILED, SCHEMA_VERSION
 
 INSTALL = "pip install 'llm-perf-opt[study]'"
@@ -70,7 +71,7 @@ def arrow_schema() -> Any:
     """The published columns as a schema of pyarrow."""
     pyarrow = _pyarrow()
     types = {"string": pyarrow.string(), "int64": pyarrow.int64(), "double": pyarrow.float64(), "bool": pyarrow.bool_()}
-    fields = [pyarrow.field(one.name, types[one.type], metadata={"unit": one.unit}) for one in COLUMNS]
+    fields = [pyarrow.field(column.name, types[column.type], metadata={"unit": column.unit}) for column in COLUMNS]
     return pyarrow.schema(fields, metadata={"llm_perf_opt_study_schema": str(SCHEMA_VERSION)})
 
 
@@ -89,7 +90,7 @@ def _array(pyarrow: Any, value: Any, kind: Any, size: int) -> Any:
     dtype = getattr(value, "dtype", None)
     if dtype is not None and dtype.kind != "O":
         return pyarrow.array(value).cast(kind)
-    fitting = [_plain(one) for one in value]
+    fitting = [_plain(item) for item in value]
     return pyarrow.array(fitting, type=kind)
 
 
@@ -101,7 +102,7 @@ def _plain(value: Any) -> Any:
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Rows one by one."""
     pyarrow = _pyarrow()
-    names = [one.name for one in COLUMNS]
+    names = [column.name for column in COLUMNS]
     plain = [{name: _plain(row.get(name)) for name in names} for row in rows]
     return pyarrow.Table.from_pylist(plain, schema=arrow_schema())
 
@@ -196,14 +197,14 @@ class StudyStore:
         files.invalidate_cache()
         with self.reached():
             try:
-                found = files.ls(folder, detail=False)
+                names = files.ls(folder, detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
             except ValueError as error:  # an address without a bucket, a name that no file can have
                 raise UsageError(
                     f"{self.root} is no place for results.", why=str(error)[:200], fix="check the address"
                 ) from error
-        return sorted(str(one).rstrip("/").rpartition("/")[2] for one in found)
+        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in names)
 
     def studies(self) -> tuple[str, ...]:
         """The names of those that lie here."""
@@ -283,8 +284,8 @@ class StudyStore:
             if not digest.hexdigest().startswith(part_digest(path) or "-"):
                 raise _damaged(path, "its content does not have the digest in its name")
             with self.filesystem.open(path, "rb") if copy is None else copy.open("rb") as stream:
-                held = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
-                schema, rows = held.schema_arrow, held.metadata.num_rows
+                part_file = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
+                schema, rows = part_file.schema_arrow, part_file.metadata.num_rows
         except (OSError, pyarrow.ArrowException) as error:
             raise _damaged(path, " ".join(str(error).split())[:200]) from error
         _require_columns(path, schema)
@@ -334,9 +335,9 @@ class StudyStore:
         None: a run that has not ended wrote it, and its name alone says what its bytes must be.
         """
         listed = self.manifest(study)
-        found = self.parts(study)
+        parts = self.parts(study)
         if listed is None:
-            if found:
+            if parts:
                 raise PerfOptError(
                     f"The study {study!r} at {self.root} has no {MANIFEST}.",
                     why="without it nobody knows which files belong to its present declaration",
@@ -347,8 +348,8 @@ class StudyStore:
         for stem in listed.stems:
             if (part := listed.parts.get(stem)) is not None:
                 paths[f"{folder}/{part.file}"] = part
-            elif stem in found:
-                paths[found[stem][0]] = None
+            elif stem in parts:
+                paths[parts[stem][0]] = None
         return paths
 
     def clear_left_behind(self, study: str) -> None:
@@ -446,12 +447,12 @@ class StudyManifest:
 
 def read_manifest(raw: bytes) -> StudyManifest:
     """The manifest in a file; one byte that differs is refused."""
-    found = decode_json(raw, StudyManifest, MANIFEST_FILE)
+    manifest = decode_json(raw, StudyManifest, MANIFEST_FILE)
     check_seal(raw, MANIFEST_FILE)
-    for stem, part in found.parts.items():
-        if stem not in found.stems or "/../" in f"/{part.file}" or part_stem(part.file) != stem:
+    for stem, part in manifest.parts.items():
+        if stem not in manifest.stems or "/../" in f"/{part.file}" or part_stem(part.file) != stem:
             raise MANIFEST_FILE.malformed(f"parts.{stem}", "a part of this study", part.file)
-    return found
+    return manifest
 
 
 def part_name(stem: str, run: str, sha256: str, *, failed: bool) -> str:
@@ -461,14 +462,14 @@ def part_name(stem: str, run: str, sha256: str, *, failed: bool) -> str:
 
 def part_stem(path: str) -> str | None:
     """The task and the inputs of a part; None: it is not named like one."""
-    found = _NAME.fullmatch(path.rpartition("/")[2])
-    return None if found is None else found["stem"]
+    match = _NAME.fullmatch(path.rpartition("/")[2])
+    return None if match is None else match["stem"]
 
 
 def part_digest(path: str) -> str:
     """The beginning of the SHA-256 that a part must have, by its name."""
-    found = _NAME.fullmatch(path.rpartition("/")[2])
-    return "" if found is None else found["digest"]
+    match = _NAME.fullmatch(path.rpartition("/")[2])
+    return "" if match is None else match["digest"]
 
 
 def columns_digest(schema: Iterable[Any]) -> str:

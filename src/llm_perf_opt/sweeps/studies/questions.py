@@ -172,9 +172,9 @@ def find_question(text: str) -> AskedQuestion:
         filters[_FILTERS[clause[1].lower()]] = clause[2].strip()
         rest = f" {rest}"[: clause.start()].strip()
     for question in QUESTIONS:
-        found = question.pattern.fullmatch(rest)
-        if found is not None:
-            numbers = {name: float(value) for name, value in zip(question.slots, found.groups(), strict=True)}
+        match = question.pattern.fullmatch(rest)
+        if match is not None:
+            numbers = {name: float(value) for name, value in zip(question.slots, match.groups(), strict=True)}
             where = " and ".join(f"{column} = ${column}" for column in filters) or "true"
             return AskedQuestion(
                 question=question, sql=question.sql.replace("{where}", where), parameters={**numbers, **filters}

@@ -65,7 +65,7 @@ def checked_files(store: StudyStore, studies: Sequence[str], scratch: Path) -> l
 
     One part that is not what was written is refused: an answer without it could be another answer.
     """
-    listed = [one for study in studies for one in store.finished(study).items()]
+    listed = [part for study in studies for part in store.finished(study).items()]
     if not listed:
         raise UsageError(
             f"There are no points at {store.root}.",
@@ -76,8 +76,8 @@ def checked_files(store: StudyStore, studies: Sequence[str], scratch: Path) -> l
 
     def check(number: int, path: str, written: StudyPart | None) -> str:
         file = scratch / f"{number}.parquet"
-        found = store.checked(path, copy=None if is_local else file)
-        if written is not None and found != written:
+        part = store.checked(path, copy=None if is_local else file)
+        if written is not None and part != written:
             raise PerfOptError(
                 f"{path} is not the part that the study lists.",
                 why="its digest, its rows or its columns differ",
@@ -127,7 +127,7 @@ def _every_column(opened: Any, paths: Sequence[str]) -> str:
     """The points, with the middles of their bands. A file of an earlier release may have fewer columns: unknown."""
     files = f"read_parquet([{', '.join(map(_quoted, paths))}], union_by_name = true, hive_partitioning = false)"
     there = {name for name, *_ in opened.execute(f"describe select * from {files}").fetchall()}
-    unknown = [f"null::{_SQL_TYPES[one.type]} as {one.name}" for one in COLUMNS if one.name not in there]
+    unknown = [f"null::{_SQL_TYPES[column.type]} as {column.name}" for column in COLUMNS if column.name not in there]
     middles = [f"sqrt({low} * {high}) as {name}" for name, (low, high) in _MIDDLES.items()]
     whole = f"select {', '.join(['*', *unknown])} from {files}"
     return f"select *, {', '.join(middles)} from ({whole})"
@@ -148,10 +148,10 @@ def require_select(sql: str) -> None:
         raise _unanswered(error) from error
     writing = [text for text, kind in words if kind.endswith("keyword") and _WRITING.match(text)]
     if kinds != ["SELECT"] or writing:
-        found = writing[0].split()[0].lower() if writing else ", ".join(kinds).lower() or "nothing"
+        statement = writing[0].split()[0].lower() if writing else ", ".join(kinds).lower() or "nothing"
         raise UsageError(
             "The query is not answered: only one select is.",
-            why=f"it holds {found}, and results are never changed by a question",
+            why=f"it holds {statement}, and results are never changed by a question",
             fix=f"select something from {VIEW}; a column of that name goes in double quotes",
         )
 
@@ -176,8 +176,8 @@ def answer(opened: Any, sql: str, parameters: Mapping[str, Any] | None = None) -
 def batches(opened: Any, sql: str, rows: int) -> Iterator[Any]:
     """The rows of an answer as they are found, so many at a time, as record batches of Arrow; the schema first."""
     try:
-        found = opened.sql(sql)  # a relation streams its rows; `execute` would hold all of them first
-        reader = found.to_arrow_reader(rows) if hasattr(found, "to_arrow_reader") else found.fetch_arrow_reader(rows)
+        lazy = opened.sql(sql)  # a relation streams its rows; `execute` would hold all of them first
+        reader = lazy.to_arrow_reader(rows) if hasattr(lazy, "to_arrow_reader") else lazy.fetch_arrow_reader(rows)
         yield reader.schema
         yield from reader
     except _duckdb().Error as error:

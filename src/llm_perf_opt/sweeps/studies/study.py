@@ -126,10 +126,10 @@ def values_of(given: object) -> tuple[Any, ...]:
         return tuple(given)
     if not isinstance(given, str):
         return (given,)
-    found = _CALL.fullmatch(given)
-    if found is not None and found[1] == "range":
-        return _range(found[2])
-    words = [word.strip() for word in (given if found is None else found[2]).split(",")]
+    match = _CALL.fullmatch(given)
+    if match is not None and match[1] == "range":
+        return _range(match[2])
+    words = [word.strip() for word in (given if match is None else match[2]).split(",")]
     return tuple(_plain(word) for word in words)
 
 
@@ -144,10 +144,10 @@ def _range(text: str) -> tuple[int, ...]:
         raise _no_range(text)
     if len(numbers) == 3 and numbers[2] < 1:
         raise _no_range(text)
-    found = range(*numbers)
-    if not 1 <= len(found) <= 10**7:
+    numbers_in = range(*numbers)
+    if not 1 <= len(numbers_in) <= 10**7:
         raise _no_range(text)
-    return tuple(found)
+    return tuple(numbers_in)
 
 
 def _no_range(text: str) -> UsageError:
@@ -162,8 +162,8 @@ def numbers_of(given: object, name: str, points: int = POINTS) -> tuple[int, ...
     """Batches or contexts: one number, a list, `1..512`, `1k,8k`, `choice(...)` or `range(...)`."""
     if isinstance(given, str) and _CALL.fullmatch(given) is None:
         return read_range(given, name, points=points).values
-    found = values_of(given)
-    numbers = [value for each in found for value in read_range(each, name).values]
+    texts = values_of(given)
+    numbers = [value for text in texts for value in read_range(text, name).values]
     return tuple(dict.fromkeys(numbers))
 
 
@@ -172,9 +172,9 @@ def read_plan(text: str) -> ParallelPlan:
     words = text.replace(",", " ").split()
     if text.strip() == ONE_DEVICE:
         return ParallelPlan()
-    found = [_PLAN_WORD.fullmatch(word) for word in words]
-    sizes = {match[1]: int(match[2]) for match in found if match is not None}
-    if not words or None in found or len(sizes) < len(words):
+    matches = [_PLAN_WORD.fullmatch(word) for word in words]
+    sizes = {match[1]: int(match[2]) for match in matches if match is not None}
+    if not words or None in matches or len(sizes) < len(words):
         raise UsageError(
             f"{text[:80]!r} is no plan.",
             why=f"a plan is {ONE_DEVICE!r}, or sizes of {', '.join(AXES)}, each once",
@@ -185,7 +185,7 @@ def read_plan(text: str) -> ParallelPlan:
 
 def format_names(given: Sequence[Any]) -> tuple[str | None, ...]:
     """Stored formats; `checkpoint` is what the model itself says."""
-    return tuple(dict.fromkeys(None if one in AS_STORED else str(one) for one in given))
+    return tuple(dict.fromkeys(None if name in AS_STORED else str(name) for name in given))
 
 
 def split_workload(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:

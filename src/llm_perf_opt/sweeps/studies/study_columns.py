@@ -151,5 +151,5 @@ def published() -> dict[str, object]:
         "schema_version": SCHEMA_VERSION,
         "partitioned_by": ["study", "model"],
         "key": list(KEY),
-        "columns": [{"name": one.name, "type": one.type, "unit": one.unit, "meaning": one.meaning} for one in COLUMNS],
+        "columns": [{"name": c.name, "type": c.type, "unit": c.unit, "meaning": c.meaning} for c in COLUMNS],
     }

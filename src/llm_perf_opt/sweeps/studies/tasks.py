@@ -145,7 +145,7 @@ def _tasks(
         "generated_tokens": study.generated_tokens,
         "versions": known,
     }
-    plans = [one for one in study.plans if way == REPLAY or replace(one, dp=1) == plan]
+    plans = [candidate for candidate in study.plans if way == REPLAY or replace(candidate, dp=1) == plan]
     formats = list(product(study.weights, study.caches))
     places = list(product(plans, study.devices, study.traffics or (None,)))
     if way == TRACE:
@@ -156,7 +156,7 @@ def _tasks(
         groups = [[(*place, *stored)] for place in places for stored in formats]
     identity = [study.name, model.name, model.source, dict(workload), asdict(plan)]
     for number, group in enumerate(groups):
-        deployments = tuple(_deployment(study, basis, *one) for one in group)
+        deployments = tuple(_deployment(study, basis, *choice) for choice in group)
         hashes = [deployment.inputs_hash for deployment in deployments]
         yield filled(
             StudyTask,

@@ -8,12 +8,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_perf_opt.timing.kernels.configurations import Configurations
-from llm_perf_opt.timing.kernels.grid import FAILED
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.timing.kernels.times import Estimate, Floats, TimeOrigin, choose, fastest
+from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 _NO_WINDOW = 0
 _SCALES = (1.0, 1.0, 8.0, 1.0)  # key heads, heads of each, head size, window: head sizes have their own kernels
@@ -179,12 +176,12 @@ class AttentionTables:
         for has_window in (True, False):  # without a table of windows the one without them is scaled by its work
             wanted = np.isnan(best.seconds) & windowed if has_window else np.isnan(best.seconds)
             if wanted.any():
-                found = [
+                estimates = [
                     table.estimate(query, self._system, is_causal=is_causal, cache=CACHE_BYTES[stored])
                     for table in self._candidates(use, stored, has_window)
                 ]
-                if found:
-                    best = choose(wanted, fastest(found), best)
+                if estimates:
+                    best = choose(wanted, fastest(estimates), best)
         return best
 
     def _candidates(self, use: Use, cache_format: str, has_window: bool) -> list[AttentionTable]:
@@ -193,8 +190,8 @@ class AttentionTables:
         for stored in dict.fromkeys((cache_format, "bfloat16")):
             for engines in (own, ENGINES):
                 tables = [self._table(engine, use, stored, has_window) for engine in engines]
-                if found := [table for table in tables if table is not None]:
-                    return found
+                if known := [table for table in tables if table is not None]:
+                    return known
         return []
 
     def _table(self, engine: str, use: Use, cache_format: str, has_window: bool) -> AttentionTable | None:

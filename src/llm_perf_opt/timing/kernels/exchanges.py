@@ -12,12 +12,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from llm_perf_opt.timing.kernels.configurations import Configurations
-from llm_perf_opt.timing.kernels.grid import FAILED
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.timing.kernels.times import Estimate, Floats, TimeOrigin, fastest
+from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, fastest
 
 _ELEMENT_BYTES = {"bfloat16": 2.0, "half": 2.0, "int8": 1.0}
 _LIBRARIES = ("nccl", "oneccl")
@@ -64,8 +61,8 @@ class ExchangeTables:
         engines = ENGINES if self._engine is None else (self._engine,)
         for names in (engines, ENGINES):
             tables = [self._table(name, Exchange.ALL_REDUCE) for name in names]
-            if found := [table.estimate(ranks, message_bytes) for table in tables if table is not None]:
-                return self._scaled(fastest(found))
+            if estimates := [table.estimate(ranks, message_bytes) for table in tables if table is not None]:
+                return self._scaled(fastest(estimates))
         return self.collective(Exchange.ALL_REDUCE, ranks, message_bytes)
 
     def collective(self, exchange: Exchange, ranks: Floats, message_bytes: Floats) -> Estimate:

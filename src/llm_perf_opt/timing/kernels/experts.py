@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_perf_opt.timing.kernels.configurations import Configurations
-from llm_perf_opt.timing.kernels.grid import FAILED
+from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
 from llm_perf_opt.timing.kernels.products import format_plan
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, TableFile, read_rows, versions
-from llm_perf_opt.timing.kernels.times import Estimate, Flags, Floats, TimeOrigin, choose, fastest
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, TableFile, read_rows, versions
+from llm_perf_opt.timing.kernels.times import Estimate, Flags, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 LAYER_KEYS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _LAYER = tuple(key for key in LAYER_KEYS if key != "num_tokens")

@@ -15,12 +15,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from llm_perf_opt.timing.kernels.configurations import Configurations
-from llm_perf_opt.timing.kernels.grid import FAILED
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.timing.kernels.times import Estimate, Floats, TimeOrigin, choose, fastest
+from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 RANK, ROTARY, KEY_WIDTH, VALUE_WIDTH = 512, 64, 192, 128  # of the measured models
 _QUERY_RANK, _HIDDEN = 1536, 7168  # of DeepSeek-V3, whose module was measured
@@ -212,8 +209,8 @@ class LatentTables:
         for wanted_cache in dict.fromkeys((cache_format, "bfloat16")):
             for engines in (own, ENGINES):
                 tables = [self._table(engine, part, wanted_cache, module) for engine in engines]
-                if found := [table.estimate(query, self._system) for table in tables if table is not None]:
-                    return fastest(found)
+                if estimates := [table.estimate(query, self._system) for table in tables if table is not None]:
+                    return fastest(estimates)
         return Estimate.unknown(len(query))
 
     def _table(self, engine: str, part: LatentPart, cache_format: str, module: Module | None) -> LatentTable | None:

@@ -8,10 +8,8 @@ import numpy as np
 
 from llm_perf_opt.core.tensor_formats import is_weight_format, weight_format
 from llm_perf_opt.timing.kernels.grid import FAILED, Grid, filled, gathered, monotone, position
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.timing.kernels.times import Estimate, Floats, TimeOrigin, fastest
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, fastest
 
 _KEYS = ("m", "n", "k")
 # Table format -> bytes of a stored weight and of an activation. Scales of blocks included.
@@ -132,19 +130,19 @@ class ProductTables:
         plan = format_plan(name)
         if plan is None:
             return Estimate.unknown(len(rows))
-        found = [
+        estimates = [
             table.estimate(rows, columns, depth, count, system=self._system)
             for table_format in plan.measured
             for engine in self._engines(table_format)
             if (table := self._table(engine, table_format)) is not None
         ]
-        if not found and plan.may_scale:
-            found = [
+        if not estimates and plan.may_scale:
+            estimates = [
                 table.estimate(rows, columns, depth, count, system=self._system, stored_bytes=plan.stored_bytes)
                 for engine in self._engines("bfloat16")
                 if (table := self._table(engine, "bfloat16")) is not None
             ]
-        return fastest(found) if found else Estimate.unknown(len(rows))
+        return fastest(estimates) if estimates else Estimate.unknown(len(rows))
 
     def best_bytes_per_s(self) -> float:
         """Of 16-bit products of any engine, on this device; 0: none were measured."""

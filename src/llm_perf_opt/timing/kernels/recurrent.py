@@ -10,12 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.timing.kernels.configurations import Configurations
-from llm_perf_opt.timing.kernels.grid import FAILED
-from llm_perf_opt.timing.kernels.systems import SystemForDevice
-from llm_perf_opt.timing.kernels.table_roofline import TableRoofline
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, newest, read_rows
-from llm_perf_opt.timing.kernels.times import Estimate, Floats, TimeOrigin, choose, fastest
+from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
+from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 HEAD_WIDTH = 128  # of keys and of values, in every measured model
 MEASURED_KERNELS = 2
@@ -110,8 +107,8 @@ class RecurrentTables:
         own = () if self._engine is None else (self._engine,)
         for engines in (own, ENGINES):
             tables = [self._table(engine, phase) for engine in engines]
-            if found := [table.estimate(query, self._system) for table in tables if table is not None]:
-                return fastest(found)
+            if estimates := [table.estimate(query, self._system) for table in tables if table is not None]:
+                return fastest(estimates)
         return Estimate.unknown(len(query))
 
     def _table(self, engine: str, phase: str) -> RecurrentTable | None:

@@ -32,7 +32,7 @@ class CalibratedTimer:
 
     def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
         """The time of each forward."""
-        return [self._time(one) for one in asked]
+        return [self._time(forward) for forward in asked]
 
     def _time(self, asked: AskedForward) -> ForwardTime:
         by_kind, kernels, unknown = Counter[WorkKind](), 0, 0
@@ -44,11 +44,11 @@ class CalibratedTimer:
                 unknown += count
             else:
                 by_kind[kind_of(kernel)] += count * seconds  # type: ignore[assignment]
-        found = sum(by_kind.values())
+        kernel_seconds = sum(by_kind.values())
         gaps = kernels * _expected_s(self._rates.duration(Overhead.MODULE_CALL) or ())
         return ForwardTime(
             by_kind={**by_kind, WorkKind.GAPS: gaps},
-            by_origin={TimeOrigin.INTERPOLATED: found},
+            by_origin={TimeOrigin.INTERPOLATED: kernel_seconds},
             kernels=kernels,
             unknown=unknown,
         )

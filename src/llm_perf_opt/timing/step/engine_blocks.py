@@ -23,7 +23,7 @@ from llm_perf_opt.costs.necessary.decoder_needs import FIRST_FORWARD, AttentionL
 from llm_perf_opt.costs.necessary.read_once import cache_bytes_by_call, cache_number_bytes
 from llm_perf_opt.costs.necessary.stage_needs import expert_type, product_type
 from llm_perf_opt.ops.table import op_family
-from llm_perf_opt.timing.fused_experts import is_gated, tensor_ranks
+from llm_perf_opt.timing.fused_blocks import is_gated, tensor_ranks
 from llm_perf_opt.timing.fusions import readers_of_one_input
 from llm_perf_opt.timing.step.engine_norms import EngineNorms, engine_norms
 from llm_perf_opt.timing.step.engine_states import EngineStates, engine_states

@@ -33,7 +33,7 @@ class EngineNorms:
 
 def engine_norms(graph: CallGraph, anatomy: Anatomy, ranks: int = 1) -> tuple[EngineNorms, ...]:
     """Those of the first forward, of which one of `ranks` was traced; layers that are alike are counted together."""
-    return tuple(replace(one, layers=count) for one, count in Counter(_norms(graph, anatomy, ranks)).items())
+    return tuple(replace(norms, layers=count) for norms, count in Counter(_norms(graph, anatomy, ranks)).items())
 
 
 def _norms(graph: CallGraph, anatomy: Anatomy, ranks: int) -> Iterator[EngineNorms]:
@@ -45,13 +45,13 @@ def _norms(graph: CallGraph, anatomy: Anatomy, ranks: int) -> Iterator[EngineNor
             widths.setdefault(module_of(module_of(parameter.name)), []).append(width)
     paths = calls_of(graph).path
     for site in anatomy.attentions:
-        found = widths.get(graph.paths[paths[site.call]], []) if site.call >= 0 else []
-        if not found or anatomy.forward_of_ops[site.row] != FIRST_FORWARD:
+        norm_widths = widths.get(graph.paths[paths[site.call]], []) if site.call >= 0 else []
+        if not norm_widths or anatomy.forward_of_ops[site.row] != FIRST_FORWARD:
             continue
         if site.latent is not None:
-            yield EngineNorms(norms=len(found), numbers=sum(found), is_whole=True)
+            yield EngineNorms(norms=len(norm_widths), numbers=sum(norm_widths), is_whole=True)
             continue
-        across = sum(width > max(site.qk_width, site.v_width) for width in found)
+        across = sum(width > max(site.qk_width, site.v_width) for width in norm_widths)
         heads = max(1, site.lanes // max(1, anatomy.positions.batch)) * ranks
-        numbers = sum(found) if across else len(found) * heads * site.qk_width
-        yield EngineNorms(norms=len(found), numbers=numbers, across_heads=across)
+        numbers = sum(norm_widths) if across else len(norm_widths) * heads * site.qk_width
+        yield EngineNorms(norms=len(norm_widths), numbers=numbers, across_heads=across)

@@ -27,8 +27,8 @@ def engine_states(graph: CallGraph, layers: int, state_bytes: int) -> EngineStat
     """Of so many layers with so many bytes in all; None: a model without them."""
     if layers <= 0:
         return None
-    found = {heads for params in graph.constructor_params.values() if (heads := _delta_heads(params)) is not None}
-    key_heads, value_heads = found.pop() if len(found) == 1 else (0, 0)
+    head_counts = {heads for params in graph.constructor_params.values() if (heads := _delta_heads(params)) is not None}
+    key_heads, value_heads = head_counts.pop() if len(head_counts) == 1 else (0, 0)
     return EngineStates(layers=layers, layer_bytes=state_bytes // layers, key_heads=key_heads, value_heads=value_heads)
 
 

@@ -66,9 +66,9 @@ class StepRates(KernelTableRates):
 
     def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
         """The kernels of each stage."""
-        found = KernelTableRates.pieces(self, graph, works)  # `super()` knows no class with slots
+        pieces = KernelTableRates.pieces(self, graph, works)  # `super()` knows no class with slots
         step = self.step_of(graph, works)
-        return found if step is None else {**found, graph.phase: step.pieces}
+        return pieces if step is None else {**pieces, graph.phase: step.pieces}
 
     def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
         """The decoder's own stage."""
@@ -111,7 +111,9 @@ class StepRates(KernelTableRates):
             for kernel, count in forward_kernels(decoder.blocks, forward, decoder.plan, self.knows):
                 kernels[kernel] += count
         self.learn(kernels)
-        return EngineStep(pieces=tuple(kernels.items()), seconds=sum(_seconds(decoder.table, one) for one in forwards))
+        return EngineStep(
+            pieces=tuple(kernels.items()), seconds=sum(_seconds(decoder.table, forward) for forward in forwards)
+        )
 
 
 def _seconds(table: StepTable, forward: Forward) -> float:

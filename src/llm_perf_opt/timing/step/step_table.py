@@ -111,10 +111,10 @@ class StepTable:
         """A step of `decoding` sequences with `cached_tokens` in all, and the rest of a `RankStep`."""
         rows = decoding + drafted_tokens
         tokens = rows + sum(new for new, _ in chunks)
-        found = self._by_tokens(tokens, rows + len(chunks)) + self._by_sequences(decoding, cached_tokens, chunks)
+        seconds = self._by_tokens(tokens, rows + len(chunks)) + self._by_sequences(decoding, cached_tokens, chunks)
         if image_tokens and self.images is not None:
-            found += self.images(image_tokens)
-        return found
+            seconds += self.images(image_tokens)
+        return seconds
 
     def seconds_together(self, steps: Sequence[RankStep]) -> float:
         """A step in which every group computes what its own scheduler chose; some may have nothing to do.
@@ -125,11 +125,11 @@ class StepTable:
         rows = [step.decoding + step.drafted_tokens for step in steps]
         tokens = max(own + sum(new for new, _ in step.chunks) for own, step in zip(rows, steps, strict=True))
         heads = max(own + len(step.chunks) for own, step in zip(rows, steps, strict=True))
-        found = self._by_tokens(tokens, heads, self.groups)
-        found += max(self._by_sequences(step.decoding, step.cached_tokens, step.chunks, self.groups) for step in steps)
+        seconds = self._by_tokens(tokens, heads, self.groups)
+        seconds += max(self._by_sequences(s.decoding, s.cached_tokens, s.chunks, self.groups) for s in steps)
         if self.images is not None:
-            found += self.images(max(step.image_tokens for step in steps))
-        return found
+            seconds += self.images(max(step.image_tokens for step in steps))
+        return seconds
 
     def _by_tokens(self, tokens: int, rows: int, groups: int = 1) -> float:
         if self.padded_to and tokens <= self.padded_to[-1]:
@@ -139,12 +139,12 @@ class StepTable:
     def _by_sequences(
         self, decoding: int, cached_tokens: int, chunks: Sequence[tuple[int, int]], groups: int = 1
     ) -> float:
-        found = self.decoding(groups * decoding, cached_tokens / decoding) if decoding else 0.0
+        seconds = self.decoding(groups * decoding, cached_tokens / decoding) if decoding else 0.0
         for new, before in chunks:
-            found += self.prompts(new, new + before)
+            seconds += self.prompts(new, new + before)
         if self.states is not None and chunks:
-            found += self.states(len(chunks), sum(new for new, _ in chunks) / len(chunks))
-        return found
+            seconds += self.states(len(chunks), sum(new for new, _ in chunks) / len(chunks))
+        return seconds
 
     def at_least(self, other: StepTable) -> StepTable:
         """No part of a step faster than in another table of the same decoder."""

@@ -18,9 +18,8 @@ from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_op
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.costs.memory.live_memory import LIVE_ORIGINS
 from llm_perf_opt.ops.table import kernels_of, price
-from llm_perf_opt.sweeps.function.columns import Column, Evaluation
 from llm_perf_opt.sweeps.function.fitting import BATCH, DenseFitter
-from llm_perf_opt.sweeps.function.form import Form, Monomial, Point, Step, StepKind, monomial
+from llm_perf_opt.sweeps.function.form import Column, Evaluation, Form, Monomial, Point, Step, StepKind, monomial
 from llm_perf_opt.sweeps.function.program.alignment import Parting, storages_of
 from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule, Program
 from llm_perf_opt.sweeps.function.program.sized import SizedKind, SizedMeta
@@ -175,7 +174,7 @@ def _larger_sides(kind: SizedKind) -> list[Step]:
     sizes = [elements_of(meta) for meta in (*kind.inputs, *kind.outputs)]
     fixed = [size.constant for size in sizes if size.constant is not None]
     varying = [size for size in sizes if size.constant is None]
-    return list(dict.fromkeys(Step(StepKind.MAX, size, (one,)) for size in varying for one in fixed))
+    return list(dict.fromkeys(Step(StepKind.MAX, size, (limit,)) for size in varying for limit in fixed))
 
 
 def elements_of(meta: SizedMeta) -> Form:
@@ -190,10 +189,14 @@ def basis_of(region: Region, steps: Sequence[Step] = ()) -> list[Monomial]:
     """Products of lengths up to the third degree and of one batch, and of a step with up to two of them."""
     varying = [name for name, (low, high) in region.items() if low < high]
     lengths = [name for name in varying if name != BATCH]
-    products = [one for degree in range(_LENGTH_DEGREE + 1) for one in combinations_with_replacement(lengths, degree)]
+    products = [
+        names for degree in range(_LENGTH_DEGREE + 1) for names in combinations_with_replacement(lengths, degree)
+    ]
     batches: list[tuple[str, ...]] = [(), (BATCH,)] if BATCH in varying else [()]
     plain = [monomial(*batch, *product) for batch in batches for product in products]
-    stepped = [monomial(step, *batch, *one) for step in steps for batch in batches for one in products if len(one) < 2]
+    stepped = [
+        monomial(step, *batch, *names) for step in steps for batch in batches for names in products if len(names) < 2
+    ]
     chunked = [step for step in steps if step.kind is StepKind.CEIL]
     stepped += [monomial(step, step, *batch) for step in chunked for batch in batches]
     squares = [(BATCH, BATCH)] if BATCH in varying else []
@@ -204,12 +207,12 @@ def generic_points(region: Region, count: int) -> list[Point]:
     """So many points of a region, or all it has, in no regular order; the same for the same region."""
     rng = random.Random(0)
     corners = [dict(zip(region, corner, strict=True)) for corner in product(*(set(ends) for ends in region.values()))]
-    found = {tuple(point.values()): point for point in corners}
+    corners_by_values = {tuple(point.values()): point for point in corners}
     room = prod(high - low + 1 for low, high in region.values())
-    while len(found) < min(count + len(corners), room):
+    while len(corners_by_values) < min(count + len(corners), room):
         point = {name: _spread(rng, low, high) for name, (low, high) in region.items()}
-        found[tuple(point.values())] = point
-    return list(found.values())
+        corners_by_values[tuple(point.values())] = point
+    return list(corners_by_values.values())
 
 
 def _spread(rng: random.Random, low: int, high: int) -> int:
@@ -229,16 +232,16 @@ def live_curves(lives: Iterable[tuple[Form, int, int]], op_count: int) -> list[M
     """The bytes alive at each op, each sum once; a life is how many bytes, from which op, up to which."""
     steps: list[dict[Monomial, int]] = [{} for _ in range(op_count + 1)]
     for size, born, freed in lives:
-        for one, coefficient in size.terms.items():
-            steps[born][one] = steps[born].get(one, 0) + coefficient
-            steps[freed][one] = steps[freed].get(one, 0) - coefficient
+        for term, coefficient in size.terms.items():
+            steps[born][term] = steps[born].get(term, 0) + coefficient
+            steps[freed][term] = steps[freed].get(term, 0) - coefficient
     live: dict[Monomial, int] = {}
     curves: dict[frozenset[tuple[Monomial, int]], Mapping[Monomial, int]] = {}
     for step in steps[:-1]:
         if step:
-            for one, coefficient in step.items():
-                live[one] = live.get(one, 0) + coefficient
-            curve = {one: value for one, value in live.items() if value}
+            for term, coefficient in step.items():
+                live[term] = live.get(term, 0) + coefficient
+            curve = {term: value for term, value in live.items() if value}
             curves.setdefault(frozenset(curve.items()), curve)  # a set finds it again, its own order would be a hash's
     return list(curves.values())
 
@@ -246,7 +249,7 @@ def live_curves(lives: Iterable[tuple[Form, int, int]], op_count: int) -> list[M
 def undominated(curves: Sequence[Mapping[Monomial, int]]) -> tuple[Form, ...]:
     """Those that no other exceeds in every coefficient; monomials are never negative, so the rest is never largest."""
     kept: list[Mapping[Monomial, int]] = []
-    for curve in sorted(curves, key=lambda one: -sum(one.values())):
+    for curve in sorted(curves, key=lambda terms: -sum(terms.values())):
         if not any(_covers(other, curve) for other in kept):
             kept = [other for other in kept if not _covers(curve, other)] + [curve]
     return tuple(Form(dict(curve)) for curve in kept) or (ZERO,)

@@ -110,11 +110,11 @@ def _as_written(rebuilt: Rebuilt) -> KernelCounts:
         number: fitting.found(shape.kinds[number], _kernels_of_op)
         for number in dict.fromkeys(kind for _, kind in counts)
     }
-    found: dict[str, Counter[KernelForms]] = {name: Counter() for name in names}
+    by_stage: dict[str, Counter[KernelForms]] = {name: Counter() for name in names}
     for (stage, kind), count in counts.items():
         for kernel in launched[kind]:
-            found[names[stage]][kernel] += count
-    return {stage: kernels for stage, kernels in found.items() if kernels}
+            by_stage[names[stage]][kernel] += count
+    return {stage: kernels for stage, kernels in by_stage.items() if kernels}
 
 
 def _kernels_of_op(kinds: Sequence[OpKind], fit: Fit) -> list[KernelForms] | None:
@@ -125,13 +125,13 @@ def _aligned(lists: Sequence[Sequence[Kernel]], fit: Fit) -> list[KernelForms] |
     """Kernels of several points side by side; None where they are not the same kernels, or a size is no form."""
     if len({tuple((kernel.kind, kernel.dtype) for kernel in kernels) for kernels in lists}) > 1:
         return None
-    found: list[KernelForms] = []
+    forms: list[KernelForms] = []
     for same in zip(*lists, strict=True):
         sizes = {name: fit(tuple(getattr(kernel, name) for kernel in same)) for name in _SIZES}
         collective = _collective(same, fit)
         if None in sizes.values() or (collective is None and same[0].collective is not None):
             return None
-        found.append(
+        forms.append(
             KernelForms(
                 kind=same[0].kind,
                 dtype=same[0].dtype,
@@ -142,38 +142,38 @@ def _aligned(lists: Sequence[Sequence[Kernel]], fit: Fit) -> list[KernelForms] |
                 **sizes,  # type: ignore[arg-type]
             )
         )
-    return found
+    return forms
 
 
 def _common(patterns: Iterable[AccessPattern | None]) -> AccessPattern | None:
     """The pattern of all; None where they differ: an operand of one value at some points only is broadcast there."""
-    found = set(patterns)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(patterns)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def _collective(same: Sequence[Kernel], fit: Fit) -> CollectiveForms | None:
     """What the kernels exchange; None: nothing, or not the same at every point."""
-    found = [kernel.collective for kernel in same if kernel.collective is not None]
-    if len(found) < len(same) or len({(one.kind, one.group, one.axis) for one in found}) > 1:
+    calls = [kernel.collective for kernel in same if kernel.collective is not None]
+    if len(calls) < len(same) or len({(c.kind, c.group, c.axis) for c in calls}) > 1:
         return None
-    payload = fit(tuple(one.payload_bytes for one in found))
+    payload = fit(tuple(c.payload_bytes for c in calls))
     if payload is None:
         return None
-    return CollectiveForms(kind=found[0].kind, group=found[0].group, axis=found[0].axis, payload=payload)
+    return CollectiveForms(kind=calls[0].kind, group=calls[0].group, axis=calls[0].axis, payload=payload)
 
 
 def _fused(rebuilt: Rebuilt, *, least: bool) -> KernelCounts:
     for points, fitter in rebuilt.bases():
         lists = [fused_sequence(rebuilt.graph(point), least=least) for point in points]
         stages = [stage for stage, _ in lists[0]]
-        if any([stage for stage, _ in one] != stages for one in lists):
+        if any([stage for stage, _ in launched] != stages for launched in lists):
             raise _no_rule("what an engine fuses differs from point to point")
-        kernels = _aligned([[kernel for _, kernel in one] for one in lists], fitter.fit)
+        kernels = _aligned([[kernel for _, kernel in launched] for launched in lists], fitter.fit)
         if kernels is not None:
-            found: dict[str, Counter[KernelForms]] = {}
+            by_stage: dict[str, Counter[KernelForms]] = {}
             for stage, kernel in zip(stages, kernels, strict=True):
-                found.setdefault(stage, Counter())[kernel] += 1
-            return found
+                by_stage.setdefault(stage, Counter())[kernel] += 1
+            return by_stage
     raise _no_rule("the size of a fused kernel is no polynomial")
 
 
@@ -181,24 +181,24 @@ def exchange_forms(rebuilt: Rebuilt) -> ExchangeCounts:
     """The collectives of each stage that no engine can do without; `NoRule` where they differ from point to point."""
     for points, fitter in rebuilt.bases():
         lists = [_least(rebuilt.graph(point)) for point in points]
-        if len({tuple((stage, one.kind, one.group, count) for stage, one, count in some) for some in lists}) > 1:
+        if len({tuple((stage, c.kind, c.group, count) for stage, c, count in some) for some in lists}) > 1:
             raise _no_rule("what ranks must exchange differs from point to point")
-        found: dict[str, dict[CollectiveForms, int]] = {}
+        by_stage: dict[str, dict[CollectiveForms, int]] = {}
         for same in zip(*lists, strict=True):
             stage, first, count = same[0]
-            payload = fitter.fit(tuple(one.payload_bytes for _, one, _ in same))
+            payload = fitter.fit(tuple(c.payload_bytes for _, c, _ in same))
             if payload is None:
                 break
             forms = CollectiveForms(kind=first.kind, group=first.group, axis=first.axis, payload=payload)
-            counts = found.setdefault(stage, {})
+            counts = by_stage.setdefault(stage, {})
             counts[forms] = counts.get(forms, 0) + count
         else:
-            return found
+            return by_stage
     raise _no_rule("the payload of a collective is no polynomial")
 
 
 def _least(graph: CallGraph) -> list[tuple[str, Collective, int]]:
-    return [(stage, one, count) for stage, least in least_exchanges(graph).items() for one, count in least.items()]
+    return [(stage, c, count) for stage, least in least_exchanges(graph).items() for c, count in least.items()]
 
 
 def _no_rule(text: str) -> NoRule:

@@ -23,9 +23,8 @@ from llm_perf_opt.costs.necessary.expert_blocks import AS_TRACED, distinct_exper
 from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, necessary_by_stage
 from llm_perf_opt.costs.parameters import count_distinct_parameters
 from llm_perf_opt.ops.table import kernels_of, price
-from llm_perf_opt.sweeps.function.columns import Column, Evaluation
 from llm_perf_opt.sweeps.function.figures.rebuilding import Fitted, Rebuilt
-from llm_perf_opt.sweeps.function.form import Form
+from llm_perf_opt.sweeps.function.form import Column, Evaluation, Form
 
 RESIDENT = "resident_bytes"  # weights, buffers and constants: with the peak they are the memory that is needed
 _Key = tuple[str, str, str]  # figure, stage, dtype; "" where it has none
@@ -119,14 +118,14 @@ def _stage_forms(work: Fitted[_Key], stage: str, experts: tuple[ExpertForms, ...
 
 
 def _necessary_needs(graph: CallGraph) -> dict[_Key, int | None]:
-    found: dict[_Key, int | None] = {}
+    facts: dict[_Key, int | None] = {}
     for stage, work in necessary_by_stage(graph).items():
         known = work.bytes is not None and work.expert_bytes is not None
-        found["bytes", stage, ""] = (work.bytes or 0) - (work.expert_bytes or 0) if known else None
-        found["forwards", stage, ""] = work.forwards
-        found["experts", stage, ""] = len(work.distinct_experts)
-        found.update({("flops", stage, dtype): flops for dtype, flops in work.flops_by_dtype.items()})
-    return found
+        facts["bytes", stage, ""] = (work.bytes or 0) - (work.expert_bytes or 0) if known else None
+        facts["forwards", stage, ""] = work.forwards
+        facts["experts", stage, ""] = len(work.distinct_experts)
+        facts.update({("flops", stage, dtype): flops for dtype, flops in work.flops_by_dtype.items()})
+    return facts
 
 
 def _experts(rebuilt: Rebuilt) -> dict[str, tuple[ExpertForms, ...]] | None:
@@ -144,7 +143,7 @@ def _experts(rebuilt: Rebuilt) -> dict[str, tuple[ExpertForms, ...]] | None:
         tokens = facts["tokens"]
         if tokens is None or None in numbers:
             return None
-        facts_of_block = {what: int(one or 0) for what, one in zip(_BLOCK, numbers, strict=True)}
+        facts_of_block = {what: int(number or 0) for what, number in zip(_BLOCK, numbers, strict=True)}
         block = ExpertForms(tokens=tokens, **facts_of_block)
         by_stage.setdefault(stage, []).append(block)
     return {stage: tuple(blocks) for stage, blocks in by_stage.items()}
@@ -165,19 +164,19 @@ def _expert_needs(graph: CallGraph) -> dict[tuple[int, str, str], int | None]:
 
 def stage_costs_of(graph: CallGraph) -> dict[tuple[str, str], int | None]:
     """(Stage, figure) -> what the code of one graph costs as written, by the analyses themselves."""
-    found: dict[tuple[str, str], int | None] = {}
+    facts: dict[tuple[str, str], int | None] = {}
     for stage, kinds in count_kinds_by_stage(graph).items():
         if not kinds:
             continue
         costs = [(price(kind), len(kernels_of(kind)), count) for kind, count in kinds.items()]
         priced = [(cost, count) for cost, _, count in costs if cost is not None]
-        found[stage, "flops"] = sum(cost.flops * count for cost, count in priced)
-        found[stage, "vector_flops"] = sum(cost.vector_flops * count for cost, count in priced)
-        found[stage, "bytes_moved"] = sum(cost.bytes_moved * count for cost, count in priced)
-        found[stage, "launches"] = sum(launches * count for _, launches, count in costs)
-        found[stage, "ops"] = sum(kinds.values())
-        found[stage, "unpriced_ops"] = sum(count for cost, _, count in costs if cost is None)
-    return found
+        facts[stage, "flops"] = sum(cost.flops * count for cost, count in priced)
+        facts[stage, "vector_flops"] = sum(cost.vector_flops * count for cost, count in priced)
+        facts[stage, "bytes_moved"] = sum(cost.bytes_moved * count for cost, count in priced)
+        facts[stage, "launches"] = sum(launches * count for _, launches, count in costs)
+        facts[stage, "ops"] = sum(kinds.values())
+        facts[stage, "unpriced_ops"] = sum(count for cost, _, count in costs if cost is None)
+    return facts
 
 
 def costs_of(graph: CallGraph) -> dict[str, int | None]:
@@ -197,7 +196,7 @@ def figures_of(graph: CallGraph) -> dict[str, int | None]:
         **costs,
         **needs,
         "needed_bytes": None if peak is None or resident is None else peak + resident,
-        "necessary_flops": sum(one.flops for one in work) if work else None,
+        "necessary_flops": sum(stage.flops for stage in work) if work else None,
         "necessary_bytes": _sum_known(_bytes_of(work)),
     }
 
@@ -209,12 +208,12 @@ def _peak(graph: CallGraph) -> int | None:
 
 
 def _bytes_of(work: Sequence[NecessaryWork]) -> Iterator[int | None]:
-    return (one.bytes for one in work) if work else iter([None])
+    return (stage.bytes for stage in work) if work else iter([None])
 
 
 def _sum_known(values: Iterator[int | None]) -> int | None:
-    found = list(values)
-    return None if None in found else sum(value or 0 for value in found)
+    known = list(values)
+    return None if None in known else sum(value or 0 for value in known)
 
 
 Floats = NDArray[np.float64]
@@ -226,12 +225,12 @@ def must_read_bytes(needs: NecessaryForms, policy: str, at: Evaluation) -> Colum
     assert needs.bytes is not None
     if not needs.experts:
         return at.of(needs.bytes)
-    found: dict[ExpertForms, Floats] = {}
+    distinct: dict[ExpertForms, Floats] = {}
     total = np.zeros(at.size)
     for block in needs.experts:
-        if block not in found:
-            found[block] = _distinct(block, policy, at) * block.bytes_each
-        total += found[block]
+        if block not in distinct:
+            distinct[block] = _distinct(block, policy, at) * block.bytes_each
+        total += distinct[block]
     return sum_of([at.of(needs.bytes), np.rint(total).astype(np.int64)])
 
 

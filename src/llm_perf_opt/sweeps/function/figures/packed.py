@@ -147,8 +147,8 @@ class PackingRule:
         if not monomial:
             return 1
         if plain.count(BATCH) == 1 and not any(_varies_with_batch(step) for step in steps):
-            each = Form({tuple(atom for atom in monomial if atom != BATCH): 1})
-            return sum(count * each.at(one.point()) for one, count in self._counts.items())
+            per_sequence = Form({tuple(atom for atom in monomial if atom != BATCH): 1})
+            return sum(count * per_sequence.at(sequence.point()) for sequence, count in self._counts.items())
         if sorted(plain) != [*[BATCH] * (len(plain) // 2), *[NEW_TOKENS] * (len(plain) // 2)]:
             return None
         value: int = self._tokens ** (len(plain) // 2)
@@ -167,7 +167,7 @@ def _varies_with_batch(step: Step) -> bool:
 def _shared(cost: CostForms, rule: PackingRule) -> int:
     """Bytes that do not grow with the sequences one by one: weights, and those of the experts that are touched."""
     terms = cost.bytes_moved.terms.items()
-    kept = Form.sum_of((one, coefficient) for one, coefficient in terms if not any(isinstance(a, str) for a in one))
+    kept = Form.sum_of((term, coefficient) for term, coefficient in terms if not any(isinstance(a, str) for a in term))
     return rule.value(kept) or 0
 
 

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.hardware.priors import Prior
+from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork
 from llm_perf_opt.ops.op import Kernel, KernelKind
-from llm_perf_opt.sweeps.function.columns import Column, Evaluation
 from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     CollectiveForms,
     ExchangeCounts,
@@ -26,7 +27,8 @@ from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     KernelForms,
 )
 from llm_perf_opt.sweeps.function.figures.needs import NecessaryForms, must_read_bytes
-from llm_perf_opt.timing.communication import band_of, time_on_links
+from llm_perf_opt.sweeps.function.form import Column, Evaluation, Point
+from llm_perf_opt.timing.collective_time import band_of, time_on_links
 from llm_perf_opt.timing.datasheet_rates import (
     LARGE_WEIGHTS,
     SMALL_WEIGHTS,
@@ -34,8 +36,12 @@ from llm_perf_opt.timing.datasheet_rates import (
     compute_rates,
     priors_of,
 )
+from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.lower_bound import BoundBy, fastest_peak
-from llm_perf_opt.timing.predict import StageTime
+from llm_perf_opt.timing.predict import StageTime, stage_time
+from llm_perf_opt.timing.rates import Piece, Pieces
+from llm_perf_opt.timing.stage_work import work_of
+from llm_perf_opt.timing.step.step_rates import EngineStep
 
 Floats = NDArray[np.float64]
 _BOUNDS = tuple(BoundBy)
@@ -234,7 +240,7 @@ def _classes(
     for number in np.unique(numbers):
         rows = numbers == number
         first = int(np.argmax(rows))
-        one = Kernel(
+        sized = Kernel(
             kind=KernelKind(kernel.kind),
             dtype=kernel.dtype,
             flops=1,
@@ -245,7 +251,7 @@ def _classes(
             sequences=int(sizes["sequences"][first]),
             queries=int(sizes["queries"][first]),
         )
-        yield slice(None) if rows.all() else rows, priors_of(one, priors)
+        yield slice(None) if rows.all() else rows, priors_of(sized, priors)
 
 
 def _bands(sizes: Column, bands: Sequence[Prior]) -> Column:
@@ -278,7 +284,7 @@ def times_by_point(predictions: Sequence[Sequence[StageTime]]) -> TimeColumns:
         host_low_s=column(sum(stage.host_time.low for stage in stages) for stages in predictions),
         host_high_s=column(sum(stage.host_time.high for stage in stages) for stages in predictions),
         bound_by=bound_by,
-        untimed_ops=np.array([sum(sum(one.untimed.values()) for one in stages) for stages in predictions], np.int64),
+        untimed_ops=np.array([sum(sum(time.untimed.values()) for time in stages) for stages in predictions], np.int64),
         origin=AnsweredBy.POINT,
     )
 
@@ -296,12 +302,12 @@ def joined(parts: Sequence[tuple[Column, TimeColumns]], size: int) -> TimeColumn
         return parts[0][1]
     columns: dict[str, Column | None] = {}
     for name in (field.name for field in fields(TimeColumns) if field.name != "origin"):
-        found = [(rows, getattr(part, name)) for rows, part in parts]
-        if any(values is None for _, values in found):
+        by_part = [(rows, getattr(part, name)) for rows, part in parts]
+        if any(values is None for _, values in by_part):
             columns[name] = None
             continue
-        column: Column = np.empty(size, dtype=found[0][1].dtype)
-        for rows, values in found:
+        column: Column = np.empty(size, dtype=by_part[0][1].dtype)
+        for rows, values in by_part:
             column[rows] = values
         columns[name] = column
     origins = {part.origin for _, part in parts}
@@ -342,7 +348,7 @@ def links_of(
 def least_seconds(exchanges: Mapping[CollectiveForms, int], at: Evaluation, cluster: Cluster) -> NDArray[np.float64]:
     """The bound of what must be exchanged; a link that is not known adds nothing."""
     zero = np.zeros(at.size)
-    return sum((_seconds(one, at, cluster)[2] * count for one, count in exchanges.items()), zero)
+    return sum((_seconds(collective, at, cluster)[2] * count for collective, count in exchanges.items()), zero)
 
 
 def _seconds(
@@ -350,11 +356,89 @@ def _seconds(
 ) -> NDArray[np.float64]:
     """Rows of low, high and bound by point; where low and high are not known they are not a number."""
     payloads, place = np.unique(at.of(collective.payload), return_inverse=True)
-    found = np.full((3, len(payloads)), np.nan)
+    seconds = np.full((3, len(payloads)), np.nan)
     for column, payload in enumerate(payloads):
         time = time_on_links(collective.of(int(payload)), cluster, by_engine=by_engine)
         band = band_of(time)
-        found[2, column] = (time.bound_ns or 0) * _NANO
+        seconds[2, column] = (time.bound_ns or 0) * _NANO
         if band is not None:
-            found[:2, column] = band.low, band.high
-    return found[:, place]
+            seconds[:2, column] = band.low, band.high
+    return seconds[:, place]
+
+
+def times_by_tables(
+    kernels: KernelCounts,
+    needs: Mapping[str, NecessaryForms],
+    policy: str,
+    points: Sequence[Point],
+    at: Evaluation,
+    rates: KernelTableRates,
+    exchanges: ExchangeCounts | None = None,
+    steps: Mapping[str, Sequence[EngineStep]] | None = None,
+) -> TimeColumns:
+    """The times of all points from forms, as a prediction of each point gives them; `at` evaluates the same points.
+
+    `steps` has the stages that an engine's rates know as a whole, at every point.
+    """
+    steps = steps or {}
+    forms = {name: counts for name, counts in kernels.items() if name not in steps}
+    pieces_at = [
+        {name: [(kernel.at(point), count) for kernel, count in counts.items()] for name, counts in forms.items()}
+        for point in points
+    ]
+    rates.learn(kernel for stages in pieces_at for pieces in stages.values() for kernel, _ in pieces)
+    necessary = {name: _necessary(needs.get(name), policy, at) for name in kernels}
+
+    def stage(name: str, place: int) -> StageTime:
+        step = steps[name][place] if name in steps else None
+        pieces = pieces_at[place][name] if step is None else step.pieces
+        exchanged = _exchanges(exchanges, name, points[place])
+        return _stage_from_kernels(
+            name, necessary[name][place], pieces, rates, exchanged, None if step is None else step.seconds
+        )
+
+    predictions = [[stage(name, place) for name in kernels] for place in range(len(points))]
+    return replace(times_by_point(predictions), origin=AnsweredBy.FORM)
+
+
+def _stage_from_kernels(
+    name: str,
+    necessary: NecessaryWork | None,
+    pieces: Pieces,
+    rates: KernelTableRates,
+    exchanges: Mapping[Collective, int],
+    expected_s: float | None,
+) -> StageTime:
+    counts: dict[Piece, int] = {}
+    for kernel, count in pieces:  # two forms may give one kernel at a point
+        counts[kernel] = counts.get(kernel, 0) + count
+    return stage_time(work_of(name, {}, necessary), tuple(counts.items()), rates, exchanges, expected_s)
+
+
+def _exchanges(exchanges: ExchangeCounts | None, name: str, point: Point) -> dict[Collective, int]:
+    counts: dict[Collective, int] = {}
+    for forms, count in ({} if exchanges is None else exchanges.get(name, {})).items():
+        collective = forms.of(forms.payload.at(point))
+        counts[collective] = counts.get(collective, 0) + count
+    return counts
+
+
+def _necessary(needs: NecessaryForms | None, policy: str, at: Evaluation) -> list[NecessaryWork | None]:
+    """The necessary work of a stage at every point; its bytes are not told apart, since a bound needs their sum."""
+    if needs is None:
+        return [None] * at.size
+    flops = {dtype: at.of(form).tolist() for dtype, form in needs.flops_by_dtype.items()}
+    forwards = at.of(needs.forwards).tolist()
+    read = [None] * at.size if needs.bytes is None else must_read_bytes(needs, policy, at).tolist()
+    return [
+        NecessaryWork(
+            flops_by_dtype={dtype: column[place] for dtype, column in flops.items()},
+            weight_bytes=read[place],
+            expert_bytes=None,
+            fewest_expert_bytes=None,
+            cache_bytes=0,
+            other_bytes=0,
+            forwards=forwards[place],
+        )
+        for place in range(at.size)
+    ]

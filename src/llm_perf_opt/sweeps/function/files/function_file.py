@@ -19,9 +19,8 @@ from typing import Any
 from msgspec import structs
 
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
-from llm_perf_opt.core.callgraph.column_shapes import shape_problems
 from llm_perf_opt.core.callgraph.event_logs import ORIGINS
-from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.graph import CallGraph, shape_problems
 from llm_perf_opt.core.callgraph.json_layout import column_from_deltas
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.callgraph.records import (
@@ -35,12 +34,12 @@ from llm_perf_opt.core.callgraph.records import (
     TensorMeta,
     require_safe,
 )
-from llm_perf_opt.core.output_files import plain_values, write_whole
+from llm_perf_opt.core.output_files import plain_values, sealed_lines, write_whole
 from llm_perf_opt.core.reading import filled, naming_file, read_json
-from llm_perf_opt.core.sealing import sealed_lines
 from llm_perf_opt.sweeps.function.figures.costs import Region
 from llm_perf_opt.sweeps.function.files.layout import (
     FORM_KEY,
+    FUNCTION_FILE,
     TEXT_KEY,
     TIMES_KEY,
     CallsRow,
@@ -49,9 +48,12 @@ from llm_perf_opt.sweeps.function.files.layout import (
     OpsRow,
     ParametersRow,
     ProgramRow,
+    Tables,
+    Writers,
+    from_row,
+    rows_of,
+    to_row,
 )
-from llm_perf_opt.sweeps.function.files.records import Writers, from_row, to_row
-from llm_perf_opt.sweeps.function.files.tables import FUNCTION_FILE, Tables, rows_of
 from llm_perf_opt.sweeps.function.form import Atom, Form, Point
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.sweeps.function.program.alignment import storages_of
@@ -129,18 +131,18 @@ class _PhaseReader:
 
     def phase(self, row: Any, where: str) -> PhaseFunction:
         self._read.clear()
-        found = from_row(row, PhaseFunction, {Form: self._form, Program: self._program}, where)
-        _require_tiling(found, where)
-        for number, one in enumerate(found.cells):
+        function = from_row(row, PhaseFunction, {Form: self._form, Program: self._program}, where)
+        _require_tiling(function, where)
+        for number, cell in enumerate(function.cells):
             at = f"{where}.cells[{number}]"
-            _require_points((*one.cell.checked, *one.cell.program.samples), found.domain, at)
-            if (one.figures is None) == (one.no_figures is None):
+            _require_points((*cell.cell.checked, *cell.cell.program.samples), function.domain, at)
+            if (cell.figures is None) == (cell.no_figures is None):
                 raise FUNCTION_FILE.malformed(at, "figures, or the reason why there are none", None)
-        if found.cells:
+        if function.cells:
             with _evaluated(where):
                 for form in self._read:
-                    _number(form, found.cells[0].cell.program.samples[0])
-        return found
+                    _number(form, function.cells[0].cell.program.samples[0])
+        return function
 
     def _form(self, row: int, where: str) -> Form:
         """A form outside of the programs. Each is evaluated once."""
@@ -154,7 +156,7 @@ class _PhaseReader:
         tables, sample = self._tables, row.samples[0]
         kinds = rows_of(tables.kinds, tables.column(row.kinds, where), f"{where}.kinds")
         metas = rows_of(tables.tensors, tables.column(row.metas, where), f"{where}.metas")
-        blocks = tuple(tables.size(one, where) for one in tables.column(row.storages.bytes, where))
+        blocks = tuple(tables.size(number, where) for number in tables.column(row.storages.bytes, where))
         workload, runtime = tables.values(row.workload, where), tables.values(row.runtime, where)
         counts = tuple(tables.size(oracle_answer.count, where) for oracle_answer in row.oracle_answers)
         with _evaluated(where):
@@ -165,8 +167,8 @@ class _PhaseReader:
                 tensor_metas=tuple(_meta_at(meta, sample) for meta in metas),
                 storages=self._storages(row, blocks, where),
                 oracle_answers=tuple(
-                    filled(OracleAnswer, one, count=_number(count, sample))
-                    for one, count in zip(row.oracle_answers, counts, strict=True)
+                    filled(OracleAnswer, answer, count=_number(count, sample))
+                    for answer, count in zip(row.oracle_answers, counts, strict=True)
                 ),
             )
         _refuse(islice(shape_problems(graph), 20), where)
@@ -204,11 +206,11 @@ class _PhaseReader:
         if any(one.overlaps(other) for one, other in combinations(program.loops, 2)):
             raise FUNCTION_FILE.malformed(f"{where}.loops", "loops that do not overlap", len(program.loops))
         with _evaluated(where):
-            found = program.graph_at(program.samples[0])
-        metas = (meta for kind in found.op_kinds for meta in (*kind.inputs, *kind.outputs))
-        if any(size < 0 for meta in (*metas, *found.tensor_metas) for size in meta.shape):
+            rebuilt = program.graph_at(program.samples[0])
+        metas = (meta for kind in rebuilt.op_kinds for meta in (*kind.inputs, *kind.outputs))
+        if any(size < 0 for meta in (*metas, *rebuilt.tensor_metas) for size in meta.shape):
             raise FUNCTION_FILE.malformed(where, "sizes of 0 or more at its first sample", dict(program.samples[0]))
-        _refuse(found.problems(), where)
+        _refuse(rebuilt.problems(), where)
 
     def _graph(self, row: ProgramRow, where: str) -> CallGraph:
         """What does not vary."""
@@ -315,9 +317,9 @@ def _counted(graph: CallGraph) -> CallGraph:
 
 
 def _refuse(problems: Iterator[str] | list[str], where: str) -> None:
-    if found := list(problems):
-        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-        why = "; ".join(problem[:300] for problem in found[:3])
+    if listed := list(problems):
+        more = f" (and {len(listed) - 3} more)" if len(listed) > 3 else ""
+        why = "; ".join(problem[:300] for problem in listed[:3])
         raise FUNCTION_FILE.refusal(f"contradicts itself in {where}", why + more)
 
 
@@ -360,11 +362,11 @@ class _Table:
 
     def row(self, value: Json, key: object = None) -> int:
         """The number of a row; `key` is equal for equal rows, default: its JSON text."""
-        found = json.dumps(value) if key is None else key
-        if found not in self._known:
-            self._known[found] = len(self.rows)
+        name = json.dumps(value) if key is None else key
+        if name not in self._known:
+            self._known[name] = len(self.rows)
             self.rows.append(value)
-        return self._known[found]
+        return self._known[name]
 
     def known(self, key: object) -> int | None:
         """The number of a row that is there already."""
@@ -454,11 +456,11 @@ class _FunctionWriter:
         ]
         columns = {
             "tensor": [self._tensor(meta) for meta in metas],
-            "storage": [one.storage for one in graph.parameters],
-            "is_buffer": [int(one.is_buffer) for one in graph.parameters],
+            "storage": [parameter.storage for parameter in graph.parameters],
+            "is_buffer": [int(parameter.is_buffer) for parameter in graph.parameters],
         }
         deltas = {name: [*column[:1], *map(sub, column[1:], column)] for name, column in columns.items()}
-        return self._tables["parameters"].row({"name": [one.name for one in graph.parameters], **deltas})
+        return self._tables["parameters"].row({"name": [parameter.name for parameter in graph.parameters], **deltas})
 
     def _program(self, program: Program) -> dict[str, Json]:
         graph = program.skeleton
@@ -475,7 +477,7 @@ class _FunctionWriter:
             "kinds": self._column([self._kind(kind) for kind in program.kinds]),
             "metas": self._column([self._tensor(meta) for meta in program.metas]),
             "ops": self._columns(ops, [field.name for field in fields(ops) if not field.name.endswith("_ns")]),
-            "calls": self._columns(calls, [one.name for one in fields(calls) if not one.name.endswith("_ns")]),
+            "calls": self._columns(calls, [column.name for column in fields(calls) if not column.name.endswith("_ns")]),
             "storages": {
                 "bytes": self._column(array("q", map(self.size, program.block_bytes))),
                 **self._columns(storages, ("born_op", "freed_op")),
@@ -484,7 +486,7 @@ class _FunctionWriter:
             "loops": [to_row(loop, Loop, self._special) for loop in program.loops],
             "workload": self.values(program.workload),
             "runtime": self.values(program.runtime),
-            "oracle_answers": [{**asdict(one), "count": self.size(count)} for one, count in answers],
+            "oracle_answers": [{**asdict(answer), "count": self.size(count)} for answer, count in answers],
             "samples": [dict(point) for point in program.samples],
         }
 
@@ -527,7 +529,7 @@ def common_points(*parts: Part) -> int:
 
 def _values(low: int, high: int, strides: Sequence[Stride]) -> int:
     """How many numbers of a range all strides hold: multiples of some chunks and of none of the others."""
-    chunk = lcm(*(one.chunk for one in strides if one.is_multiple))
+    chunk = lcm(*(stride.chunk for stride in strides if stride.is_multiple))
     others = [stride.chunk for stride in strides if not stride.is_multiple]
     chosen = (some for count in range(len(others) + 1) for some in combinations(others, count))
     return sum((-1) ** len(some) * _multiples(low, high, lcm(chunk, *some)) for some in chosen)

@@ -55,6 +55,7 @@ class SizeForms:
         return form if form.constant is None else form.constant
 
     def _found(self, seen: Sequence[SamplePlace], values: Values, routed: Routed | None) -> Form | None:
+        # Shares of experts first: at a few samples a plain form may fit them by chance, and be wrong at other points.
         if routed is not None and (form := self._of_expert(seen, values, routed)) is not None:
             return form
         by_sample: dict[int, dict[int, int]] = {}
@@ -62,6 +63,7 @@ class SizeForms:
             by_sample.setdefault(place.sample, {})[place.block] = value
         if all(len(set(blocks.values())) == 1 for blocks in by_sample.values()):
             return self._plain({sample: next(iter(blocks.values())) for sample, blocks in by_sample.items()})
+        # Different from block to block: a line with one slope for all samples, such as the offset of a chunk.
         steps = {
             (b - a, y - x)
             for blocks in by_sample.values()
@@ -87,10 +89,10 @@ class SizeForms:
         if any(by_sample[place.sample] != value for place, value in zip(seen, values, strict=True)):
             raise NoRule(Parting(what=NO_RULE, op=None, text=f"{what()} is another in each block of a loop"))
         samples = tuple(sorted(by_sample))
-        found = self._at(samples).size(tuple(by_sample[sample] for sample in samples))
-        if found is None:
+        size = self._at(samples).size(tuple(by_sample[sample] for sample in samples))
+        if size is None:
             raise NoRule(Parting(what=NO_RULE, op=None, text=f"{what()} is {list(by_sample.values())} at the samples"))
-        return found if found.constant is None else found.constant
+        return size if size.constant is None else size.constant
 
     def _bytes_of_expert(self, seen: Sequence[SamplePlace], values: Values, routed: Routed) -> Form | None:
         """So many bytes for each row of the expert whose block it is."""
@@ -100,6 +102,7 @@ class SizeForms:
         return form if len(set(values)) > 1 and self.gives(form, seen, values) else None
 
     def _at(self, samples: tuple[int, ...]) -> Fitter:
+        # An expert's block runs only at samples where the expert has rows; a form is fitted to those alone.
         if len(samples) == len(self.fitter.points):
             return self.fitter
         if samples not in self._by_samples:
@@ -191,8 +194,8 @@ class SizeForms:
     def _worded(self, seen: Sequence[SamplePlace], texts: Sequence[Sequence[str]], what: str) -> Worded:
         """Texts cut into words and numbers."""
         if any(text[::2] != texts[0][::2] for text in texts):
-            raise self._refused(["".join(one) for one in texts], what)
-        rows = zip(*(map(int, one[1::2]) for one in texts), strict=True)
+            raise self._refused(["".join(words) for words in texts], what)
+        rows = zip(*(map(int, words[1::2]) for words in texts), strict=True)
         numbers = [self.size(seen, row, None, lambda: what) for row in rows]
         return Worded(tuple(chain.from_iterable(zip_longest(texts[0][::2], numbers, fillvalue=""))))
 

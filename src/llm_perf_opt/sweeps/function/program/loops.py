@@ -77,19 +77,21 @@ def expert_repeats(routed: Routed) -> Repeats:
 
 def find_loops(graph: CallGraph, wanted: Sequence[Repeats]) -> tuple[Loop, ...]:
     """The loops of a trace in which every block runs, in order; of those that overlap the longest."""
-    found: list[Loop] = []
+    candidates: list[Loop] = []
     for repeats in wanted:
+        # Each expert is a module of its own, `experts.0`, `experts.1`: numbers in paths do not tell blocks apart.
         keys = _keys(graph, with_numbers=repeats.routed is None)
         for start, length, slack in _runs(keys, repeats.times, is_long=repeats.routed is None):
             places = (_placed(graph, repeats, start + shift, length) for shift in range(slack + 1))
             loop = next((place for place in places if place is not None), None)
             if loop is not None:
-                found.append(loop)
+                candidates.append(loop)
     kept: list[Loop] = []
-    for loop in sorted(found, key=lambda one: (one.first_op - one.end_op, one.length)):
+    # Most ops first. Of two loops over the same ops the one of shorter blocks: the other has two rounds in a block.
+    for loop in sorted(candidates, key=lambda candidate: (candidate.first_op - candidate.end_op, candidate.length)):
         if not any(loop.overlaps(other) for other in kept):
             kept.append(loop)
-    return tuple(sorted(kept, key=lambda one: one.first_op))
+    return tuple(sorted(kept, key=lambda loop: loop.first_op))
 
 
 def _keys(graph: CallGraph, *, with_numbers: bool) -> Keys:
@@ -112,6 +114,8 @@ def _runs(keys: Keys, times: int, *, is_long: bool) -> Iterator[tuple[int, int, 
         return
     short = range(1, min(_SHORT_BLOCK, len(keys) // times) + 1)
     for length in (*short, *(_long_lengths(keys, times) if is_long else ())):
+        # Ops equal to those one block later: `times` blocks make a run of `times - 1` of them. A run that is longer, by
+        # less than a block, does not say with which op the block begins.
         same = np.concatenate(([0], (keys[:-length] == keys[length:]).astype(np.int8), [0]))
         edges = np.flatnonzero(np.diff(same))
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -124,15 +128,15 @@ def _long_lengths(keys: Keys, times: int) -> list[int]:
     """Lengths of long blocks, from how far apart ops lie that occur as often as there are blocks, or twice, ..."""
     order = np.argsort(keys, kind="stable")
     _, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
-    found: Counter[int] = Counter()
+    lengths: Counter[int] = Counter()
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        each, rest = divmod(count, times)
-        if each and not rest:
+        per_block, rest = divmod(count, times)
+        if per_block and not rest:
             rows = order[start : start + count]
-            gaps = rows[each:] - rows[:-each]
+            gaps = rows[per_block:] - rows[:-per_block]  # from an op to the same op of the next block
             if (gaps == gaps[0]).all() and gaps[0] > _SHORT_BLOCK:
-                found[int(gaps[0])] += each
-    return [length for length, _ in found.most_common(_LONG_BLOCKS)]
+                lengths[int(gaps[0])] += per_block
+    return [length for length, _ in lengths.most_common(_LONG_BLOCKS)]
 
 
 def _placed(graph: CallGraph, repeats: Repeats, start: int, length: int) -> Loop | None:
@@ -140,6 +144,7 @@ def _placed(graph: CallGraph, repeats: Repeats, start: int, length: int) -> Loop
     calls, times = calls_of(graph), repeats.times
     end = start + length * times
     first, ends = np.asarray(calls.first_op), np.asarray(calls.end_op)
+    # Calls without ops (`first == ends`) could be on either side of an edge: `_with_calls` places them.
     inside = np.flatnonzero((first >= start) & (ends <= end) & (first < ends))
     crossing = (first < end) & (ends > start) & ~((first <= start) & (ends >= end)) & (first < ends)
     crossing[inside] = False

@@ -25,12 +25,10 @@ from llm_perf_opt.ops.table import op_role
 from llm_perf_opt.sweeps.function.fitting import BATCH, Fitter, Routed
 from llm_perf_opt.sweeps.function.form import Form, Point, Step, StepKind
 from llm_perf_opt.sweeps.function.program.alignment import Parting, same_program, storages_of
-from llm_perf_opt.sweeps.function.program.assembly import Tensors, folded, refolded
 from llm_perf_opt.sweeps.function.program.families import SamplePlace, SizeForms
-from llm_perf_opt.sweeps.function.program.loop_lists import CUTS, RowTensor
-from llm_perf_opt.sweeps.function.program.loop_memory import Home, Irregular, Row, homes_of, with_given
+from llm_perf_opt.sweeps.function.program.loop_memory import CUTS, Home, Irregular, Row, RowTensor, homes_of, with_given
 from llm_perf_opt.sweeps.function.program.loops import Loop, Repeats, expert_repeats, find_loops
-from llm_perf_opt.sweeps.function.program.program import NoRule, Program
+from llm_perf_opt.sweeps.function.program.program import NoRule, Program, Tensors, folded, refolded
 from llm_perf_opt.sweeps.function.program.sized import Size, SizedKind, SizedMeta
 from llm_perf_opt.sweeps.function.program.unfolding import TensorsOfRows, Unfolded, Unfolding
 
@@ -77,6 +75,7 @@ class _Skeleton:
         except Irregular as refusal:
             raise NoRule(Parting(what="loops", op=None, text=str(refusal))) from refusal
         rows, refold = self._known[counts]
+        # The proof that the loops are loops: run as often as in this sample, they give its very ops, calls and memory.
         parting = same_program([refold, graph])
         if parting is not None:
             raise NoRule(parting)
@@ -115,7 +114,7 @@ class _Sizing:
             output_metadata={},
         )
         graphs = [sample.graph for sample in self._samples]
-        everywhere = [SamplePlace(one.number, -1) for one in self._samples]
+        everywhere = [SamplePlace(sample.number, -1) for sample in self._samples]
         sizes = self._sizes
         return Program(
             skeleton=skeleton,
@@ -156,12 +155,13 @@ class _Sizing:
         kinds: list[SizedKind] = []
         for first, seen in families.items():
             lists = entries.get(first)
-            slots = () if lists is None else tuple((one.slot, one.block) for one in chain(*chain(*lists)))
+            slots = () if lists is None else tuple((entry.slot, entry.block) for entry in chain(*chain(*lists)))
             key = loops[first], tuple(seen), slots
             if key not in known:
                 known[key] = len(kinds)
-                found = self._kind(seen, lists, loops[first])
-                kinds.append(replace(found, kind=self._skeleton.op_kinds[ops_of(self._skeleton).kind[first]]))
+                kind = self._kind(seen, lists, loops[first])
+                # What is not a size, such as names and aliases, is the skeleton's: its columns refer to this op.
+                kinds.append(replace(kind, kind=self._skeleton.op_kinds[ops_of(self._skeleton).kind[first]]))
             numbers[first] = known[key]
         rows = range(len(ops_of(self._skeleton).kind))
         return kinds, [numbers[self._first(self._row(row, spans), spans)] for row in rows]
@@ -196,7 +196,7 @@ class _Sizing:
             places, [entry[0] for entry in entries], [kind.inputs for kind in kinds], f"{name}, an input"
         )
         outputs = self._listed(
-            places, [one[1] for one in entries], [kind.outputs for kind in kinds], f"{name}, an output"
+            places, [entry[1] for entry in entries], [kind.outputs for kind in kinds], f"{name}, an output"
         )
         return self._sizes.kind(places, kinds, self._routed(loop), (inputs, outputs))
 
@@ -244,8 +244,8 @@ class _Sizing:
             key = of_loop[place], tuple(seen)
             if key not in known:
                 known[key] = len(metas)
-                found = [self._samples[one.sample].graph.tensor_metas[number] for one, number in seen]
-                metas.append(self._sizes.meta([one for one, _ in seen], found, self._routed(of_loop[place])))
+                seen_metas = [self._samples[at.sample].graph.tensor_metas[number] for at, number in seen]
+                metas.append(self._sizes.meta([at for at, _ in seen], seen_metas, self._routed(of_loop[place])))
             numbers[place] = known[key]
         counts = getattr(calls_of(self._skeleton), f"{side}_count")
         firsts = [self._first(self._row(row, spans), spans) for row in range(len(counts))]
@@ -270,7 +270,9 @@ class _Sizing:
             key = self._memory_key(row, homes)
             values = tuple(seen[key])
             places, numbers = zip(*values, strict=True)
-            form = next((one for one in written.get(key, ()) if self._sizes.gives(one, places, numbers)), None)
+            # The form of a tensor in it is preferred: its dimensions were fitted one by one, while bytes are a product
+            # and need more samples. It has to give the bytes of every sample, as memory may be larger than a tensor.
+            form = next((tried for tried in written.get(key, ()) if self._sizes.gives(tried, places, numbers)), None)
             if form is None and values not in found:
                 routed = self._routed(homes[row].loop) if row in homes else None
                 found[values] = self._sizes.bytes_of(places, numbers, routed, lambda: "the size of a block of memory")
@@ -305,14 +307,14 @@ class _Sizing:
             for graph in (self._skeleton, *graphs)
         ]
         if any(answer != answers[0] for answer in answers):
-            return tuple(one.count for one in self._skeleton.oracle_answers)
+            return tuple(answer.count for answer in self._skeleton.oracle_answers)
         rows = zip(*(graph.oracle_answers for graph in graphs), strict=True)
         what = "the count of guessed values"
-        return tuple(self._sizes.size(everywhere, [one.count for one in row], None, lambda: what) for row in rows)
+        return tuple(self._sizes.size(everywhere, [answer.count for answer in row], None, lambda: what) for row in rows)
 
 
 def _is_plain(entries: Sequence[RowTensor]) -> bool:
-    return all(one.slot == at == one.place for at, one in enumerate(entries))
+    return all(entry.slot == at == entry.place for at, entry in enumerate(entries))
 
 
 def _meta_bytes(meta: SizedMeta) -> Form:
@@ -321,7 +323,7 @@ def _meta_bytes(meta: SizedMeta) -> Form:
         total = total * size
     # Sixteen elements tell the bytes of one, also of types that pack several into a byte.
     sixteen = tensor_bytes(TensorMeta((16,), meta.dtype, meta.device))
-    return Form.sum_of((one, coefficient * sixteen // 16) for one, coefficient in total.terms.items())
+    return Form.sum_of((term, coefficient * sixteen // 16) for term, coefficient in total.terms.items())
 
 
 # Which of several traces of one phase stands for all of them, and which of its ops are a loop.
@@ -335,13 +337,15 @@ _BLOCKS = 4  # of a loop whose blocks are all alike: the first two, one of the m
 def skeleton_of(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[CallGraph, tuple[Loop, ...]]:
     """The sample that has most ops, and its loops; a trace in which no loop varies has only those of experts."""
     parting = same_program(graphs)
-    sizes = [len(ops_of(one).kind) for one in graphs]
+    sizes = [len(ops_of(graph).kind) for graph in graphs]
+    # One program: every sample has the same rows, so any will do.
     number = 0 if parting is None else max(range(len(graphs)), key=sizes.__getitem__)
     graph, point = graphs[number], fitter.points[number]
     experts = [expert_repeats(routed) for routed in fitter.routed]
     lists = list[Repeats]()
     loops = find_loops(graph, experts)
     if parting is not None and len(set(sizes)) > 1:
+        # Experts without rows do not run, and a block that is not in the skeleton cannot be unfolded from it.
         fuller = _fuller(point, fitter)
         if fuller is not None:
             raise NoRule(parting, wanted=fuller)
@@ -365,13 +369,13 @@ def _with_scans(
         if ops_per_block is None:
             continue
         times = (1, *_list_lengths(graph, count.at(point)))
-        wanted = [repeat for each in times for repeat in _repeats(count * each, point)]
+        wanted = [repeat for factor in times for repeat in _repeats(count * factor, point)]
         loops = find_loops(graph, [*experts, *wanted])
         scans = _of_length([loop for loop in loops if loop.routed is None], count, ops_per_block)
         if scans:
             return tuple(loop for loop in loops if loop.routed is not None or loop in scans)
     names = [name for name in fitter.variables if _may_loop_over(name, sizes, fitter.points)]
-    return find_loops(graph, [*experts, *(one for name in names for one in _repeats(Form.atom(name), point))])
+    return find_loops(graph, [*experts, *(repeat for name in names for repeat in _repeats(Form.atom(name), point))])
 
 
 def _counts(fitter: Fitter) -> Iterator[Form]:
@@ -405,6 +409,7 @@ def _slope(count: Form, sizes: Sequence[int], points: Sequence[Point]) -> int | 
 
 def _of_length(loops: Sequence[Loop], count: Form, ops: int) -> list[Loop]:
     """Those with most ops for one of what is counted, which together are just so many; nothing where there are none."""
+    # Too few loops would miss ops and too many would count some twice, so the sum has to be exact.
     (of,) = count.terms
     lengths = [(loop.length * loop.count.terms.get(of, 0), number) for number, loop in enumerate(loops)]
     taken: list[Loop] = []
@@ -434,8 +439,8 @@ def _fuller(point: Point, fitter: Fitter) -> Point | None:
 
 def _with_tokens_for_all(point: Point, routed: Routed) -> Point:
     name, enough = _longest(routed.tokens), tokens_for_all(routed.experts, routed.chosen)
-    more = range(point[name], 2**20)
-    return {**point, name: more[bisect_left(more, enough, key=lambda one: routed.tokens.at({**point, name: one}))]}
+    more = range(point[name], 2**20)  # tokens never fall as a length rises: the first that is enough is bisected
+    return {**point, name: more[bisect_left(more, enough, key=lambda size: routed.tokens.at({**point, name: size}))]}
 
 
 def _longest(tokens: Form) -> str:
@@ -446,13 +451,13 @@ def _longest(tokens: Form) -> str:
 
 def routers(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[Routed, ...]:
     """Where rows choose experts: the best `chosen` of `experts` scores for each of so many rows."""
-    found = [_choices(graph) for graph in graphs]
+    choices = [_choices(graph) for graph in graphs]
     result: list[Routed] = []
-    for chosen, experts in found[0]:
-        rows = [one.get((chosen, experts), set()) for one in found]
+    for chosen, experts in choices[0]:
+        rows = [of_graph.get((chosen, experts), set()) for of_graph in choices]
         if any(len(row) != 1 for row in rows):
             continue
-        tokens = fitter.dimension(tuple(next(iter(one)) for one in rows))
+        tokens = fitter.dimension(tuple(next(iter(rows_chosen)) for rows_chosen in rows))
         if tokens is not None and tokens.constant is None:
             result.append(Routed(tokens=tokens, chosen=chosen, experts=experts))
     return tuple(result)
@@ -460,10 +465,10 @@ def routers(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[Routed, ...]:
 
 def _choices(graph: CallGraph) -> dict[tuple[int, int], set[int]]:
     """How many of how many are chosen -> for how many rows."""
-    found: dict[tuple[int, int], set[int]] = {}
+    tokens: dict[tuple[int, int], set[int]] = {}
     for kind in graph.op_kinds:
         if op_role(kind) is OpRole.CHOICE and kind.outputs and kind.outputs[0].shape and len(kind.inputs[0].shape) > 1:
             chosen, experts = kind.outputs[0].shape[-1], kind.inputs[0].shape[-1]
             if 0 < chosen < experts:
-                found.setdefault((chosen, experts), set()).add(math.prod(kind.inputs[0].shape[:-1]))
-    return found
+                tokens.setdefault((chosen, experts), set()).add(math.prod(kind.inputs[0].shape[:-1]))
+    return tokens

@@ -19,15 +19,17 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.costs.memory.live_memory import MADE_ORIGINS
 from llm_perf_opt.sweeps.function.program.alignment import storages_of
-from llm_perf_opt.sweeps.function.program.loop_lists import ListFacts, Lists, RowTensor
 from llm_perf_opt.sweeps.function.program.loop_memory import (
     Irregular,
+    ListFacts,
+    Lists,
     MemoryHomes,
     Moves,
     NewMemory,
     Numbers,
     Row,
     Rows,
+    RowTensor,
     as_column,
     homes_of,
     moved_rows,
@@ -100,8 +102,8 @@ class Unfolding:
         homes = homes_of(graph, loops)
         self._homes = MemoryHomes(homes, len(self._storages.origin), loops)
         self._lists = ListFacts(graph, loops, homes)
-        self._op_spans = [(one.first_op, one.length) for one in loops]
-        self._call_spans = [(one.first_call, one.calls) for one in loops]
+        self._op_spans = [(loop.first_op, loop.length) for loop in loops]
+        self._call_spans = [(loop.first_call, loop.calls) for loop in loops]
         op_loops = self._loop_of_rows(len(self._ops.kind), self._op_spans)
         call_loops = self._loop_of_rows(len(self._calls.path), self._call_spans)
         calls, lists = self._calls, self._lists
@@ -152,7 +154,7 @@ class Unfolding:
         homes = self._homes
         home, number, block = int(homes.loop[row]), int(self._end_loop[row]), int(self._end_block[row])
         if number != home and not self._lists.run_alike(number, home):
-            return _MOVED, 0
+            return _MOVED, 0  # no block of the other loop corresponds to this one
         last, of = int(self._blocks[number]) - 1, int(homes.block[row])
         later = block - of
         if later and block == last:  # the block after it, or the end of the loop: as for the block before it
@@ -166,6 +168,7 @@ class Unfolding:
 
     def rows(self, counts: Sequence[int]) -> Unfolded:
         """The trace in which each loop runs so many times, at least two (one, where blocks are experts')."""
+        # Two at least, as the first and the last block are not alike; of experts any one may be the only one with rows.
         for loop, count in zip(self._loops, counts, strict=True):
             if count < (1 if loop.routed else 2) or (loop.routed and count > loop.blocks):
                 raise Irregular(f"a loop that runs {count} times")
@@ -215,6 +218,8 @@ class Unfolding:
         counts = column.starts[rows.where + 1] - column.starts[rows.where]
         if (column.starts[rows.what + 1] - column.starts[rows.what] < counts).any():
             raise Irregular("a block that uses less memory than others")
+        # Rows without lists are gathered as columns, all at once. The few others take no part in that (`plain` is 0 for
+        # them) and are put in between afterwards.
         may_list = column.listed[rows.where] > 0
         plain = np.where(may_list, 0, counts)
         row = np.repeat(np.arange(len(rows)), plain)
@@ -225,13 +230,13 @@ class Unfolding:
         done = 0
         ends = np.cumsum(plain)
         for new in np.flatnonzero(may_list).tolist():
-            at = Row(*(int(one[new]) for one in rows.columns))
+            at = Row(*(int(column_values[new]) for column_values in rows.columns))
             entries = (views(at) if views else ()) or tuple(
                 lists.entries(at, int(rows.old[new]), column.storages, column.offsets)
             )
             parts += [found[done : ends[new]], np.array([entry.storage for entry in entries], np.int64)]
             done, counts[new] = int(ends[new]), len(entries)
-            if any(one[:4] != (place, place, at.loop, at.block) for place, one in enumerate(entries)):
+            if any(entry[:4] != (place, place, at.loop, at.block) for place, entry in enumerate(entries)):
                 listed[new] = entries
         storages = np.concatenate([*parts, found[done:]])
         return TensorsOfRows(counts=as_column(counts), storages=as_column(storages), listed=listed)
@@ -247,6 +252,7 @@ class Unfolding:
         found: Numbers = np.where(what < 0, what, memory.fixed[what])
         inside, of = row[is_of_loop], where[is_of_loop]
         blocks, olds, new = homes.block[of], rows.old[inside], rows.block[inside]
+        # Memory of the same block, of the one before it (a scan), or of the first one (made once, used by all).
         is_before = blocks == olds - 1
         if ((blocks != olds) & ~(is_before & (new > 0)) & ((blocks != 0) | is_before)).any():
             raise Irregular("a block uses what a block far before it made")
@@ -301,6 +307,7 @@ class Unfolding:
         old = self._end_block[rows.where]
         if (crosses & (old != 0) & (old != self._blocks[number] - 1)).any():
             raise Irregular("something begins or ends in the midst of a loop")
+        # Memory from elsewhere that a loop frees: by its first block or by its last one, which exist at every count.
         block = np.where(crosses, np.where(old == 0, 0, last), block)
         found = ops.outside(freed)
         inside = ~is_moved | crosses

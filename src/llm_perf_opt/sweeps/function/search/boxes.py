@@ -55,13 +55,13 @@ class BoxSearch:
         while waiting:
             _, _, box, halvings = heapq.heappop(waiting)
             try:
-                found = self._cell_in(box)
+                cell = self._cell_in(box)
             except NoTracesLeft:
                 yield OpenRegion(region=box, why=_spent(self.traces))
                 continue
-            if found is not None:
-                yield found
-                rest, left = list(_without(box, found.region)), halvings
+            if cell is not None:
+                yield cell
+                rest, left = list(_without(box, cell.region)), halvings
             elif halvings and any((box[name][0] < box[name][1]) for name in self._lengths()):
                 rest, left = self._halves(box), halvings - 1
             else:
@@ -75,7 +75,7 @@ class BoxSearch:
         return [name for name in self.domain if name != BATCH]
 
     def _halves(self, box: Region) -> list[Region]:
-        name = max(self._lengths(), key=lambda one: math.log((box[one][1] + 1) / (box[one][0] + 1)))
+        name = max(self._lengths(), key=lambda length: math.log((box[length][1] + 1) / (box[length][0] + 1)))
         low, high = box[name]
         middle = min(high - 1, math.isqrt(low * high))
         return [{**box, name: (low, middle)}, {**box, name: (middle + 1, high)}]
@@ -166,7 +166,7 @@ class BoxSearch:
     def _last_good(self, program: Program, inside: Point, failing: Point, name: str, checked: list[Point]) -> int:
         """The last value of one variable with which the program is right, from a good point to a failing one."""
         good, bad = inside[name], failing[name]
-        others = {0, *(value for one, value in failing.items() if one not in (name, BATCH))}
+        others = {0, *(value for variable, value in failing.items() if variable not in (name, BATCH))}
         hints = {hint - other + side for hint in self._known for other in others for side in (-2, -1, 0, 1)}
         while abs(bad - good) > 1:
             low, high = sorted((good, bad))

@@ -119,12 +119,12 @@ class CellSearch:
                 waiting.extend(self._cut_alike(region))  # other batches part at the same lengths, as a rule
                 continue
             try:
-                found, rest = self._first_in(region)
+                cell, rest = self._first_in(region)
             except NoTracesLeft:
-                found, rest = [OpenRegion(region=region, why=self._spent())], []
-            done.extend(found)
+                cell, rest = [OpenRegion(region=region, why=self._spent())], []
+            done.extend(cell)
             waiting.extend(rest)
-        yield from sorted(done, key=lambda one: tuple(one.region.values()))
+        yield from sorted(done, key=lambda cell: tuple(cell.region.values()))
 
     def _cut_alike(self, region: Region) -> Iterator[Region]:
         low, high = region[self.length]
@@ -182,8 +182,8 @@ class CellSearch:
             fit = self._fitted_on(alone, [low])
         except NoRule as refusal:
             return [OpenRegion(region=alone, why=refusal.parting)], [rest]
-        found, more = self._proven(alone, fit)
-        return found, [rest, *more]
+        cell, more = self._proven(alone, fit)
+        return cell, [rest, *more]
 
     def _fitted_on(self, region: Region, lengths: Sequence[int]) -> _Fit:
         """A program fitted on few samples, or on more where few give no rule."""
@@ -234,9 +234,9 @@ class CellSearch:
             if stride is None and (chunk := self._chunk_at(region, fit.program, point)) is not None:
                 self._chunk = chunk
                 others = Stride(variable=self.length, chunk=chunk, is_multiple=False)
-                found, cut_off = self._proven(region, fit, others)
-                self._multiples_of.append((found[0].region, chunk))
-                return found, [*cut_off, *rest]
+                cell, cut_off = self._proven(region, fit, others)
+                self._multiples_of.append((cell[0].region, chunk))
+                return cell, [*cut_off, *rest]
             region, cut = self._cut(region, fit, point, stride)
             rest.insert(0, cut)
 
@@ -249,7 +249,7 @@ class CellSearch:
             return self._parting(program, {**bad, self.length: value}) is not None
 
         fitting = [c for c in self._likely_chunks() if length % c == 0]
-        beside = [one for one in (length - 1, length + 1) if low <= one <= high]
+        beside = [neighbour for neighbour in (length - 1, length + 1) if low <= neighbour <= high]
         if not fitting or high - low < 4 * min(fitting) or any(map(is_bad, beside)):
             return None
         if self._chunk in fitting:
@@ -268,9 +268,9 @@ class CellSearch:
         if first > high:
             return
         stride = Stride(variable=self.length, chunk=chunk, is_multiple=True)
-        found = self._whole_cell(region, stride)
-        if isinstance(found, Cell) or high < first + chunk:
-            yield found
+        cell = self._whole_cell(region, stride)
+        if isinstance(cell, Cell) or high < first + chunk:
+            yield cell
             return
         yield self._whole_cell({**region, self.length: (low, first)}, stride)
         yield self._whole_cell({**region, self.length: (first + 1, high)}, stride)
@@ -321,7 +321,7 @@ class CellSearch:
             if stride is None or stride.holds(length):
                 yield {**random_point(region, stride, rng), self.length: length}
         moving = sum(low < high for low, high in region.values())
-        drawn = [one for one in self._drawn if holds(region, stride, one) and one not in fit.samples]
+        drawn = [point for point in self._drawn if holds(region, stride, point) and point not in fit.samples]
         for _ in range(min(moving, _CHECKS) - len(drawn)):
             point: Point = random_point(region, stride, rng)
             if not drawn and fit.program.has_steps:
@@ -374,10 +374,10 @@ class CellSearch:
             low, high = sorted((good, bad))
             if stride is not None and axis == self.length:
                 between = [
-                    one for one in (*hints, (low + high) // 2, low + 1) if low < one < high and stride.holds(one)
+                    cut for cut in (*hints, (low + high) // 2, low + 1) if low < cut < high and stride.holds(cut)
                 ]
             else:
-                between = [one for one in (*hints, (low + high) // 2) if low < one < high]
+                between = [cut for cut in (*hints, (low + high) // 2) if low < cut < high]
             if not between:
                 return good, good + (1 if bad > good else -1)
             value = between[0]

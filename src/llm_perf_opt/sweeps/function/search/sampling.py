@@ -89,7 +89,7 @@ def random_point(region: Region, stride: Stride | None, rng: random.Random) -> d
 def at_chunk_end(region: Region, stride: Stride | None, point: Point, length: str, chunks: Sequence[int]) -> Point:
     """A point moved to the end of its chunk, where sizes that count chunks of other lengths differ most."""
     low, high = region[length]
-    chunk = max((one for one in chunks if one < high - low), default=1)
+    chunk = max((candidate for candidate in chunks if candidate < high - low), default=1)
     moved = {**point, length: point[length] // chunk * chunk + chunk - 1}
     return moved if holds(region, stride, moved) else point
 
@@ -160,10 +160,10 @@ class Traces:
                 self._known[key] = self.trace(point)
             except PerfOptError as error:
                 self._known[key] = Parting(what=FAILED, op=None, text=f"the trace failed: {error.what} {error.why}")
-        found = self._known[key]
-        if isinstance(found, Parting):
-            raise NoRule(found)
-        return found
+        known = self._known[key]
+        if isinstance(known, Parting):
+            raise NoRule(known)
+        return known
 
     @property
     def points(self) -> list[Point]:

@@ -23,9 +23,9 @@ from llm_perf_opt.core.report import (
     table_of,
 )
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_seconds
-from llm_perf_opt.sweeps.function.sweep.points import (
+from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
+from llm_perf_opt.sweeps.sweep_points import (
     BATCH,
-    CONTEXT,
     PREFILL,
     SEQUENCE,
     AddedCost,
@@ -83,31 +83,31 @@ def glance_table(
 
 
 def _added_rows(added: Sequence[AddedCost]) -> Iterator[tuple[str, str]]:
-    for one in sorted(added, key=lambda one: one.what):
-        place = f"at batch {one.batch:,} and context {one.context:,}"
-        where = place if one.what == SEQUENCE else f"{place}, each sequence one token longer"
-        yield f"What does one more {one.what} add to {one.phase}?", f"{_added_text(one)}; {where}"
+    for cost in sorted(added, key=lambda added_cost: added_cost.what):
+        place = f"at batch {cost.batch:,} and context {cost.context:,}"
+        where = place if cost.what == SEQUENCE else f"{place}, each sequence one token longer"
+        yield f"What does one more {cost.what} add to {cost.phase}?", f"{_added_text(cost)}; {where}"
 
 
 def headline(added: Sequence[AddedCost]) -> str:
     """One more sequence and one more token in the last phase."""
-    last = [one for one in added if one.phase == added[-1].phase]
+    last = [cost for cost in added if cost.phase == added[-1].phase]
     if not last:
         return "not known"
-    parts = "; ".join(f"one more {one.what} adds {_added_text(one)}" for one in last)
+    parts = "; ".join(f"one more {cost.what} adds {_added_text(cost)}" for cost in last)
     return f"{last[0].phase} at batch {last[0].batch:,} and context {last[0].context:,}: {parts}"
 
 
 def added_line(added: Sequence[AddedCost]) -> str:
     """The same in fewer words: `decode, +1 sequence: 374 kFLOP, 50.0 us to 200 us; +1 token of context: ...`."""
-    last = [one for one in added if one.phase == added[-1].phase]
-    told = [f"+1 {one.what}: {_short_text(one)}" for one in last]
+    last = [cost for cost in added if cost.phase == added[-1].phase]
+    told = [f"+1 {cost.what}: {_short_text(cost)}" for cost in last]
     return f"{last[0].phase}, {'; '.join(told)}" if last else "what one more sequence adds is not known"
 
 
-def _short_text(one: AddedCost) -> str:
-    work = "FLOPs not known" if one.flops is None else format_flops(one.flops)
-    return ", ".join(filter(None, (work, _time_text(one))))
+def _short_text(cost: AddedCost) -> str:
+    work = "FLOPs not known" if cost.flops is None else format_flops(cost.flops)
+    return ", ".join(filter(None, (work, _time_text(cost))))
 
 
 def largest_line(largest: Sequence[LargestBatch]) -> str:
@@ -116,23 +116,23 @@ def largest_line(largest: Sequence[LargestBatch]) -> str:
     return "; ".join(map(_largest_text, ends))
 
 
-def _context(one: LargestBatch) -> int:
-    return one.context
+def _context(limit: LargestBatch) -> int:
+    return limit.context
 
 
-def _added_text(one: AddedCost) -> str:
+def _added_text(cost: AddedCost) -> str:
     parts = [
-        None if one.flops is None else format_flops(one.flops),
-        None if one.bytes_moved is None else f"{format_bytes(one.bytes_moved)} moved",
-        None if one.cache_bytes is None else f"{format_bytes(one.cache_bytes)} of cache",
-        _time_text(one),
+        None if cost.flops is None else format_flops(cost.flops),
+        None if cost.bytes_moved is None else f"{format_bytes(cost.bytes_moved)} moved",
+        None if cost.cache_bytes is None else f"{format_bytes(cost.cache_bytes)} of cache",
+        _time_text(cost),
     ]
     return ", ".join(part for part in parts if part) or "not known"
 
 
-def _time_text(one: AddedCost) -> str | None:
+def _time_text(cost: AddedCost) -> str | None:
     """A difference of two times, or of two bands; what is below a picosecond is the rounding of floats."""
-    ends = (one.low_s, one.high_s) if one.expected_s is None else (one.expected_s,)
+    ends = (cost.low_s, cost.high_s) if cost.expected_s is None else (cost.expected_s,)
     known = [end for end in ends if end is not None]
     if len(known) < len(ends):
         return None
@@ -141,25 +141,25 @@ def _time_text(one: AddedCost) -> str | None:
     return " to ".join(format_seconds(end if abs(end) > _NOTHING_S else 0.0) for end in known)
 
 
-def _largest_text(one: LargestBatch) -> str:
-    if one.batch is None:
+def _largest_text(limit: LargestBatch) -> str:
+    if limit.batch is None:
         fits = "not known"
-    elif one.next_batch is None:
-        fits = f"{one.batch:,} or more"
-    elif one.batch == 0:
-        fits = f"none, not even {one.next_batch:,}"
+    elif limit.next_batch is None:
+        fits = f"{limit.batch:,} or more"
+    elif limit.batch == 0:
+        fits = f"none, not even {limit.next_batch:,}"
     else:
-        fits = f"{one.batch:,}" + ("" if one.next_batch == one.batch + 1 else f", and not {one.next_batch:,}")
-    served = "" if one.served is None else f" (a server: {one.served:,})"
-    return f"context {one.context:,}: {fits}{served}"
+        fits = f"{limit.batch:,}" + ("" if limit.next_batch == limit.batch + 1 else f", and not {limit.next_batch:,}")
+    served = "" if limit.served is None else f" (a server: {limit.served:,})"
+    return f"context {limit.context:,}: {fits}{served}"
 
 
 def _limit_rows(bends: Sequence[Bend], points: Sequence[SweepPoint]) -> Iterator[tuple[str, str]]:
     """Of a step after the prefill, context by context: what takes most of the time, and from which batch on."""
     for phase in dict.fromkeys(point.phase for point in points if point.phase != PREFILL):
-        found = [point for point in points if point.phase == phase]
-        contexts = sorted({point.context for point in found})
-        texts = (f"context {context:,}: {_limits(context, bends, found)}" for context in contexts)
+        of_phase = [point for point in points if point.phase == phase]
+        contexts = sorted({point.context for point in of_phase})
+        texts = (f"context {context:,}: {_limits(context, bends, of_phase)}" for context in contexts)
         yield f"What limits the time of {phase}?", "; ".join(texts)
 
 
@@ -218,11 +218,11 @@ def proof_tables(cells: Sequence[ProvenCell], left_open: Sequence[OpenCell]) -> 
         CELLS,
         cells,
         {
-            Column("phase"): lambda one: one.phase,
-            Column("batch"): lambda one: _span(one.batch),
-            Column("context"): lambda one: _span(one.context, one.only),
-            Column("points checked", Kind.COUNT): lambda one: one.checked_points,
-            Column("FLOPs"): lambda one: "point by point" if one.flops is None else _cut(one.flops),
+            Column("phase"): lambda cell: cell.phase,
+            Column("batch"): lambda cell: _span(cell.batch),
+            Column("context"): lambda cell: _span(cell.context, cell.only),
+            Column("points checked", Kind.COUNT): lambda cell: cell.checked_points,
+            Column("FLOPs"): lambda cell: "point by point" if cell.flops is None else _cut(cell.flops),
         },
     )
     if not left_open:
@@ -231,10 +231,10 @@ def proof_tables(cells: Sequence[ProvenCell], left_open: Sequence[OpenCell]) -> 
         OPEN,
         left_open,
         {
-            Column("phase"): lambda one: one.phase,
-            Column("batch"): lambda one: _span(one.batch),
-            Column("context"): lambda one: _span(one.context, one.only),
-            Column("reason"): lambda one: one.why,
+            Column("phase"): lambda region: region.phase,
+            Column("batch"): lambda region: _span(region.batch),
+            Column("context"): lambda region: _span(region.context, region.only),
+            Column("reason"): lambda region: region.why,
         },
     )
     return proven, unproven
@@ -270,7 +270,7 @@ def proof_notes(points: Sequence[SweepPoint], traces: int) -> Iterator[Note]:
         if point.failure is not None:
             failures.setdefault(point.failure, []).append(point)
     for failure, failed in failures.items():
-        places = "; ".join(f"{one.phase} at batch {one.batch:,} and context {one.context:,}" for one in failed)
+        places = "; ".join(f"{point.phase} at batch {point.batch:,} and context {point.context:,}" for point in failed)
         yield Note(f"Failed, and not known: {places}. Reason: {failure}", Level.WARNING)
     unknown = sum(point.origin is PointOrigin.OPEN for point in points)
     if unknown:
@@ -352,9 +352,9 @@ def charts_over(along: str, curves: Sequence[SweepPoint], device: Device | None)
 def _lines(curves: Sequence[SweepPoint], along: str, across: str, value: Value) -> Iterator[Line]:
     groups: dict[tuple[str, int], dict[int, float]] = {}
     for point in curves:
-        found = value(point)
-        if found is not None:
-            groups.setdefault((point.phase, getattr(point, across)), {})[getattr(point, along)] = float(found)
+        number = value(point)
+        if number is not None:
+            groups.setdefault((point.phase, getattr(point, across)), {})[getattr(point, along)] = float(number)
     for (phase, other), found_at in groups.items():
         if len(found_at) >= _FEWEST:
             shown = f"{across} {other:,}"
@@ -425,8 +425,8 @@ def bend_chart(curves: Sequence[SweepPoint], bends: Sequence[Bend], context: int
 def fit_chart(largest: Sequence[LargestBatch], device: Device) -> Iterator[Chart]:
     """The largest batch over the context."""
     lines = (
-        Line("as traced", tuple((one.context, one.batch) for one in largest if one.batch)),
-        Line("a server", tuple((one.context, one.served) for one in largest if one.served), "dashed"),
+        Line("as traced", tuple((batch.context, batch.batch) for batch in largest if batch.batch)),
+        Line("a server", tuple((batch.context, batch.served) for batch in largest if batch.served), "dashed"),
     )
     shown = tuple(line for line in lines if len(line.points) >= _FEWEST)
     if shown:

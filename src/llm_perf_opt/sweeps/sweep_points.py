@@ -18,7 +18,7 @@ from llm_perf_opt.core.number_ranges import NumberRange
 from llm_perf_opt.serving.fit import RankMemory, fit_of
 from llm_perf_opt.sweeps.function.figures.needs import figures_of
 from llm_perf_opt.sweeps.function.figures.times import AnsweredBy, TimeColumns, times_by_point
-from llm_perf_opt.sweeps.function.form import Point
+from llm_perf_opt.sweeps.function.form import Column, Point, Points
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.timing.lower_bound import BoundBy
 from llm_perf_opt.timing.predict import predict
@@ -80,7 +80,7 @@ class SweepPoint:
 
 _TIMES = ("lower_bound_s", "low_s", "high_s", "expected_s", "bound_by")
 _OF_THE_POINT = ("phase", BATCH, CONTEXT, "origin", "tokens", "failure")
-_WHOLE = tuple(one.name for one in fields(SweepPoint) if one.name not in (*_OF_THE_POINT, *_TIMES))
+_WHOLE = tuple(field.name for field in fields(SweepPoint) if field.name not in (*_OF_THE_POINT, *_TIMES))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,13 +114,13 @@ class PhaseSweep:
     def at(self, pairs: Sequence[Pair], *, traced: bool = False, timed: bool = True) -> list[SweepPoint]:
         """The figures of points; those outside all cells are traced, or left unknown. `timed`: with times."""
         asked = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
-        held = [pair for pair, is_proven in zip(asked, self.proven(asked), strict=True) if is_proven]
-        found = dict(zip(held, self._by_function(held, timed), strict=True))
+        proven = [pair for pair, is_proven in zip(asked, self.proven(asked), strict=True) if is_proven]
+        by_pair = dict(zip(proven, self._by_function(proven, timed), strict=True))
         if timed:
-            self._known.update(found)
-        outside = (pair for pair in asked if pair not in found)
-        found |= {pair: self._outside(pair, traced) for pair in outside}
-        return [found[pair] if pair in found else self._known[pair] for pair in pairs]
+            self._known.update(by_pair)
+        outside = (pair for pair in asked if pair not in by_pair)
+        by_pair |= {pair: self._outside(pair, traced) for pair in outside}
+        return [by_pair[pair] if pair in by_pair else self._known[pair] for pair in pairs]
 
     def _outside(self, pair: Pair, traced: bool) -> SweepPoint:
         if not traced:
@@ -138,7 +138,7 @@ class PhaseSweep:
         if not pairs:
             return []
         points = _columns(pairs)
-        columns: dict[str, Any] = {**self.function.figures(points, _WHOLE)}
+        columns: dict[str, Column] = {**self.function.figures(points, _WHOLE)}
         if timed and self.rates is not None:
             columns |= _time_columns(self._times(pairs))
         return [
@@ -157,14 +157,13 @@ class PhaseSweep:
         return SweepPoint(phase=self.phase, batch=batch, context=context, origin=origin, tokens=tokens, **known)
 
 
-def _columns(pairs: Sequence[Pair]) -> dict[str, Any]:
+def _columns(pairs: Sequence[Pair]) -> Points:
     batches, contexts = zip(*pairs, strict=True)
     return {BATCH: np.asarray(batches, dtype=np.int64), CONTEXT: np.asarray(contexts, dtype=np.int64)}
 
 
-def _time_columns(times: TimeColumns) -> dict[str, Any]:
-    found = {name: getattr(times, name) for name in _TIMES}
-    return {name: column for name, column in found.items() if column is not None}
+def _time_columns(times: TimeColumns) -> dict[str, Column]:
+    return {name: column for name in _TIMES if (column := getattr(times, name)) is not None}
 
 
 def _plain(value: Any) -> Any:
@@ -261,8 +260,8 @@ def bends(sweep: PhaseSweep, batches: NumberRange, context: int) -> Iterator[Ben
         if before is None or after is None or before == after:
             continue
         if sweep.is_by_form:
-            found = _first(sweep, context, low, high, before)
-            low, high, after = found[0], found[1], found[2] or after
+            first = _first(sweep, context, low, high, before)
+            low, high, after = first[0], first[1], first[2] or after
         yield Bend(phase=sweep.phase, context=context, last_batch=low, batch=high, before=before, bound_by=after)
 
 

@@ -1,25 +1,31 @@
-"""Attention as an engine runs it: one kernel on the pairs that a mask leaves visible, keys read where they are cached.
+"""Attention and routed experts as an engine runs them: each is one kernel.
+
+Attention runs on the pairs that a mask leaves visible, and reads keys where they are cached.
 
 Code may write scores out, copy keys for every query head, append to a cache by copying it, or expand latent vectors to
-keys and values. An engine does none of these.
+keys and values. An engine does none of these. The routed experts of a layer are one grouped kernel, whichever way the
+code runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_in_call, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
+from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
+from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightProduct
 from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
+from llm_perf_opt.costs.necessary.expert_blocks import ExpertBlock, routing_policy_of
 from llm_perf_opt.costs.necessary.stage_needs import contexts_of
-from llm_perf_opt.ops.cost import operand, packet_of
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ProductShape
+from llm_perf_opt.ops.cost import elements, operand, packet_of
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, ProductShape
 from llm_perf_opt.ops.op import Kernel, KernelKind, OpRole
-from llm_perf_opt.ops.table import kernels_of, op_role
+from llm_perf_opt.ops.table import kernels_of, op_family, op_role
 from llm_perf_opt.timing.fusions import (
     FusedOps,
     Fusion,
@@ -60,35 +66,35 @@ def is_absorbed(site: AttentionSite) -> bool:
 
 def _products_by_caller(graph: CallGraph, anatomy: Anatomy) -> _Products:
     ops, calls = ops_of(graph), calls_of(graph)
-    found: dict[int, list[WeightProduct]] = {}
+    by_call: dict[int, list[WeightProduct]] = {}
     for product in anatomy.products:
         call = ops.call[product.row]
         if call >= 0:
-            found.setdefault(calls.parent[call], []).append(product)
-    return found
+            by_call.setdefault(calls.parent[call], []).append(product)
+    return by_call
 
 
 def _kernel(graph: CallGraph, site: AttentionSite, products: _Products, context: int | None) -> Kernel | None:
     """One launch; None: the op launches several, or scores are not laid out by sequence and head."""
     first, last = (graph.op_kinds[ops_of(graph).kind[row]] for row in (site.rows[0], site.rows[-1]))
-    found = single_kernel(graph, site.row)
-    if found is None or (len(site.rows) > 1 and len(first.outputs[0].shape) != 4):
+    kernel = single_kernel(graph, site.row)
+    if kernel is None or (len(site.rows) > 1 and len(first.outputs[0].shape) != 4):
         return None
     whole = replace(site, is_tail=False)  # an engine runs the last layer on every position
-    shape = _written_shape(site, first) if len(site.rows) > 1 else found[1].shape
+    shape = _written_shape(site, first) if len(site.rows) > 1 else kernel[1].shape
     if isinstance(shape, AttentionShape):
         shape = _engine_shape(site, shape, products)
     flops = whole.necessary_flops(context)
     if len(site.rows) == 1:
         base, key, value = (
-            found[1],
+            kernel[1],
             *(operand(last, place, name, name[0]) for place, name in ((1, "key"), (2, "value"))),
         )
         moved = base.bytes_moved
     else:
         key, value = first.inputs[1], last.inputs[1]
         moved = sum(map(tensor_bytes, (first.inputs[0], key, value, last.outputs[0])))
-        base = replace(found[1], kind=KernelKind.ATTENTION, rows=0, weights=0, queries=site.queries)
+        base = replace(kernel[1], kind=KernelKind.ATTENTION, rows=0, weights=0, queries=site.queries)
         base = replace(base, sequences=first.outputs[0].shape[0])
     moved = min(moved, _engine_bytes(site, shape, moved, key, value))
     written = 0 if len(site.rows) == 1 else max(0, _bytes_as_written(graph, site) - moved)
@@ -141,11 +147,11 @@ def _key_heads(shape: AttentionShape, products: list[WeightProduct]) -> int:
     """How many heads the projection of keys makes: code may copy them for every query head before it multiplies."""
     columns = [product.elements // max(product.weight.meta.shape[-1], 1) for product in products]
     width = max(shape.width, 1)
-    pairs = {one for one in columns if columns.count(one) > 1 and one % width == 0 and one // width < shape.heads}
+    pairs = {made for made in columns if columns.count(made) > 1 and made % width == 0 and made // width < shape.heads}
     if len(pairs) == 1:
         heads = next(iter(pairs)) // width
     else:
-        rest = [one // width - shape.heads for one in columns if one % width == 0 and one // width > shape.heads]
+        rest = [made // width - shape.heads for made in columns if made % width == 0 and made // width > shape.heads]
         heads = rest[0] // 2 if len(rest) == 1 and rest[0] % 2 == 0 else shape.key_heads
     return heads if heads and shape.heads % heads == 0 else shape.key_heads
 
@@ -154,11 +160,11 @@ def _engine_bytes(site: AttentionSite, shape: object, moved: int, key: TensorMet
     """Keys and values once for the heads that share them; of latent attention one vector per key."""
     if not isinstance(shape, AttentionShape):
         return moved
-    held = tensor_bytes(key) + tensor_bytes(value)
+    cached_bytes = tensor_bytes(key) + tensor_bytes(value)
     if site.latent is not None:
-        return moved - held + latent_cache_bytes(shape.sequences, shape.keys, site.latent, key)
+        return moved - cached_bytes + latent_cache_bytes(shape.sequences, shape.keys, site.latent, key)
     made = key.shape[-3] if len(key.shape) > 2 else shape.key_heads  # heads, or tokens where those come first
-    return moved - held + held * shape.key_heads // made if made == shape.heads else moved
+    return moved - cached_bytes + cached_bytes * shape.key_heads // made if made == shape.heads else moved
 
 
 def _written_between(graph: CallGraph, site: AttentionSite) -> list[int]:
@@ -176,10 +182,10 @@ def _absorbed(graph: CallGraph, site: AttentionSite, products: _Products) -> Ite
     assert site.latent is not None
     rank, nope, value = site.latent.rank, site.latent.nope, site.latent.value
     for product in products.get(site.call, []):
-        found = single_kernel(graph, product.row)
-        if found is None or product.weight.meta.shape[-1:] != (rank,) or product.row > site.row:
+        kernel = single_kernel(graph, product.row)
+        if kernel is None or product.weight.meta.shape[-1:] != (rank,) or product.row > site.row:
             continue
-        kept = fewer_rows(*found, kept=product.kept, made=product.made)
+        kept = fewer_rows(*kernel, kept=product.kept, made=product.made)
         heads, rest = divmod(kept.weights, rank * (nope + value))
         if rest or not isinstance(kept.shape, ProductShape):
             continue
@@ -208,9 +214,9 @@ def _expansion_rows(graph: CallGraph, site: AttentionSite, row: int) -> list[int
     ops = ops_of(graph)
     between = range(row + 1, site.rows[0])
     return [
-        one
-        for one in between
-        if ops.call[one] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[one]]))
+        product
+        for product in between
+        if ops.call[product] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[product]]))
     ]
 
 
@@ -233,8 +239,116 @@ def _appends(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
             continue
         if anatomy.positions.cache_storages.isdisjoint(ops.output_storages[ends[row] : ends[row + 1]]):
             continue
-        found = single_kernel(graph, row)
-        if found is not None:
+        single = single_kernel(graph, row)
+        if single is not None:
             new = sum(map(tensor_bytes, kind.inputs[1:]))
-            kernel = replace(found[1], avoidable_bytes=max(0, found[1].bytes_moved - 2 * new))
+            kernel = replace(single[1], avoidable_bytes=max(0, single[1].bytes_moved - 2 * new))
             yield FusedOps(rule=Fusion.CACHE_IN_PLACE, rows=(row,), kernels=(kernel,))
+
+
+def fused_experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
+    """Each block with the vector ops that sort, activate and add up its rows."""
+    for block in anatomy.experts:
+        kernels = [_kernels(graph, row) for row in block.rows]
+        if any(len(some) != 1 for some in kernels):
+            continue
+        between = _vector_rows(graph, block)
+        kernel = _as_one(graph, block, [some[0] for some in kernels], between)
+        rows = tuple(sorted({*block.rows, *between}))
+        yield FusedOps(rule=Fusion.EXPERTS, rows=rows, kernels=(kernel,))
+
+
+def _kernels(graph: CallGraph, row: int) -> tuple[Kernel, ...]:
+    return kernels_of(graph.op_kinds[ops_of(graph).kind[row]])
+
+
+def _vector_rows(graph: CallGraph, block: ExpertBlock) -> list[int]:
+    """Rows of the vector ops in the call of the experts' module; of a list of modules, those between its products."""
+    calls, call = calls_of(graph), ops_of(graph).call[block.row]
+    while call >= 0 and graph.paths[calls.path[call]] != block.path:
+        call = calls.parent[call]
+    rows = range(min(block.rows), max(block.rows) + 1) if call < 0 else ops_in_call(graph, call)
+    mine = set(block.rows)
+    return [row for row in rows if row not in mine and is_vector_work(_kernels(graph, row))]
+
+
+def _as_one(graph: CallGraph, block: ExpertBlock, products: Sequence[Kernel], between: Sequence[int]) -> Kernel:
+    """All products on the rows that were routed; an engine keeps what the vector ops move in the kernel."""
+    flops = min(block.flops, block.whole_row_flops)
+    read = 1.0
+    if flops < block.flops:  # the code runs experts on tokens that did not choose them
+        read = min(1.0, block.distinct(routing_policy_of(graph), block.made_tokens) / max(block.touched, 1))
+    share = flops / max(block.flops, 1)
+    moved = round(sum(kernel.bytes_moved for kernel in products) * read)
+    avoidable = sum(kernel.bytes_moved for row in between for kernel in _kernels(graph, row))
+    return Kernel(
+        kind=KernelKind.MATMUL,
+        dtype=products[0].dtype,
+        flops=flops,
+        skippable_flops=0,
+        bytes_moved=moved + avoidable,
+        avoidable_bytes=avoidable,
+        rows=max(1, round(sum(kernel.rows for kernel in products) * share) // len(products)),
+        weights=products[0].weights,
+        shape=_shape(graph, block),
+    )
+
+
+def _shape(graph: CallGraph, block: ExpertBlock) -> ExpertsShape | None:
+    """The block as tables list it, over all ranks of its plan; None: a product does not show its sizes."""
+    whole = _kernels(graph, block.rows[0])[0].shape
+    if isinstance(whole, ExpertsShape):  # an engine's op of all experts, which says so itself
+        return whole
+    hidden, inner = _depth(graph, block.rows[0]), _depth(graph, block.rows[-1])
+    if hidden is None or inner is None:
+        return None
+    ranks = tensor_ranks(graph, block)
+    return ExpertsShape(
+        tokens=max(1, -(-block.made_tokens * block.ranks // block.ranks_alike)),
+        hidden=hidden,
+        inner=inner * ranks,
+        experts=block.experts * block.ranks,
+        chosen=block.chosen,
+        tensor_ranks=ranks,
+        expert_ranks=block.ranks,
+        weight_format=_weight_format(graph, block),
+        is_gated=is_gated(block, hidden, inner),
+    )
+
+
+def is_gated(block: ExpertBlock, hidden: int, inner: int) -> bool:
+    """Whether an expert has a gate next to up and down; `inner` is that of this rank."""
+    return block.matrix_elements_each > 2 * hidden * inner
+
+
+def tensor_ranks(graph: CallGraph, block: ExpertBlock) -> int:
+    """How many ranks share each expert of the block."""
+    if block.ranks > 1 or _is_whole(graph, block):
+        return 1
+    return (plan_in(graph.deployment) or ParallelPlan()).tp
+
+
+def _depth(graph: CallGraph, row: int) -> int | None:
+    """The length that a product sums over: the width of what goes into an expert, or into its last product."""
+    kind = graph.op_kinds[ops_of(graph).kind[row]]
+    if op_family(kind.name) is WorkFamily.GROUPED:
+        return kind.inputs[0].shape[-1]
+    shape = kernels_of(kind)[0].shape
+    return shape.depth if isinstance(shape, ProductShape) else None
+
+
+def _is_whole(graph: CallGraph, block: ExpertBlock) -> bool:
+    """Whether every rank of a plan holds these experts as a single device would."""
+    whole = replicated_in(graph.deployment)
+    stem = layer_pattern(f"{block.path}.")
+    return whole is not None and any(name.startswith(stem) for name in whole)
+
+
+def _weight_format(graph: CallGraph, block: ExpertBlock) -> str:
+    """The stored format of the largest operand that is a weight of the block."""
+    ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+    row = block.rows[0]
+    kind = graph.op_kinds[ops.kind[row]]
+    used = zip(kind.inputs, ops.input_storages[starts[row] : starts[row + 1]], strict=True)
+    weights = [meta for meta, storage in used if storage in block.storages]
+    return max(weights, key=elements).dtype if weights else block.dtype

@@ -1,10 +1,16 @@
-"""The ledger: each pair of sources, stage by stage and family by family, with what explains their difference."""
+"""
+
+Sources of figures compared: every difference with its cause, or marked as unexplained.
+
+The ledger lists each pair of sources, stage by stage and family by family, with what explains their difference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TypeVar
 
 from llm_perf_opt.core.source_figures import (
     BlindSpot,
@@ -15,7 +21,60 @@ from llm_perf_opt.core.source_figures import (
     flops_in,
     operator_name,
 )
-from llm_perf_opt.costs.reconcile.causes import Cause, CauseTable, Explained, Explanation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A named reason for differences."""
+
+    name: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The cause of one difference, by name; `detail` says what shows it."""
+
+    cause: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A difference that has an explanation, or none: then it is unexplained."""
+
+    explanation: Explanation | None = None
+
+    @property
+    def cause(self) -> str | None:
+        """The name of the cause; None: unexplained."""
+        return None if self.explanation is None else self.explanation.cause
+
+    @property
+    def detail(self) -> str:
+        """What shows the cause; empty where there is none."""
+        return "" if self.explanation is None else self.explanation.detail
+
+
+C = TypeVar("C", bound=Cause)
+
+
+class CauseTable(Mapping[str, C]):
+    """Causes by name, in the order in which they are tried; a name that is given twice raises."""
+
+    def __init__(self, *causes: C) -> None:
+        self._causes = {cause.name: cause for cause in causes}
+        if len(self._causes) != len(causes):
+            raise ValueError(f"two causes have one name: {', '.join(cause.name for cause in causes)}")
+
+    def __getitem__(self, name: str) -> C:
+        return self._causes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._causes)
+
+    def __len__(self) -> int:
+        return len(self._causes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +167,10 @@ def _only_source(entry: FlopsDifference, single: Sequence[SingleSource]) -> str 
     if not entry.flops:
         return None
     families = {entry.family, *(WHOLE_FAMILY.get(part.cause) for part in entry.explanations)} - {None}
-    for found in single:
-        is_here = (found.phase, found.stage) == (entry.phase, entry.stage) and found.source in (entry.left, entry.right)
-        if is_here and found.figure == "flops" and found.family in families:
-            return found.source
+    for alone in single:
+        is_here = (alone.phase, alone.stage) == (entry.phase, entry.stage) and alone.source in (entry.left, entry.right)
+        if is_here and alone.figure == "flops" and alone.family in families:
+            return alone.source
     return None
 
 
@@ -268,8 +327,8 @@ def _is_explained_by_formats(figure: str, left: SourceFigures, right: SourceFigu
     is_cache = any("cache" in (side.stored_as or "") for side in (left, right))
     if figure != "bytes_moved" or is_cache or left.bytes_as_held is right.bytes_as_held is None:
         return True
-    held = [side.bytes_moved if side.bytes_as_held is None else side.bytes_as_held for side in (left, right)]
-    return held[0] == held[1]
+    bytes_as_held = [side.bytes_moved if side.bytes_as_held is None else side.bytes_as_held for side in (left, right)]
+    return bytes_as_held[0] == bytes_as_held[1]
 
 
 def _stored(side: SourceFigures) -> str:

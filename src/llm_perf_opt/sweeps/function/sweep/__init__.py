@@ -1,1 +1,0 @@
-"""Points of a grid, what they show, tables and charts."""
