@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.plans import PlansAnswer, plans
     from llm_perf_opt.api.prediction import PredictionAnswer
     from llm_perf_opt.api.predictions import PredictionsAnswer
-    from llm_perf_opt.api.profile.profile import profile
-    from llm_perf_opt.api.profile.profiling import ProfileAnswer
+    from llm_perf_opt.api.profile import profile
+    from llm_perf_opt.api.profiling import ProfileAnswer
     from llm_perf_opt.api.result_files import read_result
     from llm_perf_opt.api.stages import StagesAnswer
     from llm_perf_opt.api.static_analysis.analyzer import (
@@ -127,8 +127,8 @@ _HOMES = {
     "load": "api.tracing",
     "load_function": "api.tracing",
     "read_result": "api.result_files",
-    "profile": "api.profile.profile",
-    "ProfileAnswer": "api.profile.profiling",
+    "profile": "api.profile",
+    "ProfileAnswer": "api.profiling",
     "cost": "api.costing",
     "pages": "api.pages",
     "PagesAnswer": "api.pages",

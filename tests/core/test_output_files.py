@@ -206,9 +206,9 @@ def test_nothing_but_this_file_writes_results() -> None:
     """Whoever writes in another way must say here why that is safe."""
     allowed = {
         "core/output_files.py",
-        "api/profile/run_folder.py",  # its lock, and `write_text` of its own
-        "api/profile/profiling.py",  # through the folder of the run
-        "api/profile/preparation.py",  # likewise
+        "measurements/profile/run_folder.py",  # its lock, and `write_text` of its own
+        "api/profiling.py",  # through the folder of the run
+        "api/profile_preparation.py",  # likewise
         "measurements/timed/operator_pass.py",  # a setting of the kernel
         "cli/profile_config.py",  # notes in a temporary folder
         "harness/chrome_export.py",  # a temporary folder

@@ -9,9 +9,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.api.profile.profiled_model import ProfiledModel, open_model
-from llm_perf_opt.api.profile.profiling import ProfileAnswer, Progress, run_profile
-from llm_perf_opt.api.profile.request import (
+from llm_perf_opt.api.profiling import ProfileAnswer, Progress, run_profile
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.output_files import scratch_folder
+from llm_perf_opt.measurements.profile.profiled_model import ProfiledModel, open_model
+from llm_perf_opt.measurements.profile.request import (
     WORKLOAD_OPTIONS,
     DeviceChoice,
     ModelChoice,
@@ -23,8 +25,6 @@ from llm_perf_opt.api.profile.request import (
     StaticSwitch,
     WorkloadChoice,
 )
-from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.tracing.origin import module_adapter
 
 if TYPE_CHECKING:

@@ -10,25 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from llm_perf_opt import __version__
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.profile.costs import find_profiled_device
-from llm_perf_opt.api.profile.operators_file import (
-    CHROME_TRACE,
-    OPERATORS,
-    kept_operators,
-    operator_columns,
-    operators_text,
-)
-from llm_perf_opt.api.profile.preparation import Prepared, analyse, failure_text, require_memory, require_programs
-from llm_perf_opt.api.profile.profiled_model import ProfiledModel
-from llm_perf_opt.api.profile.ranged_pass import ranged_program
-from llm_perf_opt.api.profile.request import ProfileRequest
-from llm_perf_opt.api.profile.run_folder import (
-    CONFIG_FILE,
-    ENVIRONMENT_FILE,
-    METRICS_FILE,
-    REQUEST_FILE,
-    RunFolder,
-    open_run_folder,
+from llm_perf_opt.api.profile_preparation import (
+    Prepared,
+    analyse,
+    failure_text,
+    find_profiled_device,
+    require_memory,
+    require_programs,
 )
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
@@ -37,6 +25,21 @@ from llm_perf_opt.core.plugins import OUTSIDE_PROFILERS, REPORTERS
 from llm_perf_opt.core.protocols import StageWatch
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.measurements.profile import RunFigures, WorkloadCosts, join_run, metrics_document, profile_report
+from llm_perf_opt.measurements.profile.profiled_model import ProfiledModel, ranged_program
+from llm_perf_opt.measurements.profile.request import ProfileRequest
+from llm_perf_opt.measurements.profile.run_folder import (
+    CHROME_TRACE,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    OPERATORS,
+    REQUEST_FILE,
+    RunFolder,
+    kept_operators,
+    open_run_folder,
+    operator_columns,
+    operators_text,
+)
 
 if TYPE_CHECKING:
     from llm_perf_opt.measurements.timed.timed_runs import TimedRuns
