@@ -70,7 +70,7 @@ READS: Doors = {  # past core.reading
     "timing/kernels/tables.py::_connection": "tables of an installed package, trusted as its code is",
     "measurements/correction.py::rests": _PACKAGE,
     "timing/step/request_time.py::request_fit": _PACKAGE,
-    "api/page_folder.py::folder_mix": ("image",),
+    "serving/traffic_text.py::_folder_mix": ("image",),
     "cli/profile_config.py::sweep_configured": _OURS,
     "cli/profile_config.py::_raised_as_they_are": _ENVIRONMENT,
     "core/callgraph/older_files.py::_keys_with_nan": ("older call graph",),

@@ -26,7 +26,7 @@ from unittest import mock
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api import study_page
+from llm_perf_opt.api.ask import study_page
 from llm_perf_opt.api.export import _write_matrix
 from llm_perf_opt.api.static_analysis.analyzer import _written
 from llm_perf_opt.core.callgraph import write_callgraph

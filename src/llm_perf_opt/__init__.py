@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from llm_perf_opt.api.answer import Answer
-    from llm_perf_opt.api.ask import AskAnswer, ask
+    from llm_perf_opt.api.ask import AskAnswer, ask, study_page
     from llm_perf_opt.api.calibration import CalibrationAnswer, calibrate
     from llm_perf_opt.api.capacity import CapacityAnswer, capacity
     from llm_perf_opt.api.catalogue import InstallationAnswer, ModelsAnswer, doctor, known_models
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     )
     from llm_perf_opt.api.static_analysis.inputs import AnalysisConfig
     from llm_perf_opt.api.study import StudyAnswer, study
-    from llm_perf_opt.api.study_page import study_page
     from llm_perf_opt.api.sweep_answer import SweepAnswer
     from llm_perf_opt.api.sweeping import sweep
     from llm_perf_opt.api.trace import Trace
@@ -139,7 +138,7 @@ _HOMES = {
     "StudyAnswer": "api.study",
     "ask": "api.ask",
     "AskAnswer": "api.ask",
-    "study_page": "api.study_page",
+    "study_page": "api.ask",
     "PlansAnswer": "api.plans",
     "capacity": "api.capacity",
     "CapacityAnswer": "api.capacity",

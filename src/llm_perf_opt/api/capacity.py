@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster
@@ -175,7 +174,7 @@ def capacity(
     clusters = read_clusters(devices, devices_file)
     promise = read_promise(slo) if isinstance(slo, str) else slo
     deadline = _deadline(pages, within)
-    declared = read_traffic(traffic, read_pages) if isinstance(traffic, str | Path) else traffic
+    declared = read_traffic(traffic) if isinstance(traffic, str | Path) else traffic
     asked, server = taken_plan(workload, promise, is_alone=deadline is not None), read_server(measured)
     formats = [None] if weights is None else [name.strip() for name in weights.split(",")]
     origins = [find_origin(model, weights=name, torch_device="cuda", **workload) for name in formats]

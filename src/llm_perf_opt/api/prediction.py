@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
@@ -15,24 +14,24 @@ from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.hardware.named_hardware import device_of, hardware_id
+from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.costs.memory.need import RunMemory, need_table
 from llm_perf_opt.costs.memory.shortage import Shortage, largest_need
 from llm_perf_opt.costs.run_description import deployment_notes
+from llm_perf_opt.measurements.correction import Remaining, centre, corrected_band
 from llm_perf_opt.measurements.correction_report import Correction, with_correction
+from llm_perf_opt.measurements.measured_points import Corrected, Given, PhaseTimes, corrected_others, corrected_times
 from llm_perf_opt.serving.fit import ServingFit, TracedFit, fullest_traced_fit, with_serving_fit
-from llm_perf_opt.sweeps.predicted_run import PredictedRun, predicted_run, with_run
+from llm_perf_opt.sweeps.predicted_run import PredictedRun, PredictedSteps, predicted_run, with_run
 from llm_perf_opt.timing.datasheet_rates import SOURCE, DataSheetRates, Execution
-from llm_perf_opt.timing.predict import StageTime, predict
+from llm_perf_opt.timing.predict import StageTime, predict, total_wall
 from llm_perf_opt.timing.prediction_report import prediction_report
 from llm_perf_opt.timing.rate_sources import DATA_SHEET, Rates, source_of
 from llm_perf_opt.timing.rates import Band, RateSource
 from llm_perf_opt.timing.speed import Speed, speed_of
 from llm_perf_opt.tracing.traced_run import TracedRun
-
-if TYPE_CHECKING:
-    from llm_perf_opt.api.measured import Given
 
 _AS_DENSE = Note(
     "The calibration timed products whose weights are not quantised: other formats are timed as if they were those.",
@@ -248,8 +247,6 @@ def with_decode_steps(trace: TracedRun, answer: PredictionAnswer, decode_steps: 
 
 def corrected_prediction(trace: TracedRun, answer: PredictionAnswer, measured: Given) -> PredictionAnswer:
     """The prediction of a trace, corrected by what was measured; every kind of rank by the same factors."""
-    from llm_perf_opt.api.measured import corrected_others, corrected_run, corrected_times
-
     source = answer._source
     found = corrected_times(trace, source, answer._times, measured)
     phases = trace.phases
@@ -259,10 +256,32 @@ def corrected_prediction(trace: TracedRun, answer: PredictionAnswer, measured: G
         answer,
         stages=tuple(_stage(phase, stage) for phase, times in zip(phases, found.times, strict=True) for stage in times),
         ranks=None if answer.ranks is None else ranks_answer(kinds, source, [found.times, *others]),
-        run=None if answer.run is None else corrected_run(answer.run, answer._times, found, phases),
+        run=None if answer.run is None else _corrected_run(answer.run, answer._times, found, phases),
         correction=found.correction,
         _times=found.times,
     )
+
+
+def _corrected_run(run: PredictedRun, before: PhaseTimes, by: Corrected, phases: Sequence[str]) -> PredictedRun:
+    """A prefill and many steps with the corrected times: every step as the first one was."""
+    first = [stage for phase, found in zip(phases, by.times, strict=True) if phase != DECODE for stage in found]
+    wall = total_wall(first)
+    old = [stage for phase, found in zip(phases, before, strict=True) if phase == DECODE for stage in found]
+    new = [stage for phase, found in zip(phases, by.times, strict=True) if phase == DECODE for stage in found]
+    run = replace(run, prefill_low_s=wall.low, prefill_high_s=wall.high, prefill_expected_s=wall.expected)
+    was, now = total_wall(old), total_wall(new)
+    if was == now:
+        return run
+    factor = centre(now) / centre(was)
+    left = Remaining(low=now.low / centre(now), high=now.high / centre(now), why="")
+
+    def steps(part: PredictedSteps | None) -> PredictedSteps | None:
+        if part is None:
+            return None
+        band = corrected_band(Band(part.low_s, part.high_s, part.expected_s), factor, left, part.lower_bound_s or 0.0)
+        return replace(part, low_s=band.low, high_s=band.high, expected_s=band.expected)
+
+    return replace(run, decode=steps(run.decode), first_step=steps(run.first_step), last_step=steps(run.last_step))
 
 
 def _stage(phase: str, stage: StageTime) -> PredictedStage:

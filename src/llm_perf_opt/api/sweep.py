@@ -31,7 +31,7 @@ from llm_perf_opt.sweeps.run_function import RunFunction, trace_function
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.timing.rates import RateSource
-from llm_perf_opt.tracing.traced_run import TracedRun
+from llm_perf_opt.tracing.traced_run import TracedRun, media_tokens
 
 DEFAULT_BATCH, DEFAULT_CONTEXT = "1..64", "1k..8k"
 MOST_TRACED = 16  # points outside all cells, each traced by itself
@@ -53,12 +53,6 @@ def default_sweep(run: TracedRun, device: Hardware | None) -> SweepAnswer:
         device=device,
         execution=Execution.EAGER,
     )
-
-
-def media_tokens(graph: CallGraph) -> int:
-    """What images and sound add to the prompt."""
-    prompt = graph.workload.get("prompt_tokens", 0)
-    return int(graph.workload.get("context_tokens", prompt)) - int(prompt)
 
 
 def refuse_rows(batches: NumberRange, contexts: NumberRange) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.api.sweep import DEFAULT_BATCH, DEFAULT_CONTEXT, media_tokens, refuse_rows
+from llm_perf_opt.api.sweep import DEFAULT_BATCH, DEFAULT_CONTEXT, refuse_rows
 from llm_perf_opt.api.sweep_answer import SweepAnswer
 from llm_perf_opt.api.tracing import load_function, trace
 from llm_perf_opt.core.callgraph import CallGraph
@@ -17,6 +17,7 @@ from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_ran
 from llm_perf_opt.sweeps.function.sweep.points import BATCH, CONTEXT
 from llm_perf_opt.sweeps.function.sweep.report import range_text
 from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.tracing.traced_run import media_tokens
 
 log = logging.getLogger(__name__)
 

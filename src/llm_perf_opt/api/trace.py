@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.export import ExportAnswer
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.join import JoinAnswer
-    from llm_perf_opt.api.measured import Given
     from llm_perf_opt.api.memory import MemoryAnswer
     from llm_perf_opt.api.per_rank import RanksAnswer
     from llm_perf_opt.api.prediction import PredictionAnswer
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.hardware import Device
     from llm_perf_opt.core.hardware.calibration import Calibration
     from llm_perf_opt.core.hardware.named_hardware import Hardware
+    from llm_perf_opt.measurements.measured_points import Given
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -117,8 +117,8 @@ def predict(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
-    from llm_perf_opt.api.measured import read_given
     from llm_perf_opt.api.predictions import is_several
+    from llm_perf_opt.measurements.measured_points import read_given
     from llm_perf_opt.tracing.trace_files import is_trace
 
     reporter = choose_reporter(format_name, json_wanted)

@@ -26,7 +26,7 @@ from llm_perf_opt.sweeps.function.search.sampling import Traces
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.tracing.origin import Origin
 from llm_perf_opt.tracing.traced_phases import make_tracer, trace_targets
-from llm_perf_opt.tracing.traced_run import TracedRun
+from llm_perf_opt.tracing.traced_run import TracedRun, media_tokens
 
 if TYPE_CHECKING:
     from llm_perf_opt.core.hardware.calibration import Calibration
@@ -281,7 +281,7 @@ def trace_function(
             why="it takes no prompt: its inputs have one size",
             fix="trace it with each batch",
         )
-    media = _media_tokens(run)
+    media = media_tokens(run.graphs[0])
     made = _PhaseTraces(origin, media)
     batches = batch if isinstance(batch, tuple) else (batch, batch)
     refuse_workload(batch=batches[1], tokens=context[1], decode_steps=1)  # the far corner is traced like any other
@@ -318,12 +318,6 @@ def trace_function(
         ),
         _chunk_traces=chunks,
     )
-
-
-def _media_tokens(run: TracedRun) -> int:
-    workload = run.graphs[0].workload
-    prompt = int(workload.get("prompt_tokens", 0))
-    return int(workload.get("context_tokens", prompt)) - prompt
 
 
 def _hints(origin: Origin) -> list[int]:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.path_labels import label_of, path_pattern
-from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.recordings.read import read_recording
 from llm_perf_opt.core.recordings.recording import Recording
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_count, format_flops_per_s, format_ratio, format_seconds
 from llm_perf_opt.costs.coverage import known_sum
-from llm_perf_opt.measurements.join.attribution import ENOUGH, JoinedRecording
+from llm_perf_opt.measurements.join.attribution import ENOUGH, JoinedRecording, join_recording
 from llm_perf_opt.measurements.join.sides import Evidence
-from llm_perf_opt.measurements.join.totals import TOO_MUCH, EvidenceShare, JoinedTotal, JoinTotals, UnattributedKernel
+from llm_perf_opt.measurements.join.totals import (
+    TOO_MUCH,
+    EvidenceShare,
+    JoinedTotal,
+    JoinTotals,
+    UnattributedKernel,
+    join_totals,
+    too_fast,
+)
 from llm_perf_opt.ops.kernel_names import ATTENTION, CONVOLUTION, PRODUCT
 
+log = logging.getLogger(__name__)
+
 _NS_PER_S = 10**9
+_MANY = 20_000  # kernels that take about a second
 _MODULES_SHOWN = 25
 _OPS_SHOWN = 15
 _KERNELS_SHOWN = 12
@@ -51,6 +66,73 @@ class Joined:
         """The share of the FLOPs of the traced forwards whose ops have kernels; None: unknown, or there are none."""
         expected, found = self.totals.traced_flops, self.totals.total.flops
         return None if not expected or found is None else found / (expected * max(1, self.joined.forwards))
+
+    @property
+    def attributed(self) -> float:
+        """The share of the kernel time that belongs to an op or, by its place, to a module."""
+        return self.share(self.totals.total.device_ns)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the figures stand for the run.
+
+        95 % of the time is attributed, 90 % of the FLOPs have kernels, and at most 5 % of the work is too fast.
+        """
+        is_found = self.found_flops is None or self.found_flops >= ENOUGH_FLOPS
+        return self.attributed >= ENOUGH and is_found and (self.too_fast or 0) <= TOO_MUCH
+
+
+def read_joined(
+    graph: CallGraph,
+    file: str | Path,
+    *,
+    step: str | int | None = None,
+    device: str | Device | None = None,
+    devices_file: Path | None = None,
+) -> Joined:
+    """Join one phase with the recording in a file; the parameters are those of `Trace.join`."""
+    chosen = find_device(device, devices_file) if isinstance(device, str) else device
+    first, last = _steps(step)
+    recording = read_recording(Path(file)).at_steps(first, last)
+    if not recording.work:
+        raise UsageError(
+            "The chosen steps hold no kernel.",
+            why="the recording ended before the device ran them, or they are empty",
+            fix="choose other steps, or leave --step out",
+        )
+    if chosen is None and recording.device_name is not None:
+        chosen = _recorded_device(recording.device_name, devices_file)
+    if len(recording.work) > _MANY:
+        log.info("Laying %s pieces of work along the traced ops ...", format_count(len(recording.work)))
+    joined = join_recording(recording, graph)
+    return Joined(
+        graph=graph,
+        recording=recording,
+        joined=joined,
+        totals=join_totals(joined, graph, chosen),
+        device=chosen,
+        too_fast=too_fast(joined, graph, chosen),
+    )
+
+
+def _recorded_device(name: str, devices_file: Path | None) -> Device | None:
+    """The device of that name; None where the table does not know it, or knows several: then MFU is unknown."""
+    try:
+        return find_device(name, devices_file)
+    except UsageError:
+        return None
+
+
+def _steps(step: str | int | None) -> tuple[int | None, int | None]:
+    """`6`, or `6-8` from first to last."""
+    if step is None:
+        return None, None
+    first, dash, last = str(step).partition("-")
+    if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
+        raise UsageError(
+            f"{str(step)[:40]!r} is no step.", why="a step is a number, or a range such as 6-8", fix="give one"
+        )
+    return int(first), int(last) if dash else None
 
 
 def join_report(one: Joined) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
@@ -16,8 +16,8 @@ from llm_perf_opt.costs.memory.replicated import ReplicatedWeights, replicated_w
 from llm_perf_opt.serving.fit import ServingFit, traced_fit
 from llm_perf_opt.timing.communication import sent_bytes
 from llm_perf_opt.timing.lower_bound import bytes_from_memory
-from llm_perf_opt.timing.predict import StageTime, total_wall
-from llm_perf_opt.timing.rates import Band, total
+from llm_perf_opt.timing.predict import StageTime, predict, total_wall
+from llm_perf_opt.timing.rates import Band, RateSource, total
 from llm_perf_opt.timing.stage_work import work_of
 
 
@@ -242,3 +242,25 @@ def balances(kinds: Sequence[RankFigures]) -> tuple[Balance, ...]:
                 mean = sum(ranks * value for ranks, value in known) / sum(ranks for ranks, _ in known)
                 found.append(Balance(figure=name, phase=phase.phase, least=min(amounts), mean=mean, most=max(amounts)))
     return tuple(found)
+
+
+Phases = Sequence[CallGraph]
+PhaseTimes = Sequence[Sequence[StageTime]]
+
+
+def rank_kinds(
+    kinds: Sequence[Phases], rates: RateSource | None, plan: ParallelPlan, known_times: Sequence[PhaseTimes] = ()
+) -> tuple[RankFigures, ...]:
+    """The figures of each kind of rank, with as many ranks as it stands for."""
+    known = (*known_times, *(None for _ in kinds[len(known_times) :]))
+    found = tuple(_figures(graphs, rates, times) for graphs, times in zip(kinds, known, strict=True))
+    counts = plan.ranks_of_kinds([kind.rank for kind in found])
+    return tuple(replace(kind, ranks=count) for kind, count in zip(found, counts, strict=True))
+
+
+def _figures(graphs: Phases, rates: RateSource | None, known: PhaseTimes | None) -> RankFigures:
+    if rates is None or rates.device is None:
+        return rank_figures(graphs)
+    times = [predict(graph, rates) for graph in graphs] if known is None else known
+    by_phase = {graph.phase: found for graph, found in zip(graphs, times, strict=True)}
+    return rank_figures(graphs, rates.device, by_phase)

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from llm_perf_opt.api.study_replays import replays_of
-from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batches
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.sweeps.run_function import RunFunction
 from llm_perf_opt.sweeps.studies.figures import Figures, PointBlock, Priced, function_blocks, whole_run
 from llm_perf_opt.sweeps.studies.parquet_store import StudyPart, StudyStore, rows_table, table_of
+from llm_perf_opt.sweeps.studies.replayed_points import replays_of
 from llm_perf_opt.sweeps.studies.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
 from llm_perf_opt.sweeps.studies.tasks import (
     CHECKPOINT,
@@ -30,6 +29,7 @@ from llm_perf_opt.sweeps.studies.tasks import (
     StudyTask,
     workload_text,
 )
+from llm_perf_opt.sweeps.studies.traced_points import TracedPoint, TracedPoints, served_batches
 from llm_perf_opt.timing.rate_sources import find_rates, source_of
 from llm_perf_opt.tracing.traced_run import TracedRun
 
