@@ -28,7 +28,7 @@ import torch
 import llm_perf_opt as lpo
 from llm_perf_opt.api.ask import study_page
 from llm_perf_opt.api.export import _write_matrix
-from llm_perf_opt.api.static_analysis.analyzer import _written
+from llm_perf_opt.api.static_analysis import _written
 from llm_perf_opt.core.callgraph import write_callgraph
 from llm_perf_opt.core.callgraph.runtime_log import write_runtime_log
 from llm_perf_opt.core.errors import PerfOptError

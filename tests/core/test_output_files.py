@@ -207,7 +207,7 @@ def test_nothing_but_this_file_writes_results() -> None:
     allowed = {
         "core/output_files.py",
         "measurements/profile/run_folder.py",  # its lock, and `write_text` of its own
-        "api/profiling.py",  # through the folder of the run
+        "api/profile.py",  # through the folder of the run
         "api/profile_preparation.py",  # likewise
         "measurements/timed/operator_pass.py",  # a setting of the kernel
         "cli/profile_config.py",  # notes in a temporary folder

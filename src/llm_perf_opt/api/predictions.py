@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.prediction import PredictionAnswer
-from llm_perf_opt.api.prediction_words import execution_text, run_text
+from llm_perf_opt.api.prediction import PredictionAnswer, execution_text, run_text
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import PerfOptError, UsageError

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from llm_perf_opt.api.profiling import ProfileAnswer, Progress, run_profile
-from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt import __version__
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.profile_preparation import (
+    Prepared,
+    analyse,
+    failure_text,
+    find_profiled_device,
+    require_memory,
+    require_programs,
+)
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.measurement import MeasuredKernel, OperatorTime, PageMeasurement
 from llm_perf_opt.core.output_files import scratch_folder
-from llm_perf_opt.measurements.profile.profiled_model import ProfiledModel, open_model
+from llm_perf_opt.core.plugins import OUTSIDE_PROFILERS, REPORTERS
+from llm_perf_opt.core.protocols import StageWatch
+from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.measurements.profile import RunFigures, WorkloadCosts, join_run, metrics_document, profile_report
+from llm_perf_opt.measurements.profile.profiled_model import ProfiledModel, open_model, ranged_program
 from llm_perf_opt.measurements.profile.request import (
     WORKLOAD_OPTIONS,
     DeviceChoice,
@@ -25,12 +41,301 @@ from llm_perf_opt.measurements.profile.request import (
     StaticSwitch,
     WorkloadChoice,
 )
+from llm_perf_opt.measurements.profile.run_folder import (
+    CHROME_TRACE,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    OPERATORS,
+    REQUEST_FILE,
+    RunFolder,
+    kept_operators,
+    open_run_folder,
+    operator_columns,
+    operators_text,
+)
 from llm_perf_opt.tracing.origin import module_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
+
+    from llm_perf_opt.measurements.timed.timed_runs import TimedRuns
+
+log = logging.getLogger(__name__)
+
+KERNELS = "kernels.json"
+STATIC, PROFILER = "static analysis", "torch's profiler"  # sources of figures besides the clock, as failures name them
+
+
+class Progress(StageWatch, Protocol):
+    """Told how far a run is: which page, and of it which stage."""
+
+    def begin(self, total: int, done: int) -> None:
+        """So many pages, of which so many were finished by an earlier run."""
+        ...
+
+    def page(self, image: str) -> None:
+        """Work on it begins."""
+        ...
+
+    def page_done(self) -> None:
+        """It is finished."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ProfileAnswer(Answer):
+    """How fast a model ran: figures by stage, and the raw samples that they follow from.
+
+    `device` is None where its peaks are not known; MFU and MBU are unknown then. `files` are empty where nothing was
+    kept. `resumed_pages` were finished by an earlier run with the same configuration. `failures` are sources besides
+    the clock that gave nothing, with the reason; everything else is as if they had not been asked.
+    """
+
+    model: str
+    dtype: str
+    device: Device | None
+    figures: RunFigures
+    costs: tuple[WorkloadCosts | None, ...]  # one per page, None where none was traced
+    pages: tuple[PageMeasurement, ...]
+    operators: tuple[OperatorTime, ...]
+    kernels: tuple[MeasuredKernel, ...]
+    notes: tuple[str, ...]
+    folder: Path | None
+    files: tuple[Path, ...]
+    resumed_pages: int
+    failures: Mapping[str, str]  # source -> reason
+    _chapters: tuple[Report, ...]
+
+    @property
+    def mfu(self) -> float | None:
+        """FLOPs of all forwards over their time and the peak of the device."""
+        return self.figures.model.mfu
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """By the median decode step; None where none ran."""
+        return None if self.figures.step is None else 1e9 / self.figures.step.median_ns
+
+    def report(self) -> Report:
+        """Times with their spread, efficiency, cold start, operators, charts; the static report as a chapter."""
+        return profile_report(
+            model=self.model,
+            figures=self.figures,
+            pages=self.pages,
+            operators=self.operators,
+            kernels=self.kernels,
+            device=self.device,
+            dtype=self.dtype,
+            notes=[*map(Note, self.notes), *(Note(text, Level.WARNING) for text in self.failure_lines)],
+            chapters=self._chapters,
+        )
+
+    @property
+    def failure_lines(self) -> list[str]:
+        """The failures as the report tells them."""
+        return [f"Failed: {source}; its figures are missing. {why}" for source, why in self.failures.items()]
+
+
+def run_profile(
+    request: ProfileRequest,
+    model: ProfiledModel,
+    folder: Path,
+    config_text: str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ProfileAnswer:
+    """Analyse, then measure every page that the folder does not hold yet, then write all artifacts from what it holds.
+
+    What cannot succeed is refused before the first pass: a program that is missing, a workload that the model does not
+    take, memory that is not there. A source besides the clock that fails later is a line of the report.
+    """
+    from llm_perf_opt.harness.real_models import RealModels
+    from llm_perf_opt.measurements.timed.timed_runs import TimedRuns
+
+    require_programs(request, model)
+    images = request.pages()
+    with open_run_folder(folder, request, config_text, force=force) as kept:
+        run = request.run
+        models = RealModels(weights=model.weights, device=request.device.torch)
+        runs = TimedRuns(
+            models, warmup=run.warmup, repeats=run.repeats, clock=run.clock, threads=run.threads, watch=progress
+        )
+        environment = runs.environment()
+        kept.keep_environment(environment)
+        device = find_profiled_device(request.device, environment, request.model.dtype)
+        first = model.page_run(request, images[0])
+        prepared = analyse(request, model, first, kept)
+        found = [kept.finished_page(index, image) for index, image in enumerate(images)]
+        if run.check_memory and None in found:
+            has_weights = any(target.has_weights for target in first.run.targets)
+            require_memory(prepared.memory, request.device.torch, has_weights=has_weights)
+        pages = _measured(request, model, images, found, kept, runs, progress)
+        records = _records(request, model, images, kept, runs, pages)
+        resumed = sum(page is not None for page in found)
+        return _finish(request, model, kept, prepared, records, device, resumed)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRecords:
+    """What was measured, by the clock, by torch's profiler, and by Nsight; and which of the latter two failed."""
+
+    pages: list[PageMeasurement]
+    operators: tuple[OperatorTime, ...]
+    kernels: tuple[MeasuredKernel, ...]
+    failures: Mapping[str, str]
+
+
+def _measured(
+    request: ProfileRequest,
+    model: ProfiledModel,
+    images: Sequence[str | None],
+    found: Sequence[PageMeasurement | None],
+    kept: RunFolder,
+    runs: TimedRuns,
+    progress: Progress | None,
+) -> list[PageMeasurement]:
+    resumed = sum(page is not None for page in found)
+    if resumed:
+        log.info("%d of %d pages were finished by an earlier run", resumed, len(images))
+    if progress is not None:
+        progress.begin(len(images), resumed)
+    pages: list[PageMeasurement] = []
+    for index, (image, page) in enumerate(zip(images, found, strict=True)):
+        if page is None:
+            if progress is not None:
+                progress.page(image or request.model.name)
+            page = runs.measure(model.page_run(request, image))
+            kept.keep_page(index, page)
+            if progress is not None:
+                progress.page_done()
+        pages.append(page)
+    return pages
+
+
+def _records(
+    request: ProfileRequest,
+    model: ProfiledModel,
+    images: Sequence[str | None],
+    kept: RunFolder,
+    runs: TimedRuns,
+    pages: list[PageMeasurement],
+) -> ProfileRecords:
+    """The passes that are not timed. The times are there already, so one that fails does not end the run."""
+    failures: dict[str, str] = {}
+    operators: tuple[OperatorTime, ...] = ()
+    kernels: tuple[MeasuredKernel, ...] = ()
+    try:
+        operators = _operators(request, model, images, kept, runs)
+    except (PerfOptError, RuntimeError) as error:
+        failures[PROFILER] = failure_text(error)
+    try:
+        kernels = _kernels(request, kept)
+    except PerfOptError as error:
+        failures[request.profiler.nsight] = failure_text(error)
+    return ProfileRecords(pages, operators, kernels, failures)
+
+
+def _operators(
+    request: ProfileRequest, model: ProfiledModel, images: Sequence[str | None], kept: RunFolder, runs: TimedRuns
+) -> tuple[OperatorTime, ...]:
+    """Of the first page, in a pass of its own; a resumed run that has them already reads them back."""
+    from llm_perf_opt.harness.profiler_details import ProfilerOptions
+
+    profiler = request.profiler
+    if not profiler.enabled:
+        return ()
+    if (known := kept_operators(kept, profiler)) is not None:
+        return known
+    options = ProfilerOptions(
+        with_stack=profiler.with_stack, with_modules=profiler.with_modules, profile_memory=profiler.profile_memory
+    )
+    page = model.page_run(request, images[0])
+    found = runs.operators(page, kept.path / CHROME_TRACE, modules=profiler.modules, options=options)
+    kept.write_with_digest(OPERATORS, operators_text(found, operator_columns(profiler)))
+    return found
+
+
+def _kernels(request: ProfileRequest, kept: RunFolder) -> tuple[MeasuredKernel, ...]:
+    """Of a process of its own under Nsight, where that was asked for."""
+    if request.profiler.nsight == "none":
+        return ()
+    profiler = OUTSIDE_PROFILERS.get(request.profiler.nsight)
+    found = profiler(ranged_program(kept.path / REQUEST_FILE), kept.path, request.profiler.nsight_stage)
+    kept.write_json(KERNELS, [asdict(kernel) for kernel in found])
+    return found
+
+
+def _finish(
+    request: ProfileRequest,
+    model: ProfiledModel,
+    kept: RunFolder,
+    prepared: Prepared,
+    records: ProfileRecords,
+    device: Device | None,
+    resumed_pages: int,
+) -> ProfileAnswer:
+    """Costs, the join, and every artifact; all of it follows from what the folder holds. A page is traced once."""
+    pages, files = records.pages, [kept.path / name for name in (CONFIG_FILE, REQUEST_FILE, ENVIRONMENT_FILE)]
+    costs, failure = _costs(prepared, pages)
+    files += prepared.files
+    files += [kept.path / OPERATORS, kept.path / CHROME_TRACE] if records.operators else []
+    files += [kept.path / KERNELS] if records.kernels else []
+    names = ("report.md", "report.html", METRICS_FILE)
+    answer = ProfileAnswer(
+        model=request.model.name,
+        dtype=request.model.dtype,
+        device=device,
+        figures=join_run(pages, costs, device, request.model.dtype),
+        costs=tuple(costs),
+        pages=tuple(pages),
+        operators=records.operators,
+        kernels=records.kernels,
+        notes=(*model.notes, *_holes(costs)),
+        folder=kept.path,
+        files=(*files, *(kept.path / name for name in names)),
+        resumed_pages=resumed_pages,
+        failures={**({} if failure is None else {STATIC: failure}), **records.failures},
+        _chapters=() if prepared.static is None else (prepared.static.report(),),
+    )
+    report = answer.report()
+    kept.write_text("report.md", REPORTERS.get("markdown")().render(report))
+    kept.write_text("report.html", REPORTERS.get("html")().render(report))
+    kept.write_json(METRICS_FILE, _metrics(request, answer))
+    return answer
+
+
+def _costs(prepared: Prepared, pages: Sequence[PageMeasurement]) -> tuple[list[WorkloadCosts | None], str | None]:
+    """One entry per page, and why there are none where the static analysis failed."""
+    unknown: list[WorkloadCosts | None] = [None] * len(pages)
+    if prepared.traces is None:
+        return unknown, prepared.failure
+    try:
+        return prepared.traces.costs(pages), None
+    except PerfOptError as error:
+        return unknown, failure_text(error)
+
+
+def _metrics(request: ProfileRequest, answer: ProfileAnswer) -> dict[str, object]:
+    return metrics_document(
+        tool_version=__version__,
+        model=answer.model,
+        request=asdict(request),
+        device=answer.device,
+        dtype=answer.dtype,
+        figures=answer.figures,
+        pages=answer.pages,
+        costs=answer.costs,
+        notes=(*answer.notes, *answer.failure_lines),
+    )
+
+
+def _holes(costs: Sequence[WorkloadCosts | None]) -> list[str]:
+    unpriced = sum(work.unpriced_ops for cost in costs if cost is not None for work in cost.works.values())
+    return [f"{unpriced:,} ops have no price, so FLOPs and MFU leave them out"] if unpriced else []
 
 
 def profile(

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.api.cost import SOURCES_OF_A_TRACE, cost_of_run
-from llm_perf_opt.api.cost_answer import CostAnswer
+from llm_perf_opt.api.cost import SOURCES_OF_A_TRACE, CostAnswer, cost_of_run
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.measurement import PageMeasurement

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
     from llm_perf_opt.api.comparison import ComparisonAnswer
-    from llm_perf_opt.api.cost_answer import CostAnswer
+    from llm_perf_opt.api.cost import CostAnswer
     from llm_perf_opt.api.export import ExportAnswer
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.join import JoinAnswer

@@ -24,7 +24,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plain_text import visible_lines
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.profiling import ProfileAnswer
+    from llm_perf_opt.api.profile import ProfileAnswer
     from llm_perf_opt.cli.profile_config import ConfiguredRun
     from llm_perf_opt.measurements.profile.run_folder import Sweep
 
@@ -73,7 +73,7 @@ def profile(
 
 
 def _run(run: ConfiguredRun, *, force: bool) -> ProfileAnswer:
-    from llm_perf_opt.api.profiling import run_profile
+    from llm_perf_opt.api.profile import run_profile
     from llm_perf_opt.cli.progress import progress_bar
     from llm_perf_opt.measurements.profile.profiled_model import open_model
 
