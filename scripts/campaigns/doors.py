@@ -96,7 +96,7 @@ READS: Doors = {  # past core.reading
     "serving/vllm/process.py::VllmProcess._died": _OURS,
     "serving/vllm/process.py::environment_variables": _ENVIRONMENT,
     "formats/html_format.py::page_file": _PACKAGE,
-    "harness/chrome_export.py::_is_whole": _OURS,
+    "harness/profiler_details.py::_is_whole": _OURS,
     "harness/environment.py::environment": _ENVIRONMENT,
     "harness/environment.py::processor_name": _MACHINE,
     "harness/environment.py::free_memory_bytes": _MACHINE,

@@ -211,7 +211,7 @@ def test_nothing_but_this_file_writes_results() -> None:
         "api/profile_preparation.py",  # likewise
         "measurements/timed/operator_pass.py",  # a setting of the kernel
         "cli/profile_config.py",  # notes in a temporary folder
-        "harness/chrome_export.py",  # a temporary folder
+        "harness/profiler_details.py",  # a temporary folder
         "exports/export_source.py",  # memory
         "exports/onnx_trial.py",  # where it is told: temporary folders
         "core/run_lock.py",  # the lock itself, which holds no results

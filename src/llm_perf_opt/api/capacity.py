@@ -16,8 +16,6 @@ from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.costs.run_description import deployment_notes
-from llm_perf_opt.serving.capacity.charts import replay_charts
-from llm_perf_opt.serving.capacity.chrome_trace import chrome_trace
 from llm_perf_opt.serving.capacity.fleets import (
     Considered,
     Deadline,
@@ -28,8 +26,16 @@ from llm_perf_opt.serving.capacity.fleets import (
     fleets_table,
     glance_table,
 )
-from llm_perf_opt.serving.capacity.measured_beside import beside_table
-from llm_perf_opt.serving.capacity.promise import Promise, read_promise
+from llm_perf_opt.serving.capacity.measured_beside import MeasuredServer, beside_table, read_server
+from llm_perf_opt.serving.capacity.outcome import Promise, read_promise
+from llm_perf_opt.serving.capacity.replay_report import (
+    chrome_trace,
+    engine_table,
+    rates_table,
+    replay_charts,
+    shares_table,
+    times_table,
+)
 from llm_perf_opt.serving.capacity.replays import MOST_ROUTED, ReplayedFleet, Replays
 from llm_perf_opt.serving.capacity.search import (
     Asked,
@@ -40,8 +46,6 @@ from llm_perf_opt.serving.capacity.search import (
     worth_replaying,
 )
 from llm_perf_opt.serving.capacity.steady_state import mean_request
-from llm_perf_opt.serving.capacity.tables import engine_table, rates_table, shares_table, times_table
-from llm_perf_opt.serving.measured_server import MeasuredServer, read_server
 from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.serving.requests import Replayed, Traffic
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder

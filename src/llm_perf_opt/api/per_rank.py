@@ -12,8 +12,16 @@ from llm_perf_opt.core.hardware.named_hardware import Hardware
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.costs.run_description import deployment_notes, workload_note
-from llm_perf_opt.serving.ranks.rank_figures import Balance, Phases, PhaseTimes, RankFigures, balances, rank_kinds
-from llm_perf_opt.serving.ranks.rank_report import rank_notes, rank_tables
+from llm_perf_opt.serving.rank_figures import (
+    Balance,
+    Phases,
+    PhaseTimes,
+    RankFigures,
+    balances,
+    rank_kinds,
+    rank_notes,
+    rank_tables,
+)
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import find_rates, source_of
 from llm_perf_opt.timing.rates import RateSource

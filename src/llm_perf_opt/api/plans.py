@@ -21,13 +21,16 @@ from llm_perf_opt.core.units import format_bytes, format_count, format_ratio
 from llm_perf_opt.core.work_limits import LimitReached
 from llm_perf_opt.costs.memory.replicated import replicated_notes, spreads_little
 from llm_perf_opt.costs.run_description import deployment_notes, workload_note
-from llm_perf_opt.serving.ranks.plan_figures import PlanFigures, plan_figures, plans_of, ranked
-from llm_perf_opt.serving.ranks.plan_report import (
+from llm_perf_opt.serving.plan_figures import (
+    PlanFigures,
     RefusedPlans,
     best_table,
+    plan_figures,
     plan_notes,
     plans_chart,
+    plans_of,
     plans_table,
+    ranked,
     refused_table,
     too_large,
 )

@@ -100,7 +100,7 @@ class AnalysisInputs:
 
     def __iter__(self) -> Iterator[Any]:
         """The token ids, then the other arguments by name: real tensors, made without weights."""
-        from llm_perf_opt.harness.first_call import first_call
+        from llm_perf_opt.harness.isolation import first_call
 
         args, kwargs = first_call(self.adapter.targets(self.workload)[0], self.device)
         given = dict(kwargs)
@@ -456,7 +456,7 @@ class StaticAnalyzer:
 
         So a module belongs to a stage or phase if its name begins with one of these paths.
         """
-        from llm_perf_opt.harness.first_call import module_paths
+        from llm_perf_opt.harness.isolation import module_paths
 
         targets = self.session.adapter.targets(make_workload(self.session.adapter))
         claimed = {stage.name: list(stage.paths) for target in targets for stage in target.stages}

@@ -19,7 +19,7 @@ from llm_perf_opt.core.protocols import WritesEngineFolder
 from llm_perf_opt.core.workload import PageSize
 from llm_perf_opt.costs.memory.kv_cache import DECODE
 from llm_perf_opt.serving.capacity.fleets import Considered
-from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.outcome import Promise
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, most_requests, steady_states
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.serving.engines import default_limits

@@ -199,7 +199,7 @@ class _PhaseTraces:
 
         A later one that was not asked for with it is traced alone, unless the model keeps something between phases.
         """
-        from llm_perf_opt.harness.kept_state import state_of
+        from llm_perf_opt.harness.phase_runs import state_of
 
         known = self._known.setdefault(self._key(point), {})
         if phase not in known:
@@ -225,7 +225,7 @@ class _PhaseTraces:
     @property
     def keeps_state(self) -> bool:
         """Whether what a phase runs may depend on the phase before it: not, if two points left the model the same."""
-        from llm_perf_opt.harness.kept_state import is_same_state
+        from llm_perf_opt.harness.phase_runs import is_same_state
 
         return len(self._states) < 2 or not is_same_state(*self._states)
 

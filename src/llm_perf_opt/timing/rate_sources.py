@@ -16,7 +16,7 @@ from llm_perf_opt.timing.rates import RateSource
 Rates = Hardware | Calibration  # where times come from
 DATA_SHEET, TABLES = "data-sheet", "tables"
 ENGINES = ("vllm", "sglang", "trtllm")
-DEFAULT_ENGINE = ENGINES[0]  # which replays run as well
+DEFAULT_KERNEL_ENGINE = ENGINES[0]  # whose measured kernels time a step; replays run it as well
 
 
 def find_rates(
@@ -90,7 +90,7 @@ def source_of(
     from llm_perf_opt.timing.kernels.systems import system_of
     from llm_perf_opt.timing.recorded_rates import recorded_rates
 
-    found = table_rates(below, engine or DEFAULT_ENGINE if below.is_engine else None)
+    found = table_rates(below, engine or DEFAULT_KERNEL_ENGINE if below.is_engine else None)
     if found is None and (kernels == TABLES or engine is not None):
         require_tables(below.device)
     if found is None and system_of(below.device) is None:

@@ -22,10 +22,9 @@ from llm_perf_opt.core.report import (
     table_of,
 )
 from llm_perf_opt.core.units import format_count, format_seconds
-from llm_perf_opt.serving.capacity.outcome import DAY_S, ReplayOutcome
-from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.outcome import DAY_S, Promise, ReplayOutcome
+from llm_perf_opt.serving.capacity.replay_report import GLANCE, Banded, limit_of, times_text
 from llm_perf_opt.serving.capacity.steady_state import SteadyState
-from llm_perf_opt.serving.capacity.tables import GLANCE, Banded, limit_of, times_text
 
 FLEETS, CONSIDERED = "Fleets", "Plans that were considered, without a replay"
 _HOUR_S, _MILLION = 3600.0, 1e6

@@ -10,10 +10,10 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.workload import PageSize
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome
+from llm_perf_opt.serving.capacity.replay_report import Banded
 from llm_perf_opt.serving.capacity.replays import Replays
 from llm_perf_opt.serving.capacity.search import PlanCandidate
 from llm_perf_opt.serving.capacity.steady_state import mean_request
-from llm_perf_opt.serving.capacity.tables import Banded
 from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic

@@ -15,8 +15,8 @@ from llm_perf_opt.core.parallel_plan import AXES
 from llm_perf_opt.core.workload import Deployment
 from llm_perf_opt.serving.engine_code import trace_named
 from llm_perf_opt.serving.fit import fit_of, rank_memory
-from llm_perf_opt.serving.ranks.plan_figures import PlanTime, plan_figures
-from llm_perf_opt.serving.ranks.rank_figures import rank_kinds
+from llm_perf_opt.serving.plan_figures import PlanTime, plan_figures
+from llm_perf_opt.serving.rank_figures import rank_kinds
 from llm_perf_opt.sweeps.function.figures.needs import figures_of
 from llm_perf_opt.sweeps.function.figures.times import times_by_point
 from llm_perf_opt.sweeps.run_function import RunFunction, trace_function
