@@ -23,7 +23,7 @@ from llm_perf_opt.serving.rank_figures import (
     rank_tables,
 )
 from llm_perf_opt.timing.datasheet_rates import Execution
-from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.timing.rate_sources import find_machine, source_of
 from llm_perf_opt.timing.rates import RateSource
 from llm_perf_opt.tracing.deployed_traces import deployed_device
 from llm_perf_opt.tracing.traced_run import TracedRun
@@ -104,5 +104,5 @@ def per_rank(
     device = deployed_device(run.graphs) if device is None else device
     if device is None:
         return ranks_answer(kinds)
-    rates = find_rates(device, devices_file=devices_file, execution=execution, graphs=kinds[0])
-    return ranks_answer(kinds, source_of(rates, execution, kernels=None, runs=kinds))
+    machine = find_machine(device, devices_file=devices_file, execution=execution, graphs=kinds[0])
+    return ranks_answer(kinds, source_of(machine, execution, rates=None, runs=kinds))

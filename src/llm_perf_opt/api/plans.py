@@ -163,7 +163,7 @@ def plans(
         copies_key_heads=Execution(execution) is Execution.FUSED,
         **workload,
     )
-    rates = source_of(cluster if cluster.count > 1 else cluster.device, execution, kernels=None)
+    rates = source_of(cluster if cluster.count > 1 else cluster.device, execution, rates=None)
     tried = plans_of(cluster.count, with_experts=_has_experts(origin))
     search = _Search(origin, rates, cluster)
     for number, plan in enumerate(tried[:max_plans], 1):

@@ -30,7 +30,7 @@ from llm_perf_opt.timing.datasheet_rates import SOURCE, DataSheetRates, Executio
 from llm_perf_opt.timing.lower_bound import BoundBy
 from llm_perf_opt.timing.predict import StageTime, predict, total_wall
 from llm_perf_opt.timing.prediction_report import prediction_report
-from llm_perf_opt.timing.rate_sources import DATA_SHEET, Rates, source_of
+from llm_perf_opt.timing.rate_sources import DATA_SHEET, Machine, source_of
 from llm_perf_opt.timing.rates import Band, RateSource
 from llm_perf_opt.timing.speed import Speed, bottleneck_text, bottlenecks, pages_text, speed_of, speed_text
 from llm_perf_opt.tracing.deployed_traces import redeployed
@@ -101,7 +101,7 @@ class PredictionAnswer(Answer):
     correction: Correction | None = None  # by what the user measured; None: nothing was
     shortage: Shortage | None = None  # None: it fits, or that is not known
     _graphs: tuple[CallGraph, ...]
-    _rates: Rates
+    _machine: Machine
     _source: RateSource
     _times: tuple[tuple[StageTime, ...], ...]  # of each graph
     _memory: RunMemory
@@ -172,7 +172,9 @@ class PredictionAnswer(Answer):
             self.speed,
             self._memory,
             self.device,
-            machine=self.machine if isinstance(self._rates, Calibration) else hardware_id(self._rates) or self.machine,
+            machine=self.machine
+            if isinstance(self._machine, Calibration)
+            else hardware_id(self._machine) or self.machine,
             how=execution_text(self.execution, self.engine) if self.device is not None else "as calibrated",
             shortage=self.shortage,
             rates=self.rates,
@@ -187,7 +189,7 @@ class PredictionAnswer(Answer):
         notes = tuple(deployment_notes(self._graphs))
         report = with_correction(with_run(self.times(), self.run), self.correction)
         report = replace(report, answer=self.answer)
-        if isinstance(self._rates, Calibration):
+        if isinstance(self._machine, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
         first = 1 if self.run is None else 2
         memory = with_serving_fit(Report(title="", tables=(need_table(self._memory, self.device),)), self._fit)
@@ -198,36 +200,36 @@ class PredictionAnswer(Answer):
 
 def prediction_answer(
     graphs: tuple[CallGraph, ...],
-    rates: Rates,
+    machine: Machine,
     execution: str = Execution.EAGER,
     others: Sequence[tuple[CallGraph, ...]] = (),
     *,
-    kernels: str | None = DATA_SHEET,
+    rates: str | None = DATA_SHEET,
     engine: str | None = None,
 ) -> PredictionAnswer:
     """The prediction of every stage of every phase; `others` are the phases of further kinds of rank."""
     with shared_work():
-        return _prediction(graphs, rates, execution, others, kernels, engine)
+        return _prediction(graphs, machine, execution, others, rates, engine)
 
 
 def _prediction(
     graphs: tuple[CallGraph, ...],
-    rates: Rates,
+    machine: Machine,
     execution: str,
     others: Sequence[tuple[CallGraph, ...]],
-    kernels: str | None,
+    rates: str | None,
     engine: str | None,
 ) -> PredictionAnswer:
-    device = None if isinstance(rates, Calibration) else device_of(rates)
+    device = None if isinstance(machine, Calibration) else device_of(machine)
     fit = None if device is None else fullest_traced_fit((graphs, *others), device)
-    source = source_of(rates, execution, kernels, engine, (graphs, *others))
+    source = source_of(machine, execution, rates, engine, (graphs, *others))
     memory = largest_need((graphs, *others))
     times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
         machine=source.title,
         device=device,
-        cluster=rates if isinstance(rates, Cluster) else None,
+        cluster=machine if isinstance(machine, Cluster) else None,
         execution=execution,
         rates=source.name,
         engine=source.engine,
@@ -237,7 +239,7 @@ def _prediction(
         ranks=None if device is None else ranks_answer((graphs, *others), source, [times]),
         shortage=None if device is None else shortage_on((graphs, *others), device),
         _graphs=graphs,
-        _rates=rates,
+        _machine=machine,
         _source=source,
         _times=times,
         _memory=memory,

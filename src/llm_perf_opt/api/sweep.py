@@ -261,7 +261,7 @@ def sweep_answer(
     refuse_rows(batches, contexts)
     one = None if device is None else device_of(device)
     cluster = None if device is None else cluster_of(device)
-    rates = None if device is None else source_of(device, execution, kernels=None, runs=[function.proven_graphs()])
+    rates = None if device is None else source_of(device, execution, rates=None, runs=[function.proven_graphs()])
     phases = tuple(_phase_sweep(one, rates, trace_phase, function.workload.new_tokens) for one in function.phases)
     pairs: list[Pair] = [*product(batches.values, contexts.values)]
     unproven = {pair for phase in phases for pair, held in zip(pairs, phase.proven(pairs), strict=True) if not held}

@@ -108,12 +108,12 @@ class Trace(TracedRun):
         figures, the result of a load generator, a GPU recording, the folder of a `profile`; or a list of these.
         """
         from llm_perf_opt.api.prediction import corrected_prediction, prediction_answer, with_decode_steps
-        from llm_perf_opt.timing.rate_sources import find_rates
+        from llm_perf_opt.timing.rate_sources import find_machine
 
         graphs = self._finished()
         if device is None and calibration is None:
             device = deployed_device(graphs)
-        machine = find_rates(
+        machine = find_machine(
             device,
             calibration=calibration,
             devices_file=devices_file,
@@ -123,7 +123,7 @@ class Trace(TracedRun):
             engine=engine,
         )
         others = [one._finished() for one in self.others]
-        answer = prediction_answer(graphs, machine, execution, others, kernels=rates, engine=engine)
+        answer = prediction_answer(graphs, machine, execution, others, rates=rates, engine=engine)
         if decode_steps is not None:
             answer = with_decode_steps(self, answer, decode_steps)
         return answer if measured is None else corrected_prediction(self, answer, measured)

@@ -187,7 +187,7 @@ def whole_report(
     times = found if cost.memory is not None else ()
     with shared_work():
         predictions = tuple(
-            prediction_answer(cost.graphs, hardware, execution, kernels=rates, engine=engine) for hardware in times
+            prediction_answer(cost.graphs, hardware, execution, rates=rates, engine=engine) for hardware in times
         )
     return WholeReport(
         model=cost.model,

@@ -196,7 +196,7 @@ class ServedModel:
     def _encoder(self, device: Device) -> Curve:
         """The time that images take, whole on every rank, by how many tokens they become."""
         if device.id not in self._encoders:
-            rates, found = source_of(device, Execution.FUSED, kernels=None), dict[float, float]()
+            rates, found = source_of(device, Execution.FUSED, rates=None), dict[float, float]()
             for tokens, trace in self._traces_of_pages():
                 # What belongs to no tower beside the language model has the name of its phase.
                 walls = [

@@ -139,12 +139,12 @@ class RunFunction(Generic[R_co]):
     ) -> TimeColumns:
         """Times at many points at once, as `predict` gives them for one."""
         from llm_perf_opt.sweeps.function.points import sizes_in_range
-        from llm_perf_opt.timing.rate_sources import find_rates, source_of
+        from llm_perf_opt.timing.rate_sources import find_machine, source_of
 
-        rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
+        machine = find_machine(device, calibration=calibration, devices_file=devices_file, execution=execution)
         columns = self._inside(phase, points)
         with sizes_in_range():
-            source = source_of(rates, execution, kernels=None, runs=[self.proven_graphs()])
+            source = source_of(machine, execution, rates=None, runs=[self.proven_graphs()])
             return self.phase(phase).times(columns, source)
 
     def _inside(self, phase: str, points: Mapping[str, Any]) -> Points:

@@ -30,7 +30,7 @@ from llm_perf_opt.sweeps.studies.tasks import (
     workload_text,
 )
 from llm_perf_opt.sweeps.studies.traced_points import TracedPoint, TracedPoints, served_batches
-from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.timing.rate_sources import find_machine, source_of
 from llm_perf_opt.tracing.traced_run import TracedRun
 
 MOST_TRACED = 16  # points outside all cells of a function, each traced by itself
@@ -185,8 +185,8 @@ def _deployed_tables(task: StudyTask, function: RunFunction[TracedRun], deployme
 
     assert task.contexts is not None, "a function is asked at contexts"
     cluster = deployment.cluster()
-    machine = find_rates(cluster if cluster.count > 1 else cluster.device)
-    rates = source_of(machine, task.execution, kernels=task.rates, runs=[function.proven_graphs()])
+    machine = find_machine(cluster if cluster.count > 1 else cluster.device)
+    rates = source_of(machine, task.execution, rates=task.rates, runs=[function.proven_graphs()])
     fixed = {**_identity(task, deployment), **_machine(deployment), "image_tokens": function.media_tokens}
     fixed |= {"status": OK, "origin": "function", "rates": rates.name}
     served = _Served(function, cluster, task)

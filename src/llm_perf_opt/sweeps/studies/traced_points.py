@@ -24,7 +24,7 @@ from llm_perf_opt.sweeps.studies.figures import Figures, TimedPhase, named, time
 from llm_perf_opt.sweeps.studies.study_columns import DECODE, FIGURES, PREFILL
 from llm_perf_opt.sweeps.studies.tasks import PointDeployment, StudyTask
 from llm_perf_opt.timing.datasheet_rates import Execution
-from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.timing.rate_sources import find_machine, source_of
 from llm_perf_opt.timing.rates import RateSource
 from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.traced_run import TracedRun, media_tokens
@@ -87,9 +87,9 @@ class TracedPoints:
         cluster = deployment.cluster()
         traced = self._in_format(deployment, batch // deployment.replicas, context)
         rates = source_of(
-            find_rates(cluster if cluster.count > 1 else cluster.device),
+            find_machine(cluster if cluster.count > 1 else cluster.device),
             self.task.execution,
-            kernels=self.task.rates,
+            rates=self.task.rates,
             runs=traced.kinds,
         )
         first = traced.kinds[0][0]
