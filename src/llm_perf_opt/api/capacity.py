@@ -211,7 +211,7 @@ def _considered(
     server: MeasuredServer,
 ) -> _Found:
     mean, refused = mean_request(requests), list[str]()
-    found = [one for model in served for one in candidates(model, clusters, mean, asked, refused)]
+    found = [candidate for model in served for candidate in candidates(model, clusters, mean, asked, refused)]
     if not found:
         raise UsageError(
             f"{served[0].origin.name} does not fit on {', '.join(map(str, clusters))}.",
@@ -238,8 +238,8 @@ def _answer(
         requests=len(requests.requests),
         promise=promise,
         deadline=deadline,
-        fleets=tuple(one.fleet for one in fleets),
-        considered=tuple(one.replica.considered for one in found.candidates),
+        fleets=tuple(fleet.fleet for fleet in fleets),
+        considered=tuple(candidate.replica.considered for candidate in found.candidates),
         refused=tuple(dict.fromkeys(found.refused)),
         engine=best.replayed[0].engine,
         step_seconds=served.step_shares(best.candidate.cluster.device, replica.considered, mean_request(requests)),

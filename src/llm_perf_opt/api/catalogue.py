@@ -55,7 +55,7 @@ class ModelsAnswer(Answer):
 
     def _found(self) -> Report:
         rows: list[tuple[Cell, ...]] = [(name, "registered", None, title) for name, title in self.models.items()]
-        rows += [(one.name, one.kind or WHEEL_KIND, one.parameters, _origin(one)) for one in self.others]
+        rows += [(other.name, other.kind or WHEEL_KIND, other.parameters, _origin(other)) for other in self.others]
         columns = (Column("model"), Column("kind"), Column("parameters", Kind.COUNT), Column("from"))
         if not rows:
             near = near_names(self.search or "")
@@ -241,7 +241,7 @@ class InstallationAnswer(Answer):
         if engine.version is None:
             yield Note(f"vllm: {engine.problem}")
         elif not engine.is_checked:
-            checked = ", ".join(one.version for one in checked_versions())
+            checked = ", ".join(checked_version.version for checked_version in checked_versions())
             yield Note(
                 f"vllm: replays were compared with the real engine of {checked}, not of {engine.version}.",
                 Level.WARNING,

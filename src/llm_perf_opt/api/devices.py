@@ -304,7 +304,11 @@ class ClusterAnswer(Answer):
         links += [("between nodes", cluster.between)] if cluster.nodes > 1 else []
         told = [f"{where} {'not known' if link is None else f'{link.id}'}" for where, link in links]
         yield f"{cluster}: {counted(cluster.count, 'device')}, {', '.join(told)}."
-        known = [one for one in self.collectives if one.time.low_ns is not None and one.time.high_ns is not None]
+        known = [
+            collective
+            for collective in self.collectives
+            if collective.time.low_ns is not None and collective.time.high_ns is not None
+        ]
         if known and (low := (largest := _largest(known)).time.low_ns) and (high := largest.time.high_ns):
             size = format_bytes(largest.collective.payload_bytes)
             band = f"{format_seconds(low / 10**9)} to {format_seconds(high / 10**9)}"
@@ -331,7 +335,9 @@ class ClusterAnswer(Answer):
             "Bound: no algorithm is faster. Low to high: what libraries reach, from the best form at the highest "
             "fraction of the link that anyone measured to rings at the lowest. Nothing else is on the links."
         )
-        for why in dict.fromkeys(one.time.why_unknown for one in self.collectives if one.time.why_unknown):
+        for why in dict.fromkeys(
+            collective.time.why_unknown for collective in self.collectives if collective.time.why_unknown
+        ):
             yield Note(f"Unknown: {why}. Describe it in a file for --devices.", Level.WARNING)
         for link in (self.cluster.inside, self.cluster.between if self.cluster.nodes > 1 else None):
             if link is not None and link.unverified:

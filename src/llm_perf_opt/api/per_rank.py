@@ -100,7 +100,7 @@ def per_rank(
     execution: str = Execution.EAGER,
 ) -> RanksAnswer | None:
     """The answer for a run; `device` is one, or a cluster, by default what the run was made for."""
-    kinds = [one._finished() for one in run.ranks]
+    kinds = [rank._finished() for rank in run.ranks]
     device = deployed_device(run.graphs) if device is None else device
     if device is None:
         return ranks_answer(kinds)

@@ -240,4 +240,4 @@ def _reason(plan: ParallelPlan, error: PerfOptError) -> str:
 
 
 def _phases(trace: TracedRun) -> Sequence[tuple[CallGraph, ...]]:
-    return [one._finished() for one in trace.ranks]
+    return [rank._finished() for rank in trace.ranks]

@@ -137,7 +137,7 @@ class PredictionAnswer(Answer):
         bounds, expected = [one.lower_bound_s for one in stages], [one.expected_s for one in stages]
         return PhaseBand(
             name=f"{graph.phase} of one token" if isinstance(steps, int) and steps else graph.phase,
-            lower_bound_s=None if None in bounds else sum(one or 0 for one in bounds) / parts,
+            lower_bound_s=None if None in bounds else sum(bound or 0 for bound in bounds) / parts,
             low_s=sum(one.low_s for one in stages) / parts,
             high_s=sum(one.high_s for one in stages) / parts,
             expected_s=None if None in expected else sum(one or 0 for one in expected) / parts,
@@ -257,7 +257,7 @@ def corrected_prediction(trace: TracedRun, answer: PredictionAnswer, measured: G
     source = answer._source
     found = corrected_times(trace, source, answer._times, measured)
     phases = trace.phases
-    kinds = [one.graphs for one in trace.ranks]
+    kinds = [rank.graphs for rank in trace.ranks]
     others = [corrected_others(graphs, source, found) for graphs in kinds[1:]]
     return replace(
         answer,
@@ -359,7 +359,7 @@ def shortage_on(kinds: Sequence[tuple[CallGraph, ...]], device: Device) -> Short
     if short is None:
         return None
     needs = [dict(_needs_if_narrower(graphs)) for graphs in kinds]
-    largest = {name: max(one[name] for one in needs) for name in _NARROWER if all(name in one for one in needs)}
+    largest = {name: max(need[name] for need in needs) for name in _NARROWER if all(name in one for one in needs)}
     return replace(short, formats=tuple((name, size) for name, size in largest.items() if size <= device.memory_bytes))
 
 

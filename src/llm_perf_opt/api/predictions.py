@@ -96,7 +96,7 @@ class PredictionsAnswer(Answer):
         )
 
     def _lines(self) -> Iterator[str]:
-        holding = [one for one in self.devices if one.fits]
+        holding = [device for device in self.devices if device.fits]
         how = execution_text(self.execution, self.engine)
         if not self.devices:
             yield f"{self.model}: none of {format_count(len(self.refused))} devices has a prediction."
@@ -163,7 +163,7 @@ def _columns(rows: Sequence[DevicePrediction]) -> dict[Column, Callable[[DeviceP
         Column("rates"): lambda one: one.rates,
     }
     always = ("fits", "short", "bound by", "needed")
-    pages = "pages/s" if any(one.speed.pages_per_s is not None for one in rows) else "pages/s to TTFT"
+    pages = "pages/s" if any(row.speed.pages_per_s is not None for row in rows) else "pages/s to TTFT"
     return {
         replace(column, name=pages) if column.name == "pages/s" else column: cell
         for column, cell in cells.items()

@@ -281,7 +281,7 @@ def sweep_answer(
         batches=batches,
         contexts=contexts,
         points=points,
-        added=tuple(one for phase in phases for one in added_costs(phase, batches, contexts)),
+        added=tuple(added_cost for phase in phases for added_cost in added_costs(phase, batches, contexts)),
         bends=tuple(
             bend for phase in steps for context in shown_values(contexts) for bend in bends(phase, batches, context)
         ),
@@ -292,13 +292,13 @@ def sweep_answer(
         open_regions=tuple(
             OpenCell(
                 phase=phase.phase,
-                batch=one.region[BATCH],
-                context=one.region[CONTEXT],
-                only=None if one.stride is None else str(one.stride),
-                why=str(one.why),
+                batch=open_region.region[BATCH],
+                context=open_region.region[CONTEXT],
+                only=None if open_region.stride is None else str(open_region.stride),
+                why=str(open_region.why),
             )
             for phase in function.phases
-            for one in phase.open_regions
+            for open_region in phase.open_regions
         ),
         traces=sum(phase.traces for phase in function.phases),
         _function=function,
@@ -336,12 +336,12 @@ def _points(phases: Sequence[PhaseSweep], pairs: Sequence[Pair], *, traced: bool
 
 
 def _proven(phase: PhaseFunction) -> Iterator[ProvenCell]:
-    for one in phase.cells:
+    for cell in phase.cells:
         yield ProvenCell(
             phase=phase.phase,
-            batch=one.region[BATCH],
-            context=one.region[CONTEXT],
-            only=None if one.cell.stride is None else str(one.cell.stride),
-            checked_points=len({tuple(sorted(point.items())) for point in one.cell.checked}),
-            flops=None if one.figures is None else str(one.figures.total.flops),
+            batch=cell.region[BATCH],
+            context=cell.region[CONTEXT],
+            only=None if cell.cell.stride is None else str(cell.cell.stride),
+            checked_points=len({tuple(sorted(point.items())) for point in cell.cell.checked}),
+            flops=None if cell.figures is None else str(cell.figures.total.flops),
         )

@@ -59,7 +59,7 @@ class Trace(TracedRun):
         """What each stage runs and costs; with `times`, a trace that measured, how long it took."""
         from llm_perf_opt.api.stages import stages_answer
 
-        others = [one.graphs for one in self.others]
+        others = [other.graphs for other in self.others]
         return stages_answer(self.graphs, None if times is None else times.graphs, others)
 
     def cost(
@@ -122,7 +122,7 @@ class Trace(TracedRun):
             rates=rates,
             engine=engine,
         )
-        others = [one._finished() for one in self.others]
+        others = [other._finished() for other in self.others]
         answer = prediction_answer(graphs, machine, execution, others, rates=rates, engine=engine)
         if decode_steps is not None:
             answer = with_decode_steps(self, answer, decode_steps)

@@ -115,7 +115,7 @@ class MixedSteps:
             found,
             model=self.model,
             sequences=len(sequences),
-            new_tokens=sum(one.new_tokens for one in sequences),
+            new_tokens=sum(sequence.new_tokens for sequence in sequences),
             cached_tokens=sum(one.cached_tokens for one in sequences),
             bytes_moved_at_most=found.at_most("bytes_moved"),
             checked=self._checked(program, sequences),
@@ -137,7 +137,8 @@ class MixedSteps:
         """The one cell that holds all sequences; a first chunk and a decode stand at its edge."""
         several = [(n, one) for n, one in enumerate(self.chunk.cells) if one.region[BATCH][0] < one.region[BATCH][1]]
         places = {
-            one: next((number for number, cell in several if _is_in(cell.region, one)), None) for one in set(sequences)
+            sequence: next((number for number, cell in several if _is_in(cell.region, sequence)), None)
+            for sequence in set(sequences)
         }
         outside = next((one for one, place in places.items() if place is None), None)
         if outside is not None:
@@ -191,11 +192,11 @@ class MixedSteps:
 
 
 def _decoding(sequences: Sequence[PackedSequence]) -> list[PackedSequence]:
-    return [one for one in sequences if one.new_tokens == 1 and one.cached_tokens]
+    return [sequence for sequence in sequences if sequence.new_tokens == 1 and sequence.cached_tokens]
 
 
 def _beginning(sequences: Sequence[PackedSequence]) -> list[PackedSequence]:
-    return [one for one in sequences if not one.cached_tokens]
+    return [sequence for sequence in sequences if not sequence.cached_tokens]
 
 
 def _is_in(region: Mapping[str, tuple[int, int]], one: PackedSequence) -> bool:
@@ -209,7 +210,7 @@ def _text(one: PackedSequence) -> str:
 
 
 def _sequences(chunks: Sequence[tuple[int, int]], decodes: Sequence[int]) -> list[PackedSequence]:
-    sequences = [*(PackedSequence(*one) for one in chunks), *(PackedSequence(1, cached) for cached in decodes)]
+    sequences = [*(PackedSequence(*chunk) for chunk in chunks), *(PackedSequence(1, cached) for cached in decodes)]
     if not sequences:
         raise UsageError("A step has at least one sequence.", why="there are no chunks and no decodes", fix="give some")
     for one in sequences:

@@ -194,7 +194,9 @@ def _require_stages(origin: Origin, stage: str | Sequence[str] | None) -> None:
     """Refuse the name of a stage that no phase has."""
     if stage is not None:
         targets = origin.targets()
-        chosen_stages(stage, (name for one in targets for name in (*(part.name for part in one.stages), one.phase)))
+        chosen_stages(
+            stage, (name for target in targets for name in (*(part.name for part in target.stages), target.phase))
+        )
 
 
 def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None, cache: str | None = None) -> Trace:

@@ -329,7 +329,7 @@ def does_it_serve(found: TracedFit | None) -> str | None:
 
 def how_fast(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer], unknown: Iterable[str] = ()) -> str:
     """The band of every phase; of a decode that of one step. Of several machines that with the lowest upper end."""
-    best = min(predictions, key=lambda one: one.high_s)
+    best = min(predictions, key=lambda prediction: prediction.high_s)
     bands = ", ".join(_band_text(best.phase_band(graph)) for graph in graphs)
     several = f"fastest of {len(predictions)} is {best.machine}: " if len(predictions) > 1 else ""
     return _with_unknown(f"{several}{bands}", unknown)
@@ -373,7 +373,10 @@ def deployment_table(graphs: Sequence[CallGraph], predictions: Sequence[Predicti
 
 
 def _rows(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, str]]:
-    yield "devices", ", ".join(one.machine for one in predictions) or "none named: figures of any device, no times"
+    yield (
+        "devices",
+        ", ".join(prediction.machine for prediction in predictions) or "none named: figures of any device, no times",
+    )
     if not graphs:
         return
     first = graphs[0]
@@ -396,7 +399,7 @@ def _semantics(predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, s
     one = predictions[0]
     engine = f"; kernels of {one.engine}" if one.engine else ""
     yield "execution", f"{_EXECUTIONS[Execution(one.execution)]}{engine}"
-    sources = dict.fromkeys(one.rates for one in predictions)
+    sources = dict.fromkeys(prediction.rates for prediction in predictions)
     named = (f"{source} ({', '.join(one.machine for one in predictions if one.rates == source)})" for source in sources)
     yield "times from", next(iter(sources)) if len(sources) == 1 else "; ".join(named)
 
@@ -414,13 +417,13 @@ def speed_chapter(graphs: Sequence[CallGraph], predictions: Sequence[PredictionA
     return Report(
         title=speed_title(predictions),
         charts=tuple(_charts(graphs, predictions)),
-        chapters=tuple(replace(one.times(), title=one.machine) for one in predictions),
+        chapters=tuple(replace(prediction.times(), title=prediction.machine) for prediction in predictions),
     )
 
 
 def machine_table(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Table:
     """A row for each phase on each machine: its times, and whether the machine has the memory."""
-    rows = [(one, one.phase_band(graph)) for one in predictions for graph in graphs]
+    rows = [(prediction, prediction.phase_band(graph)) for prediction in predictions for graph in graphs]
     has_expected = any(band.expected_s is not None for _, band in rows)
     edges = ("low", "expected", "high") if has_expected else ("data sheet low", "data sheet high")
     times = ("lower bound", *edges)
@@ -446,7 +449,7 @@ def _memory(one: PredictionAnswer) -> tuple[Cell, ...]:
 def _charts(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Iterator[BarChart]:
     """A chart for each phase: lower bound, low and high of every machine."""
     for graph in graphs:
-        bands = [one.phase_band(graph) for one in predictions]
+        bands = [prediction.phase_band(graph) for prediction in predictions]
         yield BarChart(
             title=f"Predicted time by device: {bands[0].name}",
             categories=tuple(one.machine for one in predictions),

@@ -206,7 +206,7 @@ def _plain(name: str) -> str:
 
 def _is_device(name: str, device: Device) -> bool:
     given = _plain(name)
-    known = {_plain(one) for one in (device.id, device.name, *device.reported_names)}
+    known = {_plain(reported_name) for reported_name in (device.id, device.name, *device.reported_names)}
     return any(given in one or one in given for one in known if one)
 
 
@@ -297,7 +297,7 @@ def corrected_times(trace: TracedRun, source: RateSource, times: PhaseTimes, mea
     given = read_given(measured)
     maker = MeasuredPoints(trace=trace, source=source, times=times)
     runs = (*given.runs, *(joined_run(trace, path, maker) for path in given.recordings))
-    found = [one for run in runs for one in found_times(run, maker)]
+    found = [found_time for run in runs for found_time in found_times(run, maker)]
     if not found:
         raise PerfOptError(
             "Nothing of this prediction was measured.",

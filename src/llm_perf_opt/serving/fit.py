@@ -106,7 +106,10 @@ def rank_memory(
     is_last = plan.stage_of(plan.rank or 0) == plan.pp - 1
     widths = None if decode is None else forward_widths(decode, plan=plan, is_last=is_last)
     weights = engine_weights(graph, device, engine=engine, plan=plan, decode=decode)
-    gathered = 2 * max((one.payload_bytes for one in _collectives(graph) if _gathers_weights(one, plan)), default=0)
+    gathered = 2 * max(
+        (collective.payload_bytes for collective in _collectives(graph) if _gathers_weights(collective, plan)),
+        default=0,
+    )
     terms = (MemoryTerm(name="weights of two layers, gathered", bytes=gathered),) if gathered else ()
     return RankMemory(
         plan=plan,

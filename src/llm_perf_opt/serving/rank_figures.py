@@ -79,7 +79,7 @@ class RankPhase:
     @property
     def sent_bytes(self) -> int | None:
         """By this rank to others, in all collectives; None while one of them is unknown."""
-        known = [one.sent_bytes for one in self.collectives if one.sent_bytes is not None]
+        known = [collective.sent_bytes for collective in self.collectives if collective.sent_bytes is not None]
         return sum(known) if len(known) == len(self.collectives) else None
 
 
@@ -373,8 +373,9 @@ def _balance_table(found: Sequence[Balance]) -> Table:
 def describe_collectives(phase: RankPhase) -> str:
     """In words: `160 all-reduce of 2.5 GiB, 1 all-gather of 250 KiB`."""
     found = [
-        f"{one.count:,} {one.kind}" + ("" if one.payload_bytes is None else f" of {format_bytes(one.payload_bytes)}")
-        for one in phase.collectives
+        f"{collective.count:,} {collective.kind}"
+        + ("" if collective.payload_bytes is None else f" of {format_bytes(collective.payload_bytes)}")
+        for collective in phase.collectives
     ]
     return ", ".join(found) or "none"
 

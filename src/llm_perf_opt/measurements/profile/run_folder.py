@@ -208,9 +208,9 @@ def measured_part(record: Any) -> Any:
     if not is_dataclass(record):
         return record
     return {
-        one.name: measured_part(getattr(record, one.name))
-        for one in fields(record)
-        if not one.metadata.items() >= NOT_MEASURED.items()
+        field.name: measured_part(getattr(record, field.name))
+        for field in fields(record)
+        if not field.metadata.items() >= NOT_MEASURED.items()
     }
 
 
@@ -229,7 +229,7 @@ def operators_text(operators: Sequence[OperatorTime], columns: Sequence[str] = _
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(asdict(one) for one in operators)
+    writer.writerows(asdict(operator) for operator in operators)
     return text.getvalue()
 
 

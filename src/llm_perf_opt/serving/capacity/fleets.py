@@ -287,7 +287,9 @@ def _per_gpu_chart(fleets: Sequence[Fleet]) -> Chart:
 
     def values(edge: str) -> tuple[float, ...]:
         outcomes: list[ReplayOutcome] = [getattr(fleet.banded, edge) for fleet in fleets]
-        rates = [(one.pages_per_s or 0.0) * DAY_S if has_pages else one.output_tokens_per_s for one in outcomes]
+        rates = [
+            (outcome.pages_per_s or 0.0) * DAY_S if has_pages else outcome.output_tokens_per_s for outcome in outcomes
+        ]
         return tuple(round(rate / fleet.gpus) for rate, fleet in zip(rates, fleets, strict=True))
 
     return BarChart(

@@ -200,8 +200,8 @@ class MeasuredServer:
 
     def notes(self) -> Iterator[Note]:
         """What was corrected."""
-        for one in self.factors[-1:]:
-            yield from one.notes()
+        for factor in self.factors[-1:]:
+            yield from factor.notes()
 
 
 def read_server(given: str | Path | Sequence[str | Path] | None) -> MeasuredServer:

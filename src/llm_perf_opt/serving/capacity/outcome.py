@@ -174,7 +174,7 @@ def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = F
     arrivals = sorted(time for one in replicas for time in one.requests.arrival_s)
     ends = sorted(time for one in replicas for time in one.requests.last_token_s)
     seconds = max(ends[-1] - arrivals[0], 1e-9)
-    waiting = [count for one in replicas for count in one.steps.waiting]
+    waiting = [count for replica in replicas for count in replica.steps.waiting]
     e2e, queue = (
         _sorted(time for one in replicas for time in _since_arrival(one, event))
         for event in ("last_token_s", "scheduled_s")
@@ -249,7 +249,7 @@ def _per_token(one: Replayed) -> Iterator[float]:
 
 def _mean_cache_use(replicas: Sequence[Replayed]) -> float:
     """Weighed by how long each step lasted."""
-    total = sum(sum(one.steps.duration_s) for one in replicas)
+    total = sum(sum(replica.steps.duration_s) for replica in replicas)
     weighed = sum(
         use * lasts for one in replicas for use, lasts in zip(one.steps.cache_use, one.steps.duration_s, strict=True)
     )

@@ -62,7 +62,7 @@ class Replays:
                 edges.append(self._replicas(candidate, traffic, factor))
         pages = sum(len(request.images) for request in traffic.requests)
         is_closed = traffic.concurrency is not None
-        middle, low, high = (outcome(one, pages=pages, is_closed=is_closed) for one in (expected, *edges))
+        middle, low, high = (outcome(edge, pages=pages, is_closed=is_closed) for edge in (expected, *edges))
         fleet = Fleet(
             considered=considered,
             replicas=candidate.replicas,
