@@ -116,7 +116,7 @@ class MixedSteps:
             model=self.model,
             sequences=len(sequences),
             new_tokens=sum(sequence.new_tokens for sequence in sequences),
-            cached_tokens=sum(one.cached_tokens for one in sequences),
+            cached_tokens=sum(sequence.cached_tokens for sequence in sequences),
             bytes_moved_at_most=found.at_most("bytes_moved"),
             checked=self._checked(program, sequences),
             region=cell.region,
@@ -135,12 +135,14 @@ class MixedSteps:
 
     def _cell_of(self, sequences: Sequence[PackedSequence]) -> tuple[int, FunctionCell]:
         """The one cell that holds all sequences; a first chunk and a decode stand at its edge."""
-        several = [(n, one) for n, one in enumerate(self.chunk.cells) if one.region[BATCH][0] < one.region[BATCH][1]]
+        several = [
+            (n, cell) for n, cell in enumerate(self.chunk.cells) if cell.region[BATCH][0] < cell.region[BATCH][1]
+        ]
         places = {
             sequence: next((number for number, cell in several if _is_in(cell.region, sequence)), None)
             for sequence in set(sequences)
         }
-        outside = next((one for one, place in places.items() if place is None), None)
+        outside = next((sequence for sequence, place in places.items() if place is None), None)
         if outside is not None:
             raise UsageError(
                 f"A sequence of {_text(outside)} is in no proven cell of several batches.",
@@ -149,7 +151,7 @@ class MixedSteps:
                 "or with more traces",
             )
         number = next(iter(places.values()))
-        other = next((one for one, place in places.items() if place != number), None)
+        other = next((sequence for sequence, place in places.items() if place != number), None)
         if other is not None:
             raise UsageError(
                 f"Sequences of {_text(next(iter(places)))} and of {_text(other)} are two programs.",
@@ -173,21 +175,21 @@ class MixedSteps:
             phase = self.phases.get(name)
             if phase is None or not group:
                 continue
-            distinct = sorted(set(group), key=lambda one: (one.new_tokens, one.cached_tokens))
-            lengths = [one.cached_tokens if name == DECODE else one.new_tokens for one in distinct]
+            distinct = sorted(set(group), key=lambda sequence: (sequence.new_tokens, sequence.cached_tokens))
+            lengths = [sequence.cached_tokens if name == DECODE else sequence.new_tokens for sequence in distinct]
             batch = phase.domain[BATCH][0]
             points = {BATCH: np.full(len(lengths), batch), CONTEXT: np.asarray(lengths, dtype=np.int64)}
             known = phase.cell_of_points(points) >= 0
             flops = phase.figures({key: column[known] for key, column in points.items()}, ("flops",))["flops"]
-            held = [one for one, is_known in zip(distinct, known, strict=True) if is_known]
-            for one, traced in zip(held, flops, strict=True):
-                if program.figures([one] * batch).flops != traced:
+            held = [sequence for sequence, is_known in zip(distinct, known, strict=True) if is_known]
+            for sequence, traced in zip(held, flops, strict=True):
+                if program.figures([sequence] * batch).flops != traced:
                     raise UsageError(
-                        f"A sequence of {_text(one)} is another program than the chunk.",
+                        f"A sequence of {_text(sequence)} is another program than the chunk.",
                         why=f"a {name} of {batch:,} such runs {int(traced):,} FLOPs, and not what the chunk would",
                         fix="ask for it by itself",
                     )
-            checked += sum(one in held for one in group)
+            checked += sum(sequence in held for sequence in group)
         return checked
 
 
@@ -199,24 +201,24 @@ def _beginning(sequences: Sequence[PackedSequence]) -> list[PackedSequence]:
     return [sequence for sequence in sequences if not sequence.cached_tokens]
 
 
-def _is_in(region: Mapping[str, tuple[int, int]], one: PackedSequence) -> bool:
+def _is_in(region: Mapping[str, tuple[int, int]], sequence: PackedSequence) -> bool:
     """Whether a chunk lies in a region; a decode, or a first chunk, if the nearest chunk does."""
-    lengths = {NEW_TOKENS: max(one.new_tokens, 2), CONTEXT: max(one.cached_tokens, 1)}
+    lengths = {NEW_TOKENS: max(sequence.new_tokens, 2), CONTEXT: max(sequence.cached_tokens, 1)}
     return all(region[name][0] <= value <= region[name][1] for name, value in lengths.items())
 
 
-def _text(one: PackedSequence) -> str:
-    return f"{one.new_tokens:,} new and {one.cached_tokens:,} cached tokens"
+def _text(sequence: PackedSequence) -> str:
+    return f"{sequence.new_tokens:,} new and {sequence.cached_tokens:,} cached tokens"
 
 
 def _sequences(chunks: Sequence[tuple[int, int]], decodes: Sequence[int]) -> list[PackedSequence]:
     sequences = [*(PackedSequence(*chunk) for chunk in chunks), *(PackedSequence(1, cached) for cached in decodes)]
     if not sequences:
         raise UsageError("A step has at least one sequence.", why="there are no chunks and no decodes", fix="give some")
-    for one in sequences:
-        if one.new_tokens < 1 or one.cached_tokens < 0:
+    for sequence in sequences:
+        if sequence.new_tokens < 1 or sequence.cached_tokens < 0:
             raise UsageError(
-                f"A sequence cannot have {_text(one)}.",
+                f"A sequence cannot have {_text(sequence)}.",
                 why="it computes at least one token, and a cache holds none or more",
                 fix="give chunks as (new, cached)",
             )

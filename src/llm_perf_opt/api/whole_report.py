@@ -107,7 +107,7 @@ class WholeReport(Answer):
         """The same for a terminal: how fast it is and whether it fits before what it costs."""
         report = self.report()
         first = [chapter for chapter in report.chapters if chapter.title.startswith(_FIRST)]
-        return replace(report, chapters=(*first, *(one for one in report.chapters if one not in first)))
+        return replace(report, chapters=(*first, *(chapter for chapter in report.chapters if chapter not in first)))
 
     def _chapters(self) -> Iterator[tuple[Report, str]]:
         """Every chapter that was asked for, with its answer in one line, which may be that it is not known."""
@@ -222,8 +222,9 @@ def find_report_devices(device: Devices | None, devices_file: Path | None) -> tu
     if isinstance(device, str):
         device = find_devices(device, devices_file) if is_several(device) else [device]
     named = [device] if isinstance(device, Device | Cluster) else device
-    found = tuple({hardware_id(one): one for one in (find_hardware(one, devices_file) for one in named)}.values())
-    if len({device_of(one).torch_device for one in found}) > 1:
+    every = [find_hardware(name, devices_file) for name in named]
+    found = tuple({hardware_id(hardware): hardware for hardware in every}.values())
+    if len({device_of(hardware).torch_device for hardware in found}) > 1:
         raise UsageError(
             "Processors and GPUs cannot be compared in one report.",
             why="the model's code may take another way on each of them, and one trace shows one way",
@@ -396,11 +397,14 @@ def _semantics(predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, s
     """Who launches kernels, and where their times come from."""
     if not predictions:
         return
-    one = predictions[0]
-    engine = f"; kernels of {one.engine}" if one.engine else ""
-    yield "execution", f"{_EXECUTIONS[Execution(one.execution)]}{engine}"
+    first = predictions[0]
+    engine = f"; kernels of {first.engine}" if first.engine else ""
+    yield "execution", f"{_EXECUTIONS[Execution(first.execution)]}{engine}"
     sources = dict.fromkeys(prediction.rates for prediction in predictions)
-    named = (f"{source} ({', '.join(one.machine for one in predictions if one.rates == source)})" for source in sources)
+    named = (
+        f"{source} ({', '.join(prediction.machine for prediction in predictions if prediction.rates == source)})"
+        for source in sources
+    )
     yield "times from", next(iter(sources)) if len(sources) == 1 else "; ".join(named)
 
 
@@ -431,7 +435,10 @@ def machine_table(graphs: Sequence[CallGraph], predictions: Sequence[PredictionA
     return Table(
         title="By device",
         columns=(Column("device"), Column("phase"), *(Column(name, Kind.SECONDS) for name in times), *memory),
-        rows=tuple((one.machine, band.name, *_times(band, has_expected), *_memory(one)) for one, band in rows),
+        rows=tuple(
+            (prediction.machine, band.name, *_times(band, has_expected), *_memory(prediction))
+            for prediction, band in rows
+        ),
     )
 
 
@@ -440,10 +447,10 @@ def _times(band: PhaseBand, has_expected: bool) -> tuple[Cell, ...]:
     return (band.lower_bound_s, band.low_s, *expected, band.high_s)
 
 
-def _memory(one: PredictionAnswer) -> tuple[Cell, ...]:
-    needed, device = one.needed_bytes, one.device
+def _memory(prediction: PredictionAnswer) -> tuple[Cell, ...]:
+    needed, device = prediction.needed_bytes, prediction.device
     share = None if needed is None or device is None else needed / device.memory_bytes
-    return needed, share, {True: "yes", False: "no", None: None}[one.fits]
+    return needed, share, {True: "yes", False: "no", None: None}[prediction.fits]
 
 
 def _charts(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Iterator[BarChart]:
@@ -452,7 +459,7 @@ def _charts(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]
         bands = [prediction.phase_band(graph) for prediction in predictions]
         yield BarChart(
             title=f"Predicted time by device: {bands[0].name}",
-            categories=tuple(one.machine for one in predictions),
+            categories=tuple(prediction.machine for prediction in predictions),
             series=(
                 Series("lower bound", tuple(band.lower_bound_s for band in bands)),
                 Series("low", tuple(band.low_s for band in bands)),

@@ -171,49 +171,51 @@ class ReplayOutcome:
 
 def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = False) -> ReplayOutcome:
     """What became of the requests of all replicas; `pages` is how many images they have together."""
-    arrivals = sorted(time for one in replicas for time in one.requests.arrival_s)
-    ends = sorted(time for one in replicas for time in one.requests.last_token_s)
+    arrivals = sorted(time for replica in replicas for time in replica.requests.arrival_s)
+    ends = sorted(time for replica in replicas for time in replica.requests.last_token_s)
     seconds = max(ends[-1] - arrivals[0], 1e-9)
     waiting = [count for replica in replicas for count in replica.steps.waiting]
     e2e, queue = (
-        _sorted(time for one in replicas for time in _since_arrival(one, event))
+        _sorted(time for replica in replicas for time in _since_arrival(replica, event))
         for event in ("last_token_s", "scheduled_s")
     )
-    tpot = _sorted(time for one in replicas for time in _per_token(one))
+    tpot = _sorted(time for replica in replicas for time in _per_token(replica))
     return ReplayOutcome(
         requests=len(arrivals),
         seconds=seconds,
         arrivals_s=arrivals[-1] - arrivals[0],
-        ttft=Percentiles(sorted_s=_sorted(time for one in replicas for time in _since_arrival(one, "first_token_s"))),
+        ttft=Percentiles(
+            sorted_s=_sorted(time for replica in replicas for time in _since_arrival(replica, "first_token_s"))
+        ),
         tpot=Percentiles(sorted_s=tpot) if tpot else None,
         e2e=Percentiles(sorted_s=e2e),
         queue=Percentiles(sorted_s=queue),
-        prompt_tokens=sum(sum(one.requests.prompt_tokens) for one in replicas),
-        output_tokens=sum(sum(one.requests.output_tokens) for one in replicas),
-        cached_tokens=sum(sum(one.requests.cached_tokens) for one in replicas),
+        prompt_tokens=sum(sum(replica.requests.prompt_tokens) for replica in replicas),
+        output_tokens=sum(sum(replica.requests.output_tokens) for replica in replicas),
+        cached_tokens=sum(sum(replica.requests.cached_tokens) for replica in replicas),
         pages=pages,
-        preemptions=sum(sum(one.requests.preemptions) for one in replicas),
-        steps=sum(len(one.steps.start_s) for one in replicas),
-        busy=min(1.0, sum(one.busy_s for one in replicas) / len(replicas) / seconds),
+        preemptions=sum(sum(replica.requests.preemptions) for replica in replicas),
+        steps=sum(len(replica.steps.start_s) for replica in replicas),
+        busy=min(1.0, sum(replica.busy_s for replica in replicas) / len(replicas) / seconds),
         mean_running=(sum(e2e) - sum(queue)) / seconds,  # Little's law
         mean_waiting=sum(queue) / seconds,
         most_waiting=max(waiting, default=0),
         mean_cache_use=_mean_cache_use(replicas),
-        most_cache_use=max((use for one in replicas for use in one.steps.cache_use), default=0.0),
+        most_cache_use=max((use for replica in replicas for use in replica.steps.cache_use), default=0.0),
         is_growing=not is_closed and _is_growing(arrivals, ends),
         is_closed=is_closed,
     )
 
 
-def slower(one: Replayed, factor: float) -> Replayed:
+def slower(replayed: Replayed, factor: float) -> Replayed:
     """The same replay with every time multiplied.
 
     It is what a replay with slower steps gives where nothing has a time of its own: clients that ask when an answer is
     there, and a host that adds nothing.
     """
-    requests, steps = one.requests, one.steps
+    requests, steps = replayed.requests, replayed.steps
     return replace(
-        one,
+        replayed,
         requests=replace(
             requests,
             arrival_s=[factor * time for time in requests.arrival_s],
@@ -226,8 +228,8 @@ def slower(one: Replayed, factor: float) -> Replayed:
             start_s=[factor * time for time in steps.start_s],
             duration_s=[factor * time for time in steps.duration_s],
         ),
-        seconds=factor * one.seconds,
-        busy_s=factor * one.busy_s,
+        seconds=factor * replayed.seconds,
+        busy_s=factor * replayed.busy_s,
     )
 
 
@@ -235,13 +237,13 @@ def _sorted(times: Iterator[float]) -> tuple[float, ...]:
     return tuple(sorted(times))
 
 
-def _since_arrival(one: Replayed, event: str) -> Iterator[float]:
-    times: list[float] = getattr(one.requests, event)
-    return (time - arrival for time, arrival in zip(times, one.requests.arrival_s, strict=True))
+def _since_arrival(replayed: Replayed, event: str) -> Iterator[float]:
+    times: list[float] = getattr(replayed.requests, event)
+    return (time - arrival for time, arrival in zip(times, replayed.requests.arrival_s, strict=True))
 
 
-def _per_token(one: Replayed) -> Iterator[float]:
-    found = one.requests
+def _per_token(replayed: Replayed) -> Iterator[float]:
+    found = replayed.requests
     for first, last, tokens in zip(found.first_token_s, found.last_token_s, found.output_tokens, strict=True):
         if tokens > 1:
             yield (last - first) / (tokens - 1)
@@ -251,7 +253,9 @@ def _mean_cache_use(replicas: Sequence[Replayed]) -> float:
     """Weighed by how long each step lasted."""
     total = sum(sum(replica.steps.duration_s) for replica in replicas)
     weighed = sum(
-        use * lasts for one in replicas for use, lasts in zip(one.steps.cache_use, one.steps.duration_s, strict=True)
+        use * lasts
+        for replica in replicas
+        for use, lasts in zip(replica.steps.cache_use, replica.steps.duration_s, strict=True)
     )
     return weighed / total if total else 0.0
 

@@ -94,13 +94,13 @@ def rates_table(banded: Banded, gpus: int) -> Table:
 def _rates(banded: Banded, gpus: int) -> Iterator[tuple[Cell, ...]]:
     # A low edge of step times is a high rate: the columns say low and high of the rate.
     three = (banded.expected, banded.high, banded.low)
-    yield ("requests/s", *(rounded(one.requests_per_s) for one in three))
-    yield ("output tokens/s", *(rounded(one.output_tokens_per_s) for one in three))
-    yield ("output tokens/s and GPU", *(rounded(one.output_tokens_per_s / gpus) for one in three))
-    yield ("tokens/s, prompts too", *(rounded(one.tokens_per_s) for one in three))
+    yield ("requests/s", *(rounded(outcome.requests_per_s) for outcome in three))
+    yield ("output tokens/s", *(rounded(outcome.output_tokens_per_s) for outcome in three))
+    yield ("output tokens/s and GPU", *(rounded(outcome.output_tokens_per_s / gpus) for outcome in three))
+    yield ("tokens/s, prompts too", *(rounded(outcome.tokens_per_s) for outcome in three))
     if banded.expected.pages_per_s is not None:
-        yield ("pages/s", *(rounded(one.pages_per_s or 0.0) for one in three))
-        yield ("pages/day and GPU", *(round((one.pages_per_s or 0.0) * DAY_S / gpus) for one in three))
+        yield ("pages/s", *(rounded(outcome.pages_per_s or 0.0) for outcome in three))
+        yield ("pages/day and GPU", *(round((outcome.pages_per_s or 0.0) * DAY_S / gpus) for outcome in three))
 
 
 def engine_table(found: ReplayOutcome) -> Table:
@@ -122,7 +122,7 @@ def engine_table(found: ReplayOutcome) -> Table:
 def shares_table(seconds: Mapping[str, float], name: str) -> Table:
     """Where the device time of the mean step goes, in a steady state of as many requests as there can be."""
     whole = sum(seconds.values())
-    rows = [(kind, time, time / whole) for kind, time in sorted(seconds.items(), key=lambda one: -one[1]) if time]
+    rows = [(kind, time, time / whole) for kind, time in sorted(seconds.items(), key=lambda share: -share[1]) if time]
     columns = (Column("work"), Column("seconds", Kind.SECONDS), Column("share", Kind.RATIO))
     return Table(title=f"{SHARES}, {name}", columns=columns, rows=tuple(rows), footer=("mean step", whole, 1.0))
 
@@ -208,10 +208,10 @@ def gantt_chart(steps: EngineSteps) -> Chart:
 def chrome_trace(replicas: Sequence[Replayed], title: str) -> bytes:
     """Each replica is a process: a track of steps, one for each request that may run beside others, and counters."""
     events: list[dict[str, Any]] = []
-    for number, one in enumerate(replicas):
+    for number, replica in enumerate(replicas):
         events += _process_name(number, title if len(replicas) == 1 else f"{title}, replica {number}")
-        events += _steps(number, one)
-        events += _requests(number, one)
+        events += _steps(number, replica)
+        events += _requests(number, replica)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, allow_nan=False).encode()
 
 
@@ -220,8 +220,8 @@ def _process_name(process: int, title: str) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "thread_name", "pid": process, "tid": _ENGINE_TRACK, "args": {"name": "steps"}}
 
 
-def _steps(process: int, one: Replayed) -> Iterator[dict[str, Any]]:
-    steps = one.steps
+def _steps(process: int, replica: Replayed) -> Iterator[dict[str, Any]]:
+    steps = replica.steps
     for at, (start, lasts) in enumerate(zip(steps.start_s, steps.duration_s, strict=True)):
         prompt, decoding = steps.prompt_tokens[at], steps.decoding[at]
         yield {
@@ -239,9 +239,9 @@ def _steps(process: int, one: Replayed) -> Iterator[dict[str, Any]]:
         yield {"ph": "C", "name": "cache in use", "pid": process, "ts": start * _US, "args": share}
 
 
-def _requests(process: int, one: Replayed) -> Iterator[dict[str, Any]]:
+def _requests(process: int, replica: Replayed) -> Iterator[dict[str, Any]]:
     """Waiting, prompt and answer of each request, on the first track that is free."""
-    found = one.requests
+    found = replica.requests
     free_at: list[float] = []
     for at, name in enumerate(found.ids):
         arrival, end = found.arrival_s[at], found.last_token_s[at]
