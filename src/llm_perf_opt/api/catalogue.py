@@ -189,7 +189,9 @@ class InstallationAnswer(Answer):
     @property
     def is_complete(self) -> bool:
         """Whether everything is there that a trace needs."""
-        return all(found.version is not None for found in self.distributions if found.need.extra is None)
+        return all(
+            distribution.version is not None for distribution in self.distributions if distribution.need.extra is None
+        )
 
     def report(self) -> Report:
         """One row per distribution, and the command that brings what is missing."""
@@ -204,11 +206,11 @@ class InstallationAnswer(Answer):
         columns = (Column("part"), Column("version"), Column("needed for"), Column("verdict"))
         missing = [
             Note(
-                f"{found.need.distribution}: {found.verdict}. {found.need.pip_command}",
-                Level.WARNING if found.need.extra is None else Level.INFO,
+                f"{distribution.need.distribution}: {distribution.verdict}. {distribution.need.pip_command}",
+                Level.WARNING if distribution.need.extra is None else Level.INFO,
             )
-            for found in self.distributions
-            if found.verdict != "ok"
+            for distribution in self.distributions
+            if distribution.verdict != "ok"
         ]
         return Report(
             title="What is installed here",
@@ -219,7 +221,9 @@ class InstallationAnswer(Answer):
 
     def _lines(self) -> Iterator[str]:
         """Whether a trace can run, and what is missing."""
-        missing = [found.need.distribution for found in self.distributions if found.version is None]
+        missing = [
+            distribution.need.distribution for distribution in self.distributions if distribution.version is None
+        ]
         needed = [found.need for found in self.distributions if found.version is None and found.need.extra is None]
         if needed:
             yield f"Not complete: {listed([need.distribution for need in needed])} missing. {needed[0].pip_command}"
