@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.per_rank import rank_kinds
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.first_lines import counted, listed, three_digits
@@ -34,6 +33,7 @@ from llm_perf_opt.serving.plan_figures import (
     refused_table,
     too_large,
 )
+from llm_perf_opt.serving.rank_figures import rank_kinds
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.timing.rates import RateSource
