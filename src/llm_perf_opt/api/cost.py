@@ -1,4 +1,4 @@
-"""Asking several sources what a model costs: the count of a trace, and independent counters."""
+"""What a model costs: the count of a trace and independent counters side by side, why they differ, and its files."""
 
 from __future__ import annotations
 

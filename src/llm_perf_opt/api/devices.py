@@ -1,4 +1,4 @@
-"""The device table: which devices are known, with every figure and its source."""
+"""The device table, every figure with its source; clusters: which links join their GPUs, how long collectives take."""
 
 from __future__ import annotations
 

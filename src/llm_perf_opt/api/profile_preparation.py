@@ -1,4 +1,7 @@
-"""What `profile` does before the first timed pass: the programs it needs, the static analysis, the memory it takes."""
+"""What `profile` does before the first timed pass: programs, device, static analysis, the memory that a page takes.
+
+What the pages of a run cost comes from traces without weights, one for each workload.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How cost, memory and time change with batch and context: one function of the model, asked at many points."""
+"""How cost, memory and time change with batch and context: one function of the model, asked at many points.
+
+The answer has every phase at every point of a grid, with its report, its charts and its proof.
+"""
 
 from __future__ import annotations
 

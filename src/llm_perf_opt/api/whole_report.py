@@ -1,4 +1,7 @@
-"""Everything that needs no weights in one report: what it costs, how fast it could be, does it fit, what runs."""
+"""Everything that needs no weights in one report: what it costs, how fast it could be, does it fit, what runs.
+
+It begins with its questions, each answered in one line, and what it holds for: devices, plan, stored formats, code.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A source or an exporter takes such a module by itself. The target runs once on ghosts, so the arguments have the shapes
 of the real run and nothing is materialised.
+
+`first_call` is what a phase calls its model with: the real tensors of the inputs, made without the weights.
 """
 
 from __future__ import annotations

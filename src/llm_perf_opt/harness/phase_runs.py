@@ -1,4 +1,9 @@
-"""One real run of all phases of a model: each begins with what the one before it left, and every stage is watched."""
+"""One real run of all phases of a model: each begins with what the one before it left, and every stage is watched.
+
+Some models write down in one phase, in attributes of their modules, what a later phase reads: the offset between
+positions and tokens that an image causes, a table of angles for the longest sequence so far. Such a phase says the
+truth only after the one before it; `state_of` and `is_same_state` find out.
+"""
 
 from __future__ import annotations
 

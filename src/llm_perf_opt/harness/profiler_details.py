@@ -2,6 +2,8 @@
 
 The profiler's tree of events nests Python calls, ops and allocations. Each Python call knows the line that it was made
 from, so an op that a built-in function runs has an exact line; one that an operator such as `*` runs has its function.
+
+The Chrome trace of a profile torch writes by itself, and does not say when it could not: `exported_trace` looks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Weights of a real model: released safetensors by name, or random ones made at the speed of memory."""
+"""Weights of a real model: released safetensors by name, or random ones made at the speed of memory.
+
+Which files of a folder hold its weights, an index may say. It comes from outside: it may name files of its own folder
+and no others, and what it names is checked before anything is opened.
+"""
 
 from __future__ import annotations
 

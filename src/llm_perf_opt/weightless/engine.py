@@ -9,6 +9,10 @@ Every op goes one of four ways:
 
 Autograd and ADInplaceOrView keys are excluded while the engine is open, as inference mode does, so composite ops
 (linear, matmul, attention, layer_norm) arrive whole: half as many ops, and a fused kernel stays one op.
+
+The key of an op is everything its output shapes can depend on, cheap enough to build for every dispatch. A ghost
+contributes its interned spec, a real tensor its layout, a number its value. For element-wise ops the value of a Python
+number cannot change a shape, so only its type counts: a loop that scales by a new number each step still hits.
 """
 
 from __future__ import annotations

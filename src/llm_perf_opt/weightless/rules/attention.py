@@ -2,6 +2,8 @@
 
 Left to torch, a CPU tensor's attention would decompose into a score matrix that no fused kernel stores, and the meta
 kernel of `_grouped_mm` would refuse every dtype but bfloat16.
+
+Likewise layers that are one op: recurrent ones, and the channel check that torch omits for transposed convolutions.
 """
 
 from __future__ import annotations
