@@ -7,10 +7,10 @@ Each replacement holds in the thread of the run alone, and is undone on every wa
 decide in Python, before any op is dispatched.
 
 FSDP2 runs without memory to take away and without streams. It keeps the tensor of a weight and resizes its storage to
-0, and a ghost has none: memory that is taken away is told to the record, memory that comes back is a new block under a new
-number, which every view of the tensor shares. It asks the mesh for its device, which in a fake world is the CPU, and
-compares it with that of the weights: it is told the device that model code sees. Streams of that device do not exist
-here: those of the CPU, which do nothing, serve.
+0, and a ghost has none: memory that is taken away is told to the record, memory that comes back is a new block under
+a new number, which every view of the tensor shares. It asks the mesh for its device, which in a fake world is the
+CPU, and compares it with that of the weights: it is told the device that model code sees. Streams of that device do
+not exist here: those of the CPU, which do nothing, serve.
 """
 
 from __future__ import annotations
