@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.breadth.full_size import full_size_config
-from llm_perf_opt.api.ask import ask
+from llm_perf_opt.api.ask import ask, study_page
 from llm_perf_opt.api.study import study
-from llm_perf_opt.api.study_page import study_page
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = {

@@ -23,9 +23,10 @@ from typing import Any
 
 import llm_perf_opt as lpo
 from benchmarks import runner
-from llm_perf_opt.api.study import installed_versions, study
-from llm_perf_opt.api.study_task import run_task
+from llm_perf_opt.api.study import study
+from llm_perf_opt.sweeps.studies.run_task import run_task
 from llm_perf_opt.sweeps.studies.study import read_study
+from llm_perf_opt.sweeps.studies.study_run import installed_versions
 from llm_perf_opt.sweeps.studies.tasks import StudyTask, study_tasks
 
 LLAMA: dict[str, Any] = {

@@ -9,8 +9,8 @@ from benchmarks.bounds.deployment_truth import CORRECTIONS
 from benchmarks.pages import columns
 from llm_perf_opt.core.report import Axis, BarChart, Chart, Kind, Line, LineChart, Series
 from llm_perf_opt.core.units import format_bytes, format_flops
-from llm_perf_opt.formats.charts.chart_svg import chart_svg
-from llm_perf_opt.formats.charts.picture import Hues
+from llm_perf_opt.formats.chart_svg import chart_svg
+from llm_perf_opt.formats.picture import Hues
 
 Data = dict[str, Any]
 SPREAD = {"runs": "{runs:,}", "below 1": "{violations}", "lowest": "{lowest:.2f}", "p10": "{p10:.2f}"}

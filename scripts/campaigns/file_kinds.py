@@ -16,9 +16,6 @@ from typing import Any
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api.profile.operators_file import CHROME_TRACE, OPERATORS, kept_operators
-from llm_perf_opt.api.profile.request import ProfilerChoice, list_pages, read_request
-from llm_perf_opt.api.profile.run_folder import RunFolder
 from llm_perf_opt.core.callgraph import read_callgraph
 from llm_perf_opt.core.hardware import device_template, load_devices, load_links
 from llm_perf_opt.core.hardware.calibration import (
@@ -36,6 +33,8 @@ from llm_perf_opt.costs.static_file import read_static
 from llm_perf_opt.formats.json_format import read_view
 from llm_perf_opt.harness.weights import load_weights
 from llm_perf_opt.measurements.profile.metrics_file import read_metrics
+from llm_perf_opt.measurements.profile.request import ProfilerChoice, list_pages, read_request
+from llm_perf_opt.measurements.profile.run_folder import CHROME_TRACE, OPERATORS, RunFolder, kept_operators
 from llm_perf_opt.models.deepseek_ocr.pages import open_page, stored_size
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter

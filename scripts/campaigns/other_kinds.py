@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api.study import installed_versions
 from llm_perf_opt.core.callgraph import read_callgraph, to_json_dict
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.number_ranges import read_range
@@ -37,6 +36,7 @@ from llm_perf_opt.sweeps.studies.parquet_store import MANIFEST, StudyStore, part
 from llm_perf_opt.sweeps.studies.questions import find_question
 from llm_perf_opt.sweeps.studies.sql import answer, connection, require_select
 from llm_perf_opt.sweeps.studies.study import read_study
+from llm_perf_opt.sweeps.studies.study_run import installed_versions
 from llm_perf_opt.sweeps.studies.tasks import study_tasks
 from scripts.campaigns.verbs import CONFIG, STUDY
 

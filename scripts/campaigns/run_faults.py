@@ -37,7 +37,7 @@ from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.costs.sources.fvcore_counter import FvcoreCounter
 from llm_perf_opt.exports.torch_lab import TorchLab
-from llm_perf_opt.harness.first_call import first_call
+from llm_perf_opt.harness.isolation import first_call
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.measurements.timed.operator_pass import resident_bytes
 from llm_perf_opt.measurements.timed.timed_runs import PageRun, TimedRuns

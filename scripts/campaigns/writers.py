@@ -26,11 +26,9 @@ from unittest import mock
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api import study_page
+from llm_perf_opt.api.ask import study_page
 from llm_perf_opt.api.export import _write_matrix
-from llm_perf_opt.api.profile.run_folder import RunFolder
-from llm_perf_opt.api.profile.sweeping import failure_kept
-from llm_perf_opt.api.static_analysis.analyzer import _written
+from llm_perf_opt.api.static_analysis import _written
 from llm_perf_opt.core.callgraph import write_callgraph
 from llm_perf_opt.core.callgraph.runtime_log import write_runtime_log
 from llm_perf_opt.core.errors import PerfOptError
@@ -39,6 +37,7 @@ from llm_perf_opt.core.output_files import PREFIX, cannot_write, scratch_folder,
 from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.exports.export_source import PartFiles
 from llm_perf_opt.exports.onnx_trial import _moved, _save
+from llm_perf_opt.measurements.profile.run_folder import RunFolder, failure_kept
 from llm_perf_opt.measurements.timed.operator_pass import _export
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.released_folder import write_engine_folder

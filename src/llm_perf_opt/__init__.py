@@ -12,15 +12,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from llm_perf_opt.api.answer import Answer
-    from llm_perf_opt.api.ask import AskAnswer, ask
+    from llm_perf_opt.api.ask import AskAnswer, ask, study_page
     from llm_perf_opt.api.calibration import CalibrationAnswer, calibrate
     from llm_perf_opt.api.capacity import CapacityAnswer, capacity
     from llm_perf_opt.api.catalogue import InstallationAnswer, ModelsAnswer, doctor, known_models
-    from llm_perf_opt.api.cluster import ClusterAnswer, cluster
     from llm_perf_opt.api.comparison import ComparisonAnswer
-    from llm_perf_opt.api.cost_answer import CostAnswer
-    from llm_perf_opt.api.costing import cost
-    from llm_perf_opt.api.devices import DeviceAnswer, DevicesAnswer, device, devices
+    from llm_perf_opt.api.cost import CostAnswer
+    from llm_perf_opt.api.devices import ClusterAnswer, DeviceAnswer, DevicesAnswer, cluster, device, devices
     from llm_perf_opt.api.export import ExportAnswer, export
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.join import JoinAnswer
@@ -30,11 +28,11 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.plans import PlansAnswer, plans
     from llm_perf_opt.api.prediction import PredictionAnswer
     from llm_perf_opt.api.predictions import PredictionsAnswer
-    from llm_perf_opt.api.profile.profile import profile
-    from llm_perf_opt.api.profile.profiling import ProfileAnswer
+    from llm_perf_opt.api.profile import ProfileAnswer, profile
     from llm_perf_opt.api.result_files import read_result
     from llm_perf_opt.api.stages import StagesAnswer
-    from llm_perf_opt.api.static_analysis.analyzer import (
+    from llm_perf_opt.api.static_analysis import (
+        AnalysisConfig,
         DeepseekOCRStaticAnalyzer,
         StageAnalysisResult,
         StaticAnalyzer,
@@ -43,14 +41,11 @@ if TYPE_CHECKING:
         write_static_compute_json,
         write_static_compute_markdown,
     )
-    from llm_perf_opt.api.static_analysis.inputs import AnalysisConfig
     from llm_perf_opt.api.study import StudyAnswer, study
-    from llm_perf_opt.api.study_page import study_page
-    from llm_perf_opt.api.sweep_answer import SweepAnswer
-    from llm_perf_opt.api.sweeping import sweep
+    from llm_perf_opt.api.sweep import SweepAnswer
     from llm_perf_opt.api.trace import Trace
     from llm_perf_opt.api.trace_function import TraceFunction
-    from llm_perf_opt.api.tracing import load, load_function, trace
+    from llm_perf_opt.api.tracing import cost, load, load_function, sweep, trace
     from llm_perf_opt.api.what_if import AttentionAnswer
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import device_template
@@ -127,19 +122,19 @@ _HOMES = {
     "load": "api.tracing",
     "load_function": "api.tracing",
     "read_result": "api.result_files",
-    "profile": "api.profile.profile",
-    "ProfileAnswer": "api.profile.profiling",
-    "cost": "api.costing",
+    "profile": "api.profile",
+    "ProfileAnswer": "api.profile",
+    "cost": "api.tracing",
     "pages": "api.pages",
     "PagesAnswer": "api.pages",
-    "sweep": "api.sweeping",
-    "SweepAnswer": "api.sweep_answer",
+    "sweep": "api.tracing",
+    "SweepAnswer": "api.sweep",
     "plans": "api.plans",
     "study": "api.study",
     "StudyAnswer": "api.study",
     "ask": "api.ask",
     "AskAnswer": "api.ask",
-    "study_page": "api.study_page",
+    "study_page": "api.ask",
     "PlansAnswer": "api.plans",
     "capacity": "api.capacity",
     "CapacityAnswer": "api.capacity",
@@ -147,8 +142,8 @@ _HOMES = {
     "export": "api.export",
     "devices": "api.devices",
     "device": "api.devices",
-    "cluster": "api.cluster",
-    "ClusterAnswer": "api.cluster",
+    "cluster": "api.devices",
+    "ClusterAnswer": "api.devices",
     "device_template": "core.hardware",
     "limits": "core.work_limits",
     "calibrate": "api.calibration",
@@ -158,7 +153,7 @@ _HOMES = {
     "TraceFunction": "api.trace_function",
     "Answer": "api.answer",
     "StagesAnswer": "api.stages",
-    "CostAnswer": "api.cost_answer",
+    "CostAnswer": "api.cost",
     "MemoryAnswer": "api.memory",
     "PredictionAnswer": "api.prediction",
     "PredictionsAnswer": "api.predictions",
@@ -174,14 +169,14 @@ _HOMES = {
     "ModelsAnswer": "api.catalogue",
     "InstallationAnswer": "api.catalogue",
     "DeepSeekOCRSession": "models.deepseek_ocr.session",
-    "AnalysisConfig": "api.static_analysis.inputs",
-    "StaticAnalyzer": "api.static_analysis.analyzer",
-    "DeepseekOCRStaticAnalyzer": "api.static_analysis.analyzer",
-    "StageAnalysisResult": "api.static_analysis.analyzer",
-    "StaticComputeReport": "api.static_analysis.analyzer",
-    "write_static_compute_json": "api.static_analysis.analyzer",
-    "write_static_compute_markdown": "api.static_analysis.analyzer",
-    "write_static_compute_fvcore_table": "api.static_analysis.analyzer",
+    "AnalysisConfig": "api.static_analysis",
+    "StaticAnalyzer": "api.static_analysis",
+    "DeepseekOCRStaticAnalyzer": "api.static_analysis",
+    "StageAnalysisResult": "api.static_analysis",
+    "StaticComputeReport": "api.static_analysis",
+    "write_static_compute_json": "api.static_analysis",
+    "write_static_compute_markdown": "api.static_analysis",
+    "write_static_compute_fvcore_table": "api.static_analysis",
 }
 
 

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.cli import main as command
 from llm_perf_opt.cli.model_options import TrafficOptions
 from llm_perf_opt.core.errors import PerfOptError, UsageError
@@ -19,6 +18,7 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity import replays as capacity_replays
 from llm_perf_opt.serving.capacity.replays import dealt
 from llm_perf_opt.serving.read_traffic import as_traffic
+from llm_perf_opt.serving.traffic_text import read_page_mix
 from llm_perf_opt.serving.vllm.environment import find
 from tests.api.one_by_one import OneByOne
 
@@ -234,11 +234,11 @@ def test_the_sizes_of_pages_are_read_from_the_headers_of_images(tmp_path: Path) 
     for name, size in (("a.png", (64, 32)), ("b.png", (64, 32)), ("c.jpg", (10, 20))):
         Image.new("RGB", size).save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("no image")
-    mix = read_pages(str(tmp_path))
+    mix = read_page_mix(str(tmp_path))
     assert dict(zip((size.text for size in mix.sizes), mix.shares, strict=True)) == {"64x32": 2 / 3, "10x20": 1 / 3}
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="no image"):
-        read_pages(str(tmp_path / "empty"))
+        read_page_mix(str(tmp_path / "empty"))
 
 
 def _has_vllm() -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api.mixed_step import MixedSteps
+from llm_perf_opt.api.trace_function import MixedSteps
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.errors import UsageError

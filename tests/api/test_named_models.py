@@ -89,8 +89,8 @@ def test_models_are_listed_short_and_searched() -> None:
 def test_points_of_a_study_rest_on_the_configuration_of_a_named_model(tmp_path: Path) -> None:
     """Another revision in the cache, or another transformers, is another input: its points are computed again."""
     pytest.importorskip("yaml", reason="a study file is YAML, an optional extra")
-    from llm_perf_opt.api.study import installed_versions, named_folders
     from llm_perf_opt.sweeps.studies.study import read_study
+    from llm_perf_opt.sweeps.studies.study_run import installed_versions, named_folders
     from llm_perf_opt.sweeps.studies.tasks import study_tasks
 
     file = tmp_path / "study.yaml"

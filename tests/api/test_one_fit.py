@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api.study_traces import served_batches
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.engines import default_limits
 from llm_perf_opt.serving.fit import ServingFit, fullest_fit
+from llm_perf_opt.sweeps.studies.traced_points import served_batches
 
 pytest.importorskip("transformers", minversion="5.20", reason="transformers spreads models over meshes from 5.20 on")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.api.profile.request import list_pages
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.measurements.profile.request import list_pages
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.costs.run_description import plan_notes
-from llm_perf_opt.serving.ranks.plan_report import PLANS_TABLE, REFUSED_TABLE
+from llm_perf_opt.serving.plan_figures import PLANS_TABLE, REFUSED_TABLE
 
 HIDDEN, INNER, LAYERS, WORDS = 96, 160, 2, 320
 HEADS, KEY_HEADS, WIDTH = 8, 4, 12

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.api.profile.preparation import require_memory
+from llm_perf_opt.api.profile_preparation import require_memory
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.harness import environment
 

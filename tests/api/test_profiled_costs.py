@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.api.profile.costs import PageTraces, find_profiled_device
-from llm_perf_opt.api.profile.request import DeviceChoice, StaticChoice
+from llm_perf_opt.api.profile_preparation import PageTraces, find_profiled_device
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import device_text
 from llm_perf_opt.core.hardware.calibration import measured_device
@@ -17,6 +16,7 @@ from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.measurements.profile import join_run
+from llm_perf_opt.measurements.profile.request import DeviceChoice, StaticChoice
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.api.profile.request import (
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.measurements.profile.request import (
     DeviceChoice,
     ModelChoice,
     ProfilerChoice,
@@ -17,8 +18,7 @@ from llm_perf_opt.api.profile.request import (
     WorkloadChoice,
     read_request,
 )
-from llm_perf_opt.api.profile.run_folder import RunFolder, open_run_folder
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.measurements.profile.run_folder import RunFolder, open_run_folder
 from tests.measurements.profile.made_runs import made_page, made_pass
 
 

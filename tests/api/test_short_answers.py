@@ -7,7 +7,7 @@ from dataclasses import replace
 import llm_perf_opt as lpo
 from llm_perf_opt.api.cost import ask_sources
 from llm_perf_opt.api.prediction import prediction_answer
-from llm_perf_opt.api.report_answers import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
+from llm_perf_opt.api.whole_report import does_it_fit, does_it_serve, how_fast, what_it_costs, what_runs
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
 from llm_perf_opt.core.units import format_parameters, format_seconds

@@ -27,7 +27,7 @@ from llm_perf_opt import (
 )
 from llm_perf_opt import costs as cost
 from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of
-from llm_perf_opt.api.static_analysis.analyzer import isolated_only, report_of_run, without_fallback
+from llm_perf_opt.api.static_analysis import isolated_only, report_of_run, without_fallback
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.protocols import ModelAdapter

@@ -9,9 +9,9 @@ import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.api.study import study
-from llm_perf_opt.api.study_task import run_task
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.report import Kind
+from llm_perf_opt.sweeps.studies.run_task import run_task
 from tests.api.tiny_folders import llama_folder
 from tests.sweeps.studies.made_studies import tiny_study, written
 
@@ -91,8 +91,8 @@ def test_a_changed_model_recomputes_its_points_alone(tmp_path: Path) -> None:
 def test_a_task_that_runs_twice_leaves_the_same_rows(
     results: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llm_perf_opt.api.study import installed_versions
     from llm_perf_opt.sweeps.studies.study import read_study
+    from llm_perf_opt.sweeps.studies.study_run import installed_versions
     from llm_perf_opt.sweeps.studies.tasks import study_tasks
 
     before = lpo.ask(results, sql=ALL).to_arrow()

@@ -11,12 +11,12 @@ import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.api.study import study
-from llm_perf_opt.api.study_replays import replica_plan
-from llm_perf_opt.api.study_task import run_task
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity import replays as capacity_replays
 from llm_perf_opt.sweeps.studies.parquet_store import StudyManifest, StudyStore
+from llm_perf_opt.sweeps.studies.replayed_points import replica_plan
+from llm_perf_opt.sweeps.studies.run_task import run_task
 from llm_perf_opt.sweeps.studies.study import read_study
 from llm_perf_opt.sweeps.studies.tasks import StudyTask, study_tasks
 from tests.api.one_by_one import OneByOne

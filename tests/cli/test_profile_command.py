@@ -12,10 +12,10 @@ import yaml
 from PIL import Image
 
 import llm_perf_opt.conf
-from llm_perf_opt.api.profile.request import ProfileRequest, list_pages
-from llm_perf_opt.api.profile.sweeping import read_sweep
 from llm_perf_opt.cli.profile_config import show_config
 from llm_perf_opt.core.hardware import device_text
+from llm_perf_opt.measurements.profile.request import ProfileRequest, list_pages
+from llm_perf_opt.measurements.profile.run_folder import read_sweep
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.cli.conftest import Run

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.api.profile.costs import PageTraces
+from llm_perf_opt.api.profile_preparation import PageTraces
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.harness import environment

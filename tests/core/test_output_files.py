@@ -206,12 +206,12 @@ def test_nothing_but_this_file_writes_results() -> None:
     """Whoever writes in another way must say here why that is safe."""
     allowed = {
         "core/output_files.py",
-        "api/profile/run_folder.py",  # its lock, and `write_text` of its own
-        "api/profile/profiling.py",  # through the folder of the run
-        "api/profile/preparation.py",  # likewise
+        "measurements/profile/run_folder.py",  # its lock, and `write_text` of its own
+        "api/profile.py",  # through the folder of the run
+        "api/profile_preparation.py",  # likewise
         "measurements/timed/operator_pass.py",  # a setting of the kernel
         "cli/profile_config.py",  # notes in a temporary folder
-        "harness/chrome_export.py",  # a temporary folder
+        "harness/profiler_details.py",  # a temporary folder
         "exports/export_source.py",  # memory
         "exports/onnx_trial.py",  # where it is told: temporary folders
         "core/run_lock.py",  # the lock itself, which holds no results

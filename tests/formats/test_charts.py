@@ -25,10 +25,10 @@ from llm_perf_opt.core.report import (
     Span,
     SpanChart,
 )
-from llm_perf_opt.formats.charts.chart_svg import ChartSvg, chart_svg
-from llm_perf_opt.formats.charts.chart_table import full_tables, short_tables
-from llm_perf_opt.formats.charts.line_svg import stepped, thinned
-from llm_perf_opt.formats.charts.picture import (
+from llm_perf_opt.formats.chart_svg import ChartSvg, chart_svg
+from llm_perf_opt.formats.chart_table import full_tables, short_tables
+from llm_perf_opt.formats.line_svg import stepped, thinned
+from llm_perf_opt.formats.picture import (
     SIZE,
     Hues,
     Range,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.harness.chrome_export import exported_trace
+from llm_perf_opt.harness.profiler_details import exported_trace
 
 
 @pytest.fixture(scope="module")

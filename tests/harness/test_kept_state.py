@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from llm_perf_opt.harness.kept_state import is_same_state, state_of
+from llm_perf_opt.harness.phase_runs import is_same_state, state_of
 
 
 class Forgetful(nn.Module):

@@ -15,8 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.api.profile.request import ProfileRequest, read_request
-from llm_perf_opt.api.profile.run_folder import open_run_folder
 from llm_perf_opt.core.callgraph import read_callgraph, to_json_dict
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import device_template, load_devices
@@ -24,6 +22,8 @@ from llm_perf_opt.core.hardware.calibration import read_calibration
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.measurements.profile.metrics_file import read_metrics
+from llm_perf_opt.measurements.profile.request import ProfileRequest, read_request
+from llm_perf_opt.measurements.profile.run_folder import open_run_folder
 from llm_perf_opt.sweeps.function.files.function_file import function_document, read_function
 from tests.core.callgraph.made_graphs import toy_graph
 from tests.core.recordings.test_chrome_trace import HOST, kernel

@@ -13,7 +13,7 @@ from llm_perf_opt.measurements.read import read_measured
 from llm_perf_opt.measurements.serving_results import read_steps
 from llm_perf_opt.serving.capacity.measured_beside import beside_table, corrected, step_factors
 from llm_perf_opt.serving.capacity.outcome import outcome, slower
-from llm_perf_opt.serving.capacity.tables import Banded
+from llm_perf_opt.serving.capacity.replay_report import Banded
 from llm_perf_opt.serving.read_traffic import as_traffic
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 from tests.serving.capacity.capacity_replay import REPLAYED

@@ -1,4 +1,4 @@
-"""Questions to the results of studies: by name, or in SQL, answered from the Parquet files in place."""
+"""Questions to the results of studies, by name or in SQL, and their page: answered from the Parquet files in place."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table, counted, listed
+from llm_perf_opt.core.output_files import free_file, write_result
+from llm_perf_opt.core.report import FIELDS, Cell, Column, Kind, Note, Report, StudyView, Table, counted, listed
 from llm_perf_opt.core.units import format_count, format_seconds
+from llm_perf_opt.formats.html_format import study_page_text
 from llm_perf_opt.sweeps.studies.bounded_sql import MAX_SECONDS, bounded_answer
 from llm_perf_opt.sweeps.studies.parquet_store import StudyStore, require_packages
-from llm_perf_opt.sweeps.studies.questions import find_question
+from llm_perf_opt.sweeps.studies.questions import COUNTS, LEGIBLE, TABLES, drawn_points, find_question, left_out_text
 from llm_perf_opt.sweeps.studies.sql import SqlResult, answer, connection
 
 if TYPE_CHECKING:
@@ -24,6 +26,11 @@ _TOLD = 5  # cells of the first row, in the answer
 MOST_SHOWN = 200  # rows of a report; `to_arrow` and `to_pandas` have all
 _KINDS = {"_bytes": Kind.BYTES, "_flops": Kind.FLOPS}
 _RATES = ("_per_s", "per_s_low", "per_s_high")
+
+_ASSUMED = (
+    "Prices are those of the study file: assumed, not known. Times are bands: kernels between their measured best and "
+    "worst share of what the device can do; a page or request is one whole batch with all its answers, without a queue."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -167,3 +174,54 @@ def chosen_studies(store: StudyStore, study: str | Sequence[str] | None) -> tupl
                 f"There is no study {name!r} at {store.root}.", why=f"there are: {', '.join(known)}", fix="choose one"
             )
     return wanted
+
+
+def study_page(
+    results: str | Path, path: str | Path, *, study: str | Sequence[str] | None = None, force: bool = False
+) -> Path:
+    """Write one HTML file that needs nothing else: chart, filters and tables of the results of studies."""
+    require_packages()
+    path = Path(path)
+    free_file(path, force=force)
+    write_result(path, study_page_text(study_view(results, study)))
+    return path
+
+
+def study_view(results: str | Path, study: str | Sequence[str] | None = None) -> StudyView:
+    """What the page shows."""
+    store = StudyStore(str(results))
+    chosen = chosen_studies(store, study)
+    with connection(store, chosen) as opened:
+        total, failed, unheld, currency, is_pages = answer(opened, COUNTS).rows()[0]
+        queries = drawn_points(total - failed - unheld)
+        rows = list(dict.fromkeys(row for query in queries for row in answer(opened, query).rows()))
+        chapters = tuple(_chapters(opened, is_pages=is_pages))
+    return StudyView(
+        title=f"Study {', '.join(chosen)}",
+        points={name: [row[place] for row in rows] for place, name in enumerate(FIELDS)},
+        total=total,
+        currency=currency or "",
+        is_pages=is_pages,
+        left_out=left_out_text(total, failed, unheld, len(rows)),
+        report=Report(title=f"Study {', '.join(chosen)}", chapters=chapters, notes=(Note(_ASSUMED),)),
+    )
+
+
+def _chapters(opened: Any, *, is_pages: bool) -> list[Report]:
+    """A chapter for each question that the study has an answer to."""
+    chapters = []
+    for phrase in TABLES:
+        question = find_question(phrase)
+        result = answer(opened, question.sql, question.parameters)
+        if not result.table.num_rows:
+            continue
+        with_pages, without = LEGIBLE.get(phrase, (phrase.capitalize(), phrase.capitalize()))
+        title = with_pages if is_pages else without.replace("Pages", "Requests")
+        chapters.append(
+            Report(
+                title=title,
+                tables=(report_table(title, result, MOST_SHOWN),),
+                notes=(Note(question.question.assumes),),
+            )
+        )
+    return chapters

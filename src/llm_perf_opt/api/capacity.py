@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster
@@ -17,8 +16,6 @@ from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.costs.run_description import deployment_notes
-from llm_perf_opt.serving.capacity.charts import replay_charts
-from llm_perf_opt.serving.capacity.chrome_trace import chrome_trace
 from llm_perf_opt.serving.capacity.fleets import (
     Considered,
     Deadline,
@@ -29,8 +26,16 @@ from llm_perf_opt.serving.capacity.fleets import (
     fleets_table,
     glance_table,
 )
-from llm_perf_opt.serving.capacity.measured_beside import beside_table
-from llm_perf_opt.serving.capacity.promise import Promise, read_promise
+from llm_perf_opt.serving.capacity.measured_beside import MeasuredServer, beside_table, read_server
+from llm_perf_opt.serving.capacity.outcome import Promise, read_promise
+from llm_perf_opt.serving.capacity.replay_report import (
+    chrome_trace,
+    engine_table,
+    rates_table,
+    replay_charts,
+    shares_table,
+    times_table,
+)
 from llm_perf_opt.serving.capacity.replays import MOST_ROUTED, ReplayedFleet, Replays
 from llm_perf_opt.serving.capacity.search import (
     Asked,
@@ -41,8 +46,6 @@ from llm_perf_opt.serving.capacity.search import (
     worth_replaying,
 )
 from llm_perf_opt.serving.capacity.steady_state import mean_request
-from llm_perf_opt.serving.capacity.tables import engine_table, rates_table, shares_table, times_table
-from llm_perf_opt.serving.measured_server import MeasuredServer, read_server
 from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.serving.requests import Replayed, Traffic
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
@@ -175,7 +178,7 @@ def capacity(
     clusters = read_clusters(devices, devices_file)
     promise = read_promise(slo) if isinstance(slo, str) else slo
     deadline = _deadline(pages, within)
-    declared = read_traffic(traffic, read_pages) if isinstance(traffic, str | Path) else traffic
+    declared = read_traffic(traffic) if isinstance(traffic, str | Path) else traffic
     asked, server = taken_plan(workload, promise, is_alone=deadline is not None), read_server(measured)
     formats = [None] if weights is None else [name.strip() for name in weights.split(",")]
     origins = [find_origin(model, weights=name, torch_device="cuda", **workload) for name in formats]
@@ -208,7 +211,7 @@ def _considered(
     server: MeasuredServer,
 ) -> _Found:
     mean, refused = mean_request(requests), list[str]()
-    found = [one for model in served for one in candidates(model, clusters, mean, asked, refused)]
+    found = [candidate for model in served for candidate in candidates(model, clusters, mean, asked, refused)]
     if not found:
         raise UsageError(
             f"{served[0].origin.name} does not fit on {', '.join(map(str, clusters))}.",
@@ -235,8 +238,8 @@ def _answer(
         requests=len(requests.requests),
         promise=promise,
         deadline=deadline,
-        fleets=tuple(one.fleet for one in fleets),
-        considered=tuple(one.replica.considered for one in found.candidates),
+        fleets=tuple(fleet.fleet for fleet in fleets),
+        considered=tuple(candidate.replica.considered for candidate in found.candidates),
         refused=tuple(dict.fromkeys(found.refused)),
         engine=best.replayed[0].engine,
         step_seconds=served.step_shares(best.candidate.cluster, replica.considered, mean_request(requests)),

@@ -54,7 +54,7 @@ class ModelsAnswer(Answer):
 
     def _found(self) -> Report:
         rows: list[tuple[Cell, ...]] = [(name, "registered", None, title) for name, title in self.models.items()]
-        rows += [(one.name, one.kind or WHEEL_KIND, one.parameters, _origin(one)) for one in self.others]
+        rows += [(other.name, other.kind or WHEEL_KIND, other.parameters, _origin(other)) for other in self.others]
         columns = (Column("model"), Column("kind"), Column("parameters", Kind.COUNT), Column("from"))
         if not rows:
             near = near_names(self.search or "")
@@ -188,7 +188,9 @@ class InstallationAnswer(Answer):
     @property
     def is_complete(self) -> bool:
         """Whether everything is there that a trace needs."""
-        return all(found.version is not None for found in self.distributions if found.need.extra is None)
+        return all(
+            distribution.version is not None for distribution in self.distributions if distribution.need.extra is None
+        )
 
     def report(self) -> Report:
         """One row per distribution, and the command that brings what is missing."""
@@ -203,11 +205,11 @@ class InstallationAnswer(Answer):
         columns = (Column("part"), Column("version"), Column("needed for"), Column("verdict"))
         missing = [
             Note(
-                f"{found.need.distribution}: {found.verdict}. {found.need.pip_command}",
-                Level.WARNING if found.need.extra is None else Level.INFO,
+                f"{distribution.need.distribution}: {distribution.verdict}. {distribution.need.pip_command}",
+                Level.WARNING if distribution.need.extra is None else Level.INFO,
             )
-            for found in self.distributions
-            if found.verdict != "ok"
+            for distribution in self.distributions
+            if distribution.verdict != "ok"
         ]
         return Report(
             title="What is installed here",
@@ -218,7 +220,9 @@ class InstallationAnswer(Answer):
 
     def _lines(self) -> Iterator[str]:
         """Whether a trace can run, and what is missing."""
-        missing = [found.need.distribution for found in self.distributions if found.version is None]
+        missing = [
+            distribution.need.distribution for distribution in self.distributions if distribution.version is None
+        ]
         needed = [found.need for found in self.distributions if found.version is None and found.need.extra is None]
         if needed:
             yield f"Not complete: {listed([need.distribution for need in needed])} missing. {needed[0].pip_command}"
@@ -240,7 +244,7 @@ class InstallationAnswer(Answer):
         if engine.version is None:
             yield Note(f"vllm: {engine.problem}")
         elif not engine.is_checked:
-            checked = ", ".join(one.version for one in checked_versions())
+            checked = ", ".join(checked_version.version for checked_version in checked_versions())
             yield Note(
                 f"vllm: replays were compared with the real engine of {checked}, not of {engine.version}.",
                 Level.WARNING,

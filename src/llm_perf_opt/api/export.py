@@ -237,6 +237,6 @@ def _write_matrix(report: Report, folder: Path | None) -> list[Path]:
     if folder is None:
         return []
     reporters = [REPORTERS.get(name)() for name in MATRIX_FORMATS]
-    texts = {folder / f"{MATRIX}{one.suffix}": [one.render(report).encode()] for one in reporters}
+    texts = {folder / f"{MATRIX}{reporter.suffix}": [reporter.render(report).encode()] for reporter in reporters}
     write_together(texts)
     return [*texts]

@@ -8,21 +8,14 @@ from pathlib import Path
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.reading import filled
-from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.core.report import Report
-from llm_perf_opt.core.units import format_count
-from llm_perf_opt.measurements.join.attribution import ENOUGH, join_recording
-from llm_perf_opt.measurements.join.join_report import ENOUGH_FLOPS, Joined, join_report
+from llm_perf_opt.measurements.join.join_report import Joined, join_report, read_joined
 from llm_perf_opt.measurements.join.totals import (
-    TOO_MUCH,
     EvidenceShare,
     JoinedTotal,
     UnattributedKernel,
-    join_totals,
-    too_fast,
 )
 
 log = logging.getLogger(__name__)
@@ -56,7 +49,7 @@ class JoinAnswer(Answer):
     @property
     def attributed(self) -> float:
         """The share of the kernel time that belongs to an op or, by its place, to a module."""
-        return self._joined.share(self.total.device_ns)
+        return self._joined.attributed
 
     @property
     def is_complete(self) -> bool:
@@ -64,8 +57,7 @@ class JoinAnswer(Answer):
 
         95 % of the time is attributed, 90 % of the FLOPs have kernels, and at most 5 % of the work is too fast.
         """
-        is_found = self.found_flops is None or self.found_flops >= ENOUGH_FLOPS
-        return self.attributed >= ENOUGH and is_found and (self.too_fast or 0) <= TOO_MUCH
+        return self._joined.is_complete
 
     @property
     def found_flops(self) -> float | None:
@@ -86,52 +78,17 @@ def join_answer(
     devices_file: Path | None = None,
 ) -> JoinAnswer:
     """Join one phase with a recording; the parameters are those of `Trace.join`."""
-    chosen = find_device(device, devices_file) if isinstance(device, str) else device
-    first, last = _steps(step)
-    found = read_recording(Path(recording)).at_steps(first, last)
-    if not found.work:
-        raise UsageError(
-            "The chosen steps hold no kernel.",
-            why="the recording ended before the device ran them, or they are empty",
-            fix="choose other steps, or leave --step out",
-        )
-    if chosen is None and found.device_name is not None:
-        chosen = _recorded_device(found.device_name, devices_file)
-    if len(found.work) > _MANY:
-        log.info("Laying %s pieces of work along the traced ops ...", format_count(len(found.work)))
-    joined = join_recording(found, graph)
-    totals = join_totals(joined, graph, chosen)
-    fast = too_fast(joined, graph, chosen)
+    joined = read_joined(graph, recording, step=step, device=device, devices_file=devices_file)
     return filled(
         JoinAnswer,
-        totals,
+        joined.totals,
         model=graph.model,
         phase=graph.phase,
-        recorded_by=found.source,
-        recorded_on=found.device_name,
-        device=chosen,
-        forwards=joined.forwards,
-        device_ns=found.device_ns,
-        too_fast=fast,
-        _joined=Joined(graph=graph, recording=found, joined=joined, totals=totals, device=chosen, too_fast=fast),
+        recorded_by=joined.recording.source,
+        recorded_on=joined.recording.device_name,
+        device=joined.device,
+        forwards=joined.joined.forwards,
+        device_ns=joined.device_ns,
+        too_fast=joined.too_fast,
+        _joined=joined,
     )
-
-
-def _recorded_device(name: str, devices_file: Path | None) -> Device | None:
-    """The device of that name; None where the table does not know it, or knows several: then MFU is unknown."""
-    try:
-        return find_device(name, devices_file)
-    except UsageError:
-        return None
-
-
-def _steps(step: str | int | None) -> tuple[int | None, int | None]:
-    """`6`, or `6-8` from first to last."""
-    if step is None:
-        return None, None
-    first, dash, last = str(step).partition("-")
-    if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
-        raise UsageError(
-            f"{str(step)[:40]!r} is no step.", why="a step is a number, or a range such as 6-8", fix="give one"
-        )
-    return int(first), int(last) if dash else None

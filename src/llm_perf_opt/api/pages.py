@@ -98,7 +98,7 @@ def pages(
         **workload,
     )
     shown = _pages_to_show(origin, sizes, grids)
-    rates = None if hardware is None else source_of(hardware, execution, kernels=None)
+    rates = None if hardware is None else source_of(hardware, execution, rates=None)
     runs = _Runs(origin, rates)
     costs = tuple(
         PageCost(name=name, pixels=None if size is None else size.pixels, run=runs.of(given))

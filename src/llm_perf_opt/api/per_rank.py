@@ -12,11 +12,18 @@ from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Report
 from llm_perf_opt.costs.run_description import deployment_notes, workload_note
-from llm_perf_opt.serving.ranks.rank_figures import Balance, RankFigures, balances, rank_figures
-from llm_perf_opt.serving.ranks.rank_report import rank_notes, rank_tables
+from llm_perf_opt.serving.rank_figures import (
+    Balance,
+    Phases,
+    PhaseTimes,
+    RankFigures,
+    balances,
+    rank_kinds,
+    rank_notes,
+    rank_tables,
+)
 from llm_perf_opt.timing.datasheet_rates import Execution
-from llm_perf_opt.timing.predict import StageTime, predict
-from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.timing.rate_sources import find_machine, source_of
 from llm_perf_opt.timing.rates import RateSource
 from llm_perf_opt.tracing.deployed_traces import deployed_device
 from llm_perf_opt.tracing.traced_run import TracedRun
@@ -63,10 +70,6 @@ def _with_ranks(report: Report, ranks: RanksAnswer, *, with_times: bool) -> Repo
     return replace(report, tables=(*report.tables, *tables), notes=(*report.notes, *notes))
 
 
-Phases = Sequence[CallGraph]
-PhaseTimes = Sequence[Sequence[StageTime]]
-
-
 def ranks_answer(
     kinds: Sequence[Phases], rates: RateSource | None = None, known_times: Sequence[PhaseTimes] = ()
 ) -> RanksAnswer | None:
@@ -89,24 +92,6 @@ def ranks_answer(
     )
 
 
-def rank_kinds(
-    kinds: Sequence[Phases], rates: RateSource | None, plan: ParallelPlan, known_times: Sequence[PhaseTimes] = ()
-) -> tuple[RankFigures, ...]:
-    """The figures of each kind of rank, with as many ranks as it stands for."""
-    known = (*known_times, *(None for _ in kinds[len(known_times) :]))
-    found = tuple(_figures(graphs, rates, times) for graphs, times in zip(kinds, known, strict=True))
-    counts = plan.ranks_of_kinds([kind.rank for kind in found])
-    return tuple(replace(kind, ranks=count) for kind, count in zip(found, counts, strict=True))
-
-
-def _figures(graphs: Phases, rates: RateSource | None, known: PhaseTimes | None) -> RankFigures:
-    if rates is None or rates.device is None:
-        return rank_figures(graphs)
-    times = [predict(graph, rates) for graph in graphs] if known is None else known
-    by_phase = {graph.phase: found for graph, found in zip(graphs, times, strict=True)}
-    return rank_figures(graphs, rates.device, by_phase)
-
-
 def per_rank(
     run: TracedRun,
     device: str | Hardware | None = None,
@@ -115,9 +100,9 @@ def per_rank(
     execution: str = Execution.EAGER,
 ) -> RanksAnswer | None:
     """The answer for a run; `device` is one, or a cluster, by default what the run was made for."""
-    kinds = [one._finished() for one in run.ranks]
+    kinds = [rank._finished() for rank in run.ranks]
     device = deployed_device(run.graphs) if device is None else device
     if device is None:
         return ranks_answer(kinds)
-    rates = find_rates(device, devices_file=devices_file, execution=execution, graphs=kinds[0])
-    return ranks_answer(kinds, source_of(rates, execution, kernels=None, runs=kinds))
+    machine = find_machine(device, devices_file=devices_file, execution=execution, graphs=kinds[0])
+    return ranks_answer(kinds, source_of(machine, execution, rates=None, runs=kinds))

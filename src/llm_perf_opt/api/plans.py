@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.per_rank import rank_kinds
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
@@ -20,16 +19,20 @@ from llm_perf_opt.core.units import format_bytes, format_count, format_ratio
 from llm_perf_opt.core.work_limits import LimitReached
 from llm_perf_opt.costs.memory.need import replicated_notes, spreads_little
 from llm_perf_opt.costs.run_description import deployment_notes, workload_note
-from llm_perf_opt.serving.ranks.plan_figures import PlanFigures, plan_figures, plans_of, ranked
-from llm_perf_opt.serving.ranks.plan_report import (
+from llm_perf_opt.serving.plan_figures import (
+    PlanFigures,
     RefusedPlans,
     best_table,
+    plan_figures,
     plan_notes,
     plans_chart,
+    plans_of,
     plans_table,
+    ranked,
     refused_table,
     too_large,
 )
+from llm_perf_opt.serving.rank_figures import rank_kinds
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.timing.rates import RateSource
@@ -159,7 +162,7 @@ def plans(
         copies_key_heads=Execution(execution) is Execution.FUSED,
         **workload,
     )
-    rates = source_of(cluster if cluster.count > 1 else cluster.device, execution, kernels=None)
+    rates = source_of(cluster if cluster.count > 1 else cluster.device, execution, rates=None)
     tried = plans_of(cluster.count, with_experts=_has_experts(origin))
     search = _Search(origin, rates, cluster)
     for number, plan in enumerate(tried[:max_plans], 1):
@@ -236,4 +239,4 @@ def _reason(plan: ParallelPlan, error: PerfOptError) -> str:
 
 
 def _phases(trace: TracedRun) -> Sequence[tuple[CallGraph, ...]]:
-    return [one._finished() for one in trace.ranks]
+    return [rank._finished() for rank in trace.ranks]

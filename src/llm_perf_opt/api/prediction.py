@@ -4,38 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
-from llm_perf_opt.api.prediction_words import execution_text, prediction_lines, shortage_on
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.queries import shared_work
+from llm_perf_opt.core.callgraph.queries import found_once, shared_work
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration
 from llm_perf_opt.core.hardware.links import Cluster, device_of, hardware_id
+from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Level, Note, Report
-from llm_perf_opt.costs.memory.need import RunMemory, Shortage, largest_need, need_table
+from llm_perf_opt.core.units import format_bytes, format_count
+from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.costs.memory.need import (
+    RunMemory,
+    Shortage,
+    fit_text,
+    largest_need,
+    need_table,
+    run_memory,
+    shortage_of,
+    shortage_text,
+)
 from llm_perf_opt.costs.run_description import deployment_notes
+from llm_perf_opt.measurements.correction import Remaining, centre, corrected_band
 from llm_perf_opt.measurements.correction_report import Correction, with_correction
+from llm_perf_opt.measurements.measured_points import Corrected, Given, PhaseTimes, corrected_others, corrected_times
 from llm_perf_opt.serving.fit import ServingFit, TracedFit, fullest_traced_fit, with_serving_fit
-from llm_perf_opt.sweeps.predicted_run import PredictedRun, predicted_run, with_run
+from llm_perf_opt.sweeps.predicted_run import PredictedRun, PredictedSteps, predicted_run, with_run
 from llm_perf_opt.timing.datasheet_rates import SOURCE, DataSheetRates, Execution
-from llm_perf_opt.timing.predict import StageTime, predict
+from llm_perf_opt.timing.lower_bound import BoundBy
+from llm_perf_opt.timing.predict import StageTime, predict, total_wall
 from llm_perf_opt.timing.prediction_report import prediction_report
-from llm_perf_opt.timing.rate_sources import DATA_SHEET, Rates, source_of
+from llm_perf_opt.timing.rate_sources import DATA_SHEET, Machine, source_of
 from llm_perf_opt.timing.rates import Band, RateSource
-from llm_perf_opt.timing.speed import Speed, speed_of
+from llm_perf_opt.timing.speed import Speed, bottleneck_text, bottlenecks, pages_text, speed_of, speed_text
+from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.traced_run import TracedRun
-
-if TYPE_CHECKING:
-    from llm_perf_opt.api.measured import Given
 
 _AS_DENSE = Note(
     "The calibration timed products whose weights are not quantised: other formats are timed as if they were those.",
     Level.WARNING,
 )
+
+_NARROWER = ("fp8", "int4-g128")  # formats of weights to try, the widest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +108,7 @@ class PredictionAnswer(Answer):
     correction: Correction | None = None  # by what the user measured; None: nothing was
     shortage: Shortage | None = None  # None: it fits, or that is not known
     _graphs: tuple[CallGraph, ...]
-    _rates: Rates
+    _machine: Machine
     _source: RateSource
     _times: tuple[tuple[StageTime, ...], ...]  # of each graph
     _memory: RunMemory
@@ -131,7 +144,7 @@ class PredictionAnswer(Answer):
         bounds, expected = [one.lower_bound_s for one in stages], [one.expected_s for one in stages]
         return PhaseBand(
             name=f"{graph.phase} of one token" if isinstance(steps, int) and steps else graph.phase,
-            lower_bound_s=None if None in bounds else sum(one or 0 for one in bounds) / parts,
+            lower_bound_s=None if None in bounds else sum(bound or 0 for bound in bounds) / parts,
             low_s=sum(one.low_s for one in stages) / parts,
             high_s=sum(one.high_s for one in stages) / parts,
             expected_s=None if None in expected else sum(one or 0 for one in expected) / parts,
@@ -166,7 +179,9 @@ class PredictionAnswer(Answer):
             self.speed,
             self._memory,
             self.device,
-            machine=self.machine if isinstance(self._rates, Calibration) else hardware_id(self._rates) or self.machine,
+            machine=self.machine
+            if isinstance(self._machine, Calibration)
+            else hardware_id(self._machine) or self.machine,
             how=execution_text(self.execution, self.engine) if self.device is not None else "as calibrated",
             shortage=self.shortage,
             rates=self.rates,
@@ -181,7 +196,7 @@ class PredictionAnswer(Answer):
         notes = tuple(deployment_notes(self._graphs))
         report = with_correction(with_run(self.times(), self.run), self.correction)
         report = replace(report, answer=self.answer)
-        if isinstance(self._rates, Calibration):
+        if isinstance(self._machine, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
         first = 1 if self.run is None else 2
         memory = with_serving_fit(Report(title="", tables=(need_table(self._memory, self.device),)), self._fit)
@@ -192,36 +207,36 @@ class PredictionAnswer(Answer):
 
 def prediction_answer(
     graphs: tuple[CallGraph, ...],
-    rates: Rates,
+    machine: Machine,
     execution: str = Execution.EAGER,
     others: Sequence[tuple[CallGraph, ...]] = (),
     *,
-    kernels: str | None = DATA_SHEET,
+    rates: str | None = DATA_SHEET,
     engine: str | None = None,
 ) -> PredictionAnswer:
     """The prediction of every stage of every phase; `others` are the phases of further kinds of rank."""
     with shared_work():
-        return _prediction(graphs, rates, execution, others, kernels, engine)
+        return _prediction(graphs, machine, execution, others, rates, engine)
 
 
 def _prediction(
     graphs: tuple[CallGraph, ...],
-    rates: Rates,
+    machine: Machine,
     execution: str,
     others: Sequence[tuple[CallGraph, ...]],
-    kernels: str | None,
+    rates: str | None,
     engine: str | None,
 ) -> PredictionAnswer:
-    device = None if isinstance(rates, Calibration) else device_of(rates)
+    device = None if isinstance(machine, Calibration) else device_of(machine)
     fit = None if device is None else fullest_traced_fit((graphs, *others), device)
-    source = source_of(rates, execution, kernels, engine, (graphs, *others))
+    source = source_of(machine, execution, rates, engine, (graphs, *others))
     memory = largest_need((graphs, *others))
     times = tuple(tuple(predict(graph, source)) for graph in graphs)
     return PredictionAnswer(
         model=graphs[0].model,
         machine=source.title,
         device=device,
-        cluster=rates if isinstance(rates, Cluster) else None,
+        cluster=machine if isinstance(machine, Cluster) else None,
         execution=execution,
         rates=source.name,
         engine=source.engine,
@@ -231,7 +246,7 @@ def _prediction(
         ranks=None if device is None else ranks_answer((graphs, *others), source, [times]),
         shortage=None if device is None else shortage_on((graphs, *others), device),
         _graphs=graphs,
-        _rates=rates,
+        _machine=machine,
         _source=source,
         _times=times,
         _memory=memory,
@@ -246,21 +261,41 @@ def with_decode_steps(trace: TracedRun, answer: PredictionAnswer, decode_steps: 
 
 def corrected_prediction(trace: TracedRun, answer: PredictionAnswer, measured: Given) -> PredictionAnswer:
     """The prediction of a trace, corrected by what was measured; every kind of rank by the same factors."""
-    from llm_perf_opt.api.measured import corrected_others, corrected_run, corrected_times
-
     source = answer._source
     found = corrected_times(trace, source, answer._times, measured)
     phases = trace.phases
-    kinds = [one.graphs for one in trace.ranks]
+    kinds = [rank.graphs for rank in trace.ranks]
     others = [corrected_others(graphs, source, found) for graphs in kinds[1:]]
     return replace(
         answer,
         stages=tuple(_stage(phase, stage) for phase, times in zip(phases, found.times, strict=True) for stage in times),
         ranks=None if answer.ranks is None else ranks_answer(kinds, source, [found.times, *others]),
-        run=None if answer.run is None else corrected_run(answer.run, answer._times, found, phases),
+        run=None if answer.run is None else _corrected_run(answer.run, answer._times, found, phases),
         correction=found.correction,
         _times=found.times,
     )
+
+
+def _corrected_run(run: PredictedRun, before: PhaseTimes, by: Corrected, phases: Sequence[str]) -> PredictedRun:
+    """A prefill and many steps with the corrected times: every step as the first one was."""
+    first = [stage for phase, found in zip(phases, by.times, strict=True) if phase != DECODE for stage in found]
+    wall = total_wall(first)
+    old = [stage for phase, found in zip(phases, before, strict=True) if phase == DECODE for stage in found]
+    new = [stage for phase, found in zip(phases, by.times, strict=True) if phase == DECODE for stage in found]
+    run = replace(run, prefill_low_s=wall.low, prefill_high_s=wall.high, prefill_expected_s=wall.expected)
+    was, now = total_wall(old), total_wall(new)
+    if was == now:
+        return run
+    factor = centre(now) / centre(was)
+    left = Remaining(low=now.low / centre(now), high=now.high / centre(now), why="")
+
+    def steps(part: PredictedSteps | None) -> PredictedSteps | None:
+        if part is None:
+            return None
+        band = corrected_band(Band(part.low_s, part.high_s, part.expected_s), factor, left, part.lower_bound_s or 0.0)
+        return replace(part, low_s=band.low, high_s=band.high, expected_s=band.expected)
+
+    return replace(run, decode=steps(run.decode), first_step=steps(run.first_step), last_step=steps(run.last_step))
 
 
 def _stage(phase: str, stage: StageTime) -> PredictedStage:
@@ -296,3 +331,79 @@ def _missing_tables(source: RateSource) -> Iterator[Note]:
             f"Measured kernels of {system.system} would give an expected time and a narrower band: {INSTALL} installs "
             "their tables."
         )
+
+
+def execution_text(execution: str, engine: str | None = None) -> str:
+    """Whose kernels run: the code as written, an engine that fuses, or a named engine."""
+    if execution == Execution.EAGER:
+        return "eager as written"
+    return "fused as engines do" if engine is None else f"fused as {engine} does"
+
+
+def run_text(graphs: Sequence[CallGraph], speed: Speed, machine: str, how: str) -> str:
+    """`llama31-8b on l4, eager as written, 1 x 128 tokens, bfloat16`: model, deployment, execution and workload."""
+    first, plan = graphs[0], plan_in(graphs[0].deployment)
+    words = [machine, *([] if plan is None else [plan.describe()]), how]
+    tokens = f" x {format_count(speed.context)} tokens" if speed.context else ""
+    words.append(f"{format_count(speed.sequences)}{tokens}" if tokens else f"batch {format_count(speed.sequences)}")
+    if plan is not None and (shared := plan.dp * plan.fsdp) > 1:
+        words[-1] += f" in all ({format_count(speed.sequences // shared)} per rank)"
+    words.append(str(first.deployment.get("weights") or first.workload.get("dtype") or "dtype not stated"))
+    return f"{first.model} on {', '.join(words)}"
+
+
+@found_once
+def _needs_if_narrower(graphs: tuple[CallGraph, ...]) -> tuple[tuple[str, int], ...]:
+    """Weight format -> what the run then needs."""
+    found = ((name, run_memory(redeployed(graphs, Deployment.make(weights=name)))) for name in _NARROWER)
+    return tuple((name, memory.total_bytes) for name, memory in found if memory.total_bytes is not None)
+
+
+def shortage_on(kinds: Sequence[tuple[CallGraph, ...]], device: Device) -> Shortage | None:
+    """What is short and what helps; None where every rank fits, or nobody knows."""
+    short = shortage_of(kinds, device)
+    if short is None:
+        return None
+    needs = [dict(_needs_if_narrower(graphs)) for graphs in kinds]
+    largest = {name: max(need[name] for need in needs) for name in _NARROWER if all(name in one for one in needs)}
+    return replace(short, formats=tuple((name, size) for name, size in largest.items() if size <= device.memory_bytes))
+
+
+def prediction_lines(
+    graphs: Sequence[CallGraph],
+    times: Sequence[Sequence[StageTime]],
+    speed: Speed,
+    memory: RunMemory | None,
+    device: Device | None,
+    *,
+    machine: str,
+    how: str,
+    shortage: Shortage | None = None,
+    rates: str = "",
+) -> tuple[str, ...]:
+    """Three lines. Where the run does not fit, the first says so, how many devices hold it, and in which format."""
+    asked = run_text(graphs, speed, machine, how)
+    fast = ", ".join(part for part in (speed_text(speed), pages_text(speed)) if part)
+    fast = f"by the data sheet, {fast}" if rates == SOURCE else fast
+    if shortage is not None and device is not None:
+        short = f"{asked}: {format_bytes(shortage.short_bytes)} short."
+        return shortage_text(shortage, device), short, f"If it fitted: {fast}."
+    fit = "" if memory is None or device is None else f": {fit_text(memory, device)}"
+    limits = bottleneck_text(graphs, times)
+    last = f"Bottleneck: {limits}. " if limits else ""
+    return f"{asked}{fit}.", f"{fast[:1].upper()}{fast[1:]}.", f"{last}Next: {next_text(graphs, times, speed, how)}."
+
+
+def next_text(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]], speed: Speed, how: str) -> str:
+    """The option that changes most, by what limits."""
+    limits = bottlenecks(graphs, times)
+    limit = limits.get("decode") or next(iter(limits.values()), None)
+    if limit is BoundBy.LAUNCHES and how == execution_text(Execution.EAGER):
+        return "--execution fused"
+    if limit is BoundBy.COMMUNICATION:
+        return "a smaller --tp, or faster links"
+    if limit is BoundBy.BANDWIDTH and speed.step is not None:
+        return f"a larger --batch{', or --weights fp8' if graphs[0].deployment.get('weights') is None else ''}"
+    if speed.pages and speed.output_tokens is None:
+        return "--decode-steps N for whole pages"
+    return "--device all for other devices"

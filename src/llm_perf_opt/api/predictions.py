@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.prediction import PredictionAnswer
-from llm_perf_opt.api.prediction_words import execution_text, run_text
+from llm_perf_opt.api.prediction import PredictionAnswer, execution_text, run_text
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import PerfOptError, UsageError
@@ -96,7 +95,7 @@ class PredictionsAnswer(Answer):
         )
 
     def _lines(self) -> Iterator[str]:
-        holding = [one for one in self.devices if one.fits]
+        holding = [device for device in self.devices if device.fits]
         how = execution_text(self.execution, self.engine)
         if not self.devices:
             yield f"{self.model}: none of {format_count(len(self.refused))} devices has a prediction."
@@ -104,15 +103,15 @@ class PredictionsAnswer(Answer):
         asked = run_text(self._graphs, self.devices[0].speed, f"{format_count(len(self.devices))} devices", how)
         yield f"{asked}: fits on {format_count(len(holding))}."
         if not holding:
-            least = min(self.devices, key=lambda one: one.short_bytes or 0)
+            least = min(self.devices, key=lambda row: row.short_bytes or 0)
             count = None if least.shortage is None else least.shortage.devices
             yield f"Nearest is {least.device}" + (f": {count:,} of them at least." if count else ".")
             return
         best = holding[0]
         yield f"Fastest that fits: {best.device}, {_speed_text(best.speed)}."
-        priced = [one for one in holding if one.cost_per_million_tokens is not None]
+        priced = [row for row in holding if row.cost_per_million_tokens is not None]
         if priced:
-            cheapest = min(priced, key=lambda one: one.cost_per_million_tokens or 0.0)
+            cheapest = min(priced, key=lambda row: row.cost_per_million_tokens or 0.0)
             cost = three_digits(cheapest.cost_per_million_tokens or 0.0)
             yield f"Cheapest that fits: {cheapest.device}, {cost} per 1M tokens."
         else:
@@ -123,8 +122,8 @@ class PredictionsAnswer(Answer):
             "TTFT is the prefill of the whole batch, vision included; TPOT one decode step. Low and high are the band; "
             "tokens/s and pages/s are at what is expected, or in the middle of the band where a source has ends alone."
         )
-        if any(one.price_per_hour is not None for one in self.devices):
-            whole = all(one.speed.run_tokens_per_s is not None for one in self.devices)
+        if any(row.price_per_hour is not None for row in self.devices):
+            whole = all(row.speed.run_tokens_per_s is not None for row in self.devices)
             share = "prefill included" if whole else "of decode steps alone: --decode-steps N adds the prefill"
             yield Note(
                 "Costs are in the currency of the prices, of the devices alone, all of the time in use; those of "
@@ -147,27 +146,27 @@ def _speed_text(speed: Speed) -> str:
 def _columns(rows: Sequence[DevicePrediction]) -> dict[Column, Callable[[DevicePrediction], Cell]]:
     """Columns that no row has are left out."""
     cells: dict[Column, Callable[[DevicePrediction], Cell]] = {
-        Column("device"): lambda one: one.device,
-        Column("fits"): lambda one: None if one.fits is None else "yes" if one.fits else "no",
-        Column("short", Kind.BYTES): lambda one: one.short_bytes if one.shortage is not None else 0,
-        **_band_columns("TTFT", lambda one: one.speed.prefill),
-        **_band_columns("TPOT", lambda one: one.speed.step),
-        Column("tokens/s", Kind.COUNT): lambda one: _rate(one.speed.tokens_per_s),
-        Column("pages/s", Kind.COUNT): lambda one: _rate(one.speed.pages_per_s or one.speed.prefilled_pages_per_s),
-        Column("pages/day/GPU", Kind.COUNT): lambda one: _rate(one.speed.pages_per_day_and_device),
-        Column("cost of 1M tokens", Kind.COUNT): lambda one: _three(one.cost_per_million_tokens),
-        Column("cost of 1M pages", Kind.COUNT): lambda one: _three(one.cost_per_million_pages),
-        Column("bound by"): lambda one: one.bound_by,
-        Column("needed", Kind.BYTES): lambda one: one.needed_bytes,
-        Column("memory", Kind.BYTES): lambda one: one.memory_bytes,
-        Column("rates"): lambda one: one.rates,
+        Column("device"): lambda row: row.device,
+        Column("fits"): lambda row: None if row.fits is None else "yes" if row.fits else "no",
+        Column("short", Kind.BYTES): lambda row: row.short_bytes if row.shortage is not None else 0,
+        **_band_columns("TTFT", lambda row: row.speed.prefill),
+        **_band_columns("TPOT", lambda row: row.speed.step),
+        Column("tokens/s", Kind.COUNT): lambda row: _rate(row.speed.tokens_per_s),
+        Column("pages/s", Kind.COUNT): lambda row: _rate(row.speed.pages_per_s or row.speed.prefilled_pages_per_s),
+        Column("pages/day/GPU", Kind.COUNT): lambda row: _rate(row.speed.pages_per_day_and_device),
+        Column("cost of 1M tokens", Kind.COUNT): lambda row: _three(row.cost_per_million_tokens),
+        Column("cost of 1M pages", Kind.COUNT): lambda row: _three(row.cost_per_million_pages),
+        Column("bound by"): lambda row: row.bound_by,
+        Column("needed", Kind.BYTES): lambda row: row.needed_bytes,
+        Column("memory", Kind.BYTES): lambda row: row.memory_bytes,
+        Column("rates"): lambda row: row.rates,
     }
     always = ("fits", "short", "bound by", "needed")
-    pages = "pages/s" if any(one.speed.pages_per_s is not None for one in rows) else "pages/s to TTFT"
+    pages = "pages/s" if any(row.speed.pages_per_s is not None for row in rows) else "pages/s to TTFT"
     return {
         replace(column, name=pages) if column.name == "pages/s" else column: cell
         for column, cell in cells.items()
-        if column.name in always or any(cell(one) is not None for one in rows)
+        if column.name in always or any(cell(row) is not None for row in rows)
     }
 
 
@@ -175,7 +174,7 @@ def _band_columns(
     name: str, band: Callable[[DevicePrediction], Band | None]
 ) -> dict[Column, Callable[[DevicePrediction], Cell]]:
     def end(part: str) -> Callable[[DevicePrediction], Cell]:
-        return lambda one: None if (found := band(one)) is None else getattr(found, part)
+        return lambda row: None if (found := band(row)) is None else getattr(found, part)
 
     return {
         Column(name, Kind.SECONDS): end("expected"),
@@ -194,10 +193,12 @@ def _three(number: float | None) -> float | None:
 
 def find_devices(given: str | Sequence[str | Hardware], devices_file: Path | None = None) -> tuple[Hardware, ...]:
     """`l4,l40s`, `all`, or a list of names: each device once, in that order; a wrong one is refused before any work."""
-    names = [one.strip() for one in given.split(",")] if isinstance(given, str) else list(given)
+    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
     if ALL in names:
         names = [*names[: names.index(ALL)], *load_devices(devices_file).devices, *names[names.index(ALL) + 1 :]]
-    found = {hardware_id(one): one for one in (find_hardware(name, devices_file) for name in names if name)}
+    found = {
+        hardware_id(hardware): hardware for hardware in (find_hardware(name, devices_file) for name in names if name)
+    }
     if not found:
         raise UsageError("No device is named.", why="each is one row", fix="name some, such as l4,h100-sxm, or all")
     return tuple(found.values())
@@ -243,7 +244,7 @@ def predictions_answer(
 
 
 def _refuse_prices(prices: Mapping[str, float], found: Sequence[Hardware]) -> None:
-    known = {device_of(one).id for one in found}
+    known = {device_of(hardware).id for hardware in found}
     for name in (name for name in prices if name not in known):
         raise UsageError(
             f"A price is given for {name!r}, which is none of the devices.",
@@ -269,9 +270,9 @@ def _row(hardware: Hardware, answer: PredictionAnswer, price: float | None) -> D
     )
 
 
-def _rank(one: DevicePrediction) -> tuple[bool, float, float]:
+def _rank(row: DevicePrediction) -> tuple[bool, float, float]:
     """Those that hold the run first, of each kind the fastest decode step first, then the fastest prefill."""
-    return not one.fits, _seconds(one.speed.step), _seconds(one.speed.prefill)
+    return not row.fits, _seconds(row.speed.step), _seconds(row.speed.prefill)
 
 
 def _seconds(band: Band | None) -> float:

@@ -146,7 +146,7 @@ def stages_answer(
 
     `others` are the phases of further kinds of rank, where the model is spread.
     """
-    is_whole = all(graph.stopped_in is None and graph.ops is not None for one in (graphs, *others) for graph in one)
+    is_whole = all(graph.stopped_in is None and graph.ops is not None for other in (graphs, *others) for graph in other)
     stages = tuple(stage for graph in graphs for stage in _stages(graph))
     return StagesAnswer(
         model=graphs[0].model,

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib import metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Protocol
 
-from llm_perf_opt import __version__
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.study_task import TaskOutcome, reason_of, run_task, write_failure
 from llm_perf_opt.api.tracing import trace
-from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Column, Kind, Level, Note, Report, Table, counted
 from llm_perf_opt.core.units import format_count, format_seconds
-from llm_perf_opt.models.huggingface.names import find_model
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.sweeps.studies.one_writer import Lease, new_run, one_writer, run_local
-from llm_perf_opt.sweeps.studies.parquet_store import StudyManifest, StudyPart, StudyStore, require_packages
+from llm_perf_opt.sweeps.studies.one_writer import one_writer
+from llm_perf_opt.sweeps.studies.parquet_store import StudyStore, require_packages
 from llm_perf_opt.sweeps.studies.study import Study, read_study
-from llm_perf_opt.sweeps.studies.tasks import StudyTask, points_of, study_tasks
+from llm_perf_opt.sweeps.studies.study_run import ENGINES, LOCAL, RAY, StudyRun, installed_versions, named_folders
+from llm_perf_opt.sweeps.studies.tasks import points_of, study_tasks
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import refuse_rates
 
 log = logging.getLogger(__name__)
 
-LOCAL, RAY = "local", "ray"
-ENGINES = (LOCAL, RAY)
 _SHOWN = 5  # damaged files that are named in the report
 TASK_MEMORY_BYTES = 2 * 2**30  # a trace of a large model takes less
 
@@ -125,149 +116,33 @@ def study(
     store = StudyStore(str(out))
     versions = installed_versions(is_replayed=bool(declared.traffics))
     tasks = study_tasks(declared, versions, named_folders(declared))
-    run = _Run(store=store, declared=declared, tasks=tasks, retry_failed=retry_failed)
+    run = StudyRun(store=store, declared=declared, tasks=tasks, retry_failed=retry_failed)
     memory = round((task_memory_gib or TASK_MEMORY_BYTES / 2**30) * 2**30)
     with one_writer(store, declared.name, run.identity) as lease:
         pending = run.pending()
         run.write_manifest(lease)
+        total = points_of(tasks)
         if progress is not None:
-            progress.begin(points_of(tasks), points_of(tasks) - points_of([one.task for one in pending]))
-        work = partial(_run_pending, root=str(out), run=run.identity, retry_failed=retry_failed)
-        for one, result in _outcomes(engine, work, pending, address, workers, memory):
-            outcome = run.settle(one.task, result)
+            progress.begin(total, total - points_of([left.task for left in pending]))
+        for left, result in run.results(pending, engine, address=address, workers=workers, task_memory_bytes=memory):
+            outcome = run.settle(left.task, result)
             if progress is not None:
                 progress.advance(outcome.points, outcome.failed)
         run.write_manifest(lease)
         store.clear_left_behind(declared.name)
-    return run.answer(pending, time.perf_counter() - started)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingTask:
-    """A task without a file, and files of the same task with other inputs: rows of theirs may still hold."""
-
-    task: StudyTask
-    earlier: tuple[str, ...]
-
-
-def _run_pending(one: PendingTask, *, root: str, run: str, retry_failed: bool) -> TaskOutcome:
-    return run_task(one.task, root, one.earlier, run=run, retry_failed=retry_failed)
-
-
-def _outcomes(
-    engine: str,
-    work: partial[TaskOutcome],
-    pending: Sequence[PendingTask],
-    address: str | None,
-    workers: int | None,
-    memory_bytes: int,
-) -> Iterator[tuple[PendingTask, TaskOutcome | BaseException]]:
-    if not pending:
-        return iter(())
-    if engine == LOCAL:
-        return run_local(work, pending, workers=workers, task_memory_bytes=memory_bytes)
-    from llm_perf_opt.sweeps.studies.ray_engine import run_on_ray
-
-    return run_on_ray(work, pending, address=address, workers=workers, task_memory_bytes=memory_bytes)
-
-
-@dataclass(slots=True)
-class _Run:
-    """What one run of a study has found so far."""
-
-    store: StudyStore
-    declared: Study
-    tasks: Sequence[StudyTask]
-    retry_failed: bool
-    identity: str = field(default_factory=new_run)
-    outcomes: list[TaskOutcome] = field(default_factory=list)
-    parts: dict[str, StudyPart] = field(default_factory=dict)
-    damaged: list[str] = field(default_factory=list)
-
-    def pending(self) -> list[PendingTask]:
-        """Tasks without a part that is whole, or with failures that are to be tried again."""
-        found = self.store.parts(self.declared.name)
-        by_key: dict[str, list[str]] = {}
-        for stem, paths in found.items():
-            by_key.setdefault(stem.split("-")[1], []).extend(paths)
-        pending = []
-        for task in self.tasks:
-            part = self._whole_part(found.get(task.file_stem, ()), task.points)
-            if part is not None:
-                self.parts[task.file_stem] = part
-            if part is None or (self.retry_failed and part.has_failures):
-                earlier = [path for path in by_key.get(task.key, ()) if self._is_whole(path)]
-                pending.append(PendingTask(task, tuple(earlier)))
-        return pending
-
-    def _whole_part(self, paths: Sequence[str], points: int) -> StudyPart | None:
-        """The first that is what was written; what is wrong with the others is told where there is none."""
-        wrong = []
-        for path in paths:
-            try:
-                part = self.store.checked(path)
-            except PerfOptError as error:
-                wrong.append(f"{path}: {error.why}")
-                continue
-            if self.store.is_current(part, points):
-                return part
-            wrong.append(f"{path}: it has {part.rows:,} rows of {points:,}, or other columns")
-        for line in wrong:
-            log.warning("Computed again: %s", line)
-        self.damaged += wrong
-        return None
-
-    def _is_whole(self, path: str) -> bool:
-        try:
-            self.store.checked(path)
-        except PerfOptError:
-            return False
-        return True
-
-    def write_manifest(self, lease: Lease | None) -> None:
-        """What the study is made of now; not where another run has taken it over."""
-        if lease is not None:
-            lease.require()
-        stems = [task.file_stem for task in self.tasks]  # in their order: parts come as workers finish them
-        self.store.write_manifest(
-            StudyManifest(
-                study=self.declared.name,
-                run=self.identity,
-                tool_version=__version__,
-                points=points_of(self.tasks),
-                stems=stems,
-                parts={stem: self.parts[stem] for stem in stems if stem in self.parts},
-            )
-        )
-
-    def settle(self, task: StudyTask, result: TaskOutcome | BaseException) -> TaskOutcome:
-        """A task that did not come back leaves rows with the reason."""
-        if isinstance(result, BaseException):
-            why = reason_of(result) if isinstance(result, PerfOptError) else f"{type(result).__name__}: {result}"
-            result = write_failure(task, self.store.root, " ".join(why.split())[:500], self.identity)
-            log.warning("%s, %s: %s", task.model.name, task.plan.describe(), why)
-        self.outcomes.append(result)
-        self.parts[task.file_stem] = result.part
-        return result
-
-    def answer(self, pending: Sequence[PendingTask], seconds: float) -> StudyAnswer:
-        """The figures of the run."""
-        computed = sum(one.points - one.kept for one in self.outcomes)
-        total = points_of(self.tasks)
-        listed = {part.file.rpartition("/")[2] for part in self.parts.values()}
-        there = [path.rpartition("/")[2] for path in self.store.part_paths(self.declared.name)]
-        return StudyAnswer(
-            name=self.declared.name,
-            folder=self.store.root,
-            points=total,
-            computed=computed,
-            kept=total - computed,
-            failed=sum(one.failed for one in self.outcomes),
-            damaged=tuple(self.damaged),
-            other_files=sum(name not in listed for name in there),
-            tasks=len(pending),
-            seconds=seconds,
-        )
+    computed = sum(outcome.points - outcome.kept for outcome in run.outcomes)
+    return StudyAnswer(
+        name=declared.name,
+        folder=store.root,
+        points=total,
+        computed=computed,
+        kept=total - computed,
+        failed=sum(outcome.failed for outcome in run.outcomes),
+        damaged=tuple(run.damaged),
+        other_files=run.other_files(),
+        tasks=len(pending),
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _refuse(declared: Study, engine: str, address: str | None) -> None:
@@ -299,41 +174,3 @@ def _refuse_fields(declared: Study) -> None:
                 why="it is an option of whoever runs the study, and a study file has none",
                 fix="leave it out" if name != "trust_remote_code" else "leave it out, and add --trust-remote-code",
             )
-
-
-def named_folders(declared: Study) -> dict[str, Path]:
-    """Where the configuration of each model lies that is given by its name; a wrong name fails in its own tasks.
-
-    Found here once, so that a model of the Hub is fetched before the processes begin.
-    """
-    found: dict[str, Path] = {}
-    for source in sorted({model.source for model in declared.models}):
-        if not os.path.exists(source):  # noqa: PTH110  Path.exists raises for a name that is too long
-            with suppress(PerfOptError):
-                named = find_model(source, declared.trust_remote_code)
-                found |= {} if named.folder is None else {source: named.folder}
-    return found
-
-
-def installed_versions(*, is_replayed: bool = False) -> dict[str, str | None]:
-    """What figures rest on besides their inputs; None: not installed. A replay rests on vLLM too."""
-    return {
-        "tool_version": __version__,
-        "torch_version": _version("torch"),
-        "transformers_version": _version("transformers"),
-        **({"engine_version": _engine_version()} if is_replayed else {}),
-    }
-
-
-def _engine_version() -> str | None:
-    try:
-        return find().version
-    except PerfOptError:
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     import pandas
 
     from llm_perf_opt.api.comparison import ComparisonAnswer
-    from llm_perf_opt.api.cost_answer import CostAnswer
+    from llm_perf_opt.api.cost import CostAnswer
     from llm_perf_opt.api.export import ExportAnswer
     from llm_perf_opt.api.graph import GraphAnswer
     from llm_perf_opt.api.join import JoinAnswer
-    from llm_perf_opt.api.measured import Given
     from llm_perf_opt.api.memory import MemoryAnswer
     from llm_perf_opt.api.per_rank import RanksAnswer
     from llm_perf_opt.api.prediction import PredictionAnswer
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.hardware import Device
     from llm_perf_opt.core.hardware.calibration import Calibration
     from llm_perf_opt.core.hardware.links import Hardware
+    from llm_perf_opt.measurements.measured_points import Given
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -59,7 +59,7 @@ class Trace(TracedRun):
         """What each stage runs and costs; with `times`, a trace that measured, how long it took."""
         from llm_perf_opt.api.stages import stages_answer
 
-        others = [one.graphs for one in self.others]
+        others = [other.graphs for other in self.others]
         return stages_answer(self.graphs, None if times is None else times.graphs, others)
 
     def cost(
@@ -108,12 +108,12 @@ class Trace(TracedRun):
         figures, the result of a load generator, a GPU recording, the folder of a `profile`; or a list of these.
         """
         from llm_perf_opt.api.prediction import corrected_prediction, prediction_answer, with_decode_steps
-        from llm_perf_opt.timing.rate_sources import find_rates
+        from llm_perf_opt.timing.rate_sources import find_machine
 
         graphs = self._finished()
         if device is None and calibration is None:
             device = deployed_device(graphs)
-        machine = find_rates(
+        machine = find_machine(
             device,
             calibration=calibration,
             devices_file=devices_file,
@@ -122,8 +122,8 @@ class Trace(TracedRun):
             rates=rates,
             engine=engine,
         )
-        others = [one._finished() for one in self.others]
-        answer = prediction_answer(graphs, machine, execution, others, kernels=rates, engine=engine)
+        others = [other._finished() for other in self.others]
+        answer = prediction_answer(graphs, machine, execution, others, rates=rates, engine=engine)
         if decode_steps is not None:
             answer = with_decode_steps(self, answer, decode_steps)
         return answer if measured is None else corrected_prediction(self, answer, measured)

@@ -2,20 +2,226 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 
-from llm_perf_opt.api.mixed_step import MixedStepAnswer, MixedSteps
-from llm_perf_opt.api.sweep import sweep_answer
-from llm_perf_opt.api.sweep_answer import SweepAnswer
+import numpy as np
+
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.sweep import SweepAnswer, sweep_answer
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Hardware, find_hardware
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
+from llm_perf_opt.core.reading import filled
+from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 from llm_perf_opt.costs.memory.kv_cache import CHUNK
+from llm_perf_opt.sweeps.function.figures.packed import PackedOp, PackedProgram, PackedSequence, UnpackedOp
+from llm_perf_opt.sweeps.function.phase_function import FunctionCell, PhaseFunction
 from llm_perf_opt.sweeps.function_files import save_function
-from llm_perf_opt.sweeps.run_function import BATCH, CONTEXT, R, R_co, RunFunction
+from llm_perf_opt.sweeps.run_function import BATCH, CONTEXT, NEW_TOKENS, R, R_co, RunFunction
 from llm_perf_opt.timing.datasheet_rates import Execution
+
+DECODE, PREFILL = "decode", "prefill"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MixedStepAnswer(Answer):
+    """What one packed step costs. `flops` and the others are of all ops but those of `unpacked`.
+
+    `shared_bytes` are the part of `bytes_moved` that the step moves once, whatever its sequences: the weights. Of
+    sequences that begin a prefill or decode, `checked` have the FLOPs that the traced prefill and decode have.
+    """
+
+    model: str
+    sequences: int
+    new_tokens: int
+    cached_tokens: int
+    flops: int
+    vector_flops: int
+    bytes_moved: int
+    bytes_moved_at_most: int
+    shared_bytes: int
+    launches: int
+    unpriced_ops: int
+    unpacked: tuple[UnpackedOp, ...]
+    checked: int
+    region: Mapping[str, tuple[int, int]]  # of the cell whose program it is
+
+    def report(self) -> Report:
+        """The figures of the step, and the ops that have none."""
+        cells = {
+            Column("sequences", Kind.COUNT): self.sequences,
+            Column("new tokens", Kind.COUNT): self.new_tokens,
+            Column("cached tokens", Kind.COUNT): self.cached_tokens,
+            Column("FLOPs", Kind.FLOPS): self.flops,
+            Column("vector FLOPs", Kind.FLOPS): self.vector_flops,
+            Column("bytes moved", Kind.BYTES): self.bytes_moved,
+            Column("of it once", Kind.BYTES): self.shared_bytes,
+            Column("at most", Kind.BYTES): self.bytes_moved_at_most,
+            Column("launches", Kind.COUNT): self.launches,
+        }
+        step = Table(title="One packed step", columns=tuple(cells), rows=(tuple(cells.values()),))
+        return Report(
+            title=f"{self.model}: a packed step of {self.new_tokens:,} tokens",
+            tables=(step, _unpacked_table(self.unpacked)) if self.unpacked else (step,),
+            notes=tuple(self._notes()),
+        )
+
+    def _notes(self) -> Iterator[Note]:
+        yield Note("Sequences are packed without padding; weights are read once for all of them.")
+        if self.unpacked:
+            yield Note(
+                "Ops whose figure has no packed meaning are in no sum but that of the bytes at most, which counts them "
+                "for each sequence by itself."
+            )
+        if self.unpriced_ops:
+            yield Note(f"{self.unpriced_ops:,} ops have no price and are in no sum.")
+
+
+def _unpacked_table(ops: Sequence[UnpackedOp]) -> Table:
+    return table_of(
+        "Ops without a packed figure",
+        ops,
+        {
+            Column("op"): lambda op: op.op,
+            Column("runs", Kind.COUNT): lambda op: op.runs,
+            Column("figure"): lambda op: op.figure.replace("_", " "),
+            Column("of equal sequences"): lambda op: op.form,
+            Column("at most", Kind.COUNT): lambda op: op.at_most,
+            Column("why"): lambda op: op.reason,
+        },
+    )
+
+
+@dataclass(eq=False, kw_only=True)
+class MixedSteps:
+    """Packed steps of one model, from the functions of its chunk, its prefill and its decode."""
+
+    model: str
+    chunk: PhaseFunction
+    phases: Mapping[str, PhaseFunction]
+    _programs: dict[int, PackedProgram] = field(default_factory=dict)
+
+    def answer(self, chunks: Sequence[tuple[int, int]], decodes: Sequence[int]) -> MixedStepAnswer:
+        """Chunks are (new tokens, cached tokens), decodes the cached tokens of sequences with one new token."""
+        sequences = _sequences(chunks, decodes)
+        cell, program = self._program_of(sequences)
+        found = program.figures(sequences)
+        return filled(
+            MixedStepAnswer,
+            found,
+            model=self.model,
+            sequences=len(sequences),
+            new_tokens=sum(sequence.new_tokens for sequence in sequences),
+            cached_tokens=sum(sequence.cached_tokens for sequence in sequences),
+            bytes_moved_at_most=found.at_most("bytes_moved"),
+            checked=self._checked(program, sequences),
+            region=cell.region,
+        )
+
+    def by_op(self, chunks: Sequence[tuple[int, int]], decodes: Sequence[int]) -> Iterator[PackedOp]:
+        """The same step, op by op."""
+        sequences = _sequences(chunks, decodes)
+        return self._program_of(sequences)[1].by_op(sequences)
+
+    def _program_of(self, sequences: Sequence[PackedSequence]) -> tuple[FunctionCell, PackedProgram]:
+        number, cell = self._cell_of(sequences)
+        if number not in self._programs:
+            self._programs[number] = PackedProgram(cell.cell)
+        return cell, self._programs[number]
+
+    def _cell_of(self, sequences: Sequence[PackedSequence]) -> tuple[int, FunctionCell]:
+        """The one cell that holds all sequences; a first chunk and a decode stand at its edge."""
+        several = [
+            (n, cell) for n, cell in enumerate(self.chunk.cells) if cell.region[BATCH][0] < cell.region[BATCH][1]
+        ]
+        places = {
+            sequence: next((number for number, cell in several if _is_in(cell.region, sequence)), None)
+            for sequence in set(sequences)
+        }
+        outside = next((sequence for sequence, place in places.items() if place is None), None)
+        if outside is not None:
+            raise UsageError(
+                f"A sequence of {_text(outside)} is in no proven cell of several batches.",
+                why="the rule of packed steps holds where the program is known",
+                fix="make the function over a larger range of batch (2 or more), context and new_tokens, "
+                "or with more traces",
+            )
+        number = next(iter(places.values()))
+        other = next((sequence for sequence, place in places.items() if place != number), None)
+        if other is not None:
+            raise UsageError(
+                f"Sequences of {_text(next(iter(places)))} and of {_text(other)} are two programs.",
+                why="a window or the like is full in one of them, and a packed step runs one program",
+                fix="ask for steps whose sequences lie in one cell",
+            )
+        assert number is not None
+        cell = self.chunk.cells[number]
+        if cell.cell.program.loops:
+            raise UsageError(
+                f"A packed step of {self.model} is not known.",
+                why="its code loops over experts or positions, and ops in a loop have no form of their own",
+                fix="trace it with grouped experts, where the model has them",
+            )
+        return number, cell
+
+    def _checked(self, program: PackedProgram, sequences: Sequence[PackedSequence]) -> int:
+        """How many sequences at the edge of the cell have the FLOPs of the traced phase; a difference is refused."""
+        checked = 0
+        for name, group in ((DECODE, _decoding(sequences)), (PREFILL, _beginning(sequences))):
+            phase = self.phases.get(name)
+            if phase is None or not group:
+                continue
+            distinct = sorted(set(group), key=lambda sequence: (sequence.new_tokens, sequence.cached_tokens))
+            lengths = [sequence.cached_tokens if name == DECODE else sequence.new_tokens for sequence in distinct]
+            batch = phase.domain[BATCH][0]
+            points = {BATCH: np.full(len(lengths), batch), CONTEXT: np.asarray(lengths, dtype=np.int64)}
+            known = phase.cell_of_points(points) >= 0
+            flops = phase.figures({key: column[known] for key, column in points.items()}, ("flops",))["flops"]
+            held = [sequence for sequence, is_known in zip(distinct, known, strict=True) if is_known]
+            for sequence, traced in zip(held, flops, strict=True):
+                if program.figures([sequence] * batch).flops != traced:
+                    raise UsageError(
+                        f"A sequence of {_text(sequence)} is another program than the chunk.",
+                        why=f"a {name} of {batch:,} such runs {int(traced):,} FLOPs, and not what the chunk would",
+                        fix="ask for it by itself",
+                    )
+            checked += sum(sequence in held for sequence in group)
+        return checked
+
+
+def _decoding(sequences: Sequence[PackedSequence]) -> list[PackedSequence]:
+    return [sequence for sequence in sequences if sequence.new_tokens == 1 and sequence.cached_tokens]
+
+
+def _beginning(sequences: Sequence[PackedSequence]) -> list[PackedSequence]:
+    return [sequence for sequence in sequences if not sequence.cached_tokens]
+
+
+def _is_in(region: Mapping[str, tuple[int, int]], sequence: PackedSequence) -> bool:
+    """Whether a chunk lies in a region; a decode, or a first chunk, if the nearest chunk does."""
+    lengths = {NEW_TOKENS: max(sequence.new_tokens, 2), CONTEXT: max(sequence.cached_tokens, 1)}
+    return all(region[name][0] <= value <= region[name][1] for name, value in lengths.items())
+
+
+def _text(sequence: PackedSequence) -> str:
+    return f"{sequence.new_tokens:,} new and {sequence.cached_tokens:,} cached tokens"
+
+
+def _sequences(chunks: Sequence[tuple[int, int]], decodes: Sequence[int]) -> list[PackedSequence]:
+    sequences = [*(PackedSequence(*chunk) for chunk in chunks), *(PackedSequence(1, cached) for cached in decodes)]
+    if not sequences:
+        raise UsageError("A step has at least one sequence.", why="there are no chunks and no decodes", fix="give some")
+    for sequence in sequences:
+        if sequence.new_tokens < 1 or sequence.cached_tokens < 0:
+            raise UsageError(
+                f"A sequence cannot have {_text(sequence)}.",
+                why="it computes at least one token, and a cache holds none or more",
+                fix="give chunks as (new, cached)",
+            )
+    return sequences
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

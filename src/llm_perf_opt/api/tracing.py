@@ -1,15 +1,19 @@
-"""From a model, a module or saved files to a trace: `lpo.trace(...)` and `lpo.load(...)`."""
+"""What begins with a model: trace it, or read a saved trace; what it costs; how that changes with batch and context."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.api.cost import CostAnswer, Sources, check_sources, cost_of
+from llm_perf_opt.api.sweep import DEFAULT_BATCH, DEFAULT_CONTEXT, SweepAnswer, refuse_rows
 from llm_perf_opt.api.trace import Trace
+from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import (
     Cluster,
@@ -20,6 +24,7 @@ from llm_perf_opt.core.hardware.links import (
     refuse_small_cluster,
 )
 from llm_perf_opt.core.module_selection import chosen_stages
+from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import workload_options
 from llm_perf_opt.core.protocols import (
@@ -30,6 +35,10 @@ from llm_perf_opt.core.protocols import (
 from llm_perf_opt.core.workload import Deployment, ModelCode
 from llm_perf_opt.models.huggingface.names import NamedModel, find_model
 from llm_perf_opt.serving.engine_code import trace_engine_code
+from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
+from llm_perf_opt.sweeps.sweep_points import BATCH
+from llm_perf_opt.sweeps.sweep_report import range_text
+from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.origin import Origin, find_origin, taken_plan
 from llm_perf_opt.tracing.trace_files import (
@@ -41,13 +50,14 @@ from llm_perf_opt.tracing.trace_files import (
     trace_files,
 )
 from llm_perf_opt.tracing.traced_phases import WEIGHTLESS, drawing_tracer, make_tracer
-from llm_perf_opt.tracing.traced_run import trace_origin, trace_ranks
+from llm_perf_opt.tracing.traced_run import media_tokens, trace_origin, trace_ranks
 
 if TYPE_CHECKING:
     import torch
 
     from llm_perf_opt.api.trace_function import TraceFunction
 
+log = logging.getLogger(__name__)
 
 _BESIDE = {"profiler": (".chrome-trace.json",)}  # tracer -> suffixes of files that it leaves itself, one per phase
 _COPIES = "copies_key_heads"  # a keyword of `find_origin`: what engines do where ranks outnumber key heads
@@ -186,7 +196,9 @@ def _require_stages(origin: Origin, stage: str | Sequence[str] | None) -> None:
     """Refuse the name of a stage that no phase has."""
     if stage is not None:
         targets = origin.targets()
-        chosen_stages(stage, (name for one in targets for name in (*(part.name for part in one.stages), one.phase)))
+        chosen_stages(
+            stage, (name for target in targets for name in (*(part.name for part in target.stages), target.phase))
+        )
 
 
 def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None, cache: str | None = None) -> Trace:
@@ -235,3 +247,129 @@ def load_function(path: str | Path) -> TraceFunction[Trace]:
     from llm_perf_opt.sweeps.function_files import read_run_function
 
     return TraceFunction.of(read_run_function(path, Trace))
+
+
+def cost(
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    sources: Sources = "all",
+    weights: str | None = None,
+    cache: str | None = None,
+    routing: str | None = None,
+    torch_device: str | None = None,
+    trust_remote_code: bool = False,
+    code: str = "reference",
+    **workload: Any,
+) -> CostAnswer:
+    """What a model costs from every source, or from those that are named. The options are those of `lpo.trace`.
+
+    The same as `lpo.trace(...).cost(sources)`, but nothing is traced where `counted` is not among the sources. A phase
+    in which the model raises is unknown, and the others are counted.
+    """
+    check_sources(sources)
+    if code != "reference":
+        formats: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
+        traced = trace(model, args, kwargs, code=code, trust_remote_code=trust_remote_code, **formats, **workload)
+        return traced.cost(None if sources == "all" else sources)
+    origin = find_origin(
+        model,
+        args,
+        kwargs,
+        weights=weights,
+        cache=cache,
+        routing=routing,
+        torch_device=torch_device,
+        trust_remote_code=trust_remote_code,
+        **workload,
+    )
+    return cost_of(origin, sources)
+
+
+def sweep(
+    model: str | Path,
+    *,
+    batch: Given | None = None,
+    context: Given | None = None,
+    points: int = POINTS,
+    device: str | Hardware | None = None,
+    devices_file: Path | None = None,
+    execution: str = Execution.EAGER,
+    traces: int | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    routing: str | None = None,
+    trust_remote_code: bool = False,
+    **workload: Any,
+) -> SweepAnswer:
+    """How cost, memory and time change with batch and context, exact at every point.
+
+    - `model`: as in `lpo.trace`; or a function that was saved, which needs neither torch nor the model.
+    - `batch`, `context`: a range `"1..512"` or `(1, 512)`, a list `"1,8,64"` or `[1, 8, 64]`, or one number. In a text
+      k is 1,024. Of a range at most `points` round numbers are shown. Default: 1..64 and 1k..8k, or all of a function.
+    - `device`, `execution`: for times and for what fits, as in `Trace.predict`. Default: neither.
+    - `traces`: at most so many for each phase. Default: 40.
+    - `weights`, `cache`, `routing` and the rest of the workload are those of `lpo.trace`.
+    """
+    hardware = None if device is None else find_hardware(device, devices_file)
+    asked: dict[str, Any] = {"points": points, "device": hardware, "execution": execution}
+    if Path(model).is_file():
+        formats = {"weights": weights, "cache": cache, "routing": routing, "traces": traces}
+        _refuse_with_function({**workload, **{name: value for name, value in formats.items() if value is not None}})
+        return load_function(model).sweep(batch=batch, context=context, **asked)
+    batches = read_range(DEFAULT_BATCH if batch is None else batch, BATCH, points=points)
+    contexts = read_range(DEFAULT_CONTEXT if context is None else context, CONTEXT, points=points)
+    refuse_rows(batches, contexts)
+    _refuse_workload(workload)
+    traced = trace(
+        model,
+        device=hardware,
+        weights=weights,
+        cache=cache,
+        routing=routing,
+        trust_remote_code=trust_remote_code,
+        batch=batches.low,
+        **workload,
+    )
+    _refuse_short(traced.graphs[0], contexts)
+    log.info(
+        "Making a function of batch %s and context %s: some traces of small points, and some that check it",
+        range_text(batches),
+        range_text(contexts),
+    )
+    function = traced.over(batch=batches.ends, context=contexts.ends, traces=traces)
+    return function.sweep(batch=batches, context=contexts, **asked)
+
+
+def _refuse_with_function(given: Mapping[str, Any]) -> None:
+    for name in given:
+        raise UsageError(
+            f"A saved function takes no {name}.",
+            why="its workload and its formats are those that it was made with",
+            fix=f"leave {name} out, or name the model",
+        )
+
+
+def _refuse_workload(workload: dict[str, Any]) -> None:
+    if "prompt_tokens" in workload:
+        raise UsageError(
+            "A sweep takes no prompt_tokens.", why="its context is the prompt and the image tokens", fix="give context"
+        )
+    if workload.get("decode_steps", 1) > 1:
+        raise UsageError(
+            "A sweep takes at most one decode step.",
+            why="each point is one step at one context",
+            fix="leave decode_steps out; a later step is a point with a longer context",
+        )
+
+
+def _refuse_short(graph: CallGraph, contexts: NumberRange) -> None:
+    """A context that the images alone exceed."""
+    media = media_tokens(graph)
+    if contexts.low < media:
+        raise UsageError(
+            f"A context of {contexts.low:,} tokens is too short.",
+            why=f"images and sound take {media:,} of it",
+            fix=f"begin at {media + 1:,} or more",
+        )

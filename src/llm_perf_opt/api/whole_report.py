@@ -1,39 +1,28 @@
-"""Everything that needs no weights in one report: what it costs, how fast it could be, does it fit, what runs."""
+"""Everything that needs no weights in one report: what it costs, how fast it could be, does it fit, what runs.
+
+It begins with its questions, each answered in one line, and what it holds for: devices, plan, stored formats, code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.cost import QUICK_SOURCES, cost_of_run
-from llm_perf_opt.api.cost_answer import CostAnswer
+from llm_perf_opt.api.cost import QUICK_SOURCES, CostAnswer, cost_of_run
 from llm_perf_opt.api.export import ExportAnswer, export_parts
 from llm_perf_opt.api.graph import grouped
 from llm_perf_opt.api.per_rank import RanksAnswer, per_rank
-from llm_perf_opt.api.prediction import PredictionAnswer, prediction_answer
+from llm_perf_opt.api.prediction import PhaseBand, PredictionAnswer, prediction_answer
 from llm_perf_opt.api.predictions import find_devices, is_several
-from llm_perf_opt.api.report_answers import (
-    does_it_fit,
-    does_it_serve,
-    glance_table,
-    how_fast,
-    other_attention,
-    unknown_because,
-    what_exports,
-    what_is_exchanged,
-    what_it_costs,
-    what_ranks_hold,
-    what_runs,
-)
-from llm_perf_opt.api.report_deployment import deployment_table
-from llm_perf_opt.api.report_speed import machine_table, speed_chapter
 from llm_perf_opt.api.what_if import AttentionAnswer, attention_answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import (
     Cluster,
@@ -44,22 +33,43 @@ from llm_perf_opt.core.hardware.links import (
     hardware_id,
     require_room,
 )
-from llm_perf_opt.core.report import Level, Note, Report
-from llm_perf_opt.costs.collectives import collectives_table
+from llm_perf_opt.core.parallel_plan import plan_in
+from llm_perf_opt.core.report import BarChart, Cell, Column, Kind, Level, Note, Report, Series, Table
+from llm_perf_opt.core.units import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_parameters,
+    format_ratio,
+    format_seconds,
+)
+from llm_perf_opt.costs.collectives import collectives_table, family_collectives, total_of
+from llm_perf_opt.costs.memory.kv_cache import kv_cache
 from llm_perf_opt.costs.memory.memory_report import memory_report
-from llm_perf_opt.costs.run_description import deployment_notes, run_notes, workload_note
+from llm_perf_opt.costs.memory.need import RunMemory
+from llm_perf_opt.costs.run_description import deployment_notes, rank_text, run_notes, weights_sentence, workload_note
 from llm_perf_opt.costs.stage_costs import stage_report
+from llm_perf_opt.costs.static_figures import StageCompute
 from llm_perf_opt.graphs.call_checks import call_checks, with_call_checks
-from llm_perf_opt.serving.fit import traced_fit, with_serving_fit
+from llm_perf_opt.serving.fit import TracedFit, traced_fit, with_serving_fit
+from llm_perf_opt.timing.attention_what_if import ALL as ALL_STAGES
+from llm_perf_opt.timing.attention_what_if import AttentionWhatIf
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import refuse_rates
 from llm_perf_opt.tracing.traced_run import TracedRun
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.sweep_answer import SweepAnswer
+    from llm_perf_opt.api.sweep import SweepAnswer
 
 _FIRST = ("How fast", "Does it fit")
 Devices = str | Hardware | Sequence[str | Hardware]  # one, or several to compare; a text may name several with commas
+
+_UNKNOWN = "not known"
+
+_EXECUTIONS = {
+    Execution.EAGER: "eager: PyTorch launches every op of the trace, one after the other",
+    Execution.FUSED: "fused: an engine with grouped experts, fused vector ops and captured graphs",
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -100,7 +110,7 @@ class WholeReport(Answer):
         """The same for a terminal: how fast it is and whether it fits before what it costs."""
         report = self.report()
         first = [chapter for chapter in report.chapters if chapter.title.startswith(_FIRST)]
-        return replace(report, chapters=(*first, *(one for one in report.chapters if one not in first)))
+        return replace(report, chapters=(*first, *(chapter for chapter in report.chapters if chapter not in first)))
 
     def _chapters(self) -> Iterator[tuple[Report, str]]:
         """Every chapter that was asked for, with its answer in one line, which may be that it is not known."""
@@ -180,7 +190,7 @@ def whole_report(
     times = found if cost.memory is not None else ()
     with shared_work():
         predictions = tuple(
-            prediction_answer(cost.graphs, hardware, execution, kernels=rates, engine=engine) for hardware in times
+            prediction_answer(cost.graphs, hardware, execution, rates=rates, engine=engine) for hardware in times
         )
     return WholeReport(
         model=cost.model,
@@ -215,8 +225,9 @@ def find_report_devices(device: Devices | None, devices_file: Path | None) -> tu
     if isinstance(device, str):
         device = find_devices(device, devices_file) if is_several(device) else [device]
     named = [device] if isinstance(device, Device | Cluster) else device
-    found = tuple({hardware_id(one): one for one in (find_hardware(one, devices_file) for one in named)}.values())
-    if len({device_of(one).torch_device for one in found}) > 1:
+    every = [find_hardware(name, devices_file) for name in named]
+    found = tuple({hardware_id(hardware): hardware for hardware in every}.values())
+    if len({device_of(hardware).torch_device for hardware in found}) > 1:
         raise UsageError(
             "Processors and GPUs cannot be compared in one report.",
             why="the model's code may take another way on each of them, and one trace shows one way",
@@ -244,3 +255,219 @@ def _rest_note(graphs: Sequence[CallGraph]) -> tuple[Note, ...]:
     if not mixed:
         return ()
     return (Note(f"The stage {mixed[0]} is what runs in that phase outside all its other stages."),)
+
+
+def glance_table(answers: Sequence[tuple[Report, str]]) -> Table:
+    """One row per chapter; a page turns the questions into links."""
+    rows = tuple((chapter.title, answer) for chapter, answer in answers)
+    return Table(title="At a glance", columns=(Column("question"), Column("answer")), rows=rows)
+
+
+def unknown_because(reason: str) -> str:
+    """The answer to a question that cannot be answered."""
+    return f"{_UNKNOWN}: {reason}"
+
+
+def _with_unknown(answer: str, phases: Iterable[str]) -> str:
+    return ", ".join((answer, *(f"{phase} {_UNKNOWN}" for phase in phases)))
+
+
+def what_runs(cost: CostAnswer, graphs: Sequence[CallGraph], unknown_phases: Iterable[str] = ()) -> str:
+    """Modules and calls of all phases, and the weights behind them."""
+    modules = len({path for graph in graphs for path in graph.call_counts})
+    calls = sum(sum(graph.call_counts.values()) for graph in graphs)
+    parts = [f"{format_count(modules)} modules in {format_count(calls)} calls"]
+    if cost.parameters is not None:
+        parts.append(f"{format_parameters(cost.parameters)} parameters")
+    parts += cost.active_texts
+    return _with_unknown(", ".join(parts), unknown_phases)
+
+
+def what_is_exchanged(graphs: Sequence[CallGraph]) -> str:
+    """The collectives of every phase, and the bytes of their payloads."""
+    totals = ((graph.phase, total_of(family_collectives(graph))) for graph in graphs)
+    return ", ".join(
+        f"{phase} {format_count(total.count)} collectives of {format_bytes(total.payload_bytes)}"
+        for phase, total in totals
+    )
+
+
+def what_it_costs(stages: Sequence[StageCompute]) -> str:
+    """FLOPs of every phase."""
+    by_phase: dict[str, list[int | None]] = {}
+    for stage in stages:
+        by_phase.setdefault(stage.phase, []).append(stage.flops)
+    return ", ".join(f"{phase} {_flops(parts)}" for phase, parts in by_phase.items()) or _UNKNOWN
+
+
+def _flops(parts: Sequence[int | None]) -> str:
+    known = [part for part in parts if part is not None]
+    return format_flops(sum(known)) if len(known) == len(parts) else _UNKNOWN
+
+
+def does_it_fit(memory: RunMemory, device: Device | None, unknown_phases: Collection[str] = ()) -> str:
+    """What a device needs at the worst moment, the weights in it, and its share of `device`.
+
+    A phase of which nothing is known may need more than the others, so it can turn a yes into no, and not the reverse.
+    """
+    if memory.total_bytes is None:
+        return _UNKNOWN
+    weights = max(phase.weight_bytes for phase in memory.phases)
+    answer = f"{format_bytes(memory.total_bytes)} at the peak, of which {format_bytes(weights)} are weights"
+    if device is not None:
+        fits = _UNKNOWN if unknown_phases else "yes"
+        verdict = fits if memory.total_bytes <= device.memory_bytes else "no"
+        answer = f"{verdict}: {answer}; {format_ratio(memory.total_bytes / device.memory_bytes)} of {device.name}"
+    return _with_unknown(answer, unknown_phases)
+
+
+def does_it_serve(found: TracedFit | None) -> str | None:
+    """Whether a server holds the traced batch and context, and the most that it could; None: not known."""
+    if found is None or found[1].fits is None:
+        return None
+    fit = found[1]
+    most = "" if fit.largest_batch is None else f", at most {format_count(fit.largest_batch)}"
+    verdict = "yes" if fit.fits else "no"
+    return f"a server with {format_count(fit.batch)} x {format_count(fit.context)} tokens: {verdict}{most} at once"
+
+
+def how_fast(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer], unknown: Iterable[str] = ()) -> str:
+    """The band of every phase; of a decode that of one step. Of several machines that with the lowest upper end."""
+    best = min(predictions, key=lambda prediction: prediction.high_s)
+    bands = ", ".join(_band_text(best.phase_band(graph)) for graph in graphs)
+    several = f"fastest of {len(predictions)} is {best.machine}: " if len(predictions) > 1 else ""
+    return _with_unknown(f"{several}{bands}", unknown)
+
+
+def _band_text(band: PhaseBand) -> str:
+    return f"{band.name} {format_seconds(band.low_s)} to {format_seconds(band.high_s)}"
+
+
+def what_exports(parts: Sequence[PartOutcome]) -> str:
+    """How many parts torch.export takes."""
+    verdicts = Counter(part.outcome(Check.EXPORT).verdict for part in parts)
+    return f"{verdicts[Verdict.OK]} of {len(parts)} parts with {Check.EXPORT}"
+
+
+def other_attention(cases: Sequence[AttentionWhatIf]) -> str:
+    """What attention by itself moves in the first phase, kind by kind."""
+    first = [case for case in cases if case.phase == cases[0].phase]
+    moved: dict[str, int] = {}
+    for case in first:
+        if case.stage != ALL_STAGES:
+            moved[case.attention] = moved.get(case.attention, 0) + case.alone.bytes_moved
+    listed = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in moved.items())
+    return f"bytes that attention moves in {first[0].phase}: {listed}"
+
+
+def what_ranks_hold(ranks: RanksAnswer) -> str:
+    """How many ranks there are of each kind, the most that one of them needs, and whether every one serves."""
+    kinds = ", ".join(f"{format_count(kind.ranks)} like rank {kind.rank}" for kind in ranks.kinds)
+    needed = [phase.needed_bytes for kind in ranks.kinds for phase in kind.phases]
+    known = [size for size in needed if size is not None]
+    most = format_bytes(max(known)) if known and len(known) == len(needed) else _UNKNOWN
+    serves = "" if ranks.fits is None else f"; every rank serves the batch: {'yes' if ranks.fits else 'no'}"
+    return f"{ranks.plan.describe()}: {kinds}; at most {most} needed{serves}"
+
+
+def deployment_table(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Table:
+    """One row for each part of the deployment; what was not named says so."""
+    rows = tuple(_rows(graphs, predictions))
+    return Table(title="Deployment", columns=(Column("part"), Column("as it is here")), rows=rows)
+
+
+def _rows(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, str]]:
+    yield (
+        "devices",
+        ", ".join(prediction.machine for prediction in predictions) or "none named: figures of any device, no times",
+    )
+    if not graphs:
+        return
+    first = graphs[0]
+    plan = plan_in(first.deployment)
+    yield "plan", "one device" if plan is None else rank_text(plan)
+    yield "weights", weights_sentence(first).removeprefix("Weights: ").removesuffix(".")
+    if (cache := kv_cache(graphs)) is not None:
+        formats = ", ".join(dict.fromkeys(meta.dtype for meta in cache.tensors))
+        origin = first.deployment.get("cache_from")
+        yield "cache", f"{formats} ({origin})" if origin else formats
+    code = first.deployment.get("code")
+    yield "code", "the model's own" if code is None else f"{first.deployment.get('engine', code)}, its classes"
+    yield from _semantics(predictions)
+
+
+def _semantics(predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, str]]:
+    """Who launches kernels, and where their times come from."""
+    if not predictions:
+        return
+    first = predictions[0]
+    engine = f"; kernels of {first.engine}" if first.engine else ""
+    yield "execution", f"{_EXECUTIONS[Execution(first.execution)]}{engine}"
+    sources = dict.fromkeys(prediction.rates for prediction in predictions)
+    named = (
+        f"{source} ({', '.join(prediction.machine for prediction in predictions if prediction.rates == source)})"
+        for source in sources
+    )
+    yield "times from", next(iter(sources)) if len(sources) == 1 else "; ".join(named)
+
+
+def speed_title(predictions: Sequence[PredictionAnswer]) -> str:
+    """The question, with the machine where there is but one."""
+    machine = f" on {predictions[0].machine}" if len(predictions) == 1 else ""
+    return f"How fast could it be{machine}?"
+
+
+def speed_chapter(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Report:
+    """The stages on one machine; of several a chart for each phase, and a chapter for each machine."""
+    if len(predictions) == 1:
+        return replace(predictions[0].times(), title=speed_title(predictions))
+    return Report(
+        title=speed_title(predictions),
+        charts=tuple(_charts(graphs, predictions)),
+        chapters=tuple(replace(prediction.times(), title=prediction.machine) for prediction in predictions),
+    )
+
+
+def machine_table(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Table:
+    """A row for each phase on each machine: its times, and whether the machine has the memory."""
+    rows = [(prediction, prediction.phase_band(graph)) for prediction in predictions for graph in graphs]
+    has_expected = any(band.expected_s is not None for _, band in rows)
+    edges = ("low", "expected", "high") if has_expected else ("data sheet low", "data sheet high")
+    times = ("lower bound", *edges)
+    memory = (Column("needed by the run", Kind.BYTES), Column("of its memory", Kind.RATIO), Column("fits"))
+    return Table(
+        title="By device",
+        columns=(Column("device"), Column("phase"), *(Column(name, Kind.SECONDS) for name in times), *memory),
+        rows=tuple(
+            (prediction.machine, band.name, *_times(band, has_expected), *_memory(prediction))
+            for prediction, band in rows
+        ),
+    )
+
+
+def _times(band: PhaseBand, has_expected: bool) -> tuple[Cell, ...]:
+    expected = (band.expected_s,) if has_expected else ()
+    return (band.lower_bound_s, band.low_s, *expected, band.high_s)
+
+
+def _memory(prediction: PredictionAnswer) -> tuple[Cell, ...]:
+    needed, device = prediction.needed_bytes, prediction.device
+    share = None if needed is None or device is None else needed / device.memory_bytes
+    return needed, share, {True: "yes", False: "no", None: None}[prediction.fits]
+
+
+def _charts(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Iterator[BarChart]:
+    """A chart for each phase: lower bound, low and high of every machine."""
+    for graph in graphs:
+        bands = [prediction.phase_band(graph) for prediction in predictions]
+        yield BarChart(
+            title=f"Predicted time by device: {bands[0].name}",
+            categories=tuple(prediction.machine for prediction in predictions),
+            series=(
+                Series("lower bound", tuple(band.lower_bound_s for band in bands)),
+                Series("low", tuple(band.low_s for band in bands)),
+                Series("high", tuple(band.high_s for band in bands)),
+            ),
+            kind=Kind.SECONDS,
+            caption="Nothing runs faster than the lower bound; a run is expected between low and high.",
+        )

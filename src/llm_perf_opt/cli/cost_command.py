@@ -33,7 +33,7 @@ from llm_perf_opt.core.plugins import SOURCES
 from llm_perf_opt.core.source_figures import left_out
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.cost_answer import CostAnswer
+    from llm_perf_opt.api.cost import CostAnswer
 
 SourcesOption = Annotated[
     str | None, typer.Option(help=f"Sources, with commas: counted, {', '.join(SOURCES.names())}. Default: all of them.")
@@ -66,9 +66,8 @@ def cost(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Print what MODEL_OR_TRACE costs per stage, from independent sources, with every difference explained."""
-    from llm_perf_opt.api.cost import check_sources
-    from llm_perf_opt.api.cost_answer import reserve_cost_files
-    from llm_perf_opt.api.costing import cost as run_cost
+    from llm_perf_opt.api.cost import check_sources, reserve_cost_files
+    from llm_perf_opt.api.tracing import cost as run_cost
     from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
     reporter = choose_reporter(format_name, json_wanted)

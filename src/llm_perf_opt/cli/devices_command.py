@@ -101,7 +101,7 @@ def show_cluster(
     verbose: VerboseOption = False,
 ) -> None:
     """Print the links of a cluster, and how long collectives between its ranks take."""
-    from llm_perf_opt.api.cluster import cluster as find_cluster
+    from llm_perf_opt.api.devices import cluster as find_cluster
 
     reporter = choose_reporter(format_name, json_wanted)
     show(find_cluster(cluster, devices).report(), reporter, verbose=verbose)

@@ -117,8 +117,8 @@ def predict(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
-    from llm_perf_opt.api.measured import read_given
     from llm_perf_opt.api.predictions import is_several
+    from llm_perf_opt.measurements.measured_points import read_given
     from llm_perf_opt.tracing.trace_files import is_trace
 
     reporter = choose_reporter(format_name, json_wanted)
@@ -160,10 +160,10 @@ def predict(
 def _torch_device(device: str | None, **machine: Any) -> str | None:
     """What the traced code sees; of several devices that of the first. A wrong one is refused before any work."""
     from llm_perf_opt.api.predictions import find_devices, is_several
-    from llm_perf_opt.timing.rate_sources import find_rates, torch_device_of
+    from llm_perf_opt.timing.rate_sources import find_machine, torch_device_of
 
     first = find_devices(device, machine["devices_file"])[0] if device is not None and is_several(device) else device
-    return torch_device_of(find_rates(first, **machine))
+    return torch_device_of(find_machine(first, **machine))
 
 
 def _predicted(traced: Trace, device: str | None, price: list[str] | None, machine: Mapping[str, Any]) -> Report:

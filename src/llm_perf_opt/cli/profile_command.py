@@ -24,9 +24,9 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plain_text import visible_lines
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.profile.profiling import ProfileAnswer
-    from llm_perf_opt.api.profile.sweeping import Sweep
+    from llm_perf_opt.api.profile import ProfileAnswer
     from llm_perf_opt.cli.profile_config import ConfiguredRun
+    from llm_perf_opt.measurements.profile.run_folder import Sweep
 
 _OVERRIDES_HELP = "Model, choices and values, like deepseek-ocr-tiny workload.image=page.png run.repeats=5."
 OverridesArgument = Annotated[
@@ -50,8 +50,8 @@ def profile(
     verbose: VerboseOption = False,
 ) -> None:
     """Run a model for real, time every stage, and compare it with the device."""
-    from llm_perf_opt.api.profile.sweeping import read_sweep
     from llm_perf_opt.cli import profile_config
+    from llm_perf_opt.measurements.profile.run_folder import read_sweep
 
     reporter = choose_reporter(format_name, json_wanted)
     words = list(overrides or ())
@@ -73,9 +73,9 @@ def profile(
 
 
 def _run(run: ConfiguredRun, *, force: bool) -> ProfileAnswer:
-    from llm_perf_opt.api.profile.profiled_model import open_model
-    from llm_perf_opt.api.profile.profiling import run_profile
+    from llm_perf_opt.api.profile import run_profile
     from llm_perf_opt.cli.progress import progress_bar
+    from llm_perf_opt.measurements.profile.profiled_model import open_model
 
     with progress_bar() as progress, model_prints_apart():
         model = open_model(run.request.model, run.request.device.torch)
@@ -99,7 +99,7 @@ def _close_sweep(folder: Path, sweep: Sweep) -> None:
     finished = len(sweep.runs) - len(sweep.failures)
     say(f"Wrote {finished} runs to {folder}, each with report.html and metrics.json")
     if sweep.failures:
-        from llm_perf_opt.api.profile.run_folder import FAILURE_FILE
+        from llm_perf_opt.measurements.profile.run_folder import FAILURE_FILE
 
         raise PerfOptError(
             f"{len(sweep.failures)} of {len(sweep.runs)} runs failed.",

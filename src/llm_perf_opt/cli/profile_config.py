@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt import conf
-from llm_perf_opt.api.profile.request import ProfileRequest
-from llm_perf_opt.api.profile.sweeping import failure_kept
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import scratch_folder
+from llm_perf_opt.measurements.profile.request import ProfileRequest
+from llm_perf_opt.measurements.profile.run_folder import failure_kept
 
 CONFIG_MODULE = "llm_perf_opt.conf"
 FOLDER_KEY = "run.folder"

@@ -16,7 +16,7 @@ from llm_perf_opt.core.plain_text import visible, visible_lines
 from llm_perf_opt.core.run_lock import current_work
 
 if TYPE_CHECKING:
-    from llm_perf_opt.api.profile.profiling import Progress
+    from llm_perf_opt.api.profile import Progress
 
 
 class _Plain(logging.Formatter):

@@ -176,7 +176,7 @@ def ask(
     reporter = choose_reporter(format_name, json_wanted)
     reserve_page(out, force=force)
     if page is not None:
-        from llm_perf_opt.api.study_page import study_page
+        from llm_perf_opt.api.ask import study_page
 
         free_file(page, force=force)
         say(f"Wrote {study_page(results, page, study=study, force=force)}")

@@ -89,7 +89,7 @@ def sweep(
 
     A few traces make a function of both, which others prove: every figure is exact, none is interpolated.
     """
-    from llm_perf_opt.api.sweeping import sweep as run_sweep
+    from llm_perf_opt.api.tracing import sweep as run_sweep
 
     reporter = choose_reporter(format_name, json_wanted)
     _refuse_files(out, csv, save_function, force=force)

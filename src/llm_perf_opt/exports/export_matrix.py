@@ -301,17 +301,17 @@ def _compiled(parts: Sequence[PartOutcome]) -> Table:
     if has_modes:
         columns[Column("mode")] = _of_trial(lambda name, trial: trial.mode)
     columns |= {
-        Column("graphs", Kind.COUNT): _of_figures(lambda one: one.graphs),
-        Column("breaks", Kind.COUNT): _of_figures(lambda one: len(one.breaks)),
-        Column("compile", Kind.SECONDS): _of_figures(lambda one: one.compile_seconds),
-        Column("eager", Kind.SECONDS): _of_figures(lambda one: one.eager_seconds),
-        Column("compiled", Kind.SECONDS): _of_figures(lambda one: one.compiled_seconds),
-        Column("compiled of eager", Kind.RATIO): _of_figures(lambda one: one.compiled_of_eager),
-        Column("runs", Kind.COUNT): _of_figures(lambda one: one.runs),
-        Column("threads", Kind.COUNT): _of_figures(lambda one: one.threads),
+        Column("graphs", Kind.COUNT): _of_figures(lambda compiled: compiled.graphs),
+        Column("breaks", Kind.COUNT): _of_figures(lambda compiled: len(compiled.breaks)),
+        Column("compile", Kind.SECONDS): _of_figures(lambda compiled: compiled.compile_seconds),
+        Column("eager", Kind.SECONDS): _of_figures(lambda compiled: compiled.eager_seconds),
+        Column("compiled", Kind.SECONDS): _of_figures(lambda compiled: compiled.compiled_seconds),
+        Column("compiled of eager", Kind.RATIO): _of_figures(lambda compiled: compiled.compiled_of_eager),
+        Column("runs", Kind.COUNT): _of_figures(lambda compiled: compiled.runs),
+        Column("threads", Kind.COUNT): _of_figures(lambda compiled: compiled.threads),
     }
     if has_modes:
-        columns[Column("autotuned", Kind.COUNT)] = _of_figures(lambda one: one.autotuned)
+        columns[Column("autotuned", Kind.COUNT)] = _of_figures(lambda compiled: compiled.autotuned)
         columns[Column("remarks")] = _of_trial(lambda name, trial: "; ".join(trial.remarks))
     shown = [row for row in trials if has_modes or row[1].figures is not None]
     return table_of("torch.compile against eager, medians of one process", shown, columns)
@@ -331,7 +331,7 @@ def _breaks(parts: Sequence[PartOutcome]) -> Table:
     return Table(
         title="Where the compiled graph breaks",
         columns=tuple(map(Column, ("part", "where", "reason"))),
-        rows=tuple((name, found.site, found.reason) for name, one in figures.items() for found in one.breaks),
+        rows=tuple((name, found.site, found.reason) for name, compiled in figures.items() for found in compiled.breaks),
     )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.core.report import Cell, Report, Table
-from llm_perf_opt.formats.charts.chart_table import full_tables
+from llm_perf_opt.formats.chart_table import full_tables
 from llm_perf_opt.formats.visible_text import column_keys, visible
 
 _FORMULA = re.compile("\\s*[=+\\-@\uff1d\uff0b\uff0d\uff20]")  # the wide forms too, which some spreadsheets read alike

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from llm_perf_opt.core.graph_view import Box, GraphView, metric_named, total
 from llm_perf_opt.core.report import Chart, Kind, Level, LineChart, Listing, Note, Report, Table
 from llm_perf_opt.formats.box_figures import collectives_text, figure_texts, has_collectives, hidden_text, loops_text
-from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
+from llm_perf_opt.formats.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.visible_text import row_texts, shortened, visible
 
 _LONGEST_LABEL = 160

@@ -11,9 +11,9 @@ from markupsafe import Markup, escape
 
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.core.report import Cell, Chart, Column, Kind, Level, LineChart, Listing, Note, Report, Table
-from llm_perf_opt.formats.charts.chart_svg import chart_svg
-from llm_perf_opt.formats.charts.chart_table import has_few_points, short_tables
-from llm_perf_opt.formats.charts.picture import Hues, hues_of
+from llm_perf_opt.formats.chart_svg import chart_svg
+from llm_perf_opt.formats.chart_table import has_few_points, short_tables
+from llm_perf_opt.formats.picture import Hues, hues_of
 from llm_perf_opt.formats.svg_format import SvgDrawing
 from llm_perf_opt.formats.visible_text import UNKNOWN, cell_text, exact_text, shortened, visible
 

@@ -18,7 +18,7 @@ from llm_perf_opt.formats.box_figures import (
     metric_text,
     share_text,
 )
-from llm_perf_opt.formats.charts.chart_table import short_tables
+from llm_perf_opt.formats.chart_table import short_tables
 from llm_perf_opt.formats.text_table import PAGE_WIDTH, broken, table_parts, table_text
 from llm_perf_opt.formats.visible_text import ELLIPSIS, shortened, visible_ascii
 

@@ -1,8 +1,13 @@
-"""One real run of all phases of a model: each begins with what the one before it left, and every stage is watched."""
+"""One real run of all phases of a model: each begins with what the one before it left, and every stage is watched.
+
+Some models write down in one phase, in attributes of their modules, what a later phase reads: the offset between
+positions and tokens that an image causes, a table of angles for the longest sequence so far. Such a phase says the
+truth only after the one before it; `state_of` and `is_same_state` find out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +24,10 @@ from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.stage_ranges import ranges_named, stages_watched
 from llm_perf_opt.harness.twins import tensors_in
+
+_OWN_TABLES = frozenset(("_modules", "_parameters", "_buffers"))  # of torch: their entries count, not the tables
+
+State = Mapping[tuple[str, str], object]  # (path of a module, attribute) -> its value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,3 +187,25 @@ def _cuda_calls_stay(device: str) -> Iterator[None]:
     with ThreadPatches() as patches:
         patches.replace(torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor)
         yield
+
+
+def state_of(model: torch.nn.Module) -> State:
+    """Every attribute and every buffer of all modules."""
+    return {(path, name): value for path, module in model.named_modules() for name, value in _attributes(module)}
+
+
+def is_same_state(one: State, other: State) -> bool:
+    """Whether each attribute holds the same object, or an equal number or text."""
+    return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
+
+
+def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
+    yield from ((name, value) for name, value in vars(module).items() if name not in _OWN_TABLES)
+    yield from module.named_buffers(recurse=False)
+
+
+def _is_same(one: object, other: object) -> bool:
+    if one is other:
+        return True
+    plain = (bool, int, float, str)
+    return isinstance(one, plain) and isinstance(other, plain) and one == other

@@ -2,12 +2,17 @@
 
 The profiler's tree of events nests Python calls, ops and allocations. Each Python call knows the line that it was made
 from, so an op that a built-in function runs has an exact line; one that an operator such as `*` runs has its function.
+
+The Chrome trace of a profile torch writes by itself, and does not say when it could not: `exported_trace` looks.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -16,10 +21,16 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
 
 _LONGEST_STACK = 64  # frames
 _RUN = "llm_perf_opt/core/target.py"  # runs the model: what is outside is how the run was started
+
+# torch writes the name of the file last, behind the list of events; a brace alone may be that of an event.
+_END = re.compile(rb'"traceName":\s*"(?:\\.|[^"\\])*"\s*\}\s*\Z')
+_TAIL = 16_384  # bytes, among which that name must be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +236,26 @@ def annotate(document: Mapping[str, Any], details: Mapping[int, OpDetail]) -> No
         fields.update({name: value for name, value in known.items() if value is not None})
         if detail.stack is not None:
             fields["Call stack"] = ";".join(detail.stack)
+
+
+@contextmanager
+def exported_trace(profiler: profile, folder: Path | None) -> Iterator[Path]:
+    """A whole temporary file in `folder`, to be read or to be moved to its name. Default: in the temporary folder."""
+    with scratch_folder(folder) as scratch:
+        file = scratch / "chrome-trace.json"
+        profiler.export_chrome_trace(str(file))
+        if not _is_whole(file):
+            raise PerfOptError(
+                f"Cannot write the Chrome trace to {scratch.parent}.",
+                why="torch's profiler left no whole file, which is what it does on a full disk",
+                fix="make room there, or choose another folder",
+            )
+        yield file
+
+
+def _is_whole(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        opened.seek(-min(_TAIL, file.stat().st_size), os.SEEK_END)
+        return _END.search(opened.read()) is not None

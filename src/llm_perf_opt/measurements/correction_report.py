@@ -144,7 +144,7 @@ def _notes(correction: Correction) -> Iterator[Note]:
 
 def _sentence(stage: StageCorrection, correction: Correction) -> str:
     named = [point for point in correction.points if point.quantity is stage.by and point.stage in (None, stage.stage)]
-    places = list(dict.fromkeys(one.where for one in named if one.where))
+    places = list(dict.fromkeys(point.where for point in named if point.where))
     where = f" at {'; '.join(places[:3])}{' ...' if len(places) > 3 else ''}" if places else ""
     count = f"{stage.measurements} measurement{'s' if stage.measurements != 1 else ''}"
     what = "the stage" if stage.by is Quantity.STAGE else str(stage.by)
@@ -197,14 +197,15 @@ class Applied:
 
 def applied(found: Sequence[FoundTime]) -> Iterator[Applied]:
     """One fit for each kind of time, those of single stages first: they say more than the time of a whole phase."""
-    keys = dict.fromkeys(one.key for one in found)
+    keys = dict.fromkeys(found_time.key for found_time in found)
     for quantity, stage, phase in sorted(keys, key=lambda key: key[0] is not Quantity.STAGE):
-        chosen = [one for one in found if one.key == (quantity, stage, phase)]
+        chosen = [found_time for found_time in found if found_time.key == (quantity, stage, phase)]
         points = [
             FitPoint(
-                samples_s=tuple(sample * one.scale for sample in one.time.samples_s), predicted_s=one.point.predicted_s
+                samples_s=tuple(sample * found_time.scale for sample in found_time.time.samples_s),
+                predicted_s=found_time.point.predicted_s,
             )
-            for one in chosen
+            for found_time in chosen
         ]
         yield Applied(
             quantity=quantity,
@@ -213,16 +214,16 @@ def applied(found: Sequence[FoundTime]) -> Iterator[Applied]:
             fit=fitted(points),
             by_family=_family_fits(chosen, phase),
             is_device_time=chosen[0].time.is_device_time,
-            is_same_point=any(one.point.is_same_point for one in chosen),
-            is_contradicted=any(one.is_contradicted for one in chosen),
+            is_same_point=any(found_time.point.is_same_point for found_time in chosen),
+            is_contradicted=any(found_time.is_contradicted for found_time in chosen),
         )
 
 
 def _family_fits(chosen: Sequence[FoundTime], phase: str | None) -> dict[str, Fit]:
     points: dict[str, list[FitPoint]] = {}
-    for one in chosen:
-        predicted = one.predicted.family_seconds(one.time, phase)
-        for family, seconds in one.time.by_family.items():
+    for found_time in chosen:
+        predicted = found_time.predicted.family_seconds(found_time.time, phase)
+        for family, seconds in found_time.time.by_family.items():
             if predicted.get(family):
                 points.setdefault(family, []).append(FitPoint(samples_s=(seconds,), predicted_s=predicted[family]))
     return {family: fitted(found) for family, found in points.items()}
@@ -232,32 +233,37 @@ def corrected(
     stage: StageTime, graph: CallGraph, own: PredictedPoint, fits: Sequence[Applied]
 ) -> tuple[StageTime, StageCorrection | None]:
     """A stage by the first fit that covers it, and what that did; `own` is the uncorrected prediction of all stages."""
-    one = next(
+    chosen = next(
         (
-            one
-            for one in fits
-            if is_covered(one.quantity, one.stage, graph.phase, stage.name) and one.phase in (None, graph.phase)
+            fit
+            for fit in fits
+            if is_covered(fit.quantity, fit.stage, graph.phase, stage.name) and fit.phase in (None, graph.phase)
         ),
         None,
     )
-    if one is None:
+    if chosen is None:
         return stage, None
-    time = Measurement(quantity=one.quantity, stage=one.stage, samples_s=(1.0,), is_device_time=one.is_device_time)
-    families = own.family_seconds(time, one.phase)
-    left = one.remaining
+    time = Measurement(
+        quantity=chosen.quantity,
+        stage=chosen.stage,
+        samples_s=(1.0,),
+        is_device_time=chosen.is_device_time,
+    )
+    families = own.family_seconds(time, chosen.phase)
+    left = chosen.remaining
     given = StageFactor(
-        factor=one.fit.factor_at(own.seconds(time, one.phase)),
+        factor=chosen.fit.factor_at(own.seconds(time, chosen.phase)),
         remaining=left,
-        is_device_time=one.is_device_time,
-        by_family={name: fit.factor_at(families[name]) for name, fit in one.by_family.items() if families.get(name)},
+        is_device_time=chosen.is_device_time,
+        by_family={name: fit.factor_at(families[name]) for name, fit in chosen.by_family.items() if families.get(name)},
     )
     after = corrected_stage(stage, given)
     before_s, after_s = centre(stage.wall), centre(after.wall)
     return after, StageCorrection(
         phase=graph.phase,
         stage=stage.name,
-        by=one.quantity,
-        measurements=one.fit.measurements,
+        by=chosen.quantity,
+        measurements=chosen.fit.measurements,
         factor=after_s / before_s if before_s else given.factor,
         before_s=before_s,
         after_s=after_s,
@@ -266,7 +272,7 @@ def corrected(
         width_before=width(stage.wall),
         width_after=width(after.wall),
         by_family=given.by_family,
-        is_same_point=one.is_same_point,
+        is_same_point=chosen.is_same_point,
         why=left.why if left is not None else "nothing says what a measurement of something else leaves",
     )
 

@@ -26,7 +26,7 @@ from llm_perf_opt.measurements.measurement import (
     run_of,
     time_of,
 )
-from llm_perf_opt.measurements.profile.metrics_file import METRICS_FILE, PageRow, read_metrics
+from llm_perf_opt.measurements.profile.metrics_file import METRICS_KIND, PageRow, read_metrics
 from llm_perf_opt.measurements.serving_results import (
     is_step_log,
     read_genai_perf,
@@ -229,11 +229,11 @@ def read_profile_run(path: Path) -> tuple[MeasuredRun, ...]:
     device = None if found.device is None else found.device.name
     with naming_file(path):
         if len(found.pages) > _MOST_PAGES:
-            raise METRICS_FILE.refusal("is too large", f"it holds more than {_MOST_PAGES} pages")
+            raise METRICS_KIND.refusal("is too large", f"it holds more than {_MOST_PAGES} pages")
         return tuple(
             run_of(
                 list(_times(page)),
-                METRICS_FILE,
+                METRICS_KIND,
                 source=_PROFILED,
                 file=str(path),
                 model=found.model,

@@ -20,22 +20,43 @@ from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import cache_dtype
 from llm_perf_opt.core.work_limits import refuse_workload
-from llm_perf_opt.core.workload import Deployment, Workload
-from llm_perf_opt.models.huggingface.names import NamedModel
+from llm_perf_opt.core.workload import Deployment, ModelCode, Workload
+from llm_perf_opt.models.huggingface.names import NamedModel, find_model
 from llm_perf_opt.serving.engine_settings import CACHE_ARGUMENTS, SeenDevice
 from llm_perf_opt.serving.vllm.environment import find
 from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob
 from llm_perf_opt.serving.vllm.process import VllmProcess
 from llm_perf_opt.tracing.deployed_traces import redeployed
+from llm_perf_opt.tracing.origin import find_origin, taken_plan
 from llm_perf_opt.tracing.trace_files import rank_folder
 from llm_perf_opt.tracing.traced_phases import reserve_folder, write_graphs
-from llm_perf_opt.tracing.traced_run import TracedRun
+from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin, trace_ranks
 
 log = logging.getLogger(__name__)
 
 DEFAULT_DEVICE = "h100-sxm"  # for which vLLM chooses its kernels where no device is named
 DEFAULT_PROMPT_TOKENS = 128
 _UNTRACED_CACHES = frozenset({"int8"})  # which vLLM serves; the tracer does not run its kernels
+
+
+def trace_named(
+    source: str,
+    *,
+    weights: str | None = None,
+    cache: str | None = None,
+    routing: str | None = None,
+    trust_remote_code: bool = False,
+    code: str = ModelCode().code,
+    **workload: Any,
+) -> TracedRun:
+    """A model by its name or folder, without weights: its own code, or with `code` that of an engine."""
+    named, plan = find_model(source, trust_remote_code), taken_plan(workload)
+    stored: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
+    if ModelCode.make(code=code) != ModelCode():
+        workload.pop("copies_key_heads", None)  # its own code does
+        return trace_engine_code(named, None, plan, workload, trusts=trust_remote_code, **stored)
+    origin = find_origin(named, trust_remote_code=trust_remote_code, **stored, **workload)
+    return trace_ranks(origin, plan) if plan.is_spread else trace_origin(origin)
 
 
 def trace_engine_code(

@@ -173,7 +173,7 @@ def engine_of_version(version: str) -> ServingEngine:
     return found[-1]
 
 
-DEFAULT_ENGINE = VLLM_0_32  # the version that replays run
+DEFAULT_SERVING_ENGINE = VLLM_0_32  # the version that replays run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

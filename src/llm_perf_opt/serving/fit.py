@@ -13,7 +13,7 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_bytes, format_ratio
 from llm_perf_opt.serving.engines import (
-    DEFAULT_ENGINE,
+    DEFAULT_SERVING_ENGINE,
     BatchLimits,
     MemoryTerm,
     ServingEngine,
@@ -91,7 +91,7 @@ def rank_memory(
     device: Device,
     *,
     plan: ParallelPlan | None = None,
-    engine: ServingEngine = DEFAULT_ENGINE,
+    engine: ServingEngine = DEFAULT_SERVING_ENGINE,
     limits: BatchLimits | None = None,
     encoder: EncoderItem | None = None,
 ) -> RankMemory:
@@ -106,7 +106,10 @@ def rank_memory(
     is_last = plan.stage_of(plan.rank or 0) == plan.pp - 1
     widths = None if decode is None else forward_widths(decode, plan=plan, is_last=is_last)
     weights = engine_weights(graph, device, engine=engine, plan=plan, decode=decode)
-    gathered = 2 * max((one.payload_bytes for one in _collectives(graph) if _gathers_weights(one, plan)), default=0)
+    gathered = 2 * max(
+        (collective.payload_bytes for collective in _collectives(graph) if _gathers_weights(collective, plan)),
+        default=0,
+    )
     terms = (MemoryTerm(name="weights of two layers, gathered", bytes=gathered),) if gathered else ()
     return RankMemory(
         plan=plan,
@@ -167,7 +170,7 @@ def serving_fit(
     batch: int,
     context: int,
     devices: int = 1,
-    utilisation: float = DEFAULT_ENGINE.utilisation,
+    utilisation: float = DEFAULT_SERVING_ENGINE.utilisation,
     outside_torch_bytes: int | None = 0,
     memory_bytes: int | None = None,
     trained_context: int | None = None,

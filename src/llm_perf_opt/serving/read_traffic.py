@@ -20,7 +20,6 @@ from llm_perf_opt.serving.traffic_text import (
     EXAMPLES,
     DeclaredTraffic,
     PageRule,
-    PagesReader,
     declared_in_toml,
     names_file,
     read_declared,
@@ -29,11 +28,11 @@ from llm_perf_opt.serving.traffic_text import (
 _SUFFIXES = (".toml", ".json", ".jsonl", ".csv")
 
 
-def read_traffic(given: str | Path, pages: PagesReader | None = None) -> DeclaredTraffic | Traffic:
-    """A distribution or recorded requests. `pages` reads what stands after `pages=` where core does not."""
+def read_traffic(given: str | Path) -> DeclaredTraffic | Traffic:
+    """A distribution or recorded requests."""
     path = Path(given)
     if isinstance(given, str) and (" " in given.strip() or "=" in given) and not names_file(path):
-        return read_declared(given, pages)
+        return read_declared(given)
     if not names_file(path) and path.suffix not in _SUFFIXES:
         raise UsageError(
             f"{str(given)[:80]!r} is no traffic.",
@@ -43,7 +42,7 @@ def read_traffic(given: str | Path, pages: PagesReader | None = None) -> Declare
     raw = read_bytes(path, TRAFFIC_FILE)
     with naming_file(path):
         if path.suffix == ".toml":
-            found = declared_in_toml(raw, TRAFFIC_FILE, pages)
+            found = declared_in_toml(raw, TRAFFIC_FILE)
             return replace(found, text=f"{path.name}: {found.text}")
         return _recorded(raw, path.name)
 

@@ -20,7 +20,7 @@ from llm_perf_opt.core.protocols import WritesEngineFolder
 from llm_perf_opt.core.workload import PageSize
 from llm_perf_opt.costs.memory.kv_cache import DECODE
 from llm_perf_opt.serving.capacity.fleets import Considered
-from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.outcome import Promise
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, most_requests, steady_states
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.serving.engines import default_limits
@@ -198,7 +198,7 @@ class ServedModel:
     def _encoder(self, device: Device) -> Curve:
         """The time that images take, whole on every rank, by how many tokens they become."""
         if device.id not in self._encoders:
-            rates, found = source_of(device, Execution.FUSED, kernels=None), dict[float, float]()
+            rates, found = source_of(device, Execution.FUSED, rates=None), dict[float, float]()
             for tokens, trace in self._traces_of_pages():
                 # What belongs to no tower beside the language model has the name of its phase.
                 walls = [

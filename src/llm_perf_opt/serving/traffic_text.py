@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -274,12 +275,11 @@ _WORD = re.compile(r"\s*((?:\([^()]*\)|\S)+)")
 _KEYS = ("rate", "at_once", "cv", "prompt", "output", "prefixes", "pages", "requests", "for", "seed")
 _MOST_TOKENS = 2**24
 _MOST_LINES = 1_000_000
+_MOST_IMAGES = 200_000
 
-PagesReader = Callable[[str], PageMix]
 
-
-def read_declared(text: str, pages: PagesReader | None = None) -> DeclaredTraffic:
-    """The distribution that a text declares. `pages` reads what stands after `pages=`, a folder of images perhaps."""
+def read_declared(text: str) -> DeclaredTraffic:
+    """The distribution that a text declares."""
     words = _words(text)
     if unknown := next((name for name in words if name not in _KEYS), None):
         raise _unclear(text, f"{visible(unknown)[:40]!r} is none of: {', '.join(_KEYS)}")
@@ -300,19 +300,19 @@ def read_declared(text: str, pages: PagesReader | None = None) -> DeclaredTraffi
         requests=_count(words["requests"], "requests", text) if "requests" in words else None,
         duration_s=read_time(words["for"]) if "for" in words else None,
         prefixes=_prefixes(words["prefixes"], text) if "prefixes" in words else None,
-        pages=(pages or read_page_mix)(words["pages"]) if "pages" in words else None,
+        pages=read_page_mix(words["pages"]) if "pages" in words else None,
         seed=int(_number(words.get("seed", "0"), "seed", text)),
         text=visible(" ".join(text.split())),
     )
 
 
-def declared_in_toml(raw: bytes, kind: FileKind, pages: PagesReader | None = None) -> DeclaredTraffic:
+def declared_in_toml(raw: bytes, kind: FileKind) -> DeclaredTraffic:
     """The same words as keys: `rate = "20/s"`, `at_once = 64`, `prompt = "lognormal(800,0.8)"`, `for = "600s"`."""
     document: Mapping[str, Any] = parse_toml(raw, kind)
     for name, value in document.items():
         if not isinstance(value, str | int | Decimal) or isinstance(value, bool):
             raise kind.malformed(visible(name), "a text or a number", value)
-    return read_declared(" ".join(f"{name}={str(value).replace(' ', '')}" for name, value in document.items()), pages)
+    return read_declared(" ".join(f"{name}={str(value).replace(' ', '')}" for name, value in document.items()))
 
 
 def read_time(text: str) -> float:
@@ -355,7 +355,9 @@ def read_lengths(text: str) -> Lengths:
 
 
 def read_page_mix(text: str) -> PageMix:
-    """`A4@150dpi`, `A4@150dpi:70,1240x1754:30`, or a file with a size and a count in each line."""
+    """`A4@150dpi`, `A4@150dpi:70,1240x1754:30`, a file with a size and a count in each line, or a folder of images."""
+    if Path(text).is_dir():
+        return _folder_mix(Path(text))
     entries = text.split(",")
     if not text.startswith("A") and names_file(text):
         raw = read_bytes(Path(text), SIZES_FILE).decode("utf-8", "replace")
@@ -369,6 +371,29 @@ def read_page_mix(text: str) -> PageMix:
     if not sum(weights):
         raise UsageError("No page has a weight above zero.", why="none would be drawn", fix="write A4@150dpi:70")
     return PageMix(sizes=tuple(sizes), weights=tuple(weights))
+
+
+def _folder_mix(folder: Path) -> PageMix:
+    """Every size among the images of a folder and of those in it, from their headers, with how often it occurs."""
+    from PIL import Image, UnidentifiedImageError
+
+    counts: Counter[tuple[int, int]] = Counter()
+    for number, file in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+        if number >= _MOST_IMAGES:
+            break
+        try:
+            with Image.open(file) as image:
+                counts[image.size] += 1
+        except (UnidentifiedImageError, OSError):  # no image: a text beside them
+            continue
+    if not counts:
+        raise UsageError(
+            f"There is no image in {folder}.",
+            why="no file there has a header that Pillow knows",
+            fix="name a folder with PNG, JPEG or TIFF files, or give sizes: pages=A4@150dpi:70,640x640:30",
+        )
+    sizes = tuple(PageSize(name=f"{width}x{height}", width=width, height=height) for width, height in counts)
+    return PageMix(sizes=sizes, weights=tuple(float(count) for count in counts.values()))
 
 
 def _words(text: str) -> dict[str, str]:

@@ -58,7 +58,7 @@ def forward_widths(graph: CallGraph, *, plan: ParallelPlan, is_last: bool = True
         return None
     heads = [product.columns for product in blocks.products if product.part is DecoderPart.HEAD]
     layers = [one for one in blocks.products if one.part is not DecoderPart.HEAD and not one.is_expansion]
-    parts = [one.shared_by(plan.tp) for one in layers]
+    parts = [layer.shared_by(plan.tp) for layer in layers]
     pairs = [columns + into for (columns, _), (_, into) in pairwise([*parts, (0, blocks.hidden)])]
     return ForwardWidths(
         hidden=blocks.hidden,

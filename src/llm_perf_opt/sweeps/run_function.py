@@ -34,7 +34,7 @@ from llm_perf_opt.sweeps.function.search.sampling import Traces
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.tracing.origin import Origin
 from llm_perf_opt.tracing.traced_phases import make_tracer, trace_targets
-from llm_perf_opt.tracing.traced_run import TracedRun
+from llm_perf_opt.tracing.traced_run import TracedRun, media_tokens
 
 if TYPE_CHECKING:
     from llm_perf_opt.core.hardware.calibration import Calibration
@@ -188,12 +188,12 @@ class RunFunction(Generic[R_co]):
         execution: str = Execution.EAGER,
     ) -> TimeColumns:
         """Times at many points at once, as `predict` gives them for one."""
-        from llm_perf_opt.timing.rate_sources import find_rates, source_of
+        from llm_perf_opt.timing.rate_sources import find_machine, source_of
 
-        rates = find_rates(device, calibration=calibration, devices_file=devices_file, execution=execution)
+        machine = find_machine(device, calibration=calibration, devices_file=devices_file, execution=execution)
         columns = self._inside(phase, points)
         with sizes_in_range():
-            source = source_of(rates, execution, kernels=None, runs=[self.proven_graphs()])
+            source = source_of(machine, execution, rates=None, runs=[self.proven_graphs()])
             return self.phase(phase).times(columns, source)
 
     def _inside(self, phase: str, points: Mapping[str, Any]) -> Points:
@@ -246,7 +246,7 @@ class _PhaseTraces:
 
         A later one that was not asked for with it is traced alone, unless the model keeps something between phases.
         """
-        from llm_perf_opt.harness.kept_state import state_of
+        from llm_perf_opt.harness.phase_runs import state_of
 
         known = self._known.setdefault(self._key(point), {})
         if phase not in known:
@@ -272,7 +272,7 @@ class _PhaseTraces:
     @property
     def keeps_state(self) -> bool:
         """Whether what a phase runs may depend on the phase before it: not, if two points left the model the same."""
-        from llm_perf_opt.harness.kept_state import is_same_state
+        from llm_perf_opt.harness.phase_runs import is_same_state
 
         return len(self._states) < 2 or not is_same_state(*self._states)
 
@@ -328,7 +328,7 @@ def trace_function(
             why="it takes no prompt: its inputs have one size",
             fix="trace it with each batch",
         )
-    media = _media_tokens(run)
+    media = media_tokens(run.graphs[0])
     made = _PhaseTraces(origin, media)
     batches = batch if isinstance(batch, tuple) else (batch, batch)
     refuse_workload(batch=batches[1], tokens=context[1], decode_steps=1)  # the far corner is traced like any other
@@ -365,12 +365,6 @@ def trace_function(
         ),
         _chunk_traces=chunks,
     )
-
-
-def _media_tokens(run: TracedRun) -> int:
-    workload = run.graphs[0].workload
-    prompt = int(workload.get("prompt_tokens", 0))
-    return int(workload.get("context_tokens", prompt)) - prompt
 
 
 def _hints(origin: Origin) -> list[int]:

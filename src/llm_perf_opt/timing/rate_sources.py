@@ -65,13 +65,13 @@ def recorded_rates(below: DataSheetRates) -> RecordedRates | None:
     return RecordedRates(below)
 
 
-Rates = Hardware | Calibration  # where times come from
+Machine = Hardware | Calibration  # whose times are predicted
 DATA_SHEET, TABLES = "data-sheet", "tables"
 ENGINES = ("vllm", "sglang", "trtllm")
-DEFAULT_ENGINE = ENGINES[0]  # which replays run as well
+DEFAULT_KERNEL_ENGINE = ENGINES[0]  # whose measured kernels time a step; replays run it as well
 
 
-def find_rates(
+def find_machine(
     device: str | Hardware | None = None,
     *,
     calibration: str | Path | Calibration | None = None,
@@ -82,7 +82,7 @@ def find_rates(
     graphs: Sequence[CallGraph] = (),
     rates: str | None = None,
     engine: str | None = None,
-) -> Rates:
+) -> Machine:
     """The device or the calibration that times come from, and not both. A wrong one is refused before any work.
 
     With the `graphs` of a plan a cluster must have a device for each of its ranks.
@@ -117,32 +117,32 @@ def find_rates(
     return calibration if isinstance(calibration, Calibration) else read_calibration(Path(calibration))
 
 
-def torch_device_of(rates: Rates) -> str | None:
+def torch_device_of(machine: Machine) -> str | None:
     """The device that traced code should see; None: the tracer's own default."""
-    return rates.kind if isinstance(rates, Calibration) else device_of(rates).torch_device
+    return machine.kind if isinstance(machine, Calibration) else device_of(machine).torch_device
 
 
 def source_of(
-    rates: Rates,
+    machine: Machine,
     execution: str,
-    kernels: str | None = DATA_SHEET,
+    rates: str | None = DATA_SHEET,
     engine: str | None = None,
     runs: Iterable[Sequence[CallGraph]] = (),
 ) -> RateSource:
-    """The rates as a prediction takes them. `kernels` None: measured tables where they are installed and come near.
+    """Where the times of a machine come from. `rates` None: measured tables where they are installed and come near.
 
     Of `runs`, the phases of each rank, an engine's steps are known as a whole.
     """
-    if isinstance(rates, Calibration):
-        return CalibratedRates(rates)
-    below = DataSheetRates(device_of(rates), Execution(execution), cluster=cluster_of(rates))
-    if kernels == DATA_SHEET:
+    if isinstance(machine, Calibration):
+        return CalibratedRates(machine)
+    below = DataSheetRates(device_of(machine), Execution(execution), cluster=cluster_of(machine))
+    if rates == DATA_SHEET:
         return below
     from llm_perf_opt.timing.kernel_rates import require_tables, table_rates
     from llm_perf_opt.timing.kernels.tables import system_of
 
-    by_tables = table_rates(below, engine or DEFAULT_ENGINE if below.is_engine else None)
-    if by_tables is None and (kernels == TABLES or engine is not None):
+    by_tables = table_rates(below, engine or DEFAULT_KERNEL_ENGINE if below.is_engine else None)
+    if by_tables is None and (rates == TABLES or engine is not None):
         require_tables(below.device)
     if by_tables is None and system_of(below.device) is None:
         return recorded_rates(below) or below

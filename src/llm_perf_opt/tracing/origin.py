@@ -93,7 +93,7 @@ def find_origin(
 
 
 def find_adapter(model: object, trust_remote_code: bool = False) -> ModelAdapter:
-    """The adapter of a registered name, of a folder, or of any other name: `models/huggingface/names/resolve.py`."""
+    """The adapter of a registered name, of a folder, or of any other name: `models/huggingface/names.py`."""
     named = model if isinstance(model, NamedModel) else find_model(str(model), trust_remote_code)
     if named.registered is not None:
         return MODELS.get(named.registered)()

@@ -93,6 +93,12 @@ class TracedRun:
         return () if self.origin is None else trace_other_attention(self.origin, self.graphs)
 
 
+def media_tokens(graph: CallGraph) -> int:
+    """What images and sound add to the prompt."""
+    prompt = int(graph.workload.get("prompt_tokens", 0))
+    return int(graph.workload.get("context_tokens", prompt)) - prompt
+
+
 def trace_ranks(origin: Origin, plan: ParallelPlan, out: Path | None = None, **kept: Any) -> TracedRun:
     """One rank of each kind of a plan, the first of them with the others; several lie in folders of their own."""
     adapter = origin.adapter

@@ -9,6 +9,10 @@ Every op goes one of four ways:
 
 Autograd and ADInplaceOrView keys are excluded while the engine is open, as inference mode does, so composite ops
 (linear, matmul, attention, layer_norm) arrive whole: half as many ops, and a fused kernel stays one op.
+
+The key of an op is everything its output shapes can depend on, cheap enough to build for every dispatch. A ghost
+contributes its interned spec, a real tensor its layout, a number its value. For element-wise ops the value of a Python
+number cannot change a shape, so only its type counts: a loop that scales by a new number each step still hits.
 """
 
 from __future__ import annotations
@@ -34,7 +38,6 @@ from llm_perf_opt.weightless.dispatcher import OtherRanks, UserRule
 from llm_perf_opt.weightless.environment import Disguise, Environment
 from llm_perf_opt.weightless.fallbacks import run_higher_order
 from llm_perf_opt.weightless.ghost import ENGINES, Ghost, adopt_module, new_ghost, stands_by
-from llm_perf_opt.weightless.keys import op_key, shape_key
 from llm_perf_opt.weightless.oracle import Limits, Oracle
 from llm_perf_opt.weightless.recipes import Fresh, Recipe
 from llm_perf_opt.weightless.recording import OpRecorder, flat_tensors, is_mutating, is_pointwise
@@ -43,6 +46,11 @@ from llm_perf_opt.weightless.routing import RoutingPolicy, routing_policy
 from llm_perf_opt.weightless.rules import SHAPE_RULES, VALUE_RULES
 from llm_perf_opt.weightless.spec import Spec, contiguous_spec, spec_of_tensor
 from llm_perf_opt.weightless.storage import RealStorages, Storage
+
+_Tensor = torch.Tensor
+_PLAIN = frozenset({int, bool, type(None)})
+
+Key = tuple[Any, ...]
 
 T = TypeVar("T")
 
@@ -60,6 +68,73 @@ _OF_A_GUESS = (
     TypeError,
     ValueError,
 )
+
+
+def op_key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[list[Any], list[torch.Tensor]]:
+    """The key as a list, and every tensor argument in order. `id(func)`: hashing an OpOverload is a Python call."""
+    key: list[Any] = [id(func)]
+    tensors: list[torch.Tensor] = []
+    for value in args:
+        kind = type(value)
+        if kind is Ghost:
+            key.append(value.spec)
+            tensors.append(value)
+        elif kind in _PLAIN:
+            key.append(value)
+        else:
+            _append(key, tensors, kind, value)
+    if kwargs:
+        for name, value in kwargs.items():
+            key.append(name)
+            _append(key, tensors, type(value), value)
+    return key, tensors
+
+
+def _append(key: list[Any], tensors: list[torch.Tensor], kind: type, value: Any) -> None:
+    if kind is Ghost:
+        key.append(value.spec)
+        tensors.append(value)
+    elif kind is list or kind is tuple:
+        key.append(_sequence_key(tensors, value))
+    elif isinstance(value, _Tensor):
+        key.append((value.shape, value.stride(), value.dtype))
+        tensors.append(value)
+    else:
+        key.append(value)
+        key.append(kind)  # 1 and 1.0 are equal keys but not equal dtypes
+
+
+def _sequence_key(tensors: list[torch.Tensor], values: Sequence[Any]) -> Key:
+    if values and type(values[0]) is int:
+        return tuple(values)
+    key: list[Any] = []
+    for value in values:
+        _append(key, tensors, type(value), value)
+    return tuple(key)
+
+
+def shape_key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[list[Any], list[torch.Tensor]]:
+    """`op_key` of an element-wise op: numbers count by type alone."""
+    key: list[Any] = [id(func)]
+    tensors: list[torch.Tensor] = []
+    for value in args:
+        kind = type(value)
+        if kind is Ghost:
+            key.append(value.spec)
+            tensors.append(value)
+        elif kind is float or kind is int:
+            key.append(kind)
+        else:
+            _append(key, tensors, kind, value)
+    if kwargs:
+        for name, value in kwargs.items():
+            kind = type(value)
+            key.append(name)
+            if kind is float or kind is int:
+                key.append(kind)
+            else:
+                _append(key, tensors, kind, value)
+    return key, tensors
 
 
 class ShapeCacheEntry:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.api.cost import cost_of
-from llm_perf_opt.api.cost_answer import CostAnswer
+from llm_perf_opt.api.cost import CostAnswer, cost_of
 from llm_perf_opt.core.source_figures import SourceFigures, WorkFamily, flops_in
 from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.costs.reconcile import reconcile

@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.api.profile.ranged_pass import ranged_program
-from llm_perf_opt.api.profile.request import ModelChoice, ProfileRequest, RunChoice, WorkloadChoice, read_request
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.measurement import MeasuredKernel
 from llm_perf_opt.core.plugins import OUTSIDE_PROFILERS
+from llm_perf_opt.measurements.profile.profiled_model import ranged_program
+from llm_perf_opt.measurements.profile.request import (
+    ModelChoice,
+    ProfileRequest,
+    RunChoice,
+    WorkloadChoice,
+    read_request,
+)
 from llm_perf_opt.measurements.timed.nsight import (
     ncu_command,
     nsys_command,
@@ -138,7 +144,7 @@ def test_the_watched_process_makes_one_pass_with_ranges(tmp_path: Path, capfd: p
 
     from torch.profiler import ProfilerActivity, profile
 
-    from llm_perf_opt.api.profile.ranged_pass import make_ranged_pass
+    from llm_perf_opt.measurements.profile.profiled_model import make_ranged_pass
 
     request = ProfileRequest(
         model=ModelChoice(name="deepseek-ocr-tiny", dtype="float32"),
@@ -147,7 +153,7 @@ def test_the_watched_process_makes_one_pass_with_ranges(tmp_path: Path, capfd: p
     )
     file = tmp_path / "request.json"
     file.write_text(json.dumps(dataclasses.asdict(request)), encoding="utf-8")
-    assert ranged_program(file)[1:] == ["-m", "llm_perf_opt.api.profile.ranged_pass", str(file)]
+    assert ranged_program(file)[1:] == ["-m", "llm_perf_opt.measurements.profile.profiled_model", str(file)]
     assert read_request(file) == request
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         make_ranged_pass(request)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.serving.capacity.outcome import Percentiles, outcome, slower
-from llm_perf_opt.serving.capacity.promise import Promise, read_promise
+from llm_perf_opt.serving.capacity.outcome import Percentiles, Promise, outcome, read_promise, slower
 from llm_perf_opt.serving.requests import AnsweredRequests
 from tests.serving.capacity.capacity_replay import REPLAYED
 

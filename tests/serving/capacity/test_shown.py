@@ -10,8 +10,6 @@ import pytest
 
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.report import LineChart, SpanChart
-from llm_perf_opt.serving.capacity.charts import replay_charts
-from llm_perf_opt.serving.capacity.chrome_trace import chrome_trace
 from llm_perf_opt.serving.capacity.fleets import (
     Considered,
     Deadline,
@@ -22,10 +20,17 @@ from llm_perf_opt.serving.capacity.fleets import (
     fleets_table,
     glance_table,
 )
-from llm_perf_opt.serving.capacity.outcome import outcome, slower
-from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.outcome import Promise, outcome, slower
+from llm_perf_opt.serving.capacity.replay_report import (
+    Banded,
+    chrome_trace,
+    engine_table,
+    limit_of,
+    rates_table,
+    replay_charts,
+    times_table,
+)
 from llm_perf_opt.serving.capacity.steady_state import SteadyState
-from llm_perf_opt.serving.capacity.tables import Banded, engine_table, limit_of, rates_table, times_table
 from tests.serving.capacity.capacity_replay import REPLAYED
 
 BANDED = Banded(

@@ -135,7 +135,7 @@ def test_the_manifest_lists_its_parts_in_the_order_of_the_study_whoever_finishes
     def backwards(work: Any, tasks: Any, **_: object) -> Any:
         return ((task, work(task)) for task in reversed(tasks))
 
-    monkeypatch.setattr("llm_perf_opt.api.study.run_local", backwards)
+    monkeypatch.setattr("llm_perf_opt.sweeps.studies.study_run.run_local", backwards)
     study(tiny_study(tmp_path, 2, **SMALL), out=tmp_path / "results", workers=1)
     manifest = read_manifest((tmp_path / "results/study=tiny" / MANIFEST).read_bytes())
     assert list(manifest.parts) == manifest.stems

@@ -18,9 +18,8 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import move_whole, write_whole
 from llm_perf_opt.core.protocols import PartialTrace, Sight
 from llm_perf_opt.core.target import Target
-from llm_perf_opt.harness.chrome_export import exported_trace
 from llm_perf_opt.harness.module_calls import StopSite, watch_modules
-from llm_perf_opt.harness.profiler_details import ProfilerOptions, annotate, op_details
+from llm_perf_opt.harness.profiler_details import ProfilerOptions, annotate, exported_trace, op_details
 from llm_perf_opt.harness.quiet import quiet_profiler, silenced
 from llm_perf_opt.harness.real_models import RealModels
 from llm_perf_opt.harness.recorded_modules import ModuleFilter, RecordedModules

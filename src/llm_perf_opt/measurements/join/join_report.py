@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import label_of, path_pattern
-from llm_perf_opt.core.hardware import Device
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.core.recordings.recording import Recording
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, table_of
 from llm_perf_opt.core.units import format_count, format_flops_per_s, format_ratio, format_seconds
 from llm_perf_opt.costs.coverage import known_sum
-from llm_perf_opt.measurements.join.attribution import ENOUGH, JoinedRecording
+from llm_perf_opt.measurements.join.attribution import ENOUGH, JoinedRecording, join_recording
 from llm_perf_opt.measurements.join.sides import Evidence
-from llm_perf_opt.measurements.join.totals import TOO_MUCH, EvidenceShare, JoinedTotal, JoinTotals, UnattributedKernel
+from llm_perf_opt.measurements.join.totals import (
+    TOO_MUCH,
+    EvidenceShare,
+    JoinedTotal,
+    JoinTotals,
+    UnattributedKernel,
+    join_totals,
+    too_fast,
+)
 from llm_perf_opt.ops.kernel_names import ATTENTION, CONVOLUTION, PRODUCT
 
+log = logging.getLogger(__name__)
+
 _NS_PER_S = 10**9
+_MANY = 20_000  # kernels that take about a second
 _MODULES_SHOWN = 25
 _OPS_SHOWN = 15
 _KERNELS_SHOWN = 12
@@ -52,71 +67,138 @@ class Joined:
         expected, found = self.totals.traced_flops, self.totals.total.flops
         return None if not expected or found is None else found / (expected * max(1, self.joined.forwards))
 
+    @property
+    def attributed(self) -> float:
+        """The share of the kernel time that belongs to an op or, by its place, to a module."""
+        return self.share(self.totals.total.device_ns)
 
-def join_report(one: Joined) -> Report:
+    @property
+    def is_complete(self) -> bool:
+        """Whether the figures stand for the run.
+
+        95 % of the time is attributed, 90 % of the FLOPs have kernels, and at most 5 % of the work is too fast.
+        """
+        is_found = self.found_flops is None or self.found_flops >= ENOUGH_FLOPS
+        return self.attributed >= ENOUGH and is_found and (self.too_fast or 0) <= TOO_MUCH
+
+
+def read_joined(
+    graph: CallGraph,
+    file: str | Path,
+    *,
+    step: str | int | None = None,
+    device: str | Device | None = None,
+    devices_file: Path | None = None,
+) -> Joined:
+    """Join one phase with the recording in a file; the parameters are those of `Trace.join`."""
+    chosen = find_device(device, devices_file) if isinstance(device, str) else device
+    first, last = _steps(step)
+    recording = read_recording(Path(file)).at_steps(first, last)
+    if not recording.work:
+        raise UsageError(
+            "The chosen steps hold no kernel.",
+            why="the recording ended before the device ran them, or they are empty",
+            fix="choose other steps, or leave --step out",
+        )
+    if chosen is None and recording.device_name is not None:
+        chosen = _recorded_device(recording.device_name, devices_file)
+    if len(recording.work) > _MANY:
+        log.info("Laying %s pieces of work along the traced ops ...", format_count(len(recording.work)))
+    joined = join_recording(recording, graph)
+    return Joined(
+        graph=graph,
+        recording=recording,
+        joined=joined,
+        totals=join_totals(joined, graph, chosen),
+        device=chosen,
+        too_fast=too_fast(joined, graph, chosen),
+    )
+
+
+def _recorded_device(name: str, devices_file: Path | None) -> Device | None:
+    """The device of that name; None where the table does not know it, or knows several: then MFU is unknown."""
+    try:
+        return find_device(name, devices_file)
+    except UsageError:
+        return None
+
+
+def _steps(step: str | int | None) -> tuple[int | None, int | None]:
+    """`6`, or `6-8` from first to last."""
+    if step is None:
+        return None, None
+    first, dash, last = str(step).partition("-")
+    if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
+        raise UsageError(
+            f"{str(step)[:40]!r} is no step.", why="a step is a number, or a range such as 6-8", fix="give one"
+        )
+    return int(first), int(last) if dash else None
+
+
+def join_report(joined: Joined) -> Report:
     """Tables of figures, and notes on what they rest on."""
-    totals = one.totals
-    modules = _families(one.graph, totals.modules)
+    totals = joined.totals
+    modules = _families(joined.graph, totals.modules)
     tables = [
-        _figures("Kernel time by stage", "stage", totals.stages, one, total=totals.total),
-        _figures("Modules with the most kernel time of their own", "module", modules[:_MODULES_SHOWN], one),
-        _figures("Kernel time by kind of op", "op", totals.op_kinds[:_OPS_SHOWN], one),
-        table_of("How it is known", totals.evidence, _evidence_cells(one)),
+        _figures("Kernel time by stage", "stage", totals.stages, joined, total=totals.total),
+        _figures("Modules with the most kernel time of their own", "module", modules[:_MODULES_SHOWN], joined),
+        _figures("Kernel time by kind of op", "op", totals.op_kinds[:_OPS_SHOWN], joined),
+        table_of("How it is known", totals.evidence, _evidence_cells(joined)),
     ]
     if totals.without_op:
-        tables.append(_without_op_table(one))
-    tables.append(_answer_table(one))
-    title = f"{one.graph.model}, {one.graph.phase}: recorded kernels on the traced ops"
-    answer = (f"Attributed: {_attributed(one)}.", f"Reached: {_reached(one)}.", f"Longest: {_longest(one)}.")
-    return Report(title=title, answer=answer, tables=tuple(tables), notes=tuple(_notes(one, len(modules))))
+        tables.append(_without_op_table(joined))
+    tables.append(_answer_table(joined))
+    title = f"{joined.graph.model}, {joined.graph.phase}: recorded kernels on the traced ops"
+    answer = (f"Attributed: {_attributed(joined)}.", f"Reached: {_reached(joined)}.", f"Longest: {_longest(joined)}.")
+    return Report(title=title, answer=answer, tables=tuple(tables), notes=tuple(_notes(joined, len(modules))))
 
 
-def _answer_table(one: Joined) -> Table:
-    rows = (("attributed", _attributed(one)), ("reached", _reached(one)), ("longest", _longest(one)))
+def _answer_table(joined: Joined) -> Table:
+    rows = (("attributed", _attributed(joined)), ("reached", _reached(joined)), ("longest", _longest(joined)))
     return Table(title="Answer", columns=(Column("what"), Column("answer")), rows=rows)
 
 
-def _attributed(one: Joined) -> str:
-    place_ns = sum(share.device_ns for share in one.totals.evidence if share.evidence is Evidence.PLACE)
-    by_op, by_place = one.share(one.totals.total.device_ns - place_ns), one.share(place_ns)
-    text = f"{format_ratio(by_op + by_place)} of {format_seconds(one.device_ns / _NS_PER_S)} of kernel time"
-    text += f", in {format_count(one.joined.forwards)} forward{'s' if one.joined.forwards != 1 else ''}"
+def _attributed(joined: Joined) -> str:
+    place_ns = sum(share.device_ns for share in joined.totals.evidence if share.evidence is Evidence.PLACE)
+    by_op, by_place = joined.share(joined.totals.total.device_ns - place_ns), joined.share(place_ns)
+    text = f"{format_ratio(by_op + by_place)} of {format_seconds(joined.device_ns / _NS_PER_S)} of kernel time"
+    text += f", in {format_count(joined.joined.forwards)} forward{'s' if joined.joined.forwards != 1 else ''}"
     return text + (f": {format_ratio(by_op)} to ops, {format_ratio(by_place)} to modules" if by_place else "")
 
 
-def _reached(one: Joined) -> str:
-    total = one.totals.total
+def _reached(joined: Joined) -> str:
+    total = joined.totals.total
     rate = "unknown FLOP/s" if total.flops_per_s is None else format_flops_per_s(total.flops_per_s)
-    if one.device is None:
+    if joined.device is None:
         return f"{rate}; no device is known to hold it against"
     used = [
         f"{name} {format_ratio(value)}" for name, value in (("MFU", total.mfu), ("MBU", total.mbu)) if value is not None
     ]
-    products = next((kind for kind in one.totals.op_kinds if kind.name == PRODUCT), None)
+    products = next((kind for kind in joined.totals.op_kinds if kind.name == PRODUCT), None)
     if total.mbu is None and products is not None and products.mbu is not None:
         used.append(f"products alone MFU {format_ratio(products.mfu or 0)}, MBU {format_ratio(products.mbu)}")
-    return f"{rate} on {one.device.name}" + (f": {', '.join(used)}" if used else "")
+    return f"{rate} on {joined.device.name}" + (f": {', '.join(used)}" if used else "")
 
 
-def _longest(one: Joined) -> str:
-    kinds = one.totals.op_kinds[:3]
-    return ", ".join(f"{kind.name} {format_ratio(one.share(kind.device_ns))}" for kind in kinds) + " of the time"
+def _longest(joined: Joined) -> str:
+    kinds = joined.totals.op_kinds[:3]
+    return ", ".join(f"{kind.name} {format_ratio(joined.share(kind.device_ns))}" for kind in kinds) + " of the time"
 
 
 def _figures(
-    title: str, what: str, rows: Sequence[JoinedTotal], one: Joined, *, total: JoinedTotal | None = None
+    title: str, what: str, rows: Sequence[JoinedTotal], joined: Joined, *, total: JoinedTotal | None = None
 ) -> Table:
     cells: dict[Column, Callable[[JoinedTotal], Cell]] = {
         Column(what): lambda row: row.name or "(root)",
         Column("calls", Kind.COUNT): lambda row: row.calls,
         Column("kernels", Kind.COUNT): lambda row: row.kernels,
         Column("kernel time", Kind.SECONDS): lambda row: row.device_ns / _NS_PER_S,
-        Column("share", Kind.RATIO): lambda row: one.share(row.device_ns),
+        Column("share", Kind.RATIO): lambda row: joined.share(row.device_ns),
         Column("FLOPs", Kind.FLOPS): lambda row: row.flops,
         Column("FLOP/s", Kind.FLOPS_PER_S): lambda row: row.flops_per_s,
         Column("bytes/s", Kind.BYTES_PER_S): lambda row: row.bytes_per_s,
     }
-    if one.device is not None:
+    if joined.device is not None:
         cells[Column("MFU", Kind.RATIO)] = lambda row: row.mfu
         cells[Column("MBU", Kind.RATIO)] = lambda row: row.mbu
     return table_of(title, rows, cells, total=total)
@@ -152,16 +234,16 @@ def _sum(rows: Sequence[JoinedTotal]) -> JoinedTotal:
     )
 
 
-def _evidence_cells(one: Joined) -> dict[Column, Callable[[EvidenceShare], Cell]]:
+def _evidence_cells(joined: Joined) -> dict[Column, Callable[[EvidenceShare], Cell]]:
     return {
         Column("evidence"): lambda share: "not attributed" if share.evidence is None else share.evidence.value,
         Column("kernels", Kind.COUNT): lambda share: share.kernels,
         Column("kernel time", Kind.SECONDS): lambda share: share.device_ns / _NS_PER_S,
-        Column("share", Kind.RATIO): lambda share: one.share(share.device_ns),
+        Column("share", Kind.RATIO): lambda share: joined.share(share.device_ns),
     }
 
 
-def _without_op_table(one: Joined) -> Table:
+def _without_op_table(joined: Joined) -> Table:
     cells: dict[Column, Callable[[UnattributedKernel], Cell]] = {
         Column("kernel"): lambda kernel: _short(kernel.name),
         Column("kind"): lambda kernel: kernel.label,
@@ -169,9 +251,9 @@ def _without_op_table(one: Joined) -> Table:
         Column("in a module"): lambda kernel: kernel.place or "",
         Column("kernels", Kind.COUNT): lambda kernel: kernel.kernels,
         Column("kernel time", Kind.SECONDS): lambda kernel: kernel.device_ns / _NS_PER_S,
-        Column("share", Kind.RATIO): lambda kernel: one.share(kernel.device_ns),
+        Column("share", Kind.RATIO): lambda kernel: joined.share(kernel.device_ns),
     }
-    return table_of("Kernels that no traced op explains", one.totals.without_op[:_KERNELS_SHOWN], cells)
+    return table_of("Kernels that no traced op explains", joined.totals.without_op[:_KERNELS_SHOWN], cells)
 
 
 def _short(name: str) -> str:
@@ -180,38 +262,38 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
-def _notes(one: Joined, modules: int) -> Iterator[Note]:
-    yield Note(_recorded(one))
+def _notes(joined: Joined, modules: int) -> Iterator[Note]:
+    yield Note(_recorded(joined))
     yield Note(
         "FLOPs are those of the traced ops that have kernels here; a multiply-add counts as two. Bytes are as the "
         "traced code is written, so that an MBU above 100 % means a cache served them."
     )
-    yield from _workload_notes(one)
-    found = one.found_flops
+    yield from _workload_notes(joined)
+    found = joined.found_flops
     if found is not None and found < 1:
         text = f"The ops with kernels have {format_ratio(found)} of the FLOPs of the traced forwards."
         doubt = " A part of a forward was recorded, or another model or workload: then nothing here holds."
         yield Note(text + (doubt if found < ENOUGH_FLOPS else ""), Level.WARNING)
-    if one.joined.merges_products:
+    if joined.joined.merges_products:
         yield Note(
             "The kernels fit better where products of one input are one, as engines store their weights (qkv_proj, "
             "gate_up_proj); their time is shared out by bytes."
         )
-    if any(work.is_fused for work in one.joined.work):
+    if any(work.is_fused for work in joined.joined.work):
         yield Note("Some kernels do the work of several ops: what they move is unknown, and so is their MBU.")
-    if one.device is None:
-        named = one.recording.device_name
+    if joined.device is None:
+        named = joined.recording.device_name
         why = "the recording names no device" if named is None else f"{named!r} is not in the table of devices"
         yield Note(f"No MFU and no MBU: {why}; --device ID gives one.", Level.WARNING)
-    if one.recording.other_devices:
-        yield Note(f"Left out: {one.recording.other_devices} other devices in the file.", Level.WARNING)
+    if joined.recording.other_devices:
+        yield Note(f"Left out: {joined.recording.other_devices} other devices in the file.", Level.WARNING)
     if modules > _MODULES_SHOWN:
         yield Note(f"{modules - _MODULES_SHOWN} more rows of modules; all are in modules of the answer in Python.")
 
 
-def _workload_notes(one: Joined) -> Iterator[Note]:
+def _workload_notes(joined: Joined) -> Iterator[Note]:
     """Signs that another workload was recorded than traced."""
-    totals = one.totals
+    totals = joined.totals
     missing = [kernel for kernel in totals.without_op if kernel.launched_by and kernel.label in _HEAVY]
     if missing and missing[0].device_ns > (1 - ENOUGH) * totals.total.device_ns:
         yield Note(
@@ -219,18 +301,18 @@ def _workload_notes(one: Joined) -> Iterator[Note]:
             "trace the workload that was recorded.",
             Level.WARNING,
         )
-    if one.too_fast is not None and one.too_fast > TOO_MUCH:
+    if joined.too_fast is not None and joined.too_fast > TOO_MUCH:
         yield Note(
-            f"{format_ratio(one.too_fast)} of the traced work would have run faster than the device allows: the "
+            f"{format_ratio(joined.too_fast)} of the traced work would have run faster than the device allows: the "
             "recording is of another model, of a smaller workload or of other weight formats than the trace.",
             Level.WARNING,
         )
 
 
-def _recorded(one: Joined) -> str:
-    recording = one.recording
+def _recorded(joined: Joined) -> str:
+    recording = joined.recording
     steps = ", ".join(str(step.number) for step in recording.steps)
     text = f"Recorded by {recording.source}" + (f" on {recording.device_name}" if recording.device_name else "")
     text += f": {format_count(len(recording.work))} kernels, copies and fills"
     text += f" of step {steps}" if steps else ""
-    return f"{text}; one traced forward makes {format_count(one.joined.launches)} launches."
+    return f"{text}; one traced forward makes {format_count(joined.joined.launches)} launches."

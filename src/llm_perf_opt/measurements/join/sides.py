@@ -146,7 +146,7 @@ def _launches(graph: CallGraph) -> Iterator[Launch]:
 
 
 def _names(kind: OpKind) -> frozenset[str]:
-    return frozenset(packet_of(one.name).rstrip("_") for one in (kind, *kind.parts))
+    return frozenset(packet_of(part.name).rstrip("_") for part in (kind, *kind.parts))
 
 
 def _merged(graph: CallGraph, launches: Sequence[Launch]) -> Iterator[Launch]:

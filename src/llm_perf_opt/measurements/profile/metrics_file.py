@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from llm_perf_opt.core.reading import FileKind, read_json
 
 METRICS_VERSION: Literal[1] = 1
-METRICS_FILE = FileKind(
+METRICS_KIND = FileKind(
     name="metrics file",
     fix="run the same command again: what is measured is kept, and the file is made afresh",
     schema_version=METRICS_VERSION,
@@ -180,4 +180,4 @@ class MetricsFile(_Object, frozen=True, kw_only=True):
 
 def read_metrics(path: Path) -> MetricsFile:
     """The metrics of a finished run."""
-    return read_json(path, MetricsFile, METRICS_FILE)
+    return read_json(path, MetricsFile, METRICS_KIND)

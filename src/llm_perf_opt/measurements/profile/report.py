@@ -60,8 +60,8 @@ def waterfall(page: PageMeasurement) -> SpanChart:
     spans: list[Span] = []
     now = 0.0
     for name in dict.fromkeys(name for pass_ in page.passes for name in pass_.stages_ns):
-        length = median(one.stage_ns(name) for one in page.passes) * _SECONDS
-        times = max(len(one.stages_ns.get(name, ())) for one in page.passes)
+        length = median(timed_pass.stage_ns(name) for timed_pass in page.passes) * _SECONDS
+        times = max(len(timed_pass.stages_ns.get(name, ())) for timed_pass in page.passes)
         spans.append(Span(name, name if times == 1 else f"{name}, {times} times", now, now + length))
         now += length
     return SpanChart(
@@ -94,10 +94,10 @@ def operator_bars(operators: Sequence[OperatorTime]) -> BarChart | None:
     """The operators with the most own time, by stage; on CUDA it is the time of their kernels."""
     totals: Counter[str] = Counter()
     by_stage: dict[str, Counter[str]] = {}
-    for one in operators:
-        spent = one.self_ns if one.device_ns is None else one.device_ns
-        totals[one.operator] += spent
-        by_stage.setdefault(one.stage, Counter())[one.operator] += spent
+    for operator in operators:
+        spent = operator.self_ns if operator.device_ns is None else operator.device_ns
+        totals[operator.operator] += spent
+        by_stage.setdefault(operator.stage, Counter())[operator.operator] += spent
     shown = [operator for operator, _ in totals.most_common(_OPERATORS_DRAWN)]
     if not shown:
         return None
@@ -290,20 +290,20 @@ def _operator_table(operators: Sequence[OperatorTime]) -> Table:
     """Times in any case; module, source line and memory where the profiler was asked to record them."""
     shown = operators[:_OPERATORS_SHOWN]
     columns: dict[Column, Callable[[OperatorTime], Cell]] = {
-        Column("stage"): lambda one: one.stage,
-        Column("operator"): lambda one: one.operator,
-        Column("calls", Kind.COUNT): lambda one: one.calls,
-        Column("own time", Kind.SECONDS): lambda one: one.self_ns * _SECONDS,
-        Column("time", Kind.SECONDS): lambda one: one.total_ns * _SECONDS,
+        Column("stage"): lambda operator: operator.stage,
+        Column("operator"): lambda operator: operator.operator,
+        Column("calls", Kind.COUNT): lambda operator: operator.calls,
+        Column("own time", Kind.SECONDS): lambda operator: operator.self_ns * _SECONDS,
+        Column("time", Kind.SECONDS): lambda operator: operator.total_ns * _SECONDS,
     }
-    if any(one.device_ns is not None for one in shown):
-        columns[Column("device time", Kind.SECONDS)] = lambda one: _seconds(one.device_ns)
-    if any(one.self_allocated_bytes is not None for one in shown):
-        columns[Column("allocated", Kind.BYTES)] = lambda one: one.self_allocated_bytes
-    if any(one.source is not None for one in shown):
-        columns[Column("source")] = lambda one: one.source
-    if any(one.module is not None for one in shown):
-        columns[Column("module")] = lambda one: one.module
+    if any(operator.device_ns is not None for operator in shown):
+        columns[Column("device time", Kind.SECONDS)] = lambda operator: _seconds(operator.device_ns)
+    if any(operator.self_allocated_bytes is not None for operator in shown):
+        columns[Column("allocated", Kind.BYTES)] = lambda operator: operator.self_allocated_bytes
+    if any(operator.source is not None for operator in shown):
+        columns[Column("source")] = lambda operator: operator.source
+    if any(operator.module is not None for operator in shown):
+        columns[Column("module")] = lambda operator: operator.module
     return table_of("Operators with the most time of their own", shown, columns)
 
 

@@ -15,8 +15,7 @@ from torch.profiler import profile
 
 from llm_perf_opt.core.measurement import OperatorTime
 from llm_perf_opt.core.output_files import move_whole, write_whole
-from llm_perf_opt.harness.chrome_export import exported_trace
-from llm_perf_opt.harness.profiler_details import OpDetail, ProfilerOptions, annotate, op_details
+from llm_perf_opt.harness.profiler_details import OpDetail, ProfilerOptions, annotate, exported_trace, op_details
 from llm_perf_opt.harness.quiet import quiet_profiler
 from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
 

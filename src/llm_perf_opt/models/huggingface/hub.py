@@ -174,7 +174,7 @@ def _require_json(name: str, config: Path) -> None:
 
 def _listing(name: str, *, with_code: bool) -> _Listing:
     info = importlib.import_module("huggingface_hub").HfApi().model_info(name, revision="main", files_metadata=True)
-    found = {one.rfilename: one.size for one in info.siblings or ()}
+    found = {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
     if not isinstance(info.sha, str) or CONFIG not in found:
         raise UsageError(
             f"{name} on {endpoint()} has no {CONFIG}.",

@@ -22,10 +22,9 @@ from llm_perf_opt.core.report import (
     table_of,
 )
 from llm_perf_opt.core.units import format_count, format_seconds
-from llm_perf_opt.serving.capacity.outcome import DAY_S, ReplayOutcome
-from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.outcome import DAY_S, Promise, ReplayOutcome
+from llm_perf_opt.serving.capacity.replay_report import GLANCE, Banded, limit_of, times_text
 from llm_perf_opt.serving.capacity.steady_state import SteadyState
-from llm_perf_opt.serving.capacity.tables import GLANCE, Banded, limit_of, times_text
 
 FLEETS, CONSIDERED = "Fleets", "Plans that were considered, without a replay"
 _HOUR_S, _MILLION = 3600.0, 1e6
@@ -202,7 +201,7 @@ def _verdict(fleet: Fleet, promise: Promise | None) -> str:
         asked = f"{format_count(_three(found.asked_per_s))} requests/s come"
         parts.insert(0, f"no, {asked} and the queue grows" if found.is_growing else f"yes, {asked} and no queue grows")
     if fleet.pages_per_day_and_gpu is not None:
-        edges = ((one.pages_per_s or 0.0) * DAY_S / fleet.gpus for one in (fleet.banded.high, fleet.banded.low))
+        edges = ((outcome.pages_per_s or 0.0) * DAY_S / fleet.gpus for outcome in (fleet.banded.high, fleet.banded.low))
         low, high = edges
         parts.append(f"{fleet.pages_per_day_and_gpu:,.0f} pages a day and GPU ({low:,.0f} to {high:,.0f})")
     return "; ".join(parts)
@@ -224,21 +223,23 @@ def _edges(fleet: Fleet, deadline: Deadline) -> str:
 def considered_table(considered: Sequence[Considered]) -> Table:
     """Every plan with what it can do at most, by its step table alone."""
 
-    def state(one: Considered, figure: str) -> Cell:
-        return None if one.best is None else float(getattr(one.best, figure))
+    def state(option: Considered, figure: str) -> Cell:
+        return None if option.best is None else float(getattr(option.best, figure))
 
     return table_of(
         CONSIDERED,
         considered,
         {
-            Column("plan"): lambda one: one.name,
-            Column("cache, tokens", Kind.COUNT): lambda one: one.cache_tokens,
-            Column("max_num_seqs", Kind.COUNT): lambda one: one.max_sequences,
-            Column("max_num_batched_tokens", Kind.COUNT): lambda one: one.max_batched_tokens,
-            Column("sequences at once", Kind.COUNT): lambda one: None if one.best is None else one.best.sequences,
-            Column("mean step", Kind.SECONDS): lambda one: state(one, "step_s"),
-            Column("most requests/s and GPU", Kind.COUNT): lambda one: (
-                None if one.requests_per_s_and_gpu is None else _three(one.requests_per_s_and_gpu)
+            Column("plan"): lambda option: option.name,
+            Column("cache, tokens", Kind.COUNT): lambda option: option.cache_tokens,
+            Column("max_num_seqs", Kind.COUNT): lambda option: option.max_sequences,
+            Column("max_num_batched_tokens", Kind.COUNT): lambda option: option.max_batched_tokens,
+            Column("sequences at once", Kind.COUNT): lambda option: (
+                None if option.best is None else option.best.sequences
+            ),
+            Column("mean step", Kind.SECONDS): lambda option: state(option, "step_s"),
+            Column("most requests/s and GPU", Kind.COUNT): lambda option: (
+                None if option.requests_per_s_and_gpu is None else _three(option.requests_per_s_and_gpu)
             ),
         },
     )
@@ -249,8 +250,11 @@ def fleet_charts(fleets: Sequence[Fleet], considered: Sequence[Considered], prom
     if len(fleets) > 1:
         yield _per_gpu_chart(fleets)
     lines = [
-        Line(one.name, tuple((state.step_s, state.requests_per_s / one.plan.replica_ranks) for state in _rising(one)))
-        for one in considered
+        Line(
+            option.name,
+            tuple((state.step_s, state.requests_per_s / option.plan.replica_ranks) for state in _rising(option)),
+        )
+        for option in considered
     ]
     marks = [
         Mark(fleet.outcome.tpot.median_s, fleet.outcome.requests_per_s / fleet.gpus, f"replayed: {fleet.name}")
@@ -273,10 +277,10 @@ def fleet_charts(fleets: Sequence[Fleet], considered: Sequence[Considered], prom
         )
 
 
-def _rising(one: Considered) -> Iterator[SteadyState]:
+def _rising(option: Considered) -> Iterator[SteadyState]:
     """The states in order of their step time: a padded batch may be faster than a smaller one."""
     last = 0.0
-    for state in one.states:
+    for state in option.states:
         if state.step_s > last:
             last = state.step_s
             yield state
@@ -288,7 +292,9 @@ def _per_gpu_chart(fleets: Sequence[Fleet]) -> Chart:
 
     def values(edge: str) -> tuple[float, ...]:
         outcomes: list[ReplayOutcome] = [getattr(fleet.banded, edge) for fleet in fleets]
-        rates = [(one.pages_per_s or 0.0) * DAY_S if has_pages else one.output_tokens_per_s for one in outcomes]
+        rates = [
+            (outcome.pages_per_s or 0.0) * DAY_S if has_pages else outcome.output_tokens_per_s for outcome in outcomes
+        ]
         return tuple(round(rate / fleet.gpus) for rate, fleet in zip(rates, fleets, strict=True))
 
     return BarChart(

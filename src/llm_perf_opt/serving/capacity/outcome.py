@@ -2,15 +2,73 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
-from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.plain_text import visible
+from llm_perf_opt.core.units import format_seconds
 from llm_perf_opt.serving.requests import Replayed
+from llm_perf_opt.serving.traffic_text import read_time
+
+TIMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+_PART = re.compile(r"(ttft|tpot|e2e)(?:_ms)?=([0-9.]{1,12}[a-z]{0,4})")
+_SHARE = re.compile(r"p([0-9]{2}(?:\.[0-9]{1,3})?)")
+DEFAULT_SHARE = 0.99
 
 DAY_S = 86_400.0
 _NOISE = 3.0  # standard deviations by which a backlog may grow by chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Limits in seconds; None is no limit. `share` of the requests keep each of them."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    share: float = DEFAULT_SHARE
+
+    @property
+    def limits_s(self) -> dict[str, float]:
+        """`TTFT`, `TPOT` and `E2E` -> seconds, as far as they are limited."""
+        found = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "E2E": self.e2e_s}
+        return {name: limit for name, limit in found.items() if limit is not None}
+
+    @property
+    def percentile(self) -> str:
+        """`p99`."""
+        return f"p{self.share * 100:g}"
+
+    def __str__(self) -> str:
+        parts = (f"{self.percentile} {name} at most {format_seconds(limit)}" for name, limit in self.limits_s.items())
+        return ", ".join(parts)
+
+
+def read_promise(text: str) -> Promise:
+    """`ttft=500ms,tpot=40ms`, `p95,ttft=1s`, `e2e=30s`."""
+    share, limits = DEFAULT_SHARE, dict[str, float]()
+    for word in filter(None, re.split(r"[,\s]+", text.strip().lower())):
+        part, percentile = _PART.fullmatch(word), _SHARE.fullmatch(word)
+        if percentile is not None and 0 < float(percentile[1]) < 100:
+            share = float(percentile[1]) / 100
+        elif part is not None and f"{part[1]}_s" not in limits:
+            limits[f"{part[1]}_s"] = read_time(part[2])
+        else:
+            raise _unclear(text, f"{visible(word)[:40]!r} is neither a limit nor a percentile")
+    if not limits:
+        raise _unclear(text, "it names no limit")
+    return Promise(share=share, **limits)
+
+
+def _unclear(text: str, why: str) -> UsageError:
+    return UsageError(
+        f"The promise {visible(text)[:80]!r} is not clear.",
+        why=f"{why}; limits are ttft, tpot and e2e, each once and with a unit of time",
+        fix="write --slo ttft=500ms,tpot=40ms, with p95 before it for 95 of 100 requests; p99 otherwise",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,49 +171,51 @@ class ReplayOutcome:
 
 def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = False) -> ReplayOutcome:
     """What became of the requests of all replicas; `pages` is how many images they have together."""
-    arrivals = sorted(time for one in replicas for time in one.requests.arrival_s)
-    ends = sorted(time for one in replicas for time in one.requests.last_token_s)
+    arrivals = sorted(time for replica in replicas for time in replica.requests.arrival_s)
+    ends = sorted(time for replica in replicas for time in replica.requests.last_token_s)
     seconds = max(ends[-1] - arrivals[0], 1e-9)
-    waiting = [count for one in replicas for count in one.steps.waiting]
+    waiting = [count for replica in replicas for count in replica.steps.waiting]
     e2e, queue = (
-        _sorted(time for one in replicas for time in _since_arrival(one, event))
+        _sorted(time for replica in replicas for time in _since_arrival(replica, event))
         for event in ("last_token_s", "scheduled_s")
     )
-    tpot = _sorted(time for one in replicas for time in _per_token(one))
+    tpot = _sorted(time for replica in replicas for time in _per_token(replica))
     return ReplayOutcome(
         requests=len(arrivals),
         seconds=seconds,
         arrivals_s=arrivals[-1] - arrivals[0],
-        ttft=Percentiles(sorted_s=_sorted(time for one in replicas for time in _since_arrival(one, "first_token_s"))),
+        ttft=Percentiles(
+            sorted_s=_sorted(time for replica in replicas for time in _since_arrival(replica, "first_token_s"))
+        ),
         tpot=Percentiles(sorted_s=tpot) if tpot else None,
         e2e=Percentiles(sorted_s=e2e),
         queue=Percentiles(sorted_s=queue),
-        prompt_tokens=sum(sum(one.requests.prompt_tokens) for one in replicas),
-        output_tokens=sum(sum(one.requests.output_tokens) for one in replicas),
-        cached_tokens=sum(sum(one.requests.cached_tokens) for one in replicas),
+        prompt_tokens=sum(sum(replica.requests.prompt_tokens) for replica in replicas),
+        output_tokens=sum(sum(replica.requests.output_tokens) for replica in replicas),
+        cached_tokens=sum(sum(replica.requests.cached_tokens) for replica in replicas),
         pages=pages,
-        preemptions=sum(sum(one.requests.preemptions) for one in replicas),
-        steps=sum(len(one.steps.start_s) for one in replicas),
-        busy=min(1.0, sum(one.busy_s for one in replicas) / len(replicas) / seconds),
+        preemptions=sum(sum(replica.requests.preemptions) for replica in replicas),
+        steps=sum(len(replica.steps.start_s) for replica in replicas),
+        busy=min(1.0, sum(replica.busy_s for replica in replicas) / len(replicas) / seconds),
         mean_running=(sum(e2e) - sum(queue)) / seconds,  # Little's law
         mean_waiting=sum(queue) / seconds,
         most_waiting=max(waiting, default=0),
         mean_cache_use=_mean_cache_use(replicas),
-        most_cache_use=max((use for one in replicas for use in one.steps.cache_use), default=0.0),
+        most_cache_use=max((use for replica in replicas for use in replica.steps.cache_use), default=0.0),
         is_growing=not is_closed and _is_growing(arrivals, ends),
         is_closed=is_closed,
     )
 
 
-def slower(one: Replayed, factor: float) -> Replayed:
+def slower(replayed: Replayed, factor: float) -> Replayed:
     """The same replay with every time multiplied.
 
     It is what a replay with slower steps gives where nothing has a time of its own: clients that ask when an answer is
     there, and a host that adds nothing.
     """
-    requests, steps = one.requests, one.steps
+    requests, steps = replayed.requests, replayed.steps
     return replace(
-        one,
+        replayed,
         requests=replace(
             requests,
             arrival_s=[factor * time for time in requests.arrival_s],
@@ -168,8 +228,8 @@ def slower(one: Replayed, factor: float) -> Replayed:
             start_s=[factor * time for time in steps.start_s],
             duration_s=[factor * time for time in steps.duration_s],
         ),
-        seconds=factor * one.seconds,
-        busy_s=factor * one.busy_s,
+        seconds=factor * replayed.seconds,
+        busy_s=factor * replayed.busy_s,
     )
 
 
@@ -177,13 +237,13 @@ def _sorted(times: Iterator[float]) -> tuple[float, ...]:
     return tuple(sorted(times))
 
 
-def _since_arrival(one: Replayed, event: str) -> Iterator[float]:
-    times: list[float] = getattr(one.requests, event)
-    return (time - arrival for time, arrival in zip(times, one.requests.arrival_s, strict=True))
+def _since_arrival(replayed: Replayed, event: str) -> Iterator[float]:
+    times: list[float] = getattr(replayed.requests, event)
+    return (time - arrival for time, arrival in zip(times, replayed.requests.arrival_s, strict=True))
 
 
-def _per_token(one: Replayed) -> Iterator[float]:
-    found = one.requests
+def _per_token(replayed: Replayed) -> Iterator[float]:
+    found = replayed.requests
     for first, last, tokens in zip(found.first_token_s, found.last_token_s, found.output_tokens, strict=True):
         if tokens > 1:
             yield (last - first) / (tokens - 1)
@@ -191,9 +251,11 @@ def _per_token(one: Replayed) -> Iterator[float]:
 
 def _mean_cache_use(replicas: Sequence[Replayed]) -> float:
     """Weighed by how long each step lasted."""
-    total = sum(sum(one.steps.duration_s) for one in replicas)
+    total = sum(sum(replica.steps.duration_s) for replica in replicas)
     weighed = sum(
-        use * lasts for one in replicas for use, lasts in zip(one.steps.cache_use, one.steps.duration_s, strict=True)
+        use * lasts
+        for replica in replicas
+        for use, lasts in zip(replica.steps.cache_use, replica.steps.duration_s, strict=True)
     )
     return weighed / total if total else 0.0
 

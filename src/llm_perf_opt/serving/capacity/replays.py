@@ -9,10 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from llm_perf_opt.serving.capacity.fleets import Fleet
-from llm_perf_opt.serving.capacity.outcome import outcome, slower
-from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.outcome import Promise, outcome, slower
+from llm_perf_opt.serving.capacity.replay_report import Banded
 from llm_perf_opt.serving.capacity.search import PlanCandidate
-from llm_perf_opt.serving.capacity.tables import Banded
 from llm_perf_opt.serving.requests import Replayed, Traffic
 from llm_perf_opt.serving.vllm.environment import find
 from llm_perf_opt.serving.vllm.jobs import ReplayJob
@@ -63,7 +62,7 @@ class Replays:
                 edges.append(self._replicas(candidate, traffic, factor))
         pages = sum(len(request.images) for request in traffic.requests)
         is_closed = traffic.concurrency is not None
-        middle, low, high = (outcome(one, pages=pages, is_closed=is_closed) for one in (expected, *edges))
+        middle, low, high = (outcome(edge, pages=pages, is_closed=is_closed) for edge in (expected, *edges))
         fleet = Fleet(
             considered=considered,
             replicas=candidate.replicas,

@@ -12,7 +12,7 @@ from typing import Any
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.serving.capacity.promise import Promise
+from llm_perf_opt.serving.capacity.outcome import Promise
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.served_model import Replica, ServedModel

@@ -43,7 +43,7 @@ def mean_request(traffic: Traffic) -> MeanRequest:
             seen.add(one.prefix)
     return MeanRequest(
         prompt_tokens=max(1.0, (sum(one.prompt_tokens for one in requests) - saved) / len(requests)),
-        output_tokens=sum(one.output_tokens for one in requests) / len(requests),
+        output_tokens=sum(request.output_tokens for request in requests) / len(requests),
         image_tokens=sum(image.tokens for one in requests for image in one.images) / len(requests),
     )
 

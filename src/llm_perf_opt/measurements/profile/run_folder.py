@@ -2,25 +2,33 @@
 
 A run is known by its request, which `request.json` keeps. Two requests that differ only in what the timed passes do not
 depend on (see `NOT_MEASURED`) are the same run: the pages stay, and what is made of them is made afresh.
+`operators.csv` is what one pass under the profiler of torch saw; `read_sweep` reads the folders of many runs.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.api.profile.request import NOT_MEASURED, ProfileRequest, read_request
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.measurement import PageMeasurement
+from llm_perf_opt.core.measurement import OperatorTime, PageMeasurement
 from llm_perf_opt.core.output_files import SUFFIX, make_folder, remove_left_behind, sealed_text, write_whole
-from llm_perf_opt.core.reading import FileKind, read_bytes, read_json
+from llm_perf_opt.core.plain_text import visible_lines
+from llm_perf_opt.core.reading import FileKind, naming_file, read_bytes, read_json
+from llm_perf_opt.core.report import Cell, Column, Kind, Report, Table, counted
 from llm_perf_opt.core.run_lock import LOCK_FILE, locked_folder
+from llm_perf_opt.core.units import format_count, format_seconds
+from llm_perf_opt.measurements.profile.metrics_file import read_metrics
+from llm_perf_opt.measurements.profile.request import NOT_MEASURED, ProfilerChoice, ProfileRequest, read_request
 
 log = logging.getLogger(__name__)
 
@@ -31,25 +39,41 @@ DIGEST_SUFFIX = ".sha256"
 ENVIRONMENT_FILE = "env.json"
 METRICS_FILE = "metrics.json"  # the last to be written: a run that has it is finished
 PAGES = "pages"
+CHROME_TRACE = "chrome-trace.json"
+OPERATORS = "operators.csv"
 JOINED = (METRICS_FILE, "report.md", "report.html", "static_compute.json", "static_compute.md")  # made afresh
 MEASURED = (
     ENVIRONMENT_FILE,
     FAILURE_FILE,
-    "operators.csv",
-    "operators.csv.sha256",
-    "chrome-trace.json",
+    OPERATORS,
+    OPERATORS + DIGEST_SUFFIX,
+    CHROME_TRACE,
     "kernels.json",
     "nsys.nsys-rep",
     "nsys.sqlite",  # which `nsys stats` leaves beside its report
     "ncu.csv",
 )
 
-
 _PAGE = FileKind(name="measurement of a page", fix="delete it, and its page is measured again", is_sealed=True)
 _ENVIRONMENT = FileKind(
     name="environment of a run", fix="choose another run.folder, or add --force", max_bytes=2**20, is_sealed=True
 )
 RUN_TEXT = FileKind(name="file of a run", fix="delete it, and it is made again")
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_OPERATOR_COLUMNS = ("stage", "operator", "calls", "self_ns", "total_ns", "device_ns")
+
+_FAILURE = FileKind(name="reason why a run failed", fix="run it again", max_bytes=2**20)
+_SWEEP_COLUMNS = (
+    Column("run"),
+    Column("model"),
+    Column("mode"),
+    Column("new tokens", Kind.COUNT),
+    Column("page", Kind.SECONDS),
+    Column("first token", Kind.SECONDS),
+    Column("decode step", Kind.SECONDS),
+    Column("MFU", Kind.RATIO),
+)
 
 
 def _digest(raw: bytes) -> str:
@@ -182,7 +206,135 @@ def measured_part(record: Any) -> Any:
     if not is_dataclass(record):
         return record
     return {
-        one.name: measured_part(getattr(record, one.name))
-        for one in fields(record)
-        if not one.metadata.items() >= NOT_MEASURED.items()
+        field.name: measured_part(getattr(record, field.name))
+        for field in fields(record)
+        if not field.metadata.items() >= NOT_MEASURED.items()
     }
+
+
+def operator_columns(profiler: ProfilerChoice) -> tuple[str, ...]:
+    """The columns of the file: more where the profiler was asked to record more."""
+    recorded = {
+        "module": profiler.with_modules,
+        "source": profiler.with_stack,
+        "self_allocated_bytes": profiler.profile_memory,
+    }
+    return (*_OPERATOR_COLUMNS, *(name for name, is_on in recorded.items() if is_on))
+
+
+def operators_text(operators: Sequence[OperatorTime], columns: Sequence[str] = _OPERATOR_COLUMNS) -> str:
+    """One line per stage and operator, module and source line; what is unknown is an empty field."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(asdict(operator) for operator in operators)
+    return text.getvalue()
+
+
+def kept_operators(folder: RunFolder, profiler: ProfilerChoice) -> tuple[OperatorTime, ...] | None:
+    """Those that an earlier run left with the same options of the profiler; None where the pass is still to be made."""
+    text = folder.text_with_digest(OPERATORS)
+    if text is None or not (folder.path / CHROME_TRACE).is_file():
+        return None
+    heading = tuple(text.partition("\n")[0].split(","))
+    if heading != operator_columns(profiler):
+        return None
+    with naming_file(folder.path / OPERATORS):
+        return read_operators(text)
+
+
+def read_operators(text: str) -> tuple[OperatorTime, ...]:
+    """Back from `operators_text`; a table that it could not have made is refused."""
+    try:
+        return tuple(_operator(row) for row in csv.DictReader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise RUN_TEXT.refusal("is no table of operators", str(error)[:300]) from None
+
+
+def _operator(row: Mapping[str | None, str | None]) -> OperatorTime:
+    if None in row or None in row.values():
+        raise RUN_TEXT.refusal("is no table of operators", "a line has more or fewer fields than the heading")
+    return OperatorTime(
+        stage=row["stage"] or "",
+        operator=row["operator"] or "",
+        calls=_whole(row, "calls"),
+        self_ns=_whole(row, "self_ns"),
+        total_ns=_whole(row, "total_ns"),
+        device_ns=_whole(row, "device_ns") if row["device_ns"] else None,
+        module=row.get("module") or None,
+        source=row.get("source") or None,
+        self_allocated_bytes=_whole(row, "self_allocated_bytes") if row.get("self_allocated_bytes") else None,
+    )
+
+
+def _whole(row: Mapping[str | None, str | None], column: str) -> int:
+    """A number of 64 bits; an operator may free more than it allocates."""
+    text = row[column] or ""
+    if not _WHOLE.fullmatch(text):
+        raise RUN_TEXT.malformed(column, "a whole number", text)
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The folders of all runs, one row for each, and why some have no figures."""
+
+    runs: tuple[Path, ...]
+    report: Report
+    failures: tuple[str, ...]
+
+
+@contextmanager
+def failure_kept(run: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """A run that fails leaves the reason in its folder, and the others go on."""
+    failure = run / FAILURE_FILE
+    failure.unlink(missing_ok=True)
+    try:
+        yield
+    except PerfOptError as error:
+        write_whole(failure, [visible_lines(f"{' '.join(overrides)}\n{error}\n").encode()])
+
+
+def read_sweep(folder: Path, runs: Sequence[Path]) -> Sweep:
+    """The folders of the runs that one command started in `folder`; what else lies there is not looked at."""
+    table = Table(title="Runs", columns=_SWEEP_COLUMNS, rows=tuple(map(_row, runs)))
+    return Sweep(
+        runs=tuple(runs),
+        report=Report(title=f"{len(runs)} runs in {folder}", answer=(_answer(table),), tables=(table,)),
+        failures=tuple(reason for run in runs if (reason := _failure(run)) is not None),
+    )
+
+
+def _answer(table: Table) -> str:
+    """How many have figures, and the fastest."""
+    place = [column.name for column in table.columns].index("page")
+    timed = {str(row[0]): row[place] for row in table.rows if isinstance(row[place], float)}
+    told = f"{counted(len(table.rows), 'run')}, {format_count(len(table.rows) - len(timed))} without figures"
+    if not timed:
+        return f"{told}."
+    fastest = min(timed, key=lambda name: float(timed[name] or 0.0))
+    return f"{told}; fastest {fastest}, {format_seconds(float(timed[fastest] or 0.0))} a page."
+
+
+def _failure(run: Path) -> str | None:
+    """Why there are no figures of this run; None where there are."""
+    if (run / FAILURE_FILE).is_file():
+        return read_bytes(run / FAILURE_FILE, _FAILURE).decode("utf-8", "replace").strip()
+    return None if (run / METRICS_FILE).is_file() else f"{run} has no {METRICS_FILE}"
+
+
+def _row(run: Path) -> tuple[Cell, ...]:
+    if _failure(run) is not None:
+        return (run.name, "failed", *(None,) * (len(_SWEEP_COLUMNS) - 2))
+    found = read_metrics(run / METRICS_FILE)
+    workload, step = found.request.get("workload", {}), found.decode_step
+    return (
+        run.name,
+        found.model,
+        workload.get("mode"),
+        workload.get("max_new_tokens"),
+        found.wall.median_ns * 1e-9,
+        None if found.first_token is None else found.first_token.median_ns * 1e-9,
+        None if step is None else step.median_ns * 1e-9,
+        found.model_figure.mfu,
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from llm_perf_opt.core.report import Line, LineChart
-from llm_perf_opt.formats.charts.picture import (
+from llm_perf_opt.formats.picture import (
     AXIS_HEIGHT,
     NARROW,
     SIZE,

@@ -9,8 +9,8 @@ import pytest
 from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.costs.memory.need import ReplicatedWeights, replicated_table
-from llm_perf_opt.serving.ranks.plan_figures import PlanFigures, PlanTime, plan_figures, plans_of, ranked
-from llm_perf_opt.serving.ranks.rank_figures import RankFigures, RankPhase, RankTime, balances
+from llm_perf_opt.serving.plan_figures import PlanFigures, PlanTime, plan_figures, plans_of, ranked
+from llm_perf_opt.serving.rank_figures import RankFigures, RankPhase, RankTime, balances
 from llm_perf_opt.timing.rates import Band
 
 CLUSTER = parse_cluster("4x h100-sxm")

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llm_perf_opt.api.page_folder import read_pages
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.workload import PageSize
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome
+from llm_perf_opt.serving.capacity.replay_report import Banded
 from llm_perf_opt.serving.capacity.replays import Replays
 from llm_perf_opt.serving.capacity.search import PlanCandidate
 from llm_perf_opt.serving.capacity.steady_state import mean_request
-from llm_perf_opt.serving.capacity.tables import Banded
 from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic
@@ -69,7 +68,7 @@ class _ReplayedPoints:
 
     def _figures(self, deployment: PointDeployment) -> Figures:
         assert deployment.traffic is not None, "only traffic is replayed"
-        declared = read_traffic(deployment.traffic, read_pages)
+        declared = read_traffic(deployment.traffic)
         sizes = declared.pages.sizes if isinstance(declared, DeclaredTraffic) and declared.pages is not None else ()
         served = self._served.setdefault(tuple(sizes), ServedModel(self._origin, self._folder, sizes))
         requests = as_traffic(declared, served.page_tokens)

@@ -7,28 +7,27 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from llm_perf_opt.api.per_rank import rank_kinds
-from llm_perf_opt.api.sweep import media_tokens
-from llm_perf_opt.api.tracing import trace
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import AXES
 from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.serving.engine_code import trace_named
 from llm_perf_opt.serving.fit import fit_of, rank_memory
-from llm_perf_opt.serving.ranks.plan_figures import PlanTime, plan_figures
+from llm_perf_opt.serving.plan_figures import PlanTime, plan_figures
+from llm_perf_opt.serving.rank_figures import rank_kinds
 from llm_perf_opt.sweeps.function.figures.needs import figures_of
 from llm_perf_opt.sweeps.function.figures.times import times_by_point
-from llm_perf_opt.sweeps.run_function import RunFunction
+from llm_perf_opt.sweeps.run_function import RunFunction, trace_function
 from llm_perf_opt.sweeps.studies.figures import Figures, TimedPhase, named, time_figures, together
 from llm_perf_opt.sweeps.studies.study_columns import DECODE, FIGURES, PREFILL
 from llm_perf_opt.sweeps.studies.tasks import PointDeployment, StudyTask
 from llm_perf_opt.timing.datasheet_rates import Execution
-from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.timing.rate_sources import find_machine, source_of
 from llm_perf_opt.timing.rates import RateSource
 from llm_perf_opt.tracing.deployed_traces import redeployed
-from llm_perf_opt.tracing.traced_run import TracedRun
+from llm_perf_opt.tracing.traced_run import TracedRun, media_tokens
 
 Kinds = tuple[tuple[CallGraph, ...], ...]  # the phases of each kind of rank
 
@@ -88,9 +87,9 @@ class TracedPoints:
         cluster = deployment.cluster()
         traced = self._in_format(deployment, batch // deployment.replicas, context)
         rates = source_of(
-            find_rates(cluster if cluster.count > 1 else cluster.device),
+            find_machine(cluster if cluster.count > 1 else cluster.device),
             self.task.execution,
-            kernels=self.task.rates,
+            rates=self.task.rates,
             runs=traced.kinds,
         )
         first = traced.kinds[0][0]
@@ -116,16 +115,16 @@ class TracedPoints:
                 f"No batch can be shared by {min(shares)} replicas.", why="none can be divided", fix="choose another"
             )
         low, high = min(self.task.contexts), max(self.task.contexts) + max(self.task.generated_tokens, 1) - 1
-        found = trace(
+        run = trace_named(
             self.task.model.source,
             **self._workload(min(batches)),
             weights=deployment.weights,
             cache=deployment.cache,
         )
-        media = media_tokens(found.graphs[0])
+        media = media_tokens(run.graphs[0])
         if low < media:
             raise _too_short(low, media)
-        return found.over(batch=(min(batches), max(batches)), context=(low, high))
+        return trace_function(run, batch=(min(batches), max(batches)), context=(low, high))
 
     def _in_format(self, deployment: PointDeployment, batch: int, context: int | None) -> _Traced:
         key = (deployment.weights, deployment.cache, batch, context)
@@ -164,13 +163,13 @@ class TracedPoints:
         if context is not None and context < self._media:
             raise _too_short(context, self._media)
         asked = self._workload(batch) | ({} if context is None else {"prompt_tokens": context - self._media})
-        found = trace(self.task.model.source, **asked)
-        media = media_tokens(found.graphs[0])
+        run = trace_named(self.task.model.source, **asked)
+        media = media_tokens(run.graphs[0])
         if context is not None and media != self._media:  # images were not known of before
             self._media = media
             return self._run(batch, context)
         self._media = media
-        return tuple(one._finished() for one in found.ranks)
+        return tuple(rank._finished() for rank in run.ranks)
 
     def _workload(self, batch: int) -> dict[str, Any]:
         plan = {axis: getattr(self.task.plan, axis) for axis in AXES if axis != "dp"}

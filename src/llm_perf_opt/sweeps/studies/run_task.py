@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from llm_perf_opt.api.study_replays import replays_of
-from llm_perf_opt.api.study_traces import TracedPoint, TracedPoints, served_batches
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.sweeps.run_function import RunFunction
 from llm_perf_opt.sweeps.studies.figures import Figures, PointBlock, Priced, function_blocks, whole_run
 from llm_perf_opt.sweeps.studies.parquet_store import StudyPart, StudyStore, rows_table, table_of
+from llm_perf_opt.sweeps.studies.replayed_points import replays_of
 from llm_perf_opt.sweeps.studies.study_columns import FAILED, KEY, OK, SCHEMA_VERSION
 from llm_perf_opt.sweeps.studies.tasks import (
     CHECKPOINT,
@@ -30,7 +29,8 @@ from llm_perf_opt.sweeps.studies.tasks import (
     StudyTask,
     workload_text,
 )
-from llm_perf_opt.timing.rate_sources import find_rates, source_of
+from llm_perf_opt.sweeps.studies.traced_points import TracedPoint, TracedPoints, served_batches
+from llm_perf_opt.timing.rate_sources import find_machine, source_of
 from llm_perf_opt.tracing.traced_run import TracedRun
 
 MOST_TRACED = 16  # points outside all cells of a function, each traced by itself
@@ -185,8 +185,8 @@ def _deployed_tables(task: StudyTask, function: RunFunction[TracedRun], deployme
 
     assert task.contexts is not None, "a function is asked at contexts"
     cluster = deployment.cluster()
-    machine = find_rates(cluster if cluster.count > 1 else cluster.device)
-    rates = source_of(machine, task.execution, kernels=task.rates, runs=[function.proven_graphs()])
+    machine = find_machine(cluster if cluster.count > 1 else cluster.device)
+    rates = source_of(machine, task.execution, rates=task.rates, runs=[function.proven_graphs()])
     fixed = {**_identity(task, deployment), **_machine(deployment), "image_tokens": function.media_tokens}
     fixed |= {"status": OK, "origin": "function", "rates": rates.name}
     served = _Served(function, cluster, task)

@@ -1,22 +1,29 @@
-"""The model of a profile run: where its weights are, and each page of the run as its phases."""
+"""The model of a profile run: where its weights are, and each page of the run as its phases.
+
+Run as `python -m llm_perf_opt.measurements.profile.profiled_model REQUEST.json` it is the process that an outside
+profiler watches: it opens the model of a request and makes one ranged pass; it prints nothing.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.api.profile.request import ModelChoice, ProfileRequest
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import FOLDER_INPUTS, MODELS, folder_model_type, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter, OpensCheckpoint, RealRun, RunsForReal, SpeaksText
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.measurements.profile.request import ModelChoice, ProfileRequest, read_request
 from llm_perf_opt.tracing.origin import find_adapter
 
 if TYPE_CHECKING:
     from llm_perf_opt.measurements.timed.timed_runs import PageRun
+
+MODULE = "llm_perf_opt.measurements.profile.profiled_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,3 +120,23 @@ def _open_checkpoint(name: str, folder: Path, choice: ModelChoice, torch_device:
     )
     weights = str(folder) if choice.weights == "stored" else "random"
     return ProfiledModel(adapter=opened.adapter, real=opened, weights=weights, notes=opened.notes)
+
+
+def ranged_program(request_file: Path) -> list[str]:
+    """The command line of the process that an outside profiler watches."""
+    return [sys.executable, "-m", MODULE, str(request_file)]
+
+
+def make_ranged_pass(request: ProfileRequest) -> None:
+    """The first page, as the timed run has it."""
+    from llm_perf_opt.harness.real_models import RealModels
+    from llm_perf_opt.measurements.timed.timed_runs import TimedRuns
+
+    model = open_model(request.model, request.device.torch)
+    models = RealModels(weights=model.weights, device=request.device.torch)
+    runs = TimedRuns(models, warmup=request.run.warmup, threads=request.run.threads)
+    runs.ranged_pass(model.page_run(request, request.pages()[0]), modules=request.profiler.modules)
+
+
+if __name__ == "__main__":
+    make_ranged_pass(read_request(Path(sys.argv[1])))

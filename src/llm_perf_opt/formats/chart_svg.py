@@ -8,8 +8,8 @@ from itertools import chain
 
 from llm_perf_opt.core import units
 from llm_perf_opt.core.report import BarChart, Chart, Kind, LineChart, Series, Span, SpanChart
-from llm_perf_opt.formats.charts.line_svg import line_picture
-from llm_perf_opt.formats.charts.picture import (
+from llm_perf_opt.formats.line_svg import line_picture
+from llm_perf_opt.formats.picture import (
     AXIS_HEIGHT,
     HUES,
     NARROW,

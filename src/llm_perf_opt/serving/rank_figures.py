@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.collectives import CollectiveKind, collective_kind, collective_of
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
-from llm_perf_opt.costs.memory.need import PhaseMemory, ReplicatedWeights, replicated_weights, run_memory
+from llm_perf_opt.core.report import Column, Kind, Note, Table, table_of
+from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.costs.memory.need import (
+    PhaseMemory,
+    ReplicatedWeights,
+    replicated_notes,
+    replicated_table,
+    replicated_weights,
+    run_memory,
+)
 from llm_perf_opt.serving.fit import ServingFit, traced_fit
 from llm_perf_opt.timing.collective_time import sent_bytes
 from llm_perf_opt.timing.lower_bound import bytes_from_memory
-from llm_perf_opt.timing.predict import StageTime, total_wall
-from llm_perf_opt.timing.rates import Band, total
+from llm_perf_opt.timing.predict import StageTime, predict, total_wall
+from llm_perf_opt.timing.rates import Band, RateSource, total
 from llm_perf_opt.timing.stage_work import work_of
+
+RANKS_TABLE = "Ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +80,7 @@ class RankPhase:
     @property
     def sent_bytes(self) -> int | None:
         """By this rank to others, in all collectives; None while one of them is unknown."""
-        known = [one.sent_bytes for one in self.collectives if one.sent_bytes is not None]
+        known = [collective.sent_bytes for collective in self.collectives if collective.sent_bytes is not None]
         return sum(known) if len(known) == len(self.collectives) else None
 
 
@@ -241,3 +252,160 @@ def balances(kinds: Sequence[RankFigures]) -> tuple[Balance, ...]:
                 mean = sum(ranks * value for ranks, value in known) / sum(ranks for ranks, _ in known)
                 found.append(Balance(figure=name, phase=phase.phase, least=min(amounts), mean=mean, most=max(amounts)))
     return tuple(found)
+
+
+Phases = Sequence[CallGraph]
+PhaseTimes = Sequence[Sequence[StageTime]]
+
+
+def rank_kinds(
+    kinds: Sequence[Phases], rates: RateSource | None, plan: ParallelPlan, known_times: Sequence[PhaseTimes] = ()
+) -> tuple[RankFigures, ...]:
+    """The figures of each kind of rank, with as many ranks as it stands for."""
+    known = (*known_times, *(None for _ in kinds[len(known_times) :]))
+    found = tuple(_figures(graphs, rates, times) for graphs, times in zip(kinds, known, strict=True))
+    counts = plan.ranks_of_kinds([kind.rank for kind in found])
+    return tuple(replace(kind, ranks=count) for kind, count in zip(found, counts, strict=True))
+
+
+def _figures(graphs: Phases, rates: RateSource | None, known: PhaseTimes | None) -> RankFigures:
+    if rates is None or rates.device is None:
+        return rank_figures(graphs)
+    times = [predict(graph, rates) for graph in graphs] if known is None else known
+    by_phase = {graph.phase: found for graph, found in zip(graphs, times, strict=True)}
+    return rank_figures(graphs, rates.device, by_phase)
+
+
+def rank_tables(plan: ParallelPlan, kinds: Sequence[RankFigures], *, with_times: bool) -> tuple[Table, ...]:
+    """Ranks by kind and phase, the balance between kinds, and what is whole on every rank."""
+    tables = [ranks_table(kinds)]
+    if with_times and any(phase.time is not None for kind in kinds for phase in kind.phases):
+        tables.append(communication_table(kinds))
+    if found := balances(kinds):
+        tables.append(_balance_table(found))
+    first = kinds[0]
+    if first.replicated and plan.replica_ranks > 1:
+        tables.append(replicated_table(first.replicated, first.weight_bytes))
+    return tuple(tables)
+
+
+def ranks_table(kinds: Sequence[RankFigures]) -> Table:
+    """One row per kind of rank and phase."""
+    has_fit = any(kind.serving is not None for kind in kinds)
+    fit = {
+        Column("serves"): lambda row: _yes_no(row[0]),
+        Column("room left", Kind.BYTES): lambda row: room_left(row[0]),
+    }
+    return table_of(
+        RANKS_TABLE,
+        [(kind, phase) for kind in kinds for phase in kind.phases],
+        {
+            Column("rank", Kind.COUNT): lambda row: row[0].rank,
+            Column("ranks alike", Kind.COUNT): lambda row: row[0].ranks,
+            Column("phase"): lambda row: row[1].phase,
+            **(fit if has_fit else {}),
+            Column("weights", Kind.BYTES): lambda row: row[1].weight_bytes,
+            Column("KV cache", Kind.BYTES): lambda row: row[1].cache_bytes,
+            Column("needed in all", Kind.BYTES): lambda row: row[1].needed_bytes,
+            Column("FLOPs", Kind.FLOPS): lambda row: row[1].flops,
+            Column("bytes moved", Kind.BYTES): lambda row: row[1].bytes_moved,
+            Column("launches", Kind.COUNT): lambda row: row[1].launches,
+            Column("collectives"): lambda row: describe_collectives(row[1]),
+            Column("bytes sent", Kind.BYTES): lambda row: row[1].sent_bytes,
+        },
+    )
+
+
+def communication_table(kinds: Sequence[RankFigures]) -> Table:
+    """Bound and band of each phase of each kind of rank, and its communication."""
+    rows: list[tuple[RankFigures, RankPhase]] = [
+        (kind, phase) for kind in kinds for phase in kind.phases if phase.time is not None
+    ]
+    is_expected = any(phase.time is not None and phase.time.expected_s is not None for _, phase in rows)
+    return Table(
+        title="Time of each kind of rank",
+        columns=(
+            Column("rank", Kind.COUNT),
+            Column("phase"),
+            Column("lower bound", Kind.SECONDS),
+            Column("low", Kind.SECONDS),
+            *((Column("expected", Kind.SECONDS),) if is_expected else ()),
+            Column("high", Kind.SECONDS),
+            Column("communication low", Kind.SECONDS),
+            Column("communication high", Kind.SECONDS),
+            Column("exposed low", Kind.SECONDS),
+            Column("exposed high", Kind.SECONDS),
+            Column("exposed share", Kind.RATIO),
+        ),
+        rows=tuple(
+            (
+                kind.rank,
+                phase.phase,
+                time.lower_bound_s,
+                time.low_s,
+                *((time.expected_s,) if is_expected else ()),
+                time.high_s,
+                None if time.communication is None else time.communication.low,
+                None if time.communication is None else time.communication.high,
+                None if time.exposed is None else time.exposed.low,
+                None if time.exposed is None else time.exposed.high,
+                time.exposed_share,
+            )
+            for kind, phase in rows
+            if (time := phase.time) is not None
+        ),
+    )
+
+
+def _balance_table(found: Sequence[Balance]) -> Table:
+    """Figures of different units in one table, so each is named with its unit in words."""
+    columns = (
+        Column("phase"),
+        Column("figure"),
+        Column("least", Kind.COUNT),
+        Column("mean", Kind.COUNT),
+        Column("most", Kind.COUNT),
+        Column("most over mean", Kind.RATIO),
+    )
+    rows = tuple((one.phase, one.figure, one.least, round(one.mean), one.most, one.imbalance) for one in found)
+    return Table(title="Balance between ranks", columns=columns, rows=rows)
+
+
+def describe_collectives(phase: RankPhase) -> str:
+    """In words: `160 all-reduce of 2.5 GiB, 1 all-gather of 250 KiB`."""
+    found = [
+        f"{collective.count:,} {collective.kind}"
+        + ("" if collective.payload_bytes is None else f" of {format_bytes(collective.payload_bytes)}")
+        for collective in phase.collectives
+    ]
+    return ", ".join(found) or "none"
+
+
+def room_left(kind: RankFigures) -> int | None:
+    """What is free once weights, working memory and the cache of the batch are there; below zero: too much."""
+    fit = kind.serving
+    return (
+        None if fit is None or fit.room_bytes is None or fit.cache_bytes is None else fit.room_bytes - fit.cache_bytes
+    )
+
+
+def _yes_no(kind: RankFigures) -> str | None:
+    fits = None if kind.serving is None else kind.serving.fits
+    return None if fits is None else "yes" if fits else "no"
+
+
+def rank_notes(
+    plan: ParallelPlan, graph: CallGraph, kinds: Sequence[RankFigures], *, with_times: bool
+) -> Iterator[Note]:
+    """What a row stands for, how its time is meant, and what is not spread."""
+    yield Note(
+        f"Plan {plan.describe()}: {plan.ranks:,} ranks. A row of the table of ranks stands for as many as it says. "
+        "The bytes of collectives are their payloads; bytes sent are those of a ring, or to each peer."
+    )
+    if with_times and any(phase.time is not None for kind in kinds for phase in kind.phases):
+        yield Note(
+            "Communication may overlap with other work: the lower bound is the largest of compute, memory and "
+            "communication. The band runs from full overlap to none. Exposed is what nothing hides, at both ends."
+        )
+    if kinds[0].replicated:
+        yield from replicated_notes(graph, kinds[0].replicated, kinds[0].weight_bytes)

@@ -1,4 +1,7 @@
-"""What a prediction says of the very work that was measured: the model is traced again with that workload."""
+"""What was measured next to what is predicted of the very same work, and the prediction corrected by the factor.
+
+For a measurement of another workload the model is traced again with that workload.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llm_perf_opt.api.join import JoinAnswer, join_answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.units import format_count, format_ratio, format_seconds
 from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.measurements.correction import centre
 from llm_perf_opt.measurements.correction_report import (
+    Applied,
+    Correction,
     FoundTime,
     MeasuredPoint,
     PredictedPoint,
+    applied,
     batch_of,
     context_of,
+    corrected,
     recorded_run,
     steps_of,
 )
+from llm_perf_opt.measurements.join.join_report import Joined, read_joined
 from llm_perf_opt.measurements.measurement import MeasuredRun, Measurement, Quantity
+from llm_perf_opt.measurements.read import Measured, read_measured
 from llm_perf_opt.timing.predict import StageTime, predict
 from llm_perf_opt.timing.rates import RateSource
 from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin
@@ -32,6 +41,8 @@ log = logging.getLogger(__name__)
 
 PhaseTimes = tuple[tuple[StageTime, ...], ...]
 _MOST_POINTS = 8  # that are predicted by tracing the model again
+
+Given = str | Path | Measured | Sequence[str | Path]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -195,7 +206,7 @@ def _plain(name: str) -> str:
 
 def _is_device(name: str, device: Device) -> bool:
     given = _plain(name)
-    known = {_plain(one) for one in (device.id, device.name, *device.reported_names)}
+    known = {_plain(reported_name) for reported_name in (device.id, device.name, *device.reported_names)}
     return any(given in one or one in given for one in known if one)
 
 
@@ -250,12 +261,12 @@ def found_times(run: MeasuredRun, maker: MeasuredPoints) -> Iterator[FoundTime]:
 def joined_run(trace: TracedRun, path: Path, maker: MeasuredPoints) -> MeasuredRun:
     """A recording on the phase that explains most of it."""
 
-    def explained(answer: JoinAnswer) -> float:
-        return answer.attributed * min(1.0, answer.found_flops or 0.0)
+    def explained(joined: Joined) -> float:
+        return joined.attributed * min(1.0, joined.found_flops or 0.0)
 
     device = maker.source.device
     graph, best = max(
-        ((graph, join_answer(graph, path, device=device)) for graph in trace.graphs),
+        ((graph, read_joined(graph, path, device=device)) for graph in trace.graphs),
         key=lambda pair: explained(pair[1]),
     )
     if not best.is_complete:
@@ -263,5 +274,67 @@ def joined_run(trace: TracedRun, path: Path, maker: MeasuredPoints) -> MeasuredR
             f"{path.name} does not fit the {graph.phase} of this trace: {format_ratio(best.attributed)} of its time is "
             "attributed."
         )
-    joined = best._joined.joined
-    return recorded_run(joined, graph, file=path.name, source=best.recorded_by, device=best.recorded_on)
+    recording = best.recording
+    return recorded_run(best.joined, graph, file=path.name, source=recording.source, device=recording.device_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """The times of every phase after a correction, and what it was."""
+
+    times: PhaseTimes
+    correction: Correction
+    factors: tuple[Applied, ...]
+
+
+def read_given(measured: Given) -> Measured:
+    """What was measured, from files, folders and lines; as it is where it was read before."""
+    return measured if isinstance(measured, Measured) else read_measured(measured)
+
+
+def corrected_times(trace: TracedRun, source: RateSource, times: PhaseTimes, measured: Given) -> Corrected:
+    """The prediction of a trace, corrected. A measurement below the lower bound of its own work is refused."""
+    given = read_given(measured)
+    maker = MeasuredPoints(trace=trace, source=source, times=times)
+    runs = (*given.runs, *(joined_run(trace, path, maker) for path in given.recordings))
+    found = [found_time for run in runs for found_time in found_times(run, maker)]
+    if not found:
+        raise PerfOptError(
+            "Nothing of this prediction was measured.",
+            why=" ".join(maker.warnings)
+            or "the measurement holds "
+            + ", ".join(dict.fromkeys(_names(runs)))
+            + f", and the prediction has the stages {', '.join(stage.name for phase in times for stage in phase)}",
+            fix="predict the model that was measured, with a decode step for a TPOT",
+        )
+    own = maker.own
+    fits = tuple(applied(found))
+    after_all, changes = [], []
+    for graph, stages in zip(trace.graphs, times, strict=True):
+        after = [corrected(stage, graph, own, fits) for stage in stages]
+        after_all.append(tuple(stage for stage, _ in after))
+        changes += [change for _, change in after if change is not None]
+    everything = sum(centre(stage.wall) for phase in after_all for stage in phase)
+    share = sum(change.after_s for change in changes) / everything if everything else 0.0
+    correction = Correction(
+        points=tuple(one.point for one in found),
+        stages=tuple(changes),
+        corrected_share=share,
+        warnings=tuple(dict.fromkeys(maker.warnings)),
+        remarks=tuple(dict.fromkeys(maker.remarks)),
+    )
+    return Corrected(times=tuple(after_all), correction=correction, factors=fits)
+
+
+def corrected_others(graphs: Sequence[CallGraph], source: RateSource, by: Corrected) -> PhaseTimes:
+    """The phases of another kind of rank, corrected by the same factors."""
+    times = tuple(tuple(predict(graph, source)) for graph in graphs)
+    own = own_point(graphs, times)
+    return tuple(
+        tuple(corrected(stage, graph, own, by.factors)[0] for stage in stages)
+        for graph, stages in zip(graphs, times, strict=True)
+    )
+
+
+def _names(runs: Sequence[MeasuredRun]) -> Iterator[str]:
+    return (time.stage or str(time.quantity) for run in runs for time in run.times)

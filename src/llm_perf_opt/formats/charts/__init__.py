@@ -1,1 +1,0 @@
-"""Charts drawn as SVG, and the same charts as tables."""
