@@ -41,8 +41,8 @@ def test_who_is_asked_first_is_there() -> None:
 
 
 def test_tests_of_the_same_name_and_room_come_first() -> None:
-    changed = "src/llm_perf_opt/timing/calibrated_rates.py"
-    assert affinity("tests/timing/test_calibrated_rates.py", changed) == 2
+    changed = "src/llm_perf_opt/timing/efficiency.py"
+    assert affinity("tests/timing/test_efficiency.py", changed) == 2
     assert affinity("tests/timing/test_predict.py", changed) == 1
     assert affinity("tests/core/test_units.py", changed) == 0
 
