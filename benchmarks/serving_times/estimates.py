@@ -135,6 +135,7 @@ def _asked(run: MeasuredRun) -> tuple[AskedForward, AskedForward]:
 
 BF16, FP8, BLOCK_FP8, FP4, INT4, MXFP4 = "bfloat16", "fp8", "fp8-block128", "nvfp4", "int4-g32-sym", "mxfp4"
 FP8_CACHE = "float8_e4m3fn"
+_MULTIPLIED = {FP8: FP8_CACHE, BLOCK_FP8: FP8_CACHE, FP4: "float4_e2m1fn_x2", MXFP4: FP8_CACHE}
 RELEASED_IN_BLOCKS = frozenset({"deepseek-r1", "qwen3-235b-a22b", "minimax-m2.5", "glm-5", "qwen3.5-397b-a17b"})
 ATTENTION_IN_16_BITS = frozenset({"deepseek-r1", "minimax-m2.5", "kimi-k2.5", "glm-5", "qwen3.5-397b-a17b"})
 
@@ -179,13 +180,18 @@ def _deployed(model: str, precision: str, cached: str) -> EngineBlocks:
     stored = {DecoderPart.ATTENTION: attention, DecoderPart.LATENT: attention, DecoderPart.MLP: matrices}
     return replace(
         blocks,
-        products=tuple(replace(one, weight_format=stored.get(one.part, BF16)) for one in blocks.products),
-        experts=tuple(replace(one, weight_format=experts) for one in blocks.experts),
+        products=tuple(replace(one, **_stored(stored.get(one.part, BF16))) for one in blocks.products),
+        experts=tuple(replace(one, **_stored(experts)) for one in blocks.experts),
         attentions=tuple(
             replace(layer, dtype=cached, cached_bytes=layer.cached_bytes // narrower) for layer in blocks.attentions
         ),
         cache_number_bytes=blocks.cache_number_bytes // narrower,
     )
+
+
+def _stored(weight_format: str) -> dict[str, str]:
+    """The format of weights, and the type in which kernels for it multiply."""
+    return {"weight_format": weight_format, "dtype": _MULTIPLIED.get(weight_format, BF16)}
 
 
 def engine_plan(run: MeasuredRun) -> ParallelPlan:

@@ -165,13 +165,15 @@ class KernelTableRates(RatesAbove):
         return answer
 
     def _from_memory(self, kernel: Kernel, found: KernelTime) -> KernelTime:
-        """A measured kernel whose weights or cache a step reads from memory.
+        """A measured kernel whose weights or cache a step reads from memory, at the best bandwidth that tables show.
 
-        Rows of small shapes were measured with weights in a cache; those of experts may have reached fewer of them.
+        Rows of small shapes were measured with weights in a cache. Those of experts were not, but may have reached
+        fewer of them than an even routing would: they are held to the full bandwidth alone.
         """
         read_s = (kernel.bytes_moved - kernel.avoidable_bytes) / self.device.bandwidth_bytes_per_s
         compute_s = kernel.flops / fastest_peak(kernel.dtype, self.device)
-        likely_s = max(read_s / self.best_bandwidth_share, compute_s)
+        share = 1.0 if isinstance(kernel.shape, ExpertsShape) else self.best_bandwidth_share
+        likely_s = max(read_s / share, compute_s)
         band = found.band.expected_at_least(likely_s).at_least(max(read_s, compute_s))
         origin = found.origin if band.expected == found.band.expected else TimeOrigin.ROOFLINE
         return replace(found, band=band, origin=origin)

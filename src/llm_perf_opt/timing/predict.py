@@ -186,7 +186,8 @@ def stage_time(
     if expected_s is not None:
         share = expected_s / ((kernels.expected or 0.0) + (links.expected or 0.0))
         kernels, links = kernels.times(share), links.times(share)
-    likely = kernels if bound is None else kernels.expected_at_least(rates.likely_s(bound))
+    # A step that is known as a whole has kernels that each keep to the bandwidth: it is the same in every verb.
+    likely = kernels if bound is None or expected_s is not None else kernels.expected_at_least(rates.likely_s(bound))
     busy, links = rates.of_stage(likely), rates.of_stage(links)
     if bound is not None:
         busy = busy.at_least(rates.least_s(bound))

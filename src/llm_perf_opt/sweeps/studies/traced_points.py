@@ -248,7 +248,7 @@ def _plan_times(time: PlanTime | None) -> Figures:
         "lower_bound_s": time.lower_bound_s,
         "low_s": time.low_s,
         "high_s": time.high_s,
-        "expected_s": None,
+        "expected_s": time.expected_s,
         "bound_by": None,
     }
 
