@@ -51,10 +51,6 @@ def write_data(name: str, data: Any) -> None:
     write_atomically(DOCS / "data" / f"{name}.json", json.dumps(data, indent=1) + "\n")
 
 
-def read_data(name: str) -> Any:
-    return json.loads((DOCS / "data" / f"{name}.json").read_text(encoding="utf-8"))
-
-
 def facts(name: str) -> Any:
     """A JSON file of recorded facts."""
     return json.loads((FACTS / name).read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ so a job starts in milliseconds instead of the seconds an import takes.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -51,6 +52,25 @@ def leave(record: Mapping[str, Any], out: Path | None) -> None:
     print(text, end="")
     if out is not None:
         write_atomically(out, text)
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Seconds of each side in each round. Rounds alternate, so that a machine that slows down slows all sides."""
+    spent: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, work in sides.items():
+            spent[name].append(seconds_of(work, clock))
+    return spent
+
+
+def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    """With the garbage of others collected before; by default CPU time, which a busy machine does not change."""
+    gc.collect()
+    began = clock()
+    work()
+    return clock() - began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

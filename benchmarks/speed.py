@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import os
 import resource
@@ -53,13 +52,6 @@ def sized(family: str, **sizes: Any) -> tuple[Any, Any]:
 
 
 # ---- helpers
-
-
-def cpu_seconds(function: Callable[[], object]) -> float:
-    gc.collect()
-    start = time.process_time()
-    function()
-    return time.process_time() - start
 
 
 def in_bfloat16(build: Callable[[], Any]) -> Any:
@@ -121,14 +113,9 @@ def ratios(rounds: int) -> list[Row]:
             "engine": lambda engine=engine, model=model, ids=ids: engine.run(lambda: model(input_ids=ids)),
             "full trace": lambda target=target, tracer=tracer: priced(tracer.trace(target)),
         }
-        first_trace = cpu_seconds(sides["full trace"])
-        samples: dict[str, list[float]] = {side: [] for side in sides}
-        for function in sides.values():
-            function()
-        for _ in range(rounds):
-            for side, function in sides.items():
-                samples[side].append(cpu_seconds(function))
-        median = {side: statistics.median(values) for side, values in samples.items()}
+        first_trace = runner.seconds_of(sides["full trace"])
+        runner.in_turns(sides, 1)  # warms up
+        median = {side: statistics.median(values) for side, values in runner.in_turns(sides, rounds).items()}
         graph = tracer.trace(target)
         rows.append(
             {
