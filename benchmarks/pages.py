@@ -64,6 +64,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], sides: str = 
     return "\n".join([lines[0], f"| {' | '.join(rule)} |" if wide else f"|{'|'.join(rule)}|", *lines[1:]])
 
 
+def wide_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Of words, as the pages of sweeps have them."""
+    return table(titles, rows, "l", wide=True)
+
+
 def columns(rows: Iterable[Mapping[str, Any]], forms: Mapping[str, str], sides: str = "lr") -> str:
     """A table of records: title of a column -> how its cell is written, as `str.format` reads it."""
     return table(tuple(forms), ([form.format_map(row) for form in forms.values()] for row in rows), sides)
