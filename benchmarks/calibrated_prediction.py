@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import runner
+from benchmarks.breadth.observed import RoutingRecorder
 from benchmarks.pages import DOCS, put_between, table
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration, write_calibration
 from llm_perf_opt.core.target import Target
@@ -38,7 +39,6 @@ from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.measurements.calibrate.calibrate import calibrate, combined
 from llm_perf_opt.measurements.correction import FitPoint, fitted
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.moe import MoEGate
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.predict import StageTime, predict
@@ -161,11 +161,9 @@ def main() -> int:
         predicted = predictions(name, calibration, routing[name])
         balanced = predictions(name, calibration, None)
         rows += [row_of(name, stage, times[name][stage], predicted[stage], balanced[stage]) for stage in STAGES]
-        for row in rows[-len(STAGES) :]:
-            print(line_of(row), flush=True)
         gc.collect()
     record = record_of(calibration, rows, options) | {"steadiness": spread_of(steadiness)}
-    print(verdict_table(record, f"{options.threads} threads"))
+    print(verdict_table(record, f"{options.threads} threads"), error_table(record), sep="\n\n")
     if options.out is not None:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     if options.docs:
@@ -219,16 +217,9 @@ def recorded_routing(model: torch.nn.Module, name: str) -> dict[str, list[list[i
     """Per phase, how many rows each expert got, router call by router call; this run also warms the machine up."""
     found: dict[str, list[list[int]]] = {}
     for target in targets_of(name):
-        calls: list[list[int]] = []
-
-        def note(gate: MoEGate, _: Any, output: Any, calls: list[list[int]] = calls) -> None:
-            calls.append(torch.bincount(output[0].flatten(), minlength=gate.n_routed_experts).tolist())
-
-        hooks = [gate.register_forward_hook(note) for gate in model.modules() if isinstance(gate, MoEGate)]
-        target.run(model)
-        for hook in hooks:
-            hook.remove()
-        found[target.phase] = calls
+        with RoutingRecorder() as routing:
+            target.run(model)
+        found[target.phase] = routing.counts
     return found
 
 
@@ -315,16 +306,6 @@ def row_of(mode: str, stage: str, samples: list[float], predicted: StageTime, ba
             rate: band.expected / steps for (_, rate), band in list(predicted.by_rate.items())[:6] if band.expected
         },
     }
-
-
-def line_of(row: dict[str, Any]) -> str:
-    return (
-        f"{row['mode']:11} {row['stage']:9} measured {row['measured_s'] * 1e3:9.2f} ms "
-        f"[{row['measured_fastest_s'] * 1e3:9.2f} {row['measured_slowest_s'] * 1e3:9.2f}]  "
-        f"predicted {row['predicted_s'] * 1e3:9.2f} ms [{row['predicted_low_s'] * 1e3:9.2f} "
-        f"{row['predicted_high_s'] * 1e3:9.2f}]  error {row['error']:+7.1%}  fastest against fastest "
-        f"{row['error_of_fastest']:+7.1%}"
-    )
 
 
 def record_of(calibration: Calibration, rows: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:

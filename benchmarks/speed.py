@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import runner
-from benchmarks.pages import DOCS, put_between
+from benchmarks.pages import DOCS, put_between, table
 
 TOKENS = 1024
 Row = dict[str, Any]
@@ -251,9 +251,8 @@ def markdown(rows: list[Row]) -> str:
             return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
         return f"{value:,}" if isinstance(value, int) else str(value)
 
-    lines = [" | ".join(rows[0]), " | ".join("---:" if not isinstance(v, str) else "---" for v in rows[0].values())]
-    lines += [" | ".join(map(cell, row.values())) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
+    sides = "".join("l" if isinstance(value, str) else "r" for value in rows[0].values())
+    return table(tuple(rows[0]), (list(map(cell, row.values())) for row in rows), sides, wide=True)
 
 
 def write_page(section: str, text: str) -> None:
@@ -272,10 +271,10 @@ def main() -> None:
         return
     for section in options.section or SECTIONS:
         title, measure = SECTIONS[section]
-        table = markdown(measure(options.rounds))
-        print(f"{title}\n\n{table}\n", flush=True)
+        text = markdown(measure(options.rounds))
+        print(f"{title}\n\n{text}\n", flush=True)
         if options.docs:
-            write_page(section, table)
+            write_page(section, text)
 
 
 if __name__ == "__main__":
