@@ -46,7 +46,7 @@ SAMPLES = 5  # landings that share the samples of all campaigns
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pages import put_between  # noqa: E402  found once the root is on the path
-from scripts.campaigns.rows import Row  # noqa: E402
+from scripts.campaigns.rows import Row  # noqa: E402  likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
