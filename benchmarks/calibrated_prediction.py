@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import runner
+from benchmarks.breadth.observed import RoutingRecorder
 from benchmarks.pages import DOCS, put_between, table
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration, write_calibration
 from llm_perf_opt.core.target import Target
@@ -39,11 +39,9 @@ from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.measurements.calibrate.calibrate import calibrate, combined
 from llm_perf_opt.measurements.correction import FitPoint, fitted
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
-from llm_perf_opt.models.deepseek_ocr.moe import MoEGate
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.predict import StageTime, predict
-from llm_perf_opt.timing.rates import OpRun
 from llm_perf_opt.weightless import ReplayRouting
 
 PAGE = DOCS / "how-good-is-the-prediction.md"
@@ -134,49 +132,6 @@ def spread_of(seconds: list[float]) -> dict[str, Any]:
     }
 
 
-Shapes = tuple[tuple[int, ...], ...]
-SHOWN = 8
-
-
-def largest_misses(model: torch.nn.Module, target: Target, stages: list[StageTime]) -> dict[str, list[str]]:
-    """Per stage, one line for each op whose predicted total differs most from the profiled one."""
-    profiled = profiled_seconds(model, target)
-    return {stage.name: _lines(stage, profiled) for stage in stages}
-
-
-def profiled_seconds(model: torch.nn.Module, target: Target) -> dict[tuple[str, Shapes], float]:
-    """Op and shapes of its tensors -> the median time of one, what it calls included."""
-    given = target.start(model)
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
-        target.run(model, given)
-    samples: dict[tuple[str, Shapes], list[float]] = defaultdict(list)
-    for event in recorded.events() or ():
-        shapes = tuple(tuple(shape) for shape in event.input_shapes or () if shape)
-        samples[event.name.replace("::", "."), shapes].append(event.cpu_time_total / 1e6)
-    return {key: statistics.median(times) for key, times in samples.items()}
-
-
-def _lines(stage: StageTime, profiled: dict[tuple[str, Shapes], float]) -> list[str]:
-    found = []
-    for piece in stage.pieces:
-        if not isinstance(piece.what, OpRun):
-            continue
-        op = piece.what
-        packet = ".".join(op.kind.name.split(".")[:2])
-        shapes = tuple(meta.shape for meta in op.kind.inputs if meta.shape)
-        seen = profiled.get((packet, shapes))
-        predicted_s = piece.each.expected
-        if seen is not None and predicted_s is not None:
-            difference = (predicted_s - seen) * piece.count
-            found.append((abs(difference), difference, piece.count, predicted_s, seen, packet, shapes[:4]))
-    found.sort(reverse=True)
-    return [
-        f"{difference * 1e3:+9.2f} ms: {count} x {packet} {shapes}: predicted {each * 1e6:.1f} us, "
-        f"profiled {seen * 1e6:.1f} us"
-        for _, difference, count, each, seen, packet, shapes in found[:SHOWN]
-    ]
-
-
 MODES: dict[str, tuple[str, tuple[int, int] | None, int]] = {  # name -> mode, crops, repeats in each round
     "tiny": ("tiny", None, 3),
     "small": ("small", None, 3),
@@ -206,14 +161,9 @@ def main() -> int:
         predicted = predictions(name, calibration, routing[name])
         balanced = predictions(name, calibration, None)
         rows += [row_of(name, stage, times[name][stage], predicted[stage], balanced[stage]) for stage in STAGES]
-        for row in rows[-len(STAGES) :]:
-            print(line_of(row), flush=True)
-        missed = [row["stage"] for row in rows[-len(STAGES) :] if abs(row["error"]) > MEDIAN_GOAL]
-        if missed and not options.quick:
-            explain(model, name, missed, predicted)
         gc.collect()
     record = record_of(calibration, rows, options) | {"steadiness": spread_of(steadiness)}
-    print(verdict_table(record, f"{options.threads} threads"))
+    print(verdict_table(record, f"{options.threads} threads"), error_table(record), sep="\n\n")
     if options.out is not None:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     if options.docs:
@@ -246,8 +196,7 @@ def measured_in_turns(
 
 
 def parsed_options() -> argparse.Namespace:
-    flags = {"docs": f"rewrite the tables of docs/{PAGE.name}", "quick": "do not profile the stages that miss"}
-    parser = runner.parser(__doc__, **flags)
+    parser = runner.parser(__doc__, docs=f"rewrite the tables of docs/{PAGE.name}")
     parser.add_argument("--out", type=Path, help="where to write the record as JSON")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
@@ -268,16 +217,9 @@ def recorded_routing(model: torch.nn.Module, name: str) -> dict[str, list[list[i
     """Per phase, how many rows each expert got, router call by router call; this run also warms the machine up."""
     found: dict[str, list[list[int]]] = {}
     for target in targets_of(name):
-        calls: list[list[int]] = []
-
-        def note(gate: MoEGate, _: Any, output: Any, calls: list[list[int]] = calls) -> None:
-            calls.append(torch.bincount(output[0].flatten(), minlength=gate.n_routed_experts).tolist())
-
-        hooks = [gate.register_forward_hook(note) for gate in model.modules() if isinstance(gate, MoEGate)]
-        target.run(model)
-        for hook in hooks:
-            hook.remove()
-        found[target.phase] = calls
+        with RoutingRecorder() as routing:
+            target.run(model)
+        found[target.phase] = routing.counts
     return found
 
 
@@ -364,29 +306,6 @@ def row_of(mode: str, stage: str, samples: list[float], predicted: StageTime, ba
             rate: band.expected / steps for (_, rate), band in list(predicted.by_rate.items())[:6] if band.expected
         },
     }
-
-
-def line_of(row: dict[str, Any]) -> str:
-    return (
-        f"{row['mode']:11} {row['stage']:9} measured {row['measured_s'] * 1e3:9.2f} ms "
-        f"[{row['measured_fastest_s'] * 1e3:9.2f} {row['measured_slowest_s'] * 1e3:9.2f}]  "
-        f"predicted {row['predicted_s'] * 1e3:9.2f} ms [{row['predicted_low_s'] * 1e3:9.2f} "
-        f"{row['predicted_high_s'] * 1e3:9.2f}]  error {row['error']:+7.1%}  fastest against fastest "
-        f"{row['error_of_fastest']:+7.1%}"
-    )
-
-
-def explain(model: torch.nn.Module, name: str, stages: list[str], predicted: dict[str, StageTime]) -> None:
-    """Where a stage misses: the ops whose predicted and profiled times differ most."""
-    for target in targets_of(name):
-        wanted = [stage for stage in stages if (stage == "decode") == (target.phase == "decode")]
-        if not wanted:
-            continue
-        profiled = largest_misses(model, target, [predicted[stage] for stage in wanted])
-        for stage, lines in profiled.items():
-            print(f"  {name}, {stage}: ops that differ most, over the whole stage")
-            for line in lines:
-                print(f"    {line}", flush=True)
 
 
 def record_of(calibration: Calibration, rows: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,23 +60,13 @@ def largest_cell(phase: PhaseFunction) -> FunctionCell:
     return max(phase.cells, key=lambda cell: np.prod([high - low + 1.0 for low, high in cell.region.values()]))
 
 
-def cpu_ms(sides: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Median CPU time of each side."""
-    spent: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for place, side in enumerate(sides):
-            began = time.process_time()
-            side()
-            spent[place].append(time.process_time() - began)
-    return [1e3 * statistics.median(one) for one in spent]
-
-
 def compared(phase: PhaseFunction, count: int, rounds: int) -> tuple[float, float, str]:
     """Milliseconds of the function and of the bare formulas, and the numbers that it needed."""
     cell = largest_cell(phase)
     points = random_points(cell, count)
     large = [name for name, column in phase.figures(points, NAMES).items() if column.dtype == object]
-    ours, theirs = cpu_ms([lambda: phase.figures(points, NAMES), lambda: bare(cell, points, large)], rounds)
+    sides = {"function": lambda: phase.figures(points, NAMES), "bare": lambda: bare(cell, points, large)}
+    ours, theirs = (1e3 * statistics.median(spent) for spent in runner.in_turns(sides, rounds).values())
     return ours, theirs, f"Python integers for {', '.join(large)}" if large else "64 bits"
 
 
@@ -109,7 +99,8 @@ def main() -> None:
             origin = phase.times(random_points(largest_cell(phase), 10), rates).origin
             first = time.process_time() - began
             if origin == "by form":
-                (spent,) = cpu_ms([partial(phase.times, points, rates)], 3)
+                (tries,) = runner.in_turns({"times": partial(phase.times, points, rates)}, 3).values()
+                spent = 1e3 * statistics.median(tries)
                 print(f"{phase.phase:8}   100,000  {spent:12.1f}  times, {execution}, {origin}; {first:.1f} s before")
 
 

@@ -51,10 +51,6 @@ def write_data(name: str, data: Any) -> None:
     write_atomically(DOCS / "data" / f"{name}.json", json.dumps(data, indent=1) + "\n")
 
 
-def read_data(name: str) -> Any:
-    return json.loads((DOCS / "data" / f"{name}.json").read_text(encoding="utf-8"))
-
-
 def facts(name: str) -> Any:
     """A JSON file of recorded facts."""
     return json.loads((FACTS / name).read_text(encoding="utf-8"))
@@ -66,6 +62,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], sides: str = 
     rule = [marks[side] for side in sides.ljust(len(titles), sides[-1])]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (titles, *rows)]
     return "\n".join([lines[0], f"| {' | '.join(rule)} |" if wide else f"|{'|'.join(rule)}|", *lines[1:]])
+
+
+def wide_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Of words, as the pages of sweeps have them."""
+    return table(titles, rows, "l", wide=True)
 
 
 def columns(rows: Iterable[Mapping[str, Any]], forms: Mapping[str, str], sides: str = "lr") -> str:

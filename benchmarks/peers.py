@@ -24,7 +24,6 @@ from benchmarks.pages import DOCS, ROOT, replace_section
 from benchmarks.peer_probes.environment import (
     PEERS,
     Peer,
-    batched,
     make_environment,
     measured,
     names_about,
@@ -122,7 +121,8 @@ def about(name: str, peer: Peer, failure: str | None, python: Path, environment:
         if runs[-1]["status"] != "ok" and peer.reads == "module":
             runs.append(measured(python, name, f"count/{subject}/random", environment))
     small = [f"count/{subject}/{weights}" for subject in SMALL for weights in ("none", "random")]
-    runs += batched(python, name, [*(small if peer.reads == "module" else []), *OFFERS[name]], environment)
+    more = [*(small if peer.reads == "module" else []), *OFFERS[name]]
+    runs += [measured(python, name, question, environment) for question in more]
     for row in runs:
         if row["subject"] != "direct-call":
             row.pop("flops_by_module", None)

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.runner import parser
-from benchmarks.speed import cpu_seconds, in_bfloat16, markdown, write_page
+from benchmarks.runner import parser, seconds_of
+from benchmarks.speed import in_bfloat16, markdown, write_page
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.weightless import Engine
 
@@ -47,7 +47,7 @@ def main() -> None:
     engine = Engine(device="cuda")
     built: list[Any] = []
     with engine:
-        build_s = cpu_seconds(lambda: built.append(released_model(Path(folder))))
+        build_s = seconds_of(lambda: built.append(released_model(Path(folder))))
     model = built[0]
     image_id = DeepSeekOcrConfig().decoder.image_token_id
     ids = torch.tensor([[0] + [image_id] * IMAGE_TOKENS + list(range(5, 5 + TEXT_TOKENS))])
@@ -61,9 +61,9 @@ def main() -> None:
         engine.run(lambda: model.generate(ids, max_new_tokens=3, do_sample=False, **images))
 
     with contextlib.redirect_stdout(io.StringIO()):
-        first = cpu_seconds(prefill)
-        warm = statistics.median(cpu_seconds(prefill) for _ in range(ROUNDS))
-        generated = statistics.median(cpu_seconds(generate) for _ in range(ROUNDS))
+        first = seconds_of(prefill)
+        warm = statistics.median(seconds_of(prefill) for _ in range(ROUNDS))
+        generated = statistics.median(seconds_of(generate) for _ in range(ROUNDS))
     row = {
         "build s": build_s,
         "first prefill s": first,

@@ -7,6 +7,7 @@ so a job starts in milliseconds instead of the seconds an import takes.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -19,10 +20,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import DOCS, write_atomically
+from benchmarks.pages import DOCS, replace_section, write_atomically
 
 Record = dict[str, Any]
 
@@ -51,6 +53,25 @@ def leave(record: Mapping[str, Any], out: Path | None) -> None:
     print(text, end="")
     if out is not None:
         write_atomically(out, text)
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Seconds of each side in each round. Rounds alternate, so that a machine that slows down slows all sides."""
+    spent: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, work in sides.items():
+            spent[name].append(seconds_of(work, clock))
+    return spent
+
+
+def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    """With the garbage of others collected before; by default CPU time, which a busy machine does not change."""
+    gc.collect()
+    began = clock()
+    work()
+    return clock() - began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +198,8 @@ def sweeper(doc: str | None, data: str, page: str, *, seconds: float, gib: int =
     made = parser(doc)
     made.add_argument("--out", type=Path, default=DOCS / "data" / f"{data}.json")
     made.add_argument("--page", type=Path, default=DOCS / page)
-    made.add_argument("--only", nargs="*", metavar="NAME", help="only these")
+    made.add_argument("--only", nargs="*", metavar="NAME", help="run these, with wildcards, and print their records")
+    made.add_argument("--redo", nargs="*", metavar="STATUS", default=(), help="repeat records of these, or all")
     made.add_argument("--workers", type=int, default=2)
     made.add_argument("--seconds", type=float, default=seconds, help="CPU seconds of a job")
     made.add_argument("--gib", type=int, default=gib, help="memory of a job")
@@ -196,32 +218,49 @@ def quieten() -> dict[str, str]:
     return {"transformers": transformers.__version__, "torch": torch.__version__}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def in_short(record: Record) -> str:
+    return f"{record['status']} {str(record.get('message', ''))[:200]}"
+
+
 class Sweep:
     """Jobs whose records are kept in a file as they end, so that a sweep can be continued."""
 
-    options: argparse.Namespace
-    header: Mapping[str, object]
-    records: dict[str, Record]
-    every: int = 20  # records between two writes
-    drops: tuple[str, ...] = ("traceback",)  # which names paths of one machine
+    def __init__(self, options: argparse.Namespace, header: Mapping[str, object], every: int = 20) -> None:
+        self.options, self.header, self.every = options, header, every  # records between two writes
+        self.records = load_records(options.out)
 
     def run(
         self,
         names: Sequence[str],
         job: Callable[[str], Record],
-        keep: Callable[[str, Record], None] | None = None,
-        say: Callable[[Record], str] = lambda record: f"{record['status']} {record.get('message', '')}",
+        say: Callable[[Record], str] = in_short,
+        side: str = "",
     ) -> None:
-        """`keep` puts a record in its place, where that is not its name; `say` is told of each, if not empty."""
+        """Of these what is wanted. `say` is told of each, if not empty; `side` ends the keys of the records."""
+        wanted = [name for name in names if self._is_wanted(name, name + side)]
+        for name, record in self.jobs(wanted, job, say):
+            self.records[name + side] = record
+
+    def jobs(
+        self, names: Sequence[str], job: Callable[[str], Record], say: Callable[[Record], str]
+    ) -> Iterator[tuple[str, Record]]:
+        """Each as it ends, to be put into the records; tracebacks, which name paths of one machine, are left out."""
         caps = Caps(seconds=self.options.seconds, memory_bytes=self.options.gib << 30)
         for count, (name, found) in enumerate(run_jobs(names, job, caps, self.options.workers), 1):
-            record = {key: value for key, value in found.items() if key not in self.drops}
-            (keep or self.records.__setitem__)(name, record)
+            if self.options.only:
+                print(json.dumps(found, indent=1))
+            yield name, {key: value for key, value in found.items() if key != "traceback"}
             if text := say(found):
                 print(f"{count}/{len(names)} {name}: {text}", file=sys.stderr, flush=True)
             if count % self.every == 0 or count == len(names):
-                self.save()
+                save_records(self.options.out, self.header, self.records)
 
-    def save(self) -> None:
-        save_records(self.options.out, self.header, self.records)
+    def _is_wanted(self, name: str, key: str) -> bool:
+        if self.options.only:
+            return any(fnmatchcase(name, pattern) for pattern in self.options.only)
+        return key not in self.records or bool({self.records[key]["status"], "all"} & set(self.options.redo))
+
+    def put(self, section: str, text: str) -> None:
+        """Put the section into the page, and say so."""
+        replace_section(self.options.page, section, text)
+        print(f"Wrote {self.options.out} and refreshed {self.options.page}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import os
 import resource
@@ -25,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import runner
-from benchmarks.pages import DOCS, put_between
+from benchmarks.pages import DOCS, put_between, table
 
 TOKENS = 1024
 Row = dict[str, Any]
@@ -53,13 +52,6 @@ def sized(family: str, **sizes: Any) -> tuple[Any, Any]:
 
 
 # ---- helpers
-
-
-def cpu_seconds(function: Callable[[], object]) -> float:
-    gc.collect()
-    start = time.process_time()
-    function()
-    return time.process_time() - start
 
 
 def in_bfloat16(build: Callable[[], Any]) -> Any:
@@ -121,14 +113,9 @@ def ratios(rounds: int) -> list[Row]:
             "engine": lambda engine=engine, model=model, ids=ids: engine.run(lambda: model(input_ids=ids)),
             "full trace": lambda target=target, tracer=tracer: priced(tracer.trace(target)),
         }
-        first_trace = cpu_seconds(sides["full trace"])
-        samples: dict[str, list[float]] = {side: [] for side in sides}
-        for function in sides.values():
-            function()
-        for _ in range(rounds):
-            for side, function in sides.items():
-                samples[side].append(cpu_seconds(function))
-        median = {side: statistics.median(values) for side, values in samples.items()}
+        first_trace = runner.seconds_of(sides["full trace"])
+        runner.in_turns(sides, 1)  # warms up
+        median = {side: statistics.median(values) for side, values in runner.in_turns(sides, rounds).items()}
         graph = tracer.trace(target)
         rows.append(
             {
@@ -264,9 +251,8 @@ def markdown(rows: list[Row]) -> str:
             return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
         return f"{value:,}" if isinstance(value, int) else str(value)
 
-    lines = [" | ".join(rows[0]), " | ".join("---:" if not isinstance(v, str) else "---" for v in rows[0].values())]
-    lines += [" | ".join(map(cell, row.values())) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
+    sides = "".join("l" if isinstance(value, str) else "r" for value in rows[0].values())
+    return table(tuple(rows[0]), (list(map(cell, row.values())) for row in rows), sides, wide=True)
 
 
 def write_page(section: str, text: str) -> None:
@@ -285,10 +271,10 @@ def main() -> None:
         return
     for section in options.section or SECTIONS:
         title, measure = SECTIONS[section]
-        table = markdown(measure(options.rounds))
-        print(f"{title}\n\n{table}\n", flush=True)
+        text = markdown(measure(options.rounds))
+        print(f"{title}\n\n{text}\n", flush=True)
         if options.docs:
-            write_page(section, table)
+            write_page(section, text)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,17 @@ Reads the 72 records in tests/facts/serving, traces a decode step of each model 
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.pages import show_sections
+from benchmarks.pages import show_sections, table, write_data
+from benchmarks.runner import parser
 from benchmarks.startup_records import DEVELOPED_PART, MODELS, SET_ASIDE, StartUp, decode_step, start_ups
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.hardware import find_device
@@ -27,7 +26,6 @@ from llm_perf_opt.serving.engines import engine_of_version, total_bytes
 from llm_perf_opt.serving.fit import rank_memory, serving_fit
 from llm_perf_opt.serving.held_memory import engine_weights
 
-DOCS = Path(__file__).parents[1] / "docs"
 GIB = 2**30
 # The planner whose errors the newer records print: 95 % of 80 GiB, and constants by kind of model.
 _PLANNER_SHARE_GIB = 0.95 * 80
@@ -189,6 +187,7 @@ def _row(one: Judged) -> dict[str, Any]:
 
 TITLES = {DEVELOPED_PART: "developed on", SET_ASIDE: "set aside", "all": "**all**"}
 _SHOWN = 12
+_FORMS = {"cache": ".2%", "activation": ".1%"}
 
 
 def sections(data: Mapping[str, Any]) -> dict[str, str]:
@@ -197,18 +196,17 @@ def sections(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _errors(data: Mapping[str, Any]) -> str:
-    rows = [
-        f"| {TITLES[part]} | {one['models']} | {one['records']} | {one['cache']['median']:.2%} "
-        f"| {one['cache']['p90']:.2%} | {one['activation']['median']:.1%} | {one['activation']['p90']:.1%} |"
-        for part, one in data["parts"].items()
-    ]
-    head = "| records | models | number | KV cache: median | p90 | activation: median | p90 |"
+    rows = []
+    for part, one in data["parts"].items():
+        errors = (f"{one[what][rank]:{form}}" for what, form in _FORMS.items() for rank in ("median", "p90"))
+        rows.append((TITLES[part], one["models"], one["records"], *errors))
     twice = data["derivations"]
     said = (
         f"Two derivations of the measured cache, where both are possible ({twice['records']} records), differ by "
         f"{twice['median']:.2%} (median) and {twice['p90']:.2%} (p90)."
     )
-    return "\n".join((head, "|---|--:|--:|--:|--:|--:|--:|", *rows, "", said))
+    titles = ("records", "models", "number", "KV cache: median", "p90", "activation: median", "p90")
+    return f"{table(titles, rows)}\n\n{said}"
 
 
 def _largest(data: Mapping[str, Any]) -> str:
@@ -217,15 +215,12 @@ def _largest(data: Mapping[str, Any]) -> str:
     def worst(row: Mapping[str, Any]) -> float:
         return max(abs(row["cache_error"]), abs(row["activation_error"] or 0))
 
-    rows = [
-        f"| {row['model']} | {row['plan']} | {row['as']} | {TITLES[row['part']]} | {_both(row, 'cache')} "
-        f"| {_both(row, 'activation')} | {row['moment']} |"
-        for row in sorted(data["records"], key=worst, reverse=True)[:_SHOWN]
-    ]
-    head = (
-        "| model | plan | stored as | records | KV cache, ours and measured | activation, ours and measured | moment |"
-    )
-    return "\n".join((head, "|---|---|---|---|--:|--:|---|", *rows))
+    rows = []
+    for row in sorted(data["records"], key=worst, reverse=True)[:_SHOWN]:
+        names = (row["model"], row["plan"], row["as"], TITLES[row["part"]])
+        rows.append((*names, *(_both(row, what) for what in _FORMS), row["moment"]))
+    figures = (f"{what}, ours and measured" for what in ("KV cache", "activation"))
+    return table(("model", "plan", "stored as", "records", *figures, "moment"), rows, "llllrrl")
 
 
 def _both(row: Mapping[str, Any], what: str) -> str:
@@ -235,15 +230,14 @@ def _both(row: Mapping[str, Any], what: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true", help="write the page's sections and its data file")
-    parser.add_argument("--part", choices=(DEVELOPED_PART, SET_ASIDE), help="judge on these records alone")
-    options = parser.parse_args()
+    asked = parser(__doc__, docs="write the page's sections and its data file")
+    asked.add_argument("--part", choices=(DEVELOPED_PART, SET_ASIDE), help="judge on these records alone")
+    options = asked.parse_args()
     logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     data = memory_data([options.part] if options.part else [DEVELOPED_PART, SET_ASIDE])
-    show_sections(DOCS / "does-it-fit.md", sections(data), is_written=options.docs)
+    show_sections("does-it-fit", sections(data), is_written=options.docs)
     if options.docs:
-        (DOCS / "data" / "startup_memory.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_data("startup_memory", data)
 
 
 if __name__ == "__main__":

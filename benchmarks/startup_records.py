@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import llm_perf_opt
+from benchmarks.pages import FACTS
+from benchmarks.records import SERVING, records_of
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.workload import Deployment, Workload
@@ -16,8 +18,6 @@ from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.serving.working_memory import EncoderItem
 from llm_perf_opt.tracing.deployed_traces import deployed
-
-FACTS = Path(__file__).parents[1] / "tests" / "facts" / "serving"
 
 # The split, made before any figure of the part that is set aside was looked at. Developed on: the nine older records,
 # whose figures `docs/does-it-fit.md` had already; of the 63 newer ones the models that the page named, and the first
@@ -67,14 +67,8 @@ class StartUp:
 
 def start_ups() -> Iterator[StartUp]:
     """Every record of both files."""
-    older, newer = (
-        json.loads((FACTS / name).read_text(encoding="utf-8"))["records"]
-        for name in ("vllm_startup_memory.json", "vllm_startup_memory_more.json")
-    )
-    for record in older:
-        yield _older(record)
-    for record in newer:
-        yield _newer(record)
+    yield from map(_older, records_of(SERVING / "vllm_startup_memory.json"))
+    yield from map(_newer, records_of(SERVING / "vllm_startup_memory_more.json"))
 
 
 def _older(record: Mapping[str, Any]) -> StartUp:
@@ -126,7 +120,7 @@ def _newer(record: Mapping[str, Any]) -> StartUp:
 
 
 CATALOGUE = Path(llm_perf_opt.__file__).parent / "models" / "huggingface" / "catalogue"
-CONFIGS = Path(__file__).parents[1] / "tests" / "facts" / "deployment" / "configs"
+CONFIGS = FACTS / "deployment" / "configs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,18 +36,13 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 DEVICES = ("h100-sxm", "h200-sxm", "a100-sxm-80g", "l40s", "l4", "a10", "b200-sxm", "rtx-4090")
 WORKERS = 2
+timed = partial(runner.seconds_of, clock=time.perf_counter)
 
 
 def written(folder: Path, **document: Any) -> Path:
     path = folder / "study.yaml"
     path.write_text(json.dumps(document))
     return path
-
-
-def timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def cpu_s() -> float:

@@ -20,15 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import DOCS, FACTS, table, write_atomically
-from benchmarks.vllm_code import figures_of
-from llm_perf_opt.core.callgraph import read_callgraph
+from benchmarks.vllm_code import Case, figures_of
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.links import device_of, find_hardware
 from llm_perf_opt.core.output_files import scratch_folder, write_whole
 from llm_perf_opt.core.units import format_count
-from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.vllm.environment import VllmEnvironment, find
-from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob
 from llm_perf_opt.serving.vllm.process import VllmProcess
 
 FILE, PAGE = DOCS / "data" / "vllm_breadth.json", DOCS / "vllm-breadth.md"
@@ -144,7 +140,6 @@ class Breadth:
 
     def __init__(self, environment: VllmEnvironment) -> None:
         self._environment = environment
-        self._device = SeenDevice.of(device_of(find_hardware("h100-sxm")))
         self._process: VllmProcess | None = None
         self._facts = fact_configurations()
 
@@ -179,21 +174,18 @@ class Breadth:
     def _traced(self, folder: Path, scratch: Path) -> dict[str, Any]:
         if self._process is None:
             self._process = VllmProcess(self._environment).__enter__()
-        job = TraceJob(
-            model=str(folder), out=str(scratch), device=self._device, prompt_tokens=_PROMPT_TOKENS, dtype="bfloat16"
-        )
         guard = threading.Timer(_LONGEST_S, self._process._process.kill)
         guard.start()
         try:
-            answer = self._process.ask("trace", job, TraceAnswer)
+            case = Case(name=folder.name, folder=folder, batch=1, prompt_tokens=_PROMPT_TOKENS)
+            answer, graphs = case.traced(self._process, scratch)
         except PerfOptError as error:
             if "ended with code" in error.what:
                 self.close()
             raise
         finally:
             guard.cancel()
-        graphs = {Path(file).name.partition(".")[0]: read_callgraph(Path(file)) for file in answer.files}
-        figures = {phase: figures_of(graph) for phase, graph in graphs.items()}
+        figures = {graph.phase: figures_of(graph) for graph in graphs}
         first = next(iter(figures.values()))
         return {
             "parameters": first["parameters"],

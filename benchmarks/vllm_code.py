@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import FACTS
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.core.collectives import collective_of
@@ -28,7 +29,6 @@ from llm_perf_opt.serving.vllm.environment import find
 from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob
 from llm_perf_opt.serving.vllm.process import VllmProcess
 
-FACTS = Path(__file__).parents[1] / "tests" / "facts"
 FILE = FACTS / "vllm_code.json"
 
 

@@ -45,7 +45,8 @@ TURNS = (
 SAMPLES = 5  # landings that share the samples of all campaigns
 sys.path.insert(0, str(ROOT))
 
-from scripts.campaigns.rows import Row  # noqa: E402  found once the root is on the path
+from benchmarks.pages import put_between  # noqa: E402  found once the root is on the path
+from scripts.campaigns.rows import Row  # noqa: E402  likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,15 +166,6 @@ def _kind_of(line: str) -> str:
     return line.split("|")[2].partition(" (")[0].strip()
 
 
-def write_page(page: Path, text: str) -> None:
-    """Put the table between the markers of the page."""
-    before, start, rest = page.read_text("utf-8").partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise SystemExit(f"{page} has no markers {START} and {END}.")
-    page.write_text(f"{before}{START}\n{text}\n{END}{after}", "utf-8")
-
-
 def due_whole(number: int) -> set[str]:
     """The campaigns that the long gate of a landing runs whole; one that no turn names is in every turn."""
     named = {name for turn in TURNS for name in turn}
@@ -215,7 +207,7 @@ def run_kinds(options: argparse.Namespace) -> int:
     print(table({name: lines}))
     if options.write and found.cpu_seconds is not None and not options.quick:
         known = lines_on(options.write)
-        write_page(options.write, table({**known, name: with_kinds(known.get(name, []), lines)}))
+        put_between(options.write, START, END, table({**known, name: with_kinds(known.get(name, []), lines)}))
     return int(any(row.findings for row in found.rows))
 
 
@@ -257,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = run_all(chosen, sampled=sampled, seed=options.seed, jobs=options.jobs)
     print(table(lines_of(found)))
     if options.write:
-        write_page(options.write, table({**lines_on(options.write), **lines_of(found)}))
+        put_between(options.write, START, END, table({**lines_on(options.write), **lines_of(found)}))
     return int(any(row.findings for campaign in found.values() for row in campaign.rows))
 
 

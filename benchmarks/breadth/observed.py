@@ -12,7 +12,7 @@ import functools
 import random
 import re
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -130,67 +130,42 @@ EXAMPLES_KEPT = 3
 class Comparison:
     """Where a weightless run and a real run of the same model part.
 
-    The n-th call of a module is compared with the n-th call of the same module. `calls_unpaired` counts the calls
-    that only one of the runs made; `calls_differ` counts them and every call with a different shape or dtype.
+    The n-th call of a module is compared with the n-th call of the same module. `differences` has the path of each call
+    that only one of the runs made, or whose shapes or dtypes differ, and what that is.
     """
 
     calls_real: int
-    calls_weightless: int
-    calls_differ: int
-    calls_unpaired: int
-    calls_shape_differs: int
-    calls_dtype_differs: int
-    counts_equal: bool
+    differences: tuple[tuple[str, str], ...]
     sequence_equal: bool
     result_equal: bool
-    differing_paths: frozenset[str]
-    examples: tuple[str, ...]
 
     @property
     def exact(self) -> bool:
         """Equal in call counts, order, every input and output tensor of every call, and the final result."""
-        return self.sequence_equal and self.result_equal and not self.differing_paths
+        return self.sequence_equal and self.result_equal and not self.differences
+
+    @property
+    def examples(self) -> list[str]:
+        return [f"{path or '(model)'}: {text}" for path, text in self.differences[:EXAMPLES_KEPT]]
 
 
 def compare(real: Observation, weightless: Observation) -> Comparison:
     """Compare `weightless` with `real`, call by call."""
-    found: list[_Difference] = []
-    for path, first, second in _pairs(real, weightless):
-        if (difference := _difference(path, first, second)) is not None:
-            found.append(difference)
+    found = [(path, text) for path, *calls in _pairs(real, weightless) if (text := _difference(*calls)) is not None]
     return Comparison(
         calls_real=len(real.calls),
-        calls_weightless=len(weightless.calls),
-        calls_differ=len(found),
-        calls_unpaired=sum(each.unpaired for each in found),
-        calls_shape_differs=sum(each.shape for each in found),
-        calls_dtype_differs=sum(each.dtype for each in found),
-        counts_equal=Counter(real.paths) == Counter(weightless.paths),
+        differences=tuple(found),
         sequence_equal=real.paths == weightless.paths,
         result_equal=real.result == weightless.result,
-        differing_paths=frozenset(each.path for each in found),
-        examples=tuple(f"{each.path or '(model)'}: {each.text}" for each in found[:EXAMPLES_KEPT]),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Difference:
-    path: str
-    text: str
-    unpaired: bool = False
-    shape: bool = False
-    dtype: bool = False
-
-
-def _difference(path: str, real: ObservedCall | None, weightless: ObservedCall | None) -> _Difference | None:
+def _difference(real: ObservedCall | None, weightless: ObservedCall | None) -> str | None:
     if real is None or weightless is None:
-        where = "real" if weightless is None else "weightless"
-        return _Difference(path=path, text=f"a call only in the {where} run", unpaired=True)
-    dtype, shape = (_parts(real, part) != _parts(weightless, part) for part in (0, 1))
-    if not (shape or dtype):
-        return None
-    text = f"real {_signature(real)}, weightless {_signature(weightless)}"
-    return _Difference(path=path, text=text, shape=shape, dtype=dtype)
+        return f"a call only in the {'real' if weightless is None else 'weightless'} run"
+    ours, theirs = _signature(weightless), _signature(real)
+    is_equal = (real.inputs, real.outputs or ()) == (weightless.inputs, weightless.outputs or ())
+    return None if is_equal else f"real {theirs}, weightless {ours}"
 
 
 def _pairs(
@@ -205,11 +180,6 @@ def _pairs(
     for path, left in waiting.items():
         for call in reversed(left):
             yield path, None, call
-
-
-def _parts(call: ObservedCall, part: int) -> list[list[object]]:
-    """The dtypes (0) or shapes (1) of what went in and came out."""
-    return [[spec[part] for spec in side] for side in (call.inputs, call.outputs or ())]
 
 
 def _signature(call: ObservedCall) -> str:
@@ -251,7 +221,6 @@ class RoutingRecorder(TorchDispatchMode):
 
 Build = Callable[[], torch.nn.Module]
 Inputs = Mapping[str, Any]
-TRACEBACK_CHARACTERS = 1500
 WEIGHT_SCALES = (1, 10, 30)  # of further real runs, which show whether values change what is called
 
 
@@ -321,7 +290,7 @@ def tiny_record(prepare: Callable[[], tuple[Build, Inputs]]) -> Record:
 
 def _explained(build: Build, inputs: Inputs, real: RealRun, held: Comparison) -> Record:
     """Find out whether routing, or weights at all, account for a difference."""
-    record = _held("differs", held) | {"examples": list(held.examples)}
+    record = _held("differs", held) | {"examples": held.examples}
     if real.routing:
         try:
             replayed = compare(real.seen, run_weightless(build, inputs, replay=real.routing))
@@ -330,7 +299,7 @@ def _explained(build: Build, inputs: Inputs, real: RealRun, held: Comparison) ->
         else:
             if replayed.exact:
                 return record | {"status": "replayed"}
-            record |= {"replay": list(replayed.examples)}
+            record |= {"replay": replayed.examples}
     return record | {"evidence": _evidence(build, inputs, real)}
 
 
@@ -341,27 +310,22 @@ def _evidence(build: Build, inputs: Inputs, real: RealRun) -> str:
             other = run_real(build, inputs, seed=1, scale=scale)
         except Exception as error:  # noqa: BLE001 - what other weights lead the model into is the evidence itself
             return f"a real run with weights {scale} times as large ends with {_message(error)}"
-        if differing := compare(real.seen, other.seen).calls_differ:
-            return f"a real run with other weights differs in {differing} calls"
+        if differing := compare(real.seen, other.seen).differences:
+            return f"a real run with other weights differs in {len(differing)} calls"
     return ""
 
 
 def _held(status: str, held: Comparison) -> Record:
-    return {"status": status, "calls": held.calls_real, "calls_differ": held.calls_differ}
+    return {"status": status, "calls": held.calls_real, "calls_differ": len(held.differences)}
 
 
 def _failure(status: str, error: Exception) -> Record:
-    tail = _without_place("".join(traceback.format_exception(error)))[-TRACEBACK_CHARACTERS:]
-    return {"status": status, "message": _message(error), "traceback": tail if status == "failed" else ""}
+    return {"status": status, "message": _message(error), "traceback": "".join(traceback.format_exception(error))}
 
 
 def _message(error: Exception) -> str:
-    return _without_place(f"{type(error).__name__}: {error}")[:300]
-
-
-def _without_place(text: str) -> str:
-    """Where the libraries are installed is nobody's business but the machine's."""
-    return re.sub(r"/[^\s'\"]+/site-packages/", "", text)
+    """Without the place where libraries are installed, which is nobody's business but the machine's."""
+    return re.sub(r"/[^\s'\"]+/site-packages/", "", f"{type(error).__name__}: {error}")[:300]
 
 
 def _seed(seed: int) -> None:

@@ -1,4 +1,10 @@
-"""Parallel plans of model types: what transformers accepts on meta tensors, and the same plans as weightless traces.
+"""Every model type that carries a parallel plan, at its default sizes: what transformers accepts, and what we trace.
+
+    python -m benchmarks.breadth.parallel
+
+Two jobs for each model type, each in a forked child under a cap of time and memory: transformers' own distribution on
+meta tensors, then weightless traces of the same plans. The data file is written as the sweep goes, and a second run
+continues it: `--sides weightless --redo all` repeats one side, `--only NAME` runs some and prints their records.
 
 transformers builds and shards as `from_pretrained` does it, in torch's fake process group. Then one forward runs on
 meta tensors. Where that needs values, which meta tensors do not have, sharding alone is the acceptance, and the record
@@ -25,8 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.breadth.full_size import full_size_config
-from benchmarks.parallel_breadth import PLANS as NAMES
-from benchmarks.runner import Record, resident_bytes
+from benchmarks.pages import wide_table, write_atomically
+from benchmarks.runner import Record, Sweep, in_short, quieten, resident_bytes, sweeper
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.collectives import collective_of
 from llm_perf_opt.core.errors import PerfOptError
@@ -34,7 +40,7 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
-from llm_perf_opt.models.huggingface.folder import class_names, load_class
+from llm_perf_opt.models.huggingface.folder import class_names, load_class, model_types
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from llm_perf_opt.models.huggingface.parallel import uneven_heads
 
@@ -144,11 +150,14 @@ def distributed_model(build: Callable[[], Any], sizes: Mapping[str, int]) -> Any
 
 
 MESSAGE_LENGTH = 300
-_ON_RANKS = (
-    ParallelPlan(tp=2, rank=0), ParallelPlan(tp=8, rank=0), ParallelPlan(tp=8, ep=8, rank=0),
-    ParallelPlan(fsdp=8, ep=8, rank=0), ParallelPlan(pp=2, rank=0), ParallelPlan(pp=2, rank=1),
-)  # fmt: skip
-PLANS = dict(zip(NAMES, _ON_RANKS, strict=True))
+PLANS = {
+    "tp2": ParallelPlan(tp=2, rank=0),
+    "tp8": ParallelPlan(tp=8, rank=0),
+    "tp8 ep8": ParallelPlan(tp=8, ep=8, rank=0),
+    "fsdp8 ep8": ParallelPlan(fsdp=8, ep=8, rank=0),
+    "pp2 first": ParallelPlan(pp=2, rank=0),
+    "pp2 last": ParallelPlan(pp=2, rank=1),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,3 +327,242 @@ def _collectives(graph: CallGraph) -> dict[str, int]:
         if (found := collective_of(kind)) is not None:
             counts[f"{kind.name} {found.payload_bytes}"] += 1
     return dict(sorted(counts.items()))
+
+
+# ---- the page
+
+SIDES = ("real", "weightless")
+Records = Mapping[str, Mapping[str, Any]]
+
+ACCEPTED = ("runs", "sharded")
+INTRODUCTION = """
+# Model types under a parallel plan
+
+Which models of transformers can be spread over ranks, by the plan that each of them carries, and what of that runs here
+without weights, without a GPU and without the other ranks. `benchmarks/breadth/parallel.py` takes every model type that
+the installed transformers has a model class for, at its default sizes, and asks twice:
+
+- **transformers itself**: its own distribution code on meta tensors in torch's fake process group, then one forward on
+  meta tensors. *Runs*: sharded, and the forward ran. *Shards*: sharded, and the forward stops where it needs values,
+  which meta tensors do not have: row counts of experts, the shape of logits that a later stage sends, parameters that
+  fully sharded modules gather. *Refuses*: one of the two raised, and the cause is below.
+- **a weightless trace** of the same plan, one rank, prefill and one decode step.
+
+Rank 0 is traced; of two pipeline stages both are.
+
+```sh
+python -m benchmarks.breadth.parallel
+```
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One plan of one model type, from both sides; `ours` is None where it was not tried yet."""
+
+    model_type: str
+    plan: str
+    real: Mapping[str, Any]
+    ours: Mapping[str, Any] | None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether transformers takes the plan."""
+        return self.real["status"] in ACCEPTED
+
+    @property
+    def we_run(self) -> bool:
+        """Whether the weightless trace ran."""
+        return self.ours is not None and self.ours["status"] == "runs"
+
+    def is_same(self, figure: str) -> bool:
+        return self.ours is not None and bool(self.real[figure] == self.ours[figure])
+
+
+def page(header: Mapping[str, Any], records: Records) -> str:
+    """The whole page as Markdown."""
+    pairs = list(_pairs(records))
+    parts = (
+        INTRODUCTION.strip(),
+        _verdict(header, records, pairs),
+        _by_plan(pairs),
+        _refusals(pairs),
+        _missing(pairs),
+        _beyond(pairs),
+        _unequal(pairs),
+        _failed(records),
+        _every_type(records, pairs),
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _pairs(records: Records) -> Iterator[Pair]:
+    for key, record in sorted(records.items()):
+        model_type, _, side = key.rpartition(" ")
+        if side != "real":
+            continue
+        ours = records.get(f"{model_type} weightless", {})
+        for plan, real in record.get("plans", {}).items():
+            mine = ours.get("plans", {}).get(plan)
+            if mine is None and "status" in ours:
+                mine = {"status": ours["status"], "message": ours.get("message", ""), "cause": ours.get("message", "")}
+            yield Pair(model_type=model_type, plan=plan, real=real, ours=mine)
+
+
+def _verdict(header: Mapping[str, Any], records: Records, pairs: Sequence[Pair]) -> str:
+    types = {pair.model_type for pair in pairs}
+    rules = [record["rules"] for key, record in records.items() if key.endswith(" real") and "rules" in record]
+    having = {axis: sum(bool(found[axis]) for found in rules) for axis in ("tp", "ep", "pp")}
+    accepted = [pair for pair in pairs if pair.accepted]
+    traced = [pair for pair in accepted if pair.ours is not None]
+    run = sum(pair.we_run for pair in traced)
+    share = f"{run / len(traced):.1%}" if traced else "none"
+    untried = "" if len(traced) == len(accepted) else f" The other {len(accepted) - len(traced)} were not traced yet."
+    return (
+        f"With transformers {header['transformers']} and torch {header['torch']}, {len(rules)} of "
+        f"{header['model_types']} model types examined: {len(types)} carry a plan, their own or that of a part "
+        f"({having['tp']} for tensor, {having['ep']} for expert, {having['pp']} for pipeline parallelism). "
+        f"transformers accepts {len(accepted)} of {len(pairs)} plans; "
+        f"of these {len(traced)} were traced and **{run} run here, {share}**.{untried}"
+    )
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[object]], heading: str = "") -> str:
+    """Under a heading where there is one, and then only where there are rows."""
+    lines = [[str(one).replace("|", "\\|") for one in row] for row in rows]
+    return heading + wide_table(titles, lines) if lines or not heading else ""
+
+
+def _by_plan(pairs: Sequence[Pair]) -> str:
+    rows = []
+    for plan in PLANS:
+        tried = [pair for pair in pairs if pair.plan == plan]
+        status = Counter(pair.real["status"] for pair in tried)
+        accepted = [pair for pair in tried if pair.accepted and pair.ours is not None]
+        both = [pair for pair in accepted if pair.we_run]
+        counted = [pair for pair in both if "collectives" in pair.real]
+        weights = sum(pair.is_same("weight_bytes") for pair in both)
+        collectives = sum(pair.is_same("collectives") for pair in counted)
+        shares = ((len(both), accepted), (weights, both), (collectives, counted))
+        said = (status[word] for word in ("runs", "sharded", "refused"))
+        rows.append((plan, len(tried), *said, *(f"{some} of {len(of)}" for some, of in shares)))
+    titles = ("plan", "types", "runs", "shards", "refuses", "we run", "same weight bytes", "same collectives")
+    return _table(titles, rows)
+
+
+def _refusals(pairs: Sequence[Pair]) -> str:
+    causes: dict[str, list[str]] = {}
+    for pair in pairs:
+        if pair.real["status"] == "refused":
+            causes.setdefault(_code(pair.real["cause"]), []).append(f"{pair.model_type} ({pair.plan})")
+    rows = [(len(who), cause, ", ".join(who)) for cause, who in sorted(causes.items(), key=lambda item: -len(item[1]))]
+    return _table(("plans", "cause", "model types"), rows, "## What transformers refuses\n\n")
+
+
+def _code(message: str) -> str:
+    """A message of a library as code, a cause in words as it is."""
+    return f"`{message[:160]}`" if "Error" in message else message
+
+
+def _missing(pairs: Sequence[Pair]) -> str:
+    rows = [
+        (pair.model_type, pair.plan, pair.real["status"], _code(pair.ours.get("cause") or pair.ours["message"]))
+        for pair in pairs
+        if pair.accepted and not pair.we_run and pair.ours is not None
+    ]
+    titles = ("model type", "plan", "transformers", "why not here")
+    return _table(titles, rows, "## Accepted by transformers, not run here\n\n")
+
+
+def _beyond(pairs: Sequence[Pair]) -> str:
+    rows = [
+        (pair.model_type, pair.plan, _code(pair.real["cause"])) for pair in pairs if not pair.accepted and pair.we_run
+    ]
+    return _table(("model type", "plan", "what transformers says"), rows, "## Refused on meta tensors, run here\n\n")
+
+
+def _unequal(pairs: Sequence[Pair]) -> str:
+    rows = [
+        (pair.model_type, pair.plan, *_difference(pair))
+        for pair in pairs
+        if pair.accepted
+        and pair.we_run
+        and not (pair.is_same("weight_bytes") and ("collectives" not in pair.real or pair.is_same("collectives")))
+    ]
+    titles = ("model type", "plan", "weight bytes, ours / theirs", "collectives only in ours", "only in theirs")
+    return _table(titles, rows, "## Different figures\n\n")
+
+
+def _difference(pair: Pair) -> tuple[str, str, str]:
+    assert pair.ours is not None
+    mine, its = Counter(pair.ours["collectives"]), Counter(pair.real.get("collectives", pair.ours["collectives"]))
+    weights = " / ".join(f"{one['weight_bytes']:,}" for one in (pair.ours, pair.real))
+    return "same" if pair.is_same("weight_bytes") else weights, _counted(mine - its), _counted(its - mine)
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} x {name} B" for name, count in counts.items())
+
+
+def _failed(records: Records) -> str:
+    failed = [(key, record) for key, record in sorted(records.items()) if record["status"] != "ok"]
+    rows = [(*key.rsplit(" ", 1), _code(record.get("message", ""))) for key, record in failed]
+    return _table(("model type", "side", "why"), rows, "## Not examined\n\n")
+
+
+def _every_type(records: Records, pairs: Sequence[Pair]) -> str:
+    by_type: dict[str, dict[str, Pair]] = {}
+    for pair in pairs:
+        by_type.setdefault(pair.model_type, {})[pair.plan] = pair
+    rows = [
+        (name, records[f"{name} real"]["class"], *(_mark(found.get(plan)) for plan in PLANS))
+        for name, found in sorted(by_type.items())
+    ]
+    text = "## Every model type\n\ntransformers / here; an empty cell: the model has no rules for it.\n\n"
+    return _table(("model type", "class", *PLANS), rows, text)
+
+
+def _mark(pair: Pair | None) -> str:
+    if pair is None:
+        return ""
+    words = {"runs": "runs", "sharded": "shards", "refused": "refuses"}
+    mine = "not tried" if pair.ours is None else words.get(pair.ours["status"], pair.ours["status"])
+    return f"{words[pair.real['status']]} / {mine}"
+
+
+def main() -> None:
+    """Sweep, write the data, refresh the page."""
+    parser = sweeper(__doc__, "parallel_breadth", "parallel-models.md", seconds=120)
+    parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES))
+    options = parser.parse_args()
+    sweep = Sweep(options, {**quieten(), "model_types": len(model_types())}, every=5)
+    run_real("llama")  # what every child would otherwise import for itself
+    if "real" in options.sides:
+        names = sorted(model_types(), key=lambda name: (not _names_a_plan(name), name))
+        sweep.run(names, run_real, _plans_in_short, " real")
+    if "weightless" in options.sides:
+        known = {key.removesuffix(" real"): one for key, one in sweep.records.items() if key.endswith(" real")}
+        rules = {name: record["rules"] for name, record in known.items() if "rules" in record}
+        sweep.run(sorted(rules), lambda name: run_weightless(name, rules[name]), _plans_in_short, " weightless")
+    write_atomically(options.page, page(sweep.header, sweep.records))
+    print(f"Wrote {options.out} and {options.page}")
+
+
+def _names_a_plan(model_type: str) -> bool:
+    """Whether the configuration class itself has a plan: those come first, since others mostly have none."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        return False
+    config = CONFIG_MAPPING[model_type]
+    return any(getattr(config, f"base_model_{axis}_plan", None) for axis in ("tp", "ep", "pp"))
+
+
+def _plans_in_short(record: Record) -> str:
+    plans = record.get("plans", {})
+    said = ", ".join(f"{name} {outcome['status']}" for name, outcome in plans.items()) or "no plan"
+    return said if record["status"] == "ok" else in_short(record)
+
+
+if __name__ == "__main__":
+    main()

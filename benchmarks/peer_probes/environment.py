@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -40,7 +40,8 @@ def measured(python: Path, peer: str, question: str, environment: Mapping[str, s
         out, stderr = Path(folder) / "answer.json", Path(folder) / "stderr"
         started = time.perf_counter()
         with stderr.open("wb") as errors:
-            child = _started(python, ("one", peer, str(out), question), environment, errors)
+            command = [str(python), "-m", "benchmarks.peer_probes", peer, str(out), question]
+            child = subprocess.Popen(command, env=dict(environment), stdout=subprocess.DEVNULL, stderr=errors)
             watch = threading.Timer(TIME_LIMIT_S, child.kill)
             watch.start()
             _, status, used = os.wait4(child.pid, 0)
@@ -52,27 +53,6 @@ def measured(python: Path, peer: str, question: str, environment: Mapping[str, s
             "peak_bytes": used.ru_maxrss * 1024,
         }
         return told(question, out, stderr.read_text(errors="replace"), child.returncode) | spent
-
-
-def batched(python: Path, peer: str, questions: Sequence[str], environment: Mapping[str, str]) -> list[Row]:
-    """Small questions, of which only the answers matter."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "answer.json"
-        child = _started(python, ("each", peer, str(out), *questions), environment, subprocess.PIPE)
-        _, errors = child.communicate(timeout=TIME_LIMIT_S)
-        rows = []
-        for number, question in enumerate(questions):
-            file, stderr = Path(f"{out}.{number}"), Path(f"{out}.{number}.stderr")
-            text = stderr.read_text(errors="replace") if stderr.exists() else errors.decode(errors="replace")
-            rows.append(told(question, file, text, child.returncode))
-        return rows
-
-
-def _started(
-    python: Path, words: Sequence[str], environment: Mapping[str, str], errors: Any
-) -> subprocess.Popen[bytes]:
-    command = [str(python), "-m", "benchmarks.peer_probes", *words]
-    return subprocess.Popen(command, env=dict(environment), stdout=subprocess.DEVNULL, stderr=errors)
 
 
 def told(question: str, out: Path, stderr: str, code: int) -> Row:

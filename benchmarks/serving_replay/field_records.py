@@ -233,13 +233,34 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTimes:
-    """Seconds of each request, in order of arrival; `queued` until it is part of a step."""
+class Served:
+    """Times of requests, in order of arrival; seconds."""
 
-    queued: list[float]
-    ttft: list[float]
-    tpot: list[float]
-    e2e: list[float]
+    arrival: Sequence[float]
+    scheduled: Sequence[float]
+    first: Sequence[float]
+    last: Sequence[float]
+    outputs: Sequence[int]
+
+    @property
+    def ttft(self) -> list[float]:
+        return [first - came for first, came in zip(self.first, self.arrival, strict=True)]
+
+    @property
+    def queued(self) -> list[float]:
+        return [begun - came for begun, came in zip(self.scheduled, self.arrival, strict=True)]
+
+    @property
+    def e2e(self) -> list[float]:
+        return [last - came for last, came in zip(self.last, self.arrival, strict=True)]
+
+    @property
+    def tpot(self) -> list[float]:
+        return [
+            (last - first) / (tokens - 1)
+            for last, first, tokens in zip(self.last, self.first, self.outputs, strict=True)
+            if tokens > 1
+        ]
 
 
 class Schedules:
@@ -284,20 +305,17 @@ def schedule_of(done: Replayed) -> Schedule:
     )
 
 
-def times_of(schedule: Schedule, table: StepTable, groups: int = 1) -> RequestTimes:
+def times_of(schedule: Schedule, table: StepTable, groups: int = 1) -> Served:
     """How long its requests take where steps take as long as the table says.
 
     Of `groups` of ranks that step together, the schedule is that of one and the table that of all: they do the same.
     """
     time = JumpingTime(table, 1.0)
     ends = [0.0, *accumulate(time.seconds(_of_all(batch, groups)) for batch in schedule.batches)]
-    rows = list(zip(schedule.came, schedule.first, schedule.last, schedule.output_tokens, strict=True))
-    return RequestTimes(
-        queued=[ends[begun] - ends[came] for came, begun in zip(schedule.came, schedule.scheduled, strict=True)],
-        ttft=[ends[first] - ends[came] for came, first, _, _ in rows],
-        tpot=[(ends[last] - ends[first]) / (tokens - 1) for _, first, last, tokens in rows],
-        e2e=[ends[last] - ends[came] for came, _, last, _ in rows],
+    arrival, scheduled, first, last = (
+        [ends[at] for at in steps] for steps in (schedule.came, schedule.scheduled, schedule.first, schedule.last)
     )
+    return Served(arrival=arrival, scheduled=scheduled, first=first, last=last, outputs=schedule.output_tokens)
 
 
 def _of_all(batch: RankStep, groups: int) -> RankStep:

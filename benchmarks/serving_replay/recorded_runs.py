@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.pages import facts
 from benchmarks.records import CONFIGS, SERVING, read_nim, records_of
-from benchmarks.serving_replay.field_records import ROUNDS, cache_blocks, load_of, replay_once
+from benchmarks.serving_replay.field_records import ROUNDS, Served, cache_blocks, load_of, replay_once
 from benchmarks.serving_times.estimates import traced_blocks
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -36,37 +36,6 @@ _RUNS = {  # file -> model of the configurations, device, plan
     "rtxpro6000-qwen3-32b-tp2": ("qwen3-32b", "rtx-pro-6000-bw-server", ParallelPlan(tp=2)),
     "rtxpro6000-qwen3-30b-a3b-dp2-ep": ("qwen3-30b-a3b", "rtx-pro-6000-bw-server", ParallelPlan(attention_dp=2, ep=2)),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Times of requests, in order of arrival; seconds."""
-
-    arrival: Sequence[float]
-    scheduled: Sequence[float]
-    first: Sequence[float]
-    last: Sequence[float]
-    outputs: Sequence[int]
-
-    @property
-    def ttft(self) -> list[float]:
-        return [first - came for first, came in zip(self.first, self.arrival, strict=True)]
-
-    @property
-    def queued(self) -> list[float]:
-        return [begun - came for begun, came in zip(self.scheduled, self.arrival, strict=True)]
-
-    @property
-    def e2e(self) -> list[float]:
-        return [last - came for last, came in zip(self.last, self.arrival, strict=True)]
-
-    @property
-    def tpot(self) -> list[float]:
-        return [
-            (last - first) / (tokens - 1)
-            for last, first, tokens in zip(self.last, self.first, self.outputs, strict=True)
-            if tokens > 1
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from benchmarks.bounds.evaluation import decode_graph
-from benchmarks.plans.ordering import WAITED
 from benchmarks.records import MeasuredRun, read_silicon
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, engine_blocks
@@ -18,6 +17,7 @@ from llm_perf_opt.timing.step.request_time import RequestLoad, time_per_token
 from llm_perf_opt.timing.step.step_table import StepTable
 from llm_perf_opt.timing.step.step_tables import step_table
 
+WAITED = 0.4  # of a request: such a server is full, and its times say how long the queue was
 FROZEN_DEVICES = frozenset({"b300-sxm", "gb300"})
 FROZEN_MODELS = frozenset({"kimi-k2.5", "glm-5", "qwen3.5-397b-a17b"})
 INFERENCEX_LENGTHS = frozenset({921, 7372})  # nominal 1,024 and 8,192, drawn from a range

@@ -12,13 +12,13 @@ import json
 import os
 import resource
 import signal
-import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,13 +41,17 @@ PATIENCE_S = 120.0  # then it was not bounded
 QUICK_REQUESTS = 4
 _PEAK = "VmHWM:"
 _BIG = 10**9
-_MODELS = {"tiny": {}, "deep": {"num_hidden_layers": 10**6}, "wide": {"hidden_size": 10**12}}
+OPS, SECONDS, MEMORY = "--max-ops", "--max-seconds", "--max-memory"
+_MODELS = {
+    "tiny": {},
+    "layers": {"num_hidden_layers": 10**6},
+    "hidden": {"hidden_size": 10**12, "intermediate_size": 10**13},
+}
 _RUSH = 'rate = "1000000000/s"\nprompt = 9\noutput = 9\nfor = "9d"\n'
-_SIZES = {
-    "decode steps": f"--decode-steps {_BIG}",
-    "prompt tokens": f"--prompt-tokens {_BIG}",
-    "batch": f"--batch {_BIG}",
-    "all of them": f"--batch {_BIG} --prompt-tokens {_BIG} --decode-steps {_BIG}",
+_SIZES = {  # the numbers that each verb takes, and the limit that ends them
+    "10^9 decode steps": (f"--decode-steps {_BIG}", OPS),
+    "10^9 prompt tokens": (f"--prompt-tokens {_BIG}", MEMORY),
+    "a batch of 10^9": (f"--batch {_BIG}", MEMORY),
 }
 _VERBS = {
     "trace": "trace {}",
@@ -55,7 +59,7 @@ _VERBS = {
     "report": "report {}",
     "predict": "predict {} --device h100-sxm",
     "export": "export {} --part model --check export",
-    "hooks": "trace {} --tracer hooks",
+    "trace, hooks": "trace {} --tracer hooks",
 }
 _OTHERS = {
     "a long context for a large batch": "trace tiny --batch 64 --prompt-tokens 1024000",
@@ -88,13 +92,18 @@ _OTHERS = {
 
 
 def requests() -> dict[str, str]:
-    found = {
-        f"10^9 {what}, {verb}": f"{words.format('tiny')} {options}"
-        for verb, words in _VERBS.items()
-        for what, options in _SIZES.items()
-    }
-    found |= {f"{model}, {verb}": words.format(model) for verb, words in _VERBS.items() for model in ("deep", "wide")}
+    sizes = {name: options for name, (options, _) in _SIZES.items()}
+    sizes["all of them"] = " ".join(sizes.values())
+    found = {f"{name}, {verb}": f"{_VERBS[verb].format('tiny')} {sizes[name]}" for verb in _VERBS for name in sizes}
+    found |= {f"{model}, {verb}": _VERBS[verb].format(model) for verb in _VERBS for model in ("layers", "hidden")}
     return {**found, **_OTHERS}
+
+
+def write_models(folder: Path) -> None:
+    """A tiny model, one with absurdly many layers, and an absurdly wide one."""
+    for name, fields in _MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({**CONFIG, **fields}), "utf-8")
 
 
 def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
@@ -102,13 +111,11 @@ def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
     chosen = list(requests().items())[:: len(requests()) // QUICK_REQUESTS] if quick else list(requests().items())
     with tempfile.TemporaryDirectory() as name:
         place = Path(name).resolve()
-        for model, fields in _MODELS.items():
-            (place / model).mkdir()
-            (place / model / "config.json").write_text(json.dumps({**CONFIG, **fields}), "utf-8")
+        write_models(place)
         (place / "rush.toml").write_text(_RUSH, "utf-8")
         with quiet():
             run_here("trace tiny --prompt-tokens 4", place)
-        tried = {name: _tried(words, place) for name, words in chosen}
+        tried = {name: in_child(partial(_asked, words, place)) for name, words in chosen}
     findings = [f"{name}: {found}" for name, one in tried.items() for found in one["findings"]]
     slowest, largest = (max(tried, key=lambda name: tried[name][field]) for field in ("seconds", "above_bytes"))
     what = (
@@ -119,8 +126,8 @@ def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
     return [Row(what, len(chosen), findings)]
 
 
-def in_child(work: Callable[[], object]) -> Any:
-    """What `work` gives in a fork of this process, by way of JSON; an error where it takes too long or says nothing."""
+def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `work` finds in a fork of this process, by way of JSON; that it takes too long or says nothing is found."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -135,21 +142,13 @@ def in_child(work: Callable[[], object]) -> Any:
             if time.monotonic() - began > PATIENCE_S:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                raise TimeoutError
+                return {**_NOTHING, "findings": [f"nothing stopped it within {PATIENCE_S:.0f} s"]}
             time.sleep(0.02)
-        if not (text := answer.read()):
-            raise ChildProcessError("the process ended without a word")
-        return json.loads(text)
+        text = answer.read()
+        return dict(json.loads(text)) if text else {**_NOTHING, "findings": ["the process ended without a word"]}
 
 
-def _tried(words: str, place: Path) -> dict[str, Any]:
-    """What one request took, in a child, and what went wrong with it."""
-    try:
-        return dict(in_child(lambda: _asked(words, place)))
-    except TimeoutError:
-        return {"findings": [f"not over after {PATIENCE_S:.0f} s"], "seconds": PATIENCE_S, "above_bytes": 0}
-    except ChildProcessError as error:
-        return {"findings": [str(error)], "seconds": 0.0, "above_bytes": 0}
+_NOTHING = {"seconds": 0.0, "above_bytes": 0}
 
 
 def _asked(words: str, place: Path) -> dict[str, Any]:
@@ -180,8 +179,6 @@ def _peak_bytes() -> int:
 
 MEMORY_BYTES = 6 << 30  # that a child may take, whatever else is there
 _GIB = 1 << 30
-_BILLION = 10**9
-OPS, SECONDS, MEMORY = "--max-ops", "--max-seconds", "--max-memory"
 TRACERS = ("weightless", "hooks")
 ROW = "absurd numbers, Python", "absurd numbers, each verb", "endless code, Python", "endless code, each verb"
 
@@ -245,25 +242,17 @@ def cases(folder: Path) -> Iterator[Case]:
     yield from _code_by_verb(folder)
 
 
-def _config(folder: Path, name: str, **fields: Any) -> str:
-    place = folder / name
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps({**CONFIG, **fields}), "utf-8")
-    return str(place)
-
-
 def _numbers(folder: Path) -> Iterator[Case]:
-    tiny = _config(folder, "tiny")
-    layers = _config(folder, "layers", num_hidden_layers=10**6)
-    hidden = _config(folder, "hidden", hidden_size=10**12, intermediate_size=10**13)
+    write_models(folder)
+    tiny, layers, hidden = (str(folder / name) for name in _MODELS)
     absurd: dict[str, tuple[str, dict[str, Any], str | None]] = {
         "10^6 layers": (layers, {}, OPS),
-        "10^9 decode steps": (tiny, {"decode_steps": _BILLION}, OPS),
-        "10^9 prompt tokens": (tiny, {"prompt_tokens": _BILLION}, MEMORY),
-        "a batch of 10^9": (tiny, {"batch": _BILLION}, MEMORY),
+        "10^9 decode steps": (tiny, {"decode_steps": _BIG}, OPS),
+        "10^9 prompt tokens": (tiny, {"prompt_tokens": _BIG}, MEMORY),
+        "a batch of 10^9": (tiny, {"batch": _BIG}, MEMORY),
         "hidden size 10^12": (hidden, {}, None),
         "99x99 crops": ("deepseek-ocr", {"crops": (99, 99)}, MEMORY),
-        "10^9 decode steps of DeepSeek-OCR": ("deepseek-ocr", {"decode_steps": _BILLION}, OPS),
+        "10^9 decode steps of DeepSeek-OCR": ("deepseek-ocr", {"decode_steps": _BIG}, OPS),
         "10^12 prompt tokens of DeepSeek-OCR": ("deepseek-ocr", {"prompt_tokens": 10**12}, MEMORY),
     }
     for tracer in TRACERS:
@@ -274,22 +263,9 @@ def _numbers(folder: Path) -> Iterator[Case]:
 def _numbers_by_verb(folder: Path) -> Iterator[Case]:
     """The numbers that each verb takes, as its user gives them."""
     tiny, layers = str(folder / "tiny"), str(folder / "layers")
-    asked = {
-        "10^9 decode steps": ("--decode-steps 1000000000", OPS),
-        "10^9 prompt tokens": ("--prompt-tokens 1000000000", MEMORY),
-        "a batch of 10^9": ("--batch 1000000000", MEMORY),
-    }
-    verbs = {
-        "trace": "trace {}",
-        "trace, hooks": "trace {} --tracer hooks",
-        "cost": "cost {}",
-        "report": "report {}",
-        "predict": "predict {} --device h100-sxm",
-        "export": "export {} --part model --check export",
-    }
-    for verb, words in verbs.items():
+    for verb, words in _VERBS.items():
         yield Case(ROW[1], f"10^6 layers, {verb}", _command(words.format(layers)), OPS)
-        for name, (options, option) in asked.items():
+        for name, (options, option) in _SIZES.items():
             yield Case(ROW[1], f"{name}, {verb}", _command(f"{words.format(tiny)} {options}"), option)
     others = {
         "99x99 crops, trace": ("trace deepseek-ocr --crops 99x99", MEMORY),
@@ -338,8 +314,7 @@ def _code() -> Iterator[Case]:
 
 def _code_by_verb(folder: Path) -> Iterator[Case]:
     """Folders with code. A real run looks for inputs without weights first: code that ends there goes on for real."""
-    verbs = {"trace": "trace {}", "cost": "cost {}", "report": "report {}", "predict": "predict {} --device h100-sxm"}
-    verbs["export"] = "export {} --part inner --check export"
+    verbs = {verb: words.replace("--part model", "--part inner") for verb, words in _VERBS.items() if "," not in verb}
     for way in (*RUNNING, *BUILDING):
         option = OPS if way in BUILDING else _ENDS[way][0]
         place = write_folder(folder / "code" / way.replace(" ", "-").replace("^", ""), way)
@@ -429,12 +404,7 @@ def _command(words: str) -> Callable[[], str]:
 
 def bounded(case: Case) -> list[str]:
     """What went wrong with one case, tried in a child."""
-    try:
-        return list(in_child(lambda: _found(case)))
-    except TimeoutError:
-        return [f"nothing stopped it within {PATIENCE_S:.0f} s"]
-    except ChildProcessError as error:
-        return [str(error)]
+    return list(in_child(lambda: {"findings": _found(case)})["findings"])
 
 
 def _found(case: Case) -> list[str]:
@@ -478,13 +448,3 @@ def message_faults(case: Case, message: str) -> Iterator[str]:
 def _next_trace() -> str:
     (graph,) = lpo.trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (torch.zeros(2, 3),)).graphs
     return fingerprint(graph)
-
-
-if __name__ == "__main__":  # one case by its name, for whoever looks into it
-    with tempfile.TemporaryDirectory() as made, _own_caches(Path(made)):
-        listed = list(cases(Path(made)))
-        warm_up(Path(made))
-        for tried in listed:
-            if any(word in f"{tried.row}: {tried.name}" for word in sys.argv[1:]):
-                started = time.monotonic()
-                print(f"{tried.row}: {tried.name}", bounded(tried), f"{time.monotonic() - started:.1f} s", flush=True)

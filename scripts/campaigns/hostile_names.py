@@ -93,26 +93,7 @@ def unseen(text: str) -> str:
     return f"holds {', '.join(sorted(map(ascii, found))[:5])}" if found else ""
 
 
-@contextlib.contextmanager
-def _printed() -> Iterator[io.StringIO]:
-    """stdout and stderr of what runs inside."""
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
-        yield shown
-
-
-def _error(name: str) -> str:
-    with _printed() as shown, contextlib.suppress(SystemExit), exit_codes():
-        raise PerfOptError(f"There is no {name}.", why=name, fix="do this")
-    text = shown.getvalue()
-    ours = [line for line in text.splitlines() if line.startswith(("error: ", "  why: ", "  fix: "))]
-    return text if len(ours) == 3 else f"a line of the name passes for ours \x1b: {text}"
-
-
-def _log_line(name: str) -> str:
-    with _printed() as shown, _own_log():
-        logging.getLogger("llm_perf_opt.campaign").warning("%s has no price", name)
-    return shown.getvalue()
+LOG = logging.getLogger("llm_perf_opt.campaign")
 
 
 @contextlib.contextmanager
@@ -127,18 +108,37 @@ def _own_log() -> Iterator[None]:
         logger.setLevel(before[2])
 
 
-def _model_print(name: str) -> str:
-    with _printed() as shown, _own_log():
-        logging.getLogger("llm_perf_opt").setLevel(logging.DEBUG)
-        with silenced():
-            print(name)
-    return shown.getvalue()
+def printed(work: Callable[[str], object]) -> Callable[[str], str]:
+    """What it prints on either stream, with the log there as the command has it; it may end the program."""
+
+    @functools.wraps(work)
+    def shown(name: str) -> str:
+        text = io.StringIO()
+        streams = contextlib.redirect_stdout(text), contextlib.redirect_stderr(text)
+        with streams[0], streams[1], _own_log(), contextlib.suppress(SystemExit):
+            work(name)
+        return text.getvalue()
+
+    return shown
 
 
-def _closing_line(name: str) -> str:
-    with _printed() as shown:
-        say(f"Wrote {name}")
-    return shown.getvalue()
+@printed
+def _raised_by_us(name: str) -> None:
+    with exit_codes():
+        raise PerfOptError(f"There is no {name}.", why=name, fix="do this")
+
+
+def _error(name: str) -> str:
+    text = _raised_by_us(name)
+    ours = [line for line in text.splitlines() if line.startswith(("error: ", "  why: ", "  fix: "))]
+    return text if len(ours) == 3 else f"a line of the name passes for ours \x1b: {text}"
+
+
+@printed
+def _model_print(name: str) -> None:
+    logging.getLogger("llm_perf_opt").setLevel(logging.DEBUG)
+    with silenced():
+        print(name)
 
 
 class _Bar:
@@ -164,22 +164,21 @@ def _progress(name: str) -> str:
         return "".join(map(str, bar.fields.values()))
 
 
-def _library_warning(name: str) -> str:
-    with _printed() as shown, visible_streams():
+@printed
+def _library_warning(name: str) -> None:
+    with visible_streams():
         print(warnings.formatwarning(name, UserWarning, "model.py", 1, name), file=sys.stderr)
-    return shown.getvalue()
 
 
-def _traceback(name: str) -> str:
+@printed
+def _traceback(name: str) -> None:
     """An error that nobody put into words, as Python prints it when the command has ended."""
-    with _printed() as shown:
-        try:
-            with visible_streams(), exit_codes():
-                raise RuntimeError(name)
-        except RuntimeError as error:
-            error.add_note(name)
-            sys.__excepthook__(type(error), error, error.__traceback__)
-    return shown.getvalue()
+    try:
+        with visible_streams(), exit_codes():
+            raise RuntimeError(name)
+    except RuntimeError as error:
+        error.add_note(name)
+        sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 class _Silent(Exception):
@@ -191,54 +190,43 @@ class _Silent(Exception):
     __repr__ = __str__
 
 
-def _no_text(name: str) -> str:
-    with _printed() as shown, _own_log():
-        error = _Silent(name)
-        error.add_note(name)
-        logging.getLogger("llm_perf_opt.campaign").warning("the model raised %s", error_line(error))
-        with contextlib.suppress(SystemExit), exit_codes():
-            raise PerfOptError("It failed.", why=error_line(error), fix="x")
-    return shown.getvalue()
-
-
-def _command(*words: str) -> str:
-    """The whole command in this process."""
-    argv = mock.patch.object(sys, "argv", ["llm-perf-opt", *words])
-    with argv, _printed() as shown, _own_log(), contextlib.suppress(SystemExit):
-        main()
-    return shown.getvalue()
+@printed
+def _no_text(name: str) -> None:
+    error = _Silent(name)
+    error.add_note(name)
+    LOG.warning("the model raised %s", error_line(error))
+    with exit_codes():
+        raise PerfOptError("It failed.", why=error_line(error), fix="x")
 
 
 def _commands(*lines: tuple[str, ...]) -> str:
-    return "".join(_command(*words) for words in lines)
+    """Whole commands in this process."""
+    return "".join(printed(functools.partial(_main, words))("") for words in lines)
+
+
+def _main(words: tuple[str, ...], _: str) -> None:
+    with mock.patch.object(sys, "argv", ["llm-perf-opt", *words]):
+        main()
 
 
 def _model_type(name: str, **more: object) -> str:
     with tempfile.TemporaryDirectory() as folder:
         config = {"model_type": name, **more}
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return _command("trace", folder).replace(folder, "")
+        return _commands(("trace", folder)).replace(folder, "")
 
 
 def _nested_model_type(name: str) -> str:
     return _model_type("llava", text_config={"model_type": name}, transformers_version=name, architectures=[name[:50]])
 
 
-def _file_name(name: str) -> str:
-    """A file of that name, where the system takes it; otherwise one that is not there."""
+def _path_name(name: str, make: Callable[[Path], object], *words: str) -> str:
+    """A command on a file or folder of that name, where the system takes it; otherwise on one that is not there."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / (name.replace("/", "_")[:60] + ".json")
+        path = Path(folder) / name
         with contextlib.suppress(OSError, ValueError):
-            file.write_text("{", encoding="utf-8")
-        return _command("graph", str(file)).replace(folder, "")
-
-
-def _folder_name(name: str) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / (name.replace("/", "_")[:60] or "x")
-        with contextlib.suppress(OSError, ValueError):
-            place.mkdir()
-        return _command("cost", str(place)).replace(folder, "")
+            make(path)
+        return _commands((*words, str(path))).replace(folder, "")
 
 
 @functools.cache
@@ -258,13 +246,15 @@ def _join(name: str) -> str:
     renamed = Path(recording).with_name("renamed.json")
     text = json.dumps(name.encode("utf-8", "replace").decode())[1:-1]
     renamed.write_text(json.dumps(chrome_trace()).replace("aten::relu", text).replace("H100", text), "utf-8")
-    shown = _command("join", run, str(renamed)) + _command("join", run, recording, f"--step={name}")
-    return shown + _command("join", run, name) + _command("join", run, recording, f"--device={name}")
+    options = ((recording, f"--step={name}"), (name,), (recording, f"--device={name}"))
+    return _commands(("join", run, str(renamed)), *(("join", run, *words) for words in options))
 
 
 def _progress_line(name: str) -> str:
     """What is said after two seconds of silence, here at once."""
-    with mock.patch.multiple(progress, _FIRST_SIGN_S=0.0, _BEAT_S=0.001), _printed() as shown:
+    shown = io.StringIO()
+    streams = contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown)
+    with mock.patch.multiple(progress, _FIRST_SIGN_S=0.0, _BEAT_S=0.001), streams[0], streams[1]:
         with progress.signs_of_life(name):
             _wait_for(shown, 1)
         with progress.signs_of_life("trace"):
@@ -284,17 +274,19 @@ def _wait_for(shown: io.StringIO, count: int) -> None:
 LENS = ("--tracer=torchlens", "--prompt-tokens=4")
 PLACES: dict[str, Callable[[str], str]] = {
     "error": _error,
-    "log line": _log_line,
+    "log line": printed(lambda name: LOG.warning("%s has no price", name)),
     "print of a model": _model_print,
-    "closing line": _closing_line,
+    "closing line": printed(lambda name: say(f"Wrote {name}")),
     "progress bar": _progress,
     "warning of a library": _library_warning,
     "traceback": _traceback,
     "exception without a text": _no_text,
     "model_type": _model_type,
     "model_type of a part": _nested_model_type,
-    "file name": _file_name,
-    "folder name": _folder_name,
+    "file name": lambda name: _path_name(
+        name.replace("/", "_")[:60] + ".json", lambda file: file.write_text("{", encoding="utf-8"), "graph"
+    ),
+    "folder name": lambda name: _path_name(name.replace("/", "_")[:60] or "x", Path.mkdir, "cost"),
     "option": lambda name: _commands(("cost", "deepseek-ocr", "--image", name), (f"--{name}",), (name,)),
     "device": lambda name: _commands(("devices", "show", name), ("devices", "template", name)),
     "Hydra value": lambda name: _commands(
@@ -311,8 +303,8 @@ PLACES: dict[str, Callable[[str], str]] = {
     "pages": lambda name: _commands(
         ("pages", "deepseek-ocr-tiny", f"--sizes={name}"), ("pages", name, f"--grids={name}")
     ),
-    "export": lambda name: _command(
-        "export", "deepseek-ocr-tiny", f"--part={name}", "--check=export", f"--load-weights={name}"
+    "export": lambda name: _commands(
+        ("export", "deepseek-ocr-tiny", f"--part={name}", "--check=export", f"--load-weights={name}")
     ),
     "picture of TorchLens": lambda name: _commands(
         ("trace", "deepseek-ocr-tiny", *LENS, f"--torchlens-picture={name}=layer.svg"),

@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +39,7 @@ from llm_perf_opt.sweeps.studies.study import read_study
 from llm_perf_opt.sweeps.studies.study_run import installed_versions
 from llm_perf_opt.sweeps.studies.tasks import study_tasks
 from scripts.campaigns.verbs import CONFIG, STUDY
+from tests.measurements.made_results import genai_perf_result, guidellm_report, vllm_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,29 +309,6 @@ def _weights_of_a_part(folder: Path) -> Iterator[Kind]:
     yield Kind("weights of a part, index", index, at(shard.parent / "model.safetensors.index.json", filled))
 
 
-VLLM: dict[str, Any] = {
-    "model_id": "org/name", "max_concurrency": 16, "completed": 10, "total_input_tokens": 20480,
-    "total_output_tokens": 1280, "request_throughput": 3.2, "mean_ttft_ms": 510.0, "median_ttft_ms": 480.0,
-    "mean_tpot_ms": 21.0, "median_tpot_ms": 20.0,
-}  # fmt: skip
-GENAI_PERF: dict[str, Any] = {
-    "request_throughput": {"unit": "requests/sec", "avg": 3.2},
-    "request_latency": {"unit": "ms", "avg": 3050.0, "p50": 3020.0},
-    "time_to_first_token": {"unit": "ms", "avg": 510.0, "p50": 480.0},
-    "inter_token_latency": {"unit": "ms", "avg": 21.0, "p50": 20.0},
-    "output_sequence_length": {"unit": "tokens", "avg": 128.0, "p50": 128.0},
-    "input_config": {"model_names": ["org/name"], "perf_analyzer": {"stimulus": {"concurrency": 16}}},
-}
-_OUTCOME = {"successful": {"mean": 510.0, "median": 480.0}, "errored": {"mean": 0.0, "median": 0.0}}
-GUIDELLM: dict[str, Any] = {
-    "config": {"spec": {"backend": {"model": "org/name"}}},
-    "benchmarks": [
-        {
-            "config": {"strategy": {"streams": 16}},
-            "metrics": {"time_to_first_token_ms": _OUTCOME, "inter_token_latency_ms": _OUTCOME},
-        }
-    ],
-}
 METRICS = b"""vllm:time_to_first_token_seconds_bucket{le="0.04",model_name="tiny"} 2.0
 vllm:time_to_first_token_seconds_bucket{le="0.08",model_name="tiny"} 20.0
 vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="tiny"} 20.0
@@ -358,63 +336,59 @@ DISTRIBUTION = b'rate = "20/s"\ncv = 2.5\nprompt = "uniform(100, 900)"\noutput =
 
 
 def served_kinds(folder: Path) -> list[Kind]:
-    return [*_measurements(folder), *_traffic(folder), *_lines(), *_processes(folder)]
+    return [*_read_from_files(folder), *_lines(LINES), *_processes(folder)]
 
 
-def _measurements(folder: Path) -> Iterator[Kind]:
-    place = folder / "measured"
-    documents = {"vllm bench serve": VLLM, "genai-perf": GENAI_PERF, "guidellm": GUIDELLM}
-    for name, document in documents.items():
-        good = json.dumps(document).encode()
-        yield Kind(f"measurement, {name}", good, at(place / "run.json", read_measured))
-    texts = {
-        "metrics of vLLM.txt": METRICS,
-        "log of steps.log": STEPS,
-        "TOML.toml": b'ttft = "0.5s"\ntpot_ms = 20\nbatch = 16\nmodel = "org/name"\n',
-        "CSV.csv": b"ttft_ms,tpot_ms,concurrency,input_len\n480,20,16,2048\n",
-    }
-    for name, text in texts.items():
-        stem, _, suffix = name.rpartition(".")
-        read = at(place / f"run.{suffix}", read_measured)
-        yield Kind(f"measurement, {stem}", text, read, is_json=False)
+def _by_name(read: Callable[[str], object]) -> Callable[[Path], object]:
+    return lambda file: read(str(file))
 
 
-def _traffic(folder: Path) -> Iterator[Kind]:
-    place = folder / "traffic"
-    good = json.dumps(BENCH_SERVE).encode()
-    yield Kind("traffic, vllm bench serve", good, at(place / "run.json", as_traffic))
-    texts = {"lines.jsonl": MOONCAKE, "table.csv": AZURE, "distribution.toml": DISTRIBUTION}
-    for name, text in texts.items():
-        yield Kind(f"traffic, {name}", text, at(place / name, read_traffic), is_json=False)
-    lists: dict[str, tuple[bytes, Callable[[str], object]]] = {
-        "list of lengths": (b"100\n200\n3000\n", read_lengths),
-        "list of page sizes": (b"A4@150dpi,70\n1240x1754,30  # scans\n", read_page_mix),
-    }
-    for name, (text, read) in lists.items():
-        read_file = at(place / f"{name}.txt", partial(_by_name, read))
-        yield Kind(name, text, read_file, is_json=False)
+SERVED: dict[str, tuple[str, dict[str, Any] | bytes, Callable[[Path], object]]] = {  # kind -> file, content, reader
+    "measurement, vllm bench serve": ("run.json", vllm_result(), read_measured),
+    "measurement, genai-perf": ("run.json", genai_perf_result(), read_measured),
+    "measurement, guidellm": ("run.json", guidellm_report(), read_measured),
+    "measurement, metrics of vLLM": ("run.txt", METRICS, read_measured),
+    "measurement, log of steps": ("run.log", STEPS, read_measured),
+    "measurement, TOML": (
+        "run.toml",
+        b'ttft = "0.5s"\ntpot_ms = 20\nbatch = 16\nmodel = "org/name"\n',
+        read_measured,
+    ),
+    "measurement, CSV": ("run.csv", b"ttft_ms,tpot_ms,concurrency,input_len\n480,20,16,2048\n", read_measured),
+    "traffic, vllm bench serve": ("traffic.json", BENCH_SERVE, as_traffic),
+    "traffic, lines.jsonl": ("lines.jsonl", MOONCAKE, read_traffic),
+    "traffic, table.csv": ("table.csv", AZURE, read_traffic),
+    "traffic, distribution.toml": ("distribution.toml", DISTRIBUTION, read_traffic),
+    "list of lengths": ("lengths.txt", b"100\n200\n3000\n", _by_name(read_lengths)),
+    "list of page sizes": ("pages.txt", b"A4@150dpi,70\n1240x1754,30  # scans\n", _by_name(read_page_mix)),
+}
 
 
-def _by_name(read: Callable[[str], object], file: Path) -> object:
-    return read(str(file))
+def _read_from_files(folder: Path) -> Iterator[Kind]:
+    for name, (file, content, read) in SERVED.items():
+        is_json = isinstance(content, dict)
+        good = content if isinstance(content, bytes) else json.dumps(content).encode()
+        yield Kind(name, good, at(folder / "served" / file, read), is_json=is_json)
 
 
-def _lines() -> Iterator[Kind]:
+def _lines(lines: Mapping[str, tuple[str, Callable[[str], object]]], one_in: int = 1) -> Iterator[Kind]:
     """Texts of the command line."""
-    lines: dict[str, tuple[str, Callable[[str], object]]] = {
-        "line of traffic": ("20/s cv=2 prompt=lognormal(800,0.8) output=200 prefixes=8x512@0.7 for 60s", _drawn),
-        "line of figures": ("ttft=0.5s tpot=20ms batch=16 input_tokens=2048", lambda text: read_line(text, "x")),
-        "range of numbers": ("1k..128k", lambda text: read_range(text, "context")),
-        "size of a page": ("A4@150dpi", read_page_size),
-    }
     for name, (good, read) in lines.items():
-        yield Kind(name, good.encode(), partial(as_text, read), is_json=False)
+        yield Kind(name, good.encode(), partial(as_text, read), is_json=False, one_in=one_in)
 
 
 def _drawn(text: str) -> object:
     """The first requests: what a distribution lets pass is drawn from here."""
     declared = read_declared(text)
     return declared, declared.traffic().requests[:20]
+
+
+LINES: dict[str, tuple[str, Callable[[str], object]]] = {
+    "line of traffic": ("20/s cv=2 prompt=lognormal(800,0.8) output=200 prefixes=8x512@0.7 for 60s", _drawn),
+    "line of figures": ("ttft=0.5s tpot=20ms batch=16 input_tokens=2048", lambda text: read_line(text, "x")),
+    "range of numbers": ("1k..128k", lambda text: read_range(text, "context")),
+    "size of a page": ("A4@150dpi", read_page_size),
+}
 
 
 def _processes(folder: Path) -> Iterator[Kind]:
@@ -465,23 +439,22 @@ def _declared(place: Path) -> Iterator[Kind]:
 
     yield Kind("study file", STUDY_FILE, at(place / "other.yaml", declared), is_json=False)
 
-    def overridden(text: str) -> object:
-        return read_study(place / "study.yaml", [text])
-
-    yield Kind("override of a study", b"workload.global_batch=1,8", partial(as_text, overridden), is_json=False)
+    override = ("workload.global_batch=1,8", lambda text: read_study(place / "study.yaml", [text]))
+    yield from _lines({"override of a study": override})
 
 
-def _points(results: Path) -> object:
-    """Every point; of a text, since NaN is not equal to itself."""
+def _rows(results: Path, sql: str, parameters: Mapping[str, Any] | None = None) -> object:
+    """With their columns; as a text, since NaN is not equal to itself."""
     with connection(StudyStore(str(results)), ("tiny",)) as opened:
-        return repr(answer(opened, ALL).table.to_pylist())
+        found = answer(opened, sql, parameters)
+        return found.columns, repr(found.rows())
 
 
 def _points_with(results: Path, file: Path, good: bytes, raw: bytes) -> object:
     """The points while a file of the study holds other bytes."""
     try:
         file.write_bytes(raw)
-        return _points(results)
+        return _rows(results, ALL)
     finally:
         file.write_bytes(good)
 
@@ -501,7 +474,7 @@ def _parts(results: Path) -> Iterator[Kind]:
         try:
             (file.parent / name).write_bytes(raw)
             listed.write_bytes(replace(manifest, parts={**manifest.parts, stem: other}).text())
-            return _points(results)
+            return _rows(results, ALL)
         finally:
             if name != file.name:
                 (file.parent / name).unlink()
@@ -534,20 +507,13 @@ def _asked(place: Path) -> Iterator[Kind]:
 
     def selected(text: str) -> object:
         require_select(text)
-        with connection(StudyStore(str(place / "results")), ("tiny",)) as opened:
-            return repr(answer(opened, text).rows())
+        return _rows(place / "results", text)
 
     def named(text: str) -> object:
         found = find_question(text)
-        with connection(StudyStore(str(place / "results")), ("tiny",)) as opened:
-            return repr(answer(opened, found.sql, found.parameters).rows())
+        return _rows(place / "results", found.sql, found.parameters)
 
-    asked: dict[str, tuple[str, Callable[[str], object]]] = {
-        "line of SQL": (SQL, selected),
-        "question to a study": (QUESTION, named),
-    }
-    for name, (good, read) in asked.items():
-        yield Kind(name, good.encode(), partial(as_text, read), is_json=False, one_in=2)
+    yield from _lines({"line of SQL": (SQL, selected), "question to a study": (QUESTION, named)}, one_in=2)
 
 
 def _lease() -> Kind:

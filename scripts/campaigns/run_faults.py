@@ -22,6 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -48,26 +49,22 @@ from scripts.campaigns.rows import Row
 from scripts.campaigns.stand_in import ERRORS, PART, PLAN, StandInAdapter, inputs, make_target, plain_model
 
 DETAILS = {"with_stack": True, "with_modules": True, "profile_memory": True}
-TRACED: tuple[tuple[str, str, dict[str, Any], int, int], ...] = (  # name, tracer, settings, faults: full and quick
-    ("hooks", "hooks", {}, 0, 30),
-    ("hooks, filtered", "hooks", {"only": "DeepseekV2DecoderLayer", "stage": "vision"}, 100, 5),
-    ("profiler", "profiler", {}, 150, 6),
-    ("profiler, filtered, with details", "profiler", {"only": "Linear", **DETAILS}, 60, 3),
-    ("torchlens", "torchlens", {}, 60, 2),
-)
-SOURCES_TRIED = (("torch-counter", 150, 8), ("byte-counter", 150, 8), ("fvcore", 80, 2), ("exported", 40, 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Subject:
-    """Something that runs the stand-in. `run` gives what two good runs have in common."""
+    """Something that runs the stand-in. `run` gives what two good runs have in common.
+
+    Faults are those of the full and of the quick campaign: in forwards, where 0 in the full one is every point with
+    every error, and in our own functions.
+    """
 
     name: str
     run: Callable[[], object]
+    in_forwards: tuple[int, int] = (0, 10)
+    in_our_own: tuple[int, int] = (0, 0)
     module: nn.Module | None = None  # of the caller's, which must stay as it was
     is_traced: bool = False  # a fault must reach the caller; other runs may turn it into a result
-    full: int = 0  # faults in the full campaign; 0: every point with every error
-    quick: int = 10
 
 
 def traced(tracer: str, target: Target, **settings: Any) -> str:
@@ -80,29 +77,34 @@ def traced(tracer: str, target: Target, **settings: Any) -> str:
 def subjects(scratch: Path) -> Iterator[Subject]:
     """Each way in which the house runs a model."""
     model = plain_model()
-    yield Subject(name="tracer weightless", run=lambda: traced("weightless", make_target()), is_traced=True, quick=45)
-    for name, tracer, settings, full, quick in TRACED:
-        yield Subject(
-            name=f"tracer {name}",
-            run=lambda tracer=tracer, settings=settings: traced(tracer, make_target(model), **settings),
-            module=model,
-            is_traced=True,
-            full=full,
-            quick=quick,
-        )
+
+    def of_tracer(name: str, tracer: str, *faults: tuple[int, int], **settings: Any) -> Subject:
+        def run() -> str:
+            return traced(tracer, make_target(model), **settings)
+
+        return Subject(f"tracer {name}", run, *faults, module=model, is_traced=True)
+
+    yield Subject("tracer weightless", lambda: traced("weightless", make_target()), (0, 45), (800, 35), is_traced=True)
+    yield of_tracer("hooks", "hooks", (0, 30), (400, 20))
+    yield of_tracer("hooks, filtered", "hooks", (100, 5), (60, 0), only="DeepseekV2DecoderLayer", stage="vision")
+    yield of_tracer("profiler", "profiler", (150, 6), (200, 5))
+    yield of_tracer("profiler, filtered, with details", "profiler", (60, 3), (60, 0), only="Linear", **DETAILS)
+    yield of_tracer("torchlens", "torchlens", (60, 2), (40, 0))
     if shutil.which("dot") is not None:
-        yield Subject(name="torchlens picture", run=lambda: drawn(model, scratch), module=model, full=20, quick=0)
-    for source, full, quick in SOURCES_TRIED:
-        yield Subject(name=f"source {source}", run=lambda source=source: counted(source), full=full, quick=quick)
-    yield Subject(name="fvcore, whole runs", run=lambda: counted("fvcore", whole=True), full=60, quick=2)
-    yield Subject(name="fvcore on real tensors", run=lambda: counted_for_real(whole=False), full=60, quick=2)
-    yield Subject(name="fvcore, whole real runs", run=lambda: counted_for_real(whole=True), full=60, quick=0)
-    yield Subject(name="export lab", run=examined, full=30, quick=1)
-    yield Subject(name="export lab with weights", run=lambda: examined(scratch), full=30, quick=0)
-    yield Subject(name="first arguments", run=_first_arguments, full=0, quick=4)
-    yield Subject(name="trace of a module", run=lambda: of_module(model), module=model, full=150, quick=8)
-    yield Subject(name="timed run", run=lambda: timed(model), module=model, full=150, quick=8)
-    yield Subject(name="operator pass", run=lambda: _operators(model, scratch), module=model, full=60, quick=3)
+        yield Subject("torchlens picture", lambda: drawn(model, scratch), (20, 0), (25, 0), module=model)
+    yield Subject("source torch-counter", partial(counted, "torch-counter"), (150, 8), (150, 5))
+    yield Subject("source byte-counter", partial(counted, "byte-counter"), (150, 8), (60, 0))
+    yield Subject("source fvcore", partial(counted, "fvcore"), (80, 2), (80, 0))
+    yield Subject("source exported", partial(counted, "exported"), (40, 0))
+    yield Subject("fvcore, whole runs", partial(counted, "fvcore", whole=True), (60, 2), (60, 0))
+    yield Subject("fvcore on real tensors", partial(counted_for_real, whole=False), (60, 2), (60, 0))
+    yield Subject("fvcore, whole real runs", partial(counted_for_real, whole=True), (60, 0), (40, 0))
+    yield Subject("export lab", examined, (30, 1), (25, 0))
+    yield Subject("export lab with weights", partial(examined, scratch), (30, 0), (60, 0))
+    yield Subject("first arguments", _first_arguments, (0, 4), (40, 5))
+    yield Subject("trace of a module", partial(of_module, model), (150, 8), (150, 5), module=model)
+    yield Subject("timed run", partial(timed, model), (150, 8), (250, 8), module=model)
+    yield Subject("operator pass", partial(_operators, model, scratch), (60, 3), (60, 0), module=model)
 
 
 def of_module(model: nn.Module, **settings: Any) -> str:
@@ -170,7 +172,7 @@ def _operators(model: nn.Module, scratch: Path) -> object:
 def campaign_forward_faults(*, quick: bool, seed: int) -> list[Row]:
     """One row for each way of running a model."""
     with tempfile.TemporaryDirectory() as folder, quiet_streams():
-        chosen = [subject for subject in subjects(Path(folder)) if subject.quick or not quick]
+        chosen = [subject for subject in subjects(Path(folder)) if subject.in_forwards[quick] or not quick]
         return [_forward_row(subject, quick=quick, seed=seed) for subject in chosen]
 
 
@@ -181,7 +183,7 @@ def _forward_row(subject: Subject, *, quick: bool, seed: int) -> Row:
     first = subject.run()
     points = PLAN.passed
     pairs = list(itertools.product(range(1, points + 1), ERRORS))
-    wanted = subject.quick if quick else subject.full or len(pairs)
+    wanted = subject.in_forwards[quick] or len(pairs)
     if wanted < len(pairs):
         pairs = random.Random(f"{seed} {subject.name}").sample(pairs, wanted)
     findings: list[str] = []
@@ -258,27 +260,6 @@ def quiet_streams() -> Iterator[None]:
 
 HOUSE = str(Path(lpo.__file__).parent)
 ROOMS = ("core", "weightless", "harness", "costs", "exports", "measurements", "tracing", "models", "api")
-WANTED = {  # subject -> faults in the full and in the quick campaign
-    "tracer weightless": (800, 35),
-    "tracer hooks": (400, 20),
-    "tracer hooks, filtered": (60, 0),
-    "tracer profiler": (200, 5),
-    "tracer profiler, filtered, with details": (60, 0),
-    "tracer torchlens": (40, 0),
-    "torchlens picture": (25, 0),
-    "source torch-counter": (150, 5),
-    "source byte-counter": (60, 0),
-    "source fvcore": (80, 0),
-    "fvcore, whole runs": (60, 0),
-    "fvcore on real tensors": (60, 0),
-    "fvcore, whole real runs": (40, 0),
-    "export lab": (25, 0),
-    "export lab with weights": (60, 0),
-    "first arguments": (40, 5),
-    "trace of a module": (150, 5),
-    "timed run": (250, 8),
-    "operator pass": (60, 0),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,9 +363,8 @@ def _is_putting_back(frame: FrameType | None) -> bool:
 def campaign_own_faults(*, quick: bool, seed: int) -> list[Row]:
     """One row for each way of running a model."""
     with tempfile.TemporaryDirectory() as folder, quiet_streams():
-        wanted = {name: counts[quick] for name, counts in WANTED.items()}
-        chosen = [subject for subject in subjects(Path(folder)) if wanted.get(subject.name)]
-        return [own_row(subject, wanted[subject.name], seed) for subject in chosen]
+        chosen = [subject for subject in subjects(Path(folder)) if subject.in_our_own[quick]]
+        return [own_row(subject, subject.in_our_own[quick], seed) for subject in chosen]
 
 
 def own_row(subject: Subject, wanted: int, seed: int) -> Row:

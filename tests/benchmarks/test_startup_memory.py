@@ -47,6 +47,20 @@ def test_the_page_says_what_the_data_file_holds() -> None:
         assert f"<!-- begin {name} -->\n\n{text}\n\n<!-- end {name} -->" in page
 
 
+def test_the_command_writes_its_sections_and_data_where_they_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    page = tmp_path / "does-it-fit.md"
+    page.write_text("<!-- begin start-up -->\nold\n<!-- end start-up -->\n", encoding="utf-8")
+    monkeypatch.setattr("benchmarks.pages.DOCS", tmp_path)
+    monkeypatch.setattr(startup_memory, "memory_data", lambda parts: DATA)
+    monkeypatch.setattr("sys.argv", ["startup_memory", "--docs"])
+    startup_memory.main()
+    assert all(text in page.read_text(encoding="utf-8") for text in sections(DATA).values())
+    assert json.loads((tmp_path / "data" / "startup_memory.json").read_text(encoding="utf-8")) == DATA
+
+
 def test_medians_and_percentiles_are_those_of_the_rows_and_within_their_goals() -> None:
     rows = DATA["records"]
     assert len(rows) == len(STARTS) == 72

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.breadth_tiny import section
+from benchmarks.breadth.tiny import section
 from benchmarks.pages import replace_section
 from benchmarks.runner import load_records, save_records
 

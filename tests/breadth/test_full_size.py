@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.breadth.full_size import CHANGES_FILE, align
-from benchmarks.breadth_full_size import section
+from benchmarks.breadth.full_size import CHANGES_FILE, align, run_model_type, section
 from benchmarks.runner import Caps, run_jobs
 
 transformers = pytest.importorskip("transformers", reason="the sweep is over the model types of transformers")
@@ -41,8 +40,6 @@ def sample() -> dict[str, dict[str, Any]]:
     """One record for each model type, with the memory that its child needed beside what it inherited."""
     if int(transformers.__version__.split(".")[0]) < 5:
         pytest.skip("the changes to default configurations are written for transformers 5")
-    from benchmarks.breadth.full_size import run_model_type
-
     run_model_type("llama")  # what every child would otherwise import for itself
     inherited = _resident_bytes()
     records = dict(run_jobs(list(SAMPLE), run_model_type, CAPS, workers=1))

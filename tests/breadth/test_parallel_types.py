@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("transformers", minversion="5.20", reason="transformers spreads models over meshes from 5.20 on")
 
-from benchmarks.breadth.parallel import PLANS, cause, plans_of, run_real, run_weightless
-from benchmarks.parallel_breadth import page
+from benchmarks.breadth.parallel import PLANS, cause, page, plans_of, run_real, run_weightless
 from benchmarks.runner import Caps, run_jobs
 
 ROOT = Path(__file__).parents[2]

@@ -46,8 +46,8 @@ def test_replayed_counts_make_the_experts_equal_and_only_they_need_it(model: Tin
     replayed = compare(real.seen, run_weightless(model.build, inputs, replay=real.routing))
     assert replayed.exact, replayed.examples
     balanced = compare(real.seen, run_weightless(model.build, inputs))
-    assert balanced.differing_paths, "the routing of this model is not visible in its calls: it is not a routed one"
-    assert [path for path in balanced.differing_paths if ".experts" not in path] == []
+    assert balanced.differences, "the routing of this model is not visible in its calls: it is not a routed one"
+    assert [path for path, _ in balanced.differences if ".experts" not in path] == []
 
 
 def test_the_sample_is_wide() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.pages import put_between
 from scripts import fault_campaign
 from scripts.campaigns.plain_world import changes, describe, look
 from scripts.campaigns.rows import Row
@@ -127,7 +128,7 @@ def test_the_table_adds_up_and_goes_between_the_markers(tmp_path: Path) -> None:
     ]
     page = tmp_path / "page.md"
     page.write_text(f"before\n{fault_campaign.START}\nold\n{fault_campaign.END}\nafter\n")
-    fault_campaign.write_page(page, text)
+    put_between(page, fault_campaign.START, fault_campaign.END, text)
     again = fault_campaign.Campaign(rows=rows[:1], seconds=2.0)
     kept = {**fault_campaign.lines_on(page), **fault_campaign.lines_of({"b": again})}
     assert list(kept) == ["a", "b"] and fault_campaign.table({"a": kept["a"]}) == text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.thirty_models import ONE_PERCENT, SUBJECTS, causes, rest, section
+from benchmarks.breadth.sources import ONE_PERCENT, SUBJECTS, causes, compare, rest, section
 
 ROOT = Path(__file__).parents[3]
 DATA = json.loads((ROOT / "docs" / "data" / "source_agreement.json").read_text())
@@ -63,7 +63,5 @@ def test_a_cheap_model_gives_the_recorded_figures_again(name: str) -> None:
 
     if transformers.__version__ != DATA["transformers"]:
         pytest.skip(f"the figures were recorded with transformers {DATA['transformers']}")
-    from benchmarks.agreement import compare
-
     again = compare(name)
     assert {**again, "seconds": None} == {**RECORDS[name], "seconds": None}

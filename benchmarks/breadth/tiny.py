@@ -1,10 +1,11 @@
 """Run every model class that transformers' own tests build, tiny, for real and weightless, and compare call by call.
 
-    python -m benchmarks.breadth_tiny --transformers-tests CHECKOUT
+    python -m benchmarks.breadth.tiny --transformers-tests CHECKOUT
 
 CHECKOUT is a folder that holds the `tests` (and `utils`) of a transformers source tree; the suite's own requirements
 (parameterized, pytest, datasets, ...) must be installed. One forked child per class under a cap of time and memory.
-The data file is written as the sweep goes, and a second run continues it: `--redo failed differs` repeats those.
+The data file is written as the sweep goes, and a second run continues it: `--redo failed differs` repeats those,
+`--only PATTERN` runs some.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import cell, replace_section, table
-from benchmarks.runner import Sweep, load_records, quieten, sweeper
+from benchmarks.pages import cell, wide_table
+from benchmarks.runner import Sweep, in_short, quieten, sweeper
 
 Record = Mapping[str, Any]
 
 INTRODUCTION = """## Tiny configurations, against a real run
 
-`benchmarks/breadth_tiny.py` takes the model testers of transformers' own test suite: for every model class a tiny
+`benchmarks/breadth/tiny.py` takes the model testers of transformers' own test suite: for every model class a tiny
 configuration and inputs. Each class is built with random weights and run once on the CPU, then built and run without
 weights, and the two runs are compared: how often every module was called, in which order, the shape and dtype of every
 tensor that went in or came out, the final output. Float inputs have no values in the weightless run; integers, bools
@@ -30,7 +31,7 @@ and masks keep theirs. Mixtures of experts run a second time with their experts 
 decides what each call sees.
 
 ```sh
-python -m benchmarks.breadth_tiny --transformers-tests CHECKOUT
+python -m benchmarks.breadth.tiny --transformers-tests CHECKOUT
 ```"""
 
 UNTRIED = """### What could not be tried
@@ -66,22 +67,18 @@ def section(header: Mapping[str, Any], records: Mapping[str, Record]) -> str:
     parts = [
         INTRODUCTION,
         f"With transformers {header['transformers']} and torch {header['torch']}:",
-        _table(("", "classes", "experts in a loop"), zip(STEPS, _summary(own), _summary(looped), strict=True)),
+        wide_table(("", "classes", "experts in a loop"), zip(STEPS, _summary(own), _summary(looped), strict=True)),
         _calls(own.values()),
         "### What differs, and why",
-        _table(("class", "calls", "different", "why"), differing),
+        wide_table(("class", "calls", "different", "why"), differing),
         "### What does not run weightless",
-        _table(("class", "message"), stopped) if stopped else NOTHING_STOPPED,
+        wide_table(("class", "message"), stopped) if stopped else NOTHING_STOPPED,
         UNTRIED,
-        _table(("classes", "reason"), _reasons(record["message"] for _, record in _of(own, "unreal"))),
+        wide_table(("classes", "reason"), _reasons(record["message"] for _, record in _of(own, "unreal"))),
         f"{len(header['unreadable'])} test modules of the suite give no class at all:",
-        _table(("test modules", "reason"), _reasons(header["unreadable"].values())),
+        wide_table(("test modules", "reason"), _reasons(header["unreadable"].values())),
     ]
     return "\n\n".join(parts)
-
-
-def _table(titles: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
-    return table(titles, rows, "l", wide=True)
 
 
 def _summary(records: Mapping[str, Record]) -> tuple[int, ...]:
@@ -127,7 +124,6 @@ def main() -> None:
     """Sweep, write the data, refresh the page."""
     parser = sweeper(__doc__, "breadth_tiny", "breadth.md", seconds=180, gib=8)
     parser.add_argument("--transformers-tests", type=Path, required=True, metavar="CHECKOUT")
-    parser.add_argument("--redo", nargs="*", metavar="STATUS", default=(), help="repeat the records of these statuses")
     options = parser.parse_args()
     versions = quieten()
     from benchmarks.breadth.observed import tiny_record
@@ -135,23 +131,13 @@ def main() -> None:
 
     add_suite_to_path(options.transformers_tests)
     found, unreadable = find_classes(options.transformers_tests)
-    records = load_records(options.out)
-
-    def is_wanted(key: str) -> bool:
-        if options.only:
-            return any(part in key for part in options.only)
-        return key not in records or records[key]["status"] in options.redo
-
-    header = {**versions, "unreadable": unreadable}
-    sweep = Sweep(options=options, header=header, records=records, every=50, drops=())
-    wanted = [key for key in found if is_wanted(key)]
+    sweep = Sweep(options, {**versions, "unreadable": unreadable}, every=50)
     sweep.run(
-        wanted,
+        list(found),
         lambda key: tiny_record(found[key].prepare),
-        say=lambda record: "" if record["status"] == "equal" else f"{record['status']} {record.get('message', '')}",
+        lambda record: "" if record["status"] == "equal" else in_short(record),
     )
-    replace_section(options.page, "tiny configurations", section(header, records))
-    print(f"Wrote {options.out} and refreshed {options.page}")
+    sweep.put("tiny configurations", section(sweep.header, sweep.records))
 
 
 if __name__ == "__main__":
