@@ -1,6 +1,8 @@
 """The blocks that an engine runs, read from a traced step, against the configuration and the model's own figures."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,3 +80,62 @@ def test_a_latent_projection_is_whole_on_every_rank() -> None:
     assert latent[128 * 256].is_expansion
     assert blocks.layers == 61
     assert blocks.macs_per_token == blocks.needs.active_matrix_parameters
+
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"vocab_size": 128}
+PARTS = "MEM*-M"  # of NemotronH: mixers with a state, experts, attention, MLP
+TINY: dict[str, dict[str, Any]] = {
+    "nemotron_h": {
+        "num_hidden_layers": len(PARTS),
+        "hybrid_override_pattern": PARTS,
+        "head_dim": 16,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 1,
+        "ssm_state_size": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+    },
+    "jamba": {
+        "num_hidden_layers": 4,
+        "attn_layer_period": 4,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
+    },
+    "gemma2": {"num_hidden_layers": 3, "head_dim": 16},
+    "cohere": {"num_hidden_layers": 3},
+}
+
+
+def tiny_blocks(model_type: str, folder: Path) -> EngineBlocks:
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **SMALL, **TINY[model_type]}))
+    graphs = lpo.trace(str(folder), prompt_tokens=8, dtype="bfloat16").graphs
+    return engine_blocks(next(graph for graph in graphs if graph.phase == "decode"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers", "parts", "norms", "with_states"),
+    [
+        ("nemotron_h", 6, 6, 6 + 1, 3),  # each layer is one part behind one norm
+        ("jamba", 4, 2 * 4, 2 * 4 + 1, 3),  # a mixer or attention, then an MLP or experts
+        ("gemma2", 3, 2 * 3, 4 * 3 + 1, 0),  # a norm before and behind each part
+        ("cohere", 3, 2 * 3, 3 + 1, 0),  # attention and MLP read the same norm
+    ],
+)
+def test_parts_norms_and_states_of_layers_are_those_of_the_architecture(
+    model_type: str, layers: int, parts: int, norms: int, with_states: int, tmp_path: Path
+) -> None:
+    """A part is what ranks add up: shared and routed experts of a layer are one."""
+    blocks = tiny_blocks(model_type, tmp_path)
+    assert (blocks.layers, blocks.reduced, blocks.layer_norms) == (layers, parts, norms)
+    assert (0 if blocks.states is None else blocks.states.layers) == with_states

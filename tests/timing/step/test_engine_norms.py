@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.ops.op import KernelKind
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
@@ -24,20 +25,21 @@ def minimax() -> EngineBlocks:
 
 def reductions(blocks: EngineBlocks, plan: ParallelPlan) -> Counter[int]:
     found = [(kernel.collective, count) for kernel, count in forward_kernels(blocks, STEP, plan)]
-    return Counter({one.payload_bytes: count for one, count in found if one is not None})
+    sums = [(one, count) for one, count in found if one is not None and one.kind is CollectiveKind.ALL_REDUCE]
+    return Counter({one.payload_bytes: count for one, count in sums})
 
 
 def test_a_norm_over_all_heads_needs_the_squares_of_all_ranks(minimax: EngineBlocks) -> None:
     assert minimax.norms == (EngineNorms(norms=2, numbers=(48 + 8) * 128, across_heads=2, layers=62),)
     squares, rows = 16 * 2 * 4, 16 * 3072 * 2
-    assert reductions(minimax, ParallelPlan(tp=4)) == {rows: 2 * 62, squares: 62}
+    assert reductions(minimax, ParallelPlan(tp=4)) == {rows: 2 * 62 + 1, squares: 62}
     assert not reductions(minimax, ParallelPlan()), "one rank has all heads"
 
 
 def test_a_norm_of_single_heads_stays_on_its_rank() -> None:
     blocks = blocks_of("qwen3-30b-a3b")
     assert [(one.norms, one.across_heads, one.layers) for one in blocks.norms] == [(2, 0, 48)]
-    assert reductions(blocks, ParallelPlan(tp=4)) == {16 * 2048 * 2: 2 * 48}
+    assert reductions(blocks, ParallelPlan(tp=4)) == {16 * 2048 * 2: 2 * 48 + 1}
 
 
 def test_each_norm_is_a_kernel(minimax: EngineBlocks) -> None:

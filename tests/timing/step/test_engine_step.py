@@ -65,7 +65,10 @@ def test_exchanges_follow_from_the_plan(routed: EngineBlocks) -> None:
 
     row = 2048 * 2
     assert exchanges(ParallelPlan()) == {}
-    assert exchanges(ParallelPlan(tp=4)) == {CollectiveKind.ALL_REDUCE: (16 * row, 2 * 48)}
+    assert exchanges(ParallelPlan(tp=4)) == {
+        CollectiveKind.ALL_REDUCE: (16 * row, 2 * 48 + 1),  # the parts of each layer, and the embedding
+        CollectiveKind.ALL_GATHER: (16 * 151936 * 2, 1),  # the logits
+    }
     assert exchanges(ParallelPlan(attention_dp=4, ep=4)) == {
         CollectiveKind.ALL_GATHER: (16 * row, 48),
         CollectiveKind.REDUCE_SCATTER: (16 * row, 48),

@@ -9,7 +9,7 @@ plan gives the blocks of the whole model as well: what its ranks share is as man
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -104,6 +104,8 @@ class EngineBlocks:
 
     hidden: int
     layers: int
+    reduced: int  # parts of layers whose ranks add up what they made: attentions, MLPs, experts, mixers
+    layer_norms: int  # over the hidden vector: those of all layers, and those outside
     products: tuple[EngineProduct, ...]
     attentions: tuple[AttentionLayers, ...]
     experts: tuple[EngineExperts, ...]
@@ -139,14 +141,17 @@ def engine_blocks(graph: CallGraph) -> EngineBlocks:
     experts = tuple(replace(one, layers=count) for one, count in Counter(_experts(graph, anatomy)).items())
     of_heads = [one.ranks for some in blocks.values() for one in some if one.product.part in _ATTENTIONS]
     heads_ranks = max(of_heads, default=1)
+    layers = _LayerCalls(graph, blocks)
     return EngineBlocks(
         hidden=hidden,
-        layers=(layers := _layers(graph, blocks)),
+        layers=len(layers.calls),
+        reduced=len(layers.parts(_reduced_calls(graph, anatomy, blocks))),
+        layer_norms=_layer_norms(graph, anatomy, layers, hidden) or 2 * len(layers.calls) + 1,
         products=products,
         attentions=tuple(_of_all_heads(layer, heads_ranks) for layer in needs.attentions),
         experts=experts,
         norms=engine_norms(graph, anatomy, heads_ranks),
-        states=engine_states(graph, layers - sum(layer.layers for layer in needs.attentions), needs.state_bytes),
+        states=engine_states(graph, len(layers.with_states(graph, anatomy)), needs.state_bytes),
         needs=needs,
         cache_number_bytes=cache_number_bytes(graph),
     )
@@ -221,24 +226,63 @@ def _joined(first: EngineProduct, second: EngineProduct) -> EngineProduct:
     )
 
 
-def _layers(graph: CallGraph, blocks: dict[int, list[_Member]]) -> int:
-    """Calls that hold blocks: layers of the decoder, each with attention and an MLP; not the parts of an MLP."""
-    parents = calls_of(graph).parent
-    holders = {
-        parents[block]
-        for block, members in blocks.items()
-        if block >= 0 and members[0].product.part is not DecoderPart.HEAD
+class _LayerCalls:
+    """The calls of a decoder's layers, those that hold blocks, and the parts of a layer: the calls right below."""
+
+    def __init__(self, graph: CallGraph, blocks: dict[int, list[_Member]]) -> None:
+        self._parents = calls_of(graph).parent
+        holders = {
+            self._parents[block]
+            for block, members in blocks.items()
+            if block >= 0 and members[0].product.part is not DecoderPart.HEAD
+        }
+        # A part may hold blocks itself: experts, one of which is shared.
+        self.calls = {call for call in holders if not any(above in holders for above in self._above(call))}
+
+    def _above(self, call: int) -> Iterator[int]:
+        while call >= 0 and (call := self._parents[call]) >= 0:
+            yield call
+
+    def part(self, call: int) -> int | None:
+        """The part of a layer in which a call runs; None: it runs outside, or is a layer itself."""
+        return next((one for one in (call, *self._above(call)) if one >= 0 and self._parents[one] in self.calls), None)
+
+    def parts(self, calls: Iterable[int]) -> set[int]:
+        """The parts in which these run."""
+        return {part for call in calls if (part := self.part(call)) is not None}
+
+    def with_states(self, graph: CallGraph, anatomy: Anatomy) -> set[int]:
+        """Parts without attention that read what an earlier step left."""
+        cached = cache_bytes_by_call(graph, anatomy)
+        reading = [call for (forward, call), size in cached.items() if forward == FIRST_FORWARD and size]
+        return self.parts(reading) - self.parts(site.call for site in anatomy.attentions)
+
+
+def _reduced_calls(graph: CallGraph, anatomy: Anatomy, blocks: dict[int, list[_Member]]) -> Iterator[int]:
+    """Calls whose result is a sum over ranks: blocks, and routed experts of the first forward."""
+    yield from (call for call, members in blocks.items() if members[0].product.part is not DecoderPart.HEAD)
+    ops = ops_of(graph)
+    for block in anatomy.experts:
+        if anatomy.forward_of_ops[block.row] == FIRST_FORWARD:
+            yield ops.call[block.row]
+
+
+def _layer_norms(graph: CallGraph, anatomy: Anatomy, layers: _LayerCalls, hidden: int) -> int:
+    """Calls in the first forward of norms over the hidden vector, in a layer or behind the last; 0: none has a weight.
+
+    Models differ: one before each part, another behind it, or one for two parts.
+    """
+    calls = calls_of(graph)
+    vectors = {
+        module_of(one.name) for one in graph.parameters if one.meta.shape == (hidden,) and one.name.endswith(".weight")
     }
-
-    def is_inside(call: int) -> bool:
-        above = parents[call] if call >= 0 else -1
-        while above >= 0:
-            if above in holders:
-                return True
-            above = parents[above]
-        return False
-
-    return sum(not is_inside(call) for call in holders)
+    return sum(
+        graph.paths[path] in vectors
+        and layers.part(calls.parent[call]) is None
+        and calls.first_op[call] < calls.end_op[call]
+        and anatomy.forward_of_ops[calls.first_op[call]] == FIRST_FORWARD
+        for call, path in enumerate(calls.path)
+    )
 
 
 def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]]:
@@ -255,7 +299,7 @@ def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]
         if anatomy.forward_of_ops[product.row] != FIRST_FORWARD or op_family(kind.name) is WorkFamily.CONVOLUTION:
             continue
         call = ops.call[product.row]
-        block = calls.parent[call] if call >= 0 else -1
+        block = _block(graph, call, product.weight.name)
         role = Role.HEAD if _is_embedding(graph, product) else roles.get(product.weight.name)
         part = _part(role, sites.get(block), is_inside=calls.parent[block] in sites)
         one = _engine_product(product, part, sites.get(block), key_heads.get(block, 1))
@@ -268,6 +312,19 @@ def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]
                 ranks=1 if layer_pattern(product.weight.name) in whole else ranks,
             ),
         )
+
+
+def _block(graph: CallGraph, call: int, weight: str) -> int:
+    """The call of the block that a product is part of: the one above the module that owns the weight.
+
+    Some code takes the weight of a module without calling it, as a step of Mamba does: then the product runs in the
+    block itself.
+    """
+    if call < 0:
+        return -1
+    calls = calls_of(graph)
+    is_own = not module_of(weight).startswith(f"{graph.paths[calls.path[call]]}.")
+    return calls.parent[call] if is_own else call
 
 
 def _is_embedding(graph: CallGraph, product: WeightProduct) -> bool:

@@ -196,7 +196,7 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
 def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
     """Norms with residuals and those of queries and keys, rotation with cache write, gated activation, routing."""
     tokens = forward.tokens / plan.attention_dp
-    yield _vector(4 * tokens * blocks.hidden * VALUE_BYTES), 2 * blocks.layers + 1
+    yield _vector(4 * tokens * blocks.hidden * VALUE_BYTES), blocks.layer_norms
     for layer in blocks.attentions:
         rotated = 2 * (layer.heads * layer.qk_width) // plan.tp
         yield _vector(tokens * rotated * VALUE_BYTES), layer.layers
@@ -242,14 +242,19 @@ def _states(states: EngineStates, forward: Forward, plan: ParallelPlan) -> Itera
 
 
 def _exchanges(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
-    """A reduction after attention, one after the MLP, and one of squares where a norm goes over all heads.
+    """A reduction after each part of a layer, of the embedding, and of squares where a norm goes over all heads.
 
-    With attention of their own, rows travel to their experts.
+    The vocabulary is shared too: ranks gather the logits of last tokens. With attention of their own, rows travel to
+    their experts.
     """
     row_bytes = blocks.hidden * VALUE_BYTES
     if plan.tp > 1:
-        count = blocks.layers * (2 if plan.attention_dp == 1 else 1)
+        travelling = sum(block.layers for block in blocks.experts) if plan.attention_dp > 1 else 0
+        count = blocks.reduced - travelling + (1 if blocks.layers else 0)
         yield _exchange(CollectiveKind.ALL_REDUCE, forward.tokens / plan.attention_dp * row_bytes, plan.tp), count
+        logits = sum(one.columns for one in blocks.products if one.part is DecoderPart.HEAD) * VALUE_BYTES
+        if logits:
+            yield _exchange(CollectiveKind.ALL_GATHER, forward.sequences / plan.attention_dp * logits, plan.tp), 1
         for inside in blocks.norms:
             squares = forward.tokens / plan.attention_dp * inside.across_heads * SCORE_BYTES
             if inside.across_heads:

@@ -83,7 +83,9 @@ class _Asked:
         kept = tuple(one for one in self._blocks.products if (one.part is DecoderPart.HEAD) is not without_head)
         blocks = replace(self._blocks, products=kept)
         if not without_head:
-            blocks = replace(blocks, attentions=(), experts=(), norms=(), states=None, layers=0)
+            blocks = replace(
+                blocks, attentions=(), experts=(), norms=(), states=None, layers=0, reduced=0, layer_norms=0
+            )
         found = self._times(blocks, [Forward(sequences=one, queries=1, keys=1) for one in at])
         self.seen += found
         seconds = rising(np.array([part(time) for time in found]))
@@ -147,7 +149,8 @@ def _without_attention(time: ForwardTime) -> float:
 
 
 def _head_alone(time: ForwardTime) -> float:
-    return time.by_kind.get(WorkKind.PRODUCTS, 0.0)
+    """The product and, where ranks share it, the collective that gathers the logits."""
+    return time.by_kind.get(WorkKind.PRODUCTS, 0.0) + time.by_kind.get(WorkKind.LINKS, 0.0)
 
 
 def _points(first: int, last: int, steps: int = 4) -> list[int]:
