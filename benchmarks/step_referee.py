@@ -135,20 +135,21 @@ def page(header: Mapping[str, Any], records: Mapping[str, Record]) -> str:
                 counted[verdict] += 1
                 text = one.get("refused", "") or "; ".join(f"{cause} ({figures})" for cause, figures in said)
                 rows.append((kind, f"`{name}`", tp, verdict, cell(text, 300)))
-    judged = sum(counted.values()) - counted["refused"]
+    judged, models = sum(counted.values()) - counted["refused"], len({row[1] for row in rows})
     lines = [
         "# Does an engine launch what our step says?",
         "",
-        f"**In {counted['equal']} of {judged} cases every launch of our step is one of vLLM's, and none is missing**: "
+        f"**{models} models: in {counted['equal']} of {judged} cases our step launches the kernels of vLLM's**: "
         "GEMMs, attention, routed experts, collectives, states, norms, activations, by number and sizes. The other "
         f"{counted['differs']} differ as the tables say; {counted['refused']} more do not run in vLLM or its trace.",
         "",
         f"A case is a model on 1, 2 or 8 ranks: a prefill of {SEQUENCES} prompts of {PROMPT_TOKENS:,} tokens, and the "
-        "decode step behind it. Ours is `forward_kernels`, on which `plan`, `sweep` and `predict` build; it comes from "
+        "decode step behind it. Ours is `forward_kernels`, by which `plan` and `predict` time a step; it comes from "
         f"one trace of transformers' code on one device. The other is a trace of the model class of {header['engine']} "
         "on that rank (`--code vllm`). Rotary embedding, cache writes and the choice of experts are not compared: "
         "engines fuse them in ways of their own. Data: [`step_referee.json`](data/step_referee.json), made by "
-        "`python -m benchmarks.step_referee`.",
+        f"`python -m benchmarks.step_referee`, which lists {sum(map(len, MODELS.values()))} models; the others are not "
+        "run yet.",
         "",
         "## Causes",
         "",

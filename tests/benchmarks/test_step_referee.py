@@ -8,7 +8,7 @@ import pytest
 
 import llm_perf_opt as lpo
 from benchmarks.pages import FACTS
-from benchmarks.step_launches import Launches, differences, listed, ours, read, theirs
+from benchmarks.step_launches import Launch, Launches, differences, listed, ours, read, theirs
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -62,8 +62,8 @@ GEMM = ("gemm", (4, 96, 64))
         ({GEMM: 5, ("all-reduce", (512, 2)): 1}, "not explained", 0),
     ],
 )
-def test_a_difference_has_its_cause_and_its_flops(vllm: dict, cause: str, flops: int) -> None:  # type: ignore[type-arg]
-    def launches(counts: dict) -> Launches:  # type: ignore[type-arg]
+def test_a_difference_has_its_cause_and_its_flops(vllm: dict[Launch, int], cause: str, flops: int) -> None:
+    def launches(counts: dict[Launch, int]) -> Launches:
         return {
             (kind, sizes): (count, count * (2 * sizes[0] * sizes[1] * sizes[2] if kind == "gemm" else 0))
             for (kind, sizes), count in counts.items()
