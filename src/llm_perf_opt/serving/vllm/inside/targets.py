@@ -30,6 +30,7 @@ from llm_perf_opt.weightless.rules.registry import VALUE_RULES
 from llm_perf_opt.weightless.spec import contiguous_spec
 
 _FP8 = torch.float8_e4m3fn
+_FUSED = ("use_fused_embedding", "use_fused_qk_norm_rope_gate")  # one GPU kernel for what torch does in a few ops
 
 
 class VllmModel:
@@ -74,8 +75,9 @@ class VllmModel:
         with self.current():
             made = model_class(vllm_config=self.config, prefix="")
         for module in made.modules():
-            if getattr(module, "use_fused_embedding", False):
-                module.use_fused_embedding = False  # one CUDA kernel for what torch does in a few ops
+            for name in _FUSED:
+                if getattr(module, name, False):
+                    setattr(module, name, False)
         return made.eval()
 
 
