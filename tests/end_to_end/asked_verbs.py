@@ -21,36 +21,8 @@ from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.formats.json_format import JsonReport
 from llm_perf_opt.sweeps.studies.study import read_plan
+from tests.end_to_end.asked_models import MORE_MODELS, RUNS
 
-RUNS = {  # of each model: the cheap to trace have more
-    "meta-llama/Llama-3.2-1B": 4,
-    "google/gemma-3-1b-it": 1,  # sliding windows, one key head
-    "openai/gpt-oss-20b": 1,  # experts, a quantised checkpoint, sinks
-    "deepseek-ai/DeepSeek-V2-Lite": 1,  # latent attention, shared experts
-    "openai-community/gpt2": 5,  # which transformers spreads by no plan but replicas
-}
-MORE_MODELS = (  # for one run each
-    "Qwen/Qwen2.5-0.5B",
-    "Qwen/Qwen3-8B",
-    "Qwen/Qwen3-30B-A3B",
-    "Qwen/Qwen3-Next-80B-A3B-Instruct",  # layers that carry a state
-    "meta-llama/Llama-3.1-8B",
-    "meta-llama/Llama-3.1-70B",
-    "google/gemma-2-9b",  # capped scores
-    "google/gemma-4-26B-A4B",
-    "mistralai/Mistral-7B-v0.3",
-    "mistralai/Mixtral-8x7B-v0.1",
-    "microsoft/phi-4",
-    "microsoft/Phi-3.5-MoE-instruct",
-    "allenai/OLMo-2-1124-7B",  # norms over all heads
-    "ibm-granite/granite-3.3-8b-instruct",
-    "HuggingFaceTB/SmolLM3-3B",
-    "openai/gpt-oss-120b",
-    "zai-org/GLM-4.5",
-    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",  # experts without a gate, layers that carry a state
-    "deepseek-ai/DeepSeek-V3",
-    "moonshotai/Kimi-K2-Instruct",
-)
 SMALLEST = "openai-community/gpt2"
 DEVICES = ("l4", "l40s", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x", "rtx-4090")
 ONE, SPREAD = "one device", ("tp2", "dp2", "pp2", "fsdp2")

@@ -115,12 +115,12 @@ def file_kinds() -> set[str]:
 
 
 def attacked() -> set[str]:
-    """The kinds of `hostile_files`, without their variants: names that functions of its files give to a kind."""
+    """The kinds of `hostile_files`, without their variants: names that functions and tables give to a kind."""
     bodies = [
         node
         for file in CAMPAIGNS.glob("*kinds.py")
         for node in ast.parse(file.read_text("utf-8")).body
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.Assign | ast.AnnAssign)
     ]
     names: list[ast.expr | None] = []
     for node in (inner for body in bodies for inner in ast.walk(body)):
