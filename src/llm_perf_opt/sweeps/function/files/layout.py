@@ -26,13 +26,10 @@ from llm_perf_opt.core.callgraph.json_layout import Column, Count, FreeForm, Sta
 from llm_perf_opt.core.callgraph.records import Json, OpKind, require_safe
 from llm_perf_opt.core.reading import FileKind
 from llm_perf_opt.sweeps.function.form import Atom, Form, Step, StepKind, monomial
+from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
+from llm_perf_opt.sweeps.function.program.loops import Loop
+from llm_perf_opt.sweeps.function.program.program import Program
 from llm_perf_opt.sweeps.function.program.sized import RepeatedItem, Size, SizedKind, SizedMeta, Worded
-
-if TYPE_CHECKING:
-    StepName = str
-    LoopRow = Any
-    PhaseRow = Any
-
 
 StoredSize = Annotated[int, Meta(description="A number; below zero a form: -1 is the first row of forms.")]
 FormRow = Annotated[Count, Meta(description="Row of forms.")]
@@ -190,6 +187,12 @@ Term = Annotated[
 FormTerms = Annotated[tuple[Term, ...], Meta(description="A sum of terms; none: 0.")]
 
 
+if TYPE_CHECKING:
+    StepName = str
+else:
+    StepName = Literal[tuple(kind.value for kind in StepKind)]
+
+
 class StepRow(RowObject, frozen=True, kw_only=True):
     """A function of a form that is no polynomial: `ceil` of a / n; `bits` that a has; `max` of a and n.
 
@@ -293,6 +296,12 @@ class GuessRow(RowObject, frozen=True, kw_only=True):
     count: StoredSize
 
 
+if TYPE_CHECKING:
+    LoopRow = Any
+else:
+    LoopRow = row_type(Loop)
+
+
 class ProgramRow(RowObject, frozen=True, kw_only=True):
     """What a phase runs anywhere in a cell: a call graph whose sizes may be forms, and the points it was found at."""
 
@@ -312,6 +321,12 @@ class ProgramRow(RowObject, frozen=True, kw_only=True):
     runtime: WithForms
     oracle_answers: tuple[GuessRow, ...]
     samples: Annotated[tuple[Point, ...], Meta(min_length=1)]
+
+
+if TYPE_CHECKING:
+    PhaseRow = Any
+else:
+    PhaseRow = row_type(PhaseFunction, {Program: ProgramRow})
 
 
 class FunctionFile(RowObject, frozen=True, kw_only=True):
