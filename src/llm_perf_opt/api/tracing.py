@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.cost import CostAnswer, Sources, check_sources, cost_of
-from llm_perf_opt.api.sweep import DEFAULT_BATCH, DEFAULT_CONTEXT, SweepAnswer, refuse_rows
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
@@ -35,9 +34,6 @@ from llm_perf_opt.core.protocols import (
 from llm_perf_opt.core.workload import Deployment, ModelCode
 from llm_perf_opt.models.huggingface.names import NamedModel, find_model
 from llm_perf_opt.serving.engine_code import trace_engine_code
-from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
-from llm_perf_opt.sweeps.sweep_points import BATCH
-from llm_perf_opt.sweeps.sweep_report import range_text
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.origin import Origin, find_origin, taken_plan
@@ -55,7 +51,9 @@ from llm_perf_opt.tracing.traced_run import media_tokens, trace_origin, trace_ra
 if TYPE_CHECKING:
     import torch
 
+    from llm_perf_opt.api.sweep import SweepAnswer
     from llm_perf_opt.api.trace_function import TraceFunction
+
 
 log = logging.getLogger(__name__)
 
@@ -318,8 +316,14 @@ def sweep(
         formats = {"weights": weights, "cache": cache, "routing": routing, "traces": traces}
         _refuse_with_function({**workload, **{name: value for name, value in formats.items() if value is not None}})
         return load_function(model).sweep(batch=batch, context=context, **asked)
+    from llm_perf_opt.api.sweep import DEFAULT_BATCH, DEFAULT_CONTEXT, refuse_rows
+    from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
+    from llm_perf_opt.sweeps.sweep_points import BATCH
+    from llm_perf_opt.sweeps.sweep_report import range_text
+
     batches = read_range(DEFAULT_BATCH if batch is None else batch, BATCH, points=points)
     contexts = read_range(DEFAULT_CONTEXT if context is None else context, CONTEXT, points=points)
+
     refuse_rows(batches, contexts)
     _refuse_workload(workload)
     traced = trace(
