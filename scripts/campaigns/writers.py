@@ -26,7 +26,7 @@ from unittest import mock
 import torch
 
 import llm_perf_opt as lpo
-from llm_perf_opt.api.ask import study_page
+from llm_perf_opt.api.ask import study_page, study_view
 from llm_perf_opt.api.export import _write_matrix
 from llm_perf_opt.api.static_analysis import _written
 from llm_perf_opt.core.callgraph import write_callgraph
@@ -76,7 +76,7 @@ def made(folder: Path) -> Any:
         trace=trace,
         cost=trace.cost(),
         sweep=lpo.sweep(folder / "tiny", batch=2, context="16..19"),
-        view=study_page.study_view(folder / "results"),
+        view=study_view(folder / "results"),
         profiler=mock.Mock(export_chrome_trace=partial(_saved, recorded)),
         program=torch.export.export(module, arguments),
         adapter=HuggingFaceAdapter(folder / "llama", trust_remote_code=False),
@@ -99,8 +99,8 @@ def stored_calibration(**options: object) -> object:
 
 
 def _page_of(view: object, place: Path) -> None:
-    with mock.patch.object(study_page, "study_view", lambda *_: view):
-        study_page.study_page("results", place / "page.html", force=True)
+    with mock.patch("llm_perf_opt.api.ask.study_view", lambda *_: view):
+        study_page("results", place / "page.html", force=True)
 
 
 def _failed(place: Path) -> None:
