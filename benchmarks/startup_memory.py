@@ -233,7 +233,6 @@ def main() -> None:
     asked = parser(__doc__, docs="write the page's sections and its data file")
     asked.add_argument("--part", choices=(DEVELOPED_PART, SET_ASIDE), help="judge on these records alone")
     options = asked.parse_args()
-    logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     data = memory_data([options.part] if options.part else [DEVELOPED_PART, SET_ASIDE])
     show_sections("does-it-fit", sections(data), is_written=options.docs)
     if options.docs:
@@ -241,4 +240,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     main()

@@ -1,8 +1,9 @@
-"""Shared by every test: nothing that a test runs may leave a hook, a mode or a patch behind in torch."""
+"""Shared by every test: none may leave a hook, a mode or a patch behind in torch, or the log switched off."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Iterator
 from functools import reduce
@@ -25,6 +26,14 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests stay until the end: no later collection of garbage need walk over them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def log_is_left_on() -> Iterator[None]:
+    """A command called in this process that silences every log would change what later tests see."""
+    before = logging.root.manager.disable
+    yield
+    assert logging.root.manager.disable == before
 
 
 @pytest.fixture(autouse=True)
