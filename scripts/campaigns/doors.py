@@ -53,6 +53,7 @@ FILES: Doors = {
     "eager rates file": _PACKAGE,
     "priors file": _PACKAGE,
     "link priors file": _PACKAGE,
+    "price table": _PACKAGE,
 }
 
 LINES: Doors = {  # texts of the command line that are taken apart
@@ -78,6 +79,7 @@ READS: Doors = {  # past core.reading
     "core/hardware/links.py::_package_links": _PACKAGE,
     "core/hardware/priors.py::link_priors": _PACKAGE,
     "core/hardware/priors.py::efficiency_priors": _PACKAGE,
+    "core/hardware/prices.py::shipped_prices": _PACKAGE,
     "core/hardware/device.py::_package_devices": _PACKAGE,
     "core/output_files.py::move_whole": _OURS,
     "core/output_files.py::plain_values": "a text that was made in the same expression",
