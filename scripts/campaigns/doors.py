@@ -149,6 +149,7 @@ WRITES: Doors = {
     "core/hardware/calibration.py::write_calibration": ("calibration", "calibrate"),
     "core/run_lock.py::locked_folder": "the lock itself, which holds no results",
     "core/output_files.py::*": ("one file",),
+    "serving/deployment_files.py::write_deployment": ("files of a deployment",),
     "serving/vllm/jobs.py::write_message": "for one process, below a temporary name",
     "serving/vllm/make_environment.py::_write_stand_in": ("one file",),
     "serving/vllm/process.py::VllmProcess.__enter__": "a log for one process, below a temporary name",

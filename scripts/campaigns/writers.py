@@ -32,8 +32,10 @@ from llm_perf_opt.api.static_analysis import _written
 from llm_perf_opt.core.callgraph import write_callgraph
 from llm_perf_opt.core.callgraph.runtime_log import write_runtime_log
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.core.hardware.calibration import write_calibration
 from llm_perf_opt.core.output_files import PREFIX, cannot_write, scratch_folder, write_result
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.exports.export_source import PartFiles
 from llm_perf_opt.exports.onnx_trial import _moved, _save
@@ -42,6 +44,9 @@ from llm_perf_opt.measurements.timed.operator_pass import _export
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.released_folder import write_engine_folder
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
+from llm_perf_opt.serving.deployment_files import write_deployment
+from llm_perf_opt.serving.engine_command import EngineDeployment
+from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.sweeps.studies.parquet_store import StudyManifest, StudyStore, rows_table
 from scripts.campaigns.file_kinds import LLAMA, made_calibration, small_module
 from scripts.campaigns.hostile_files import quiet
@@ -118,6 +123,12 @@ def _weighted(program: Any, place: Path) -> None:
         list(_moved(scratch, place, [mock.Mock(file="part.pt2")]))
 
 
+def _deployment() -> EngineDeployment:
+    device = load_devices().devices["h100-sxm"]
+    settings = EngineSettings(model="unused", device=SeenDevice.of(device), plan=ParallelPlan(tp=2))
+    return EngineDeployment(settings=settings, model="org/model", device=device, replicas=2)
+
+
 def _study_part(place: Path) -> None:
     rows = rows_table([{"status": "ok", "study": "tiny", "global_batch": number} for number in range(50)])
     StudyStore(str(place)).write("tiny", "m", "part-1-2", [rows], "01234567")
@@ -147,6 +158,7 @@ WRITERS: dict[str, Callable[[Any], Write]] = {
     "Chrome trace": lambda one: lambda place: _export(one.profiler, place / "chrome-trace.json", {}),
     "exported part": lambda one: lambda place: PartFiles("part", place).save_onnx(b"graph" * 500),
     "exported part with weights": lambda one: partial(_weighted, one.program),
+    "files of a deployment": lambda _: lambda place: write_deployment(place, _deployment(), force=True),
     "part of a study": lambda _: _study_part,
     "manifest of a study": lambda _: _study_manifest,
     "folder for an engine": lambda one: one.adapter.write_engine_folder,
