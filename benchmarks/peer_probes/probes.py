@@ -347,7 +347,7 @@ def own_serving(asked: Asked) -> Offer:
     from llm_perf_opt.tracing.origin import find_origin
 
     assert asked.folder is not None
-    served = ServedModel(find_origin(asked.folder, torch_device="cuda"), asked.folder)
+    served = ServedModel(find_origin(asked.folder, torch_device="cuda"))
     mean = MeanRequest(prompt_tokens=DENSE_TOKENS, output_tokens=ANSWERED_TOKENS)
     replica = served.replica(find_device("h100-sxm"), ParallelPlan(), mean, None, max_sequences=IN_FLIGHT)
     assert replica is not None

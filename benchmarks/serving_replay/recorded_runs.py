@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -190,19 +191,22 @@ def page_rows() -> Iterator[dict[str, Any]]:
     sizes = tuple(read_page_size(name) for name in dict.fromkeys(one["image"] for one in records))
     origin = find_origin(MODEL, torch_device="cuda")
     with engine_folder(origin, MODEL) as folder, ReplayProcess() as process:
-        served = ServedModel(origin, folder, sizes)
+        served = ServedModel(origin, sizes)
         for one in records:
             load = f"{one['concurrency']} at once pages={one['image']} output={OUTPUT_TOKENS}"
-            yield _page_row(process, served, DEVICE, load, one["concurrency"], one["pages_per_s"], one["tpot_ms"] / 1e3)
-        published = ServedModel(origin, folder, (read_page_size(PUBLISHED_PAGE),))
+            yield _page_row(
+                process, folder, served, DEVICE, load, one["concurrency"], one["pages_per_s"], one["tpot_ms"] / 1e3
+            )
+        published = ServedModel(origin, (read_page_size(PUBLISHED_PAGE),))
         per_s = PUBLISHED_PAGES_PER_DAY / 86400
         output = round(PUBLISHED_TOKENS_PER_S / per_s)
         load = f"100 at once pages={PUBLISHED_PAGE} output={output}"
-        yield _page_row(process, published, PUBLISHED_DEVICE, load, 100, per_s, None)
+        yield _page_row(process, folder, published, PUBLISHED_DEVICE, load, 100, per_s, None)
 
 
 def _page_row(
     process: ReplayProcess,
+    folder: Path,
     served: ServedModel,
     device: str,
     load: str,
@@ -214,7 +218,9 @@ def _page_row(
     traffic = as_traffic(declared, served.page_tokens)
     replica = served.replica(find_device(device), ParallelPlan(), mean_request(traffic), None)
     assert replica is not None
-    done = process.replay(ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table))
+    done = process.replay(
+        ReplayJob(settings=served.settings(folder, find_device(device), replica), traffic=traffic, table=replica.table)
+    )
     found = outcome([done], pages=len(traffic.requests), is_closed=True)
     pages_per_s = found.requests_per_s
     return {

@@ -1,4 +1,4 @@
-"""Every aggregated run with its estimate: the step, one prompt, and where their times came from."""
+"""Every aggregated run with its estimate: a steady state, and where the times of its step and prompt came from."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from functools import cache
 
 from benchmarks.bounds.evaluation import decode_graph
 from benchmarks.records import MeasuredRun, read_silicon
+from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, SteadyReplica, SteadyState
+from llm_perf_opt.serving.engines import default_limits
+from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
 from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, engine_blocks
 from llm_perf_opt.timing.step.engine_step import Forward
 from llm_perf_opt.timing.step.engine_time import AskedForward, EngineTimer, ForwardTime
-from llm_perf_opt.timing.step.request_time import RequestLoad, time_per_token
+from llm_perf_opt.timing.step.request_time import first_token_shares
 from llm_perf_opt.timing.step.step_table import StepTable
 from llm_perf_opt.timing.step.step_tables import step_table
 
@@ -39,35 +43,31 @@ def sender(run: MeasuredRun) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated:
-    """A run, and what one step of all its sequences and one prompt of it take."""
+    """A run with the steady state that `serve` prints for it, and the kernels of one step and of one prompt.
+
+    `gap_s` is the rest before each kernel; another than the package's changes both times by what their kernels rest.
+    """
 
     run: MeasuredRun
+    state: SteadyState
     step: ForwardTime
     prompt: ForwardTime
-    step_more_s: float  # of the table of steps, which every verb asks, over the sum of the step's kernels
-    prompt_more_s: float
+    gap_s: float = LAUNCH_GAP_S
 
     @property
-    def step_s(self) -> float:
-        """A step, as the verbs print it."""
-        return self.step.seconds + self.step_more_s
-
-    @property
-    def prompt_s(self) -> float:
-        """One prompt, as the verbs print it."""
-        return self.prompt.seconds + self.prompt_more_s
-
-    @property
-    def load(self) -> RequestLoad:
-        run = self.run
-        return RequestLoad(
-            in_flight=run.in_flight or 1, prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens
-        )
+    def in_flight(self) -> int:
+        """Requests at once."""
+        return self.run.in_flight or 1
 
     @property
     def tpot_s(self) -> float:
         """Expected time per output token."""
-        return time_per_token(self.step_s, self.prompt_s, self.load)
+        return self.state.step_s + (self.gap_s - LAUNCH_GAP_S) * self.step.kernels
+
+    @property
+    def prompt_s(self) -> float:
+        """One prompt by itself."""
+        return self.state.alone_s + (self.gap_s - LAUNCH_GAP_S) * self.prompt.kernels
 
     @property
     def is_frozen(self) -> bool:
@@ -110,17 +110,23 @@ def estimated(runs: Iterable[MeasuredRun]) -> list[Estimated]:
             key = (id(blocks), plan)  # which are kept, and of which there are few
             if key not in tables:
                 tables[key] = step_table(blocks, timer, plan)
-            sequences, table = run.in_flight or 1, tables[key]
-            found.append(
-                Estimated(
-                    run=run,
-                    step=step,
-                    prompt=prompt,
-                    step_more_s=table.seconds(sequences, sequences * run.mean_context) - step.seconds,
-                    prompt_more_s=table.seconds(0, 0, [(run.prompt_tokens, 0)]) - prompt.seconds,
-                )
-            )
+            found.append(Estimated(run=run, state=steady_state(run, tables[key]), step=step, prompt=prompt))
     return found
+
+
+def steady_state(run: MeasuredRun, table: StepTable) -> SteadyState:
+    """What `serve` says of so many users of one replica. How large its cache was, no record says: all are in it."""
+    limits = default_limits(find_device(run.device))
+    steady = SteadyReplica(
+        table=table,
+        mean=MeanRequest(prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens),
+        limits=ReplicaLimits(
+            sequences=limits.sequences, batched_tokens=limits.chunk_tokens, cache_tokens=10**12
+        ).of_groups(table.groups),
+        is_closed=True,
+        client=first_token_shares(run.engine, has_drawn_lengths=has_drawn_lengths(run)),
+    )
+    return steady.at(run.in_flight or 1)
 
 
 def _asked(run: MeasuredRun) -> tuple[AskedForward, AskedForward]:

@@ -20,13 +20,11 @@ import numpy as np
 from benchmarks.serving_times.estimates import Estimated
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
 from llm_perf_opt.timing.step import request_time
-from llm_perf_opt.timing.step.engine_time import ForwardTime, WorkKind
 from llm_perf_opt.timing.step.request_time import (
     FirstToken,
     Quantiles,
     RequestFit,
     banded,
-    time_per_token,
     time_to_first,
 )
 
@@ -60,21 +58,16 @@ class Judged:
         return banded(self.tpot_s, self.fit.tpot).holds(self.one.run.tpot_s or math.nan)
 
 
-def with_gap(time: ForwardTime, gap_s: float) -> ForwardTime:
-    """The same forward with another gap between kernels."""
-    return replace(time, by_kind={**time.by_kind, WorkKind.GAPS: gap_s * time.kernels})
-
-
 def at_gap(one: Estimated, gap_s: float) -> Estimated:
     """The same estimate with another gap."""
-    return replace(one, step=with_gap(one.step, gap_s), prompt=with_gap(one.prompt, gap_s))
+    return replace(one, gap_s=gap_s)
 
 
 def fit_gap(found: Sequence[Estimated]) -> float:
     """The gap with the least mean of median errors, every model and engine counting alike."""
     groups: dict[object, list[tuple[float, float, float]]] = defaultdict(list)
     for one in found:
-        row = (at_gap(one, 0.0).tpot_s, _launches(one), one.run.tpot_s or 1.0)
+        row = (at_gap(one, 0.0).tpot_s, one.step.kernels, one.run.tpot_s or 1.0)
         groups[one.run.model, one.run.engine].append(row)
     columns = [np.array(rows).T for rows in groups.values()]
 
@@ -83,11 +76,6 @@ def fit_gap(found: Sequence[Estimated]) -> float:
         return float(np.mean(medians))
 
     return min(GAPS_S, key=error)
-
-
-def _launches(one: Estimated) -> float:
-    """Kernels in the time of one output token: those of a step, and its share of those of prompts."""
-    return time_per_token(one.step.kernels, one.prompt.kernels, one.load)
 
 
 def fitted(found: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> RequestFit:
@@ -124,7 +112,7 @@ def judged(found: Sequence[Estimated], fit: RequestFit) -> list[Judged]:
 
 def _ttft(one: Estimated, fit: RequestFit) -> float:
     shares = fit.first_token.get(one.sender, fit.first_token[ALL])
-    return time_to_first(one.tpot_s, one.prompt_s, one.load, shares)
+    return time_to_first(one.tpot_s, one.prompt_s, one.in_flight, shares)
 
 
 def _quantiles(ratios: Sequence[float]) -> Quantiles:
@@ -133,7 +121,7 @@ def _quantiles(ratios: Sequence[float]) -> Quantiles:
 
 
 def _shares(some: Sequence[Estimated]) -> FirstToken:
-    rows = [(1.0, one.prompt_s, one.load.in_flight * one.prompt_s, one.tpot_s) for one in some]
+    rows = [(1.0, one.prompt_s, one.in_flight * one.prompt_s, one.tpot_s) for one in some]
     measured = [one.run.ttft_s or 1.0 for one in some]
     found = fit_first_token(rows, measured, begin=(0.02, 1.0, 0.1, 1.0), tries=400)
     constant, prompts, others, steps = (round(value, 5) for value in found)

@@ -182,9 +182,9 @@ def capacity(
     asked, server = taken_plan(workload, promise, is_alone=deadline is not None), read_server(measured)
     formats = [None] if weights is None else [name.strip() for name in weights.split(",")]
     origins = [find_origin(model, weights=name, torch_device="cuda", **workload) for name in formats]
-    with Replays() as replays, engine_folder(origins[0], model) as folder:
+    with engine_folder(origins[0], model) as folder, Replays(folder) as replays:
         sizes = declared.pages.sizes if isinstance(declared, DeclaredTraffic) and declared.pages is not None else ()
-        served = [ServedModel(origin, folder, sizes) for origin in origins]
+        served = [ServedModel(origin, sizes) for origin in origins]
         requests = as_traffic(declared, served[0].page_tokens)
         found = _considered(served, clusters, requests, asked, server)
         fleets = [
@@ -211,7 +211,11 @@ def _considered(
     server: MeasuredServer,
 ) -> _Found:
     mean, refused = mean_request(requests), list[str]()
-    found = [candidate for model in served for candidate in candidates(model, clusters, mean, asked, refused)]
+    found = [
+        candidate
+        for model in served
+        for candidate in candidates(model, clusters, mean, asked, refused, is_closed=requests.concurrency is not None)
+    ]
     if not found:
         raise UsageError(
             f"{served[0].origin.name} does not fit on {', '.join(map(str, clusters))}.",

@@ -21,6 +21,7 @@ from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
 from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life, visible_streams
 from llm_perf_opt.cli.report_command import report
+from llm_perf_opt.cli.serve_command import serve
 from llm_perf_opt.cli.study_command import ask, study
 from llm_perf_opt.cli.sweep_command import sweep
 from llm_perf_opt.cli.trace_command import trace
@@ -41,6 +42,7 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (pages, "What pages of several sizes cost; one more crop."),
     (sweep, "How cost changes with batch and context."),
     (report, "Everything that needs no weights, on one page."),
+    (serve, "Which GPU, how many, how fast, at what cost."),
     (predict, "Which GPU: does it fit, how fast could it serve?"),
     (plan, "Which parallel plan for so many GPUs."),
     (study, "Thousands of points: models x plans x devices."),

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
@@ -21,43 +22,62 @@ from llm_perf_opt.core.workload import PageSize
 from llm_perf_opt.costs.memory.kv_cache import DECODE
 from llm_perf_opt.serving.capacity.fleets import Considered
 from llm_perf_opt.serving.capacity.outcome import Promise
-from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, most_requests, steady_states
+from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, SteadyReplica, most_requests
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.serving.engines import default_limits
-from llm_perf_opt.serving.fit import fullest_fit
+from llm_perf_opt.serving.fit import ServingFit, fullest_fit
 from llm_perf_opt.serving.traffic_text import PageTokens
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.predict import predict
-from llm_perf_opt.timing.rate_sources import source_of
+from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, source_of
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, engine_blocks
 from llm_perf_opt.timing.step.engine_step import Forward
+from llm_perf_opt.timing.step.request_time import FirstToken
 from llm_perf_opt.timing.step.step_table import Curve, StepTable
 from llm_perf_opt.tracing.origin import Origin
 from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin
 
+if TYPE_CHECKING:
+    from llm_perf_opt.timing.step.engine_time import EngineTimer
+
 log = logging.getLogger(__name__)
 
-ENGINE = "vllm"
 _SIZES_TRACED = 3  # of the pages: those between have a time in between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One way to run the model: what is known without a replay, and what a replay needs."""
+    """One way to run the model: what is known without a replay, and what an engine is told of it."""
 
     considered: Considered
-    settings: EngineSettings
-    table: StepTable
+    steady: SteadyReplica
+    fit: ServingFit
+
+    @property
+    def table(self) -> StepTable:
+        """How long its steps take."""
+        return self.steady.table
 
 
 class ServedModel:
-    """One traced model, asked for any device and plan. `pages` are the sizes of the pages that come, if any do."""
+    """One traced model, asked for any device and plan. `pages` are the sizes of the pages that come, if any do.
 
-    def __init__(self, origin: Origin, folder: Path, pages: Sequence[PageSize] = ()) -> None:
-        self.origin, self._folder, self._pages = origin, folder, pages
+    `engine` is whose kernels run. What an engine keeps in memory is by the rules of vLLM.
+    """
+
+    def __init__(self, origin: Origin, pages: Sequence[PageSize] = (), engine: str = DEFAULT_KERNEL_ENGINE) -> None:
+        self.origin, self.engine, self._pages = origin, engine, pages
         self._tokens: dict[str, PageTokens] = {}
         self._encoders: dict[str, Curve] = {}
         self._page_traces: list[tuple[int, TracedRun]] = []
+        self._timers: dict[str, EngineTimer] = {}
+        self._tables: dict[str, dict[ParallelPlan, StepTable]] = {}
+
+    def with_engine(self, engine: str) -> ServedModel:
+        """The same traces, timed by the kernels of another engine."""
+        other = ServedModel(self.origin, self._pages, engine)
+        other.__dict__["trace"], other._page_traces = self.trace, self._page_traces
+        return other
 
     @cached_property
     def trace(self) -> TracedRun:
@@ -98,6 +118,24 @@ class ServedModel:
             self._tokens[size.text] = page_tokens(self.origin, size)
         return self._tokens[size.text]
 
+    def longest_context(self, clusters: Sequence[Cluster], length: int) -> tuple[int, str]:
+        """The longest sequence that any plan of these clusters holds, and which does; 0: none holds the weights."""
+        found = [(0, "")]
+        for cluster in clusters:
+            for tp in (size for size in (1, 2, 4, 8, 16) if size <= cluster.per_node and self.heads % size == 0):
+                for pp in (1, 2, 4, 8):
+                    plan = ParallelPlan(tp=tp, pp=pp)
+                    if plan.replica_ranks <= cluster.count:
+                        fit = fullest_fit(
+                            self.trace.graphs,
+                            cluster.device,
+                            plan,
+                            context=length,
+                            limits=default_limits(cluster.device),
+                        )
+                        found.append((fit.largest_context or 0, f"{cluster.device.id} {plan.describe()}"))
+        return max(found)
+
     def replica(
         self,
         device: Device,
@@ -107,8 +145,9 @@ class ServedModel:
         *,
         max_sequences: int | None = None,
         max_batched_tokens: int | None = None,
-        seen: SeenDevice | None = None,
         cluster: Cluster | None = None,
+        is_closed: bool = False,
+        client: FirstToken | None = None,
     ) -> Replica | None:
         """The plan on this device, or in a cluster of them; None: the weights leave no room for a mean request."""
         defaults = default_limits(device)
@@ -132,8 +171,14 @@ class ServedModel:
             batched_tokens=limits.chunk_tokens,
             cache_tokens=fit.cache_tokens,
         )
-        table = self._table(device, plan, cluster)
-        states = tuple(steady_states(table, mean, taken.of_groups(plan.attention_dp)))
+        steady = SteadyReplica(
+            table=self._table(device, plan, cluster),
+            mean=mean,
+            limits=taken.of_groups(plan.attention_dp),
+            is_closed=is_closed,
+            client=client,
+        )
+        states = tuple(steady.states())
         considered = Considered(
             device=device.id,
             plan=plan,
@@ -142,39 +187,51 @@ class ServedModel:
             max_sequences=taken.sequences,
             max_batched_tokens=taken.batched_tokens,
             states=states,
-            best=most_requests(list(states), *((promise.tpot_s, promise.ttft_s) if promise else ())),
+            best=most_requests(states, promise),
         )
-        return Replica(
-            considered=considered, settings=self._settings(device, plan, taken, fit.room_bytes, seen), table=table
-        )
+        return Replica(considered=considered, steady=steady, fit=fit)
 
-    def _settings(
-        self, device: Device, plan: ParallelPlan, limits: ReplicaLimits, room: int, seen: SeenDevice | None
+    def settings(
+        self, folder: Path, device: Device, replica: Replica, seen: SeenDevice | None = None
     ) -> EngineSettings:
+        """What an engine is told when it starts with the model in a folder; `seen` is the device it believes in."""
+        considered, fit = replica.considered, replica.fit
         return EngineSettings(
-            model=str(self._folder),
+            model=str(folder),
             device=seen or SeenDevice.of(device),
-            plan=plan,
+            plan=considered.plan,
             dtype=self.origin.workload.dtype,
             cache_dtype=cache_argument(self._decode.deployment.get("cache")),
-            cache_bytes=room,
-            max_sequences=limits.sequences,
-            max_batched_tokens=limits.batched_tokens,
+            cache_bytes=fit.room_bytes,
+            max_sequences=considered.max_sequences,
+            max_batched_tokens=considered.max_batched_tokens,
         )
 
-    def _table(self, device: Device, plan: ParallelPlan, cluster: Cluster | None) -> StepTable:
+    def timer(self, device: Device, cluster: Cluster | None = None) -> EngineTimer:
+        """Of the kernels on a device; one for each, since it keeps what it has learnt."""
         from llm_perf_opt.timing.step.engine_time import EngineTimer
+
+        key = f"{device.id} {cluster or ''}"
+        if key not in self._timers:
+            self._timers[key] = EngineTimer.of_any(device, self.engine, cluster)
+        return self._timers[key]
+
+    def _table(self, device: Device, plan: ParallelPlan, cluster: Cluster | None) -> StepTable:
+        from llm_perf_opt.timing.kernel_rates import UNKNOWN_SPREAD
         from llm_perf_opt.timing.step.step_tables import step_table
 
-        timer = EngineTimer.of(device, ENGINE, cluster)
-        table = step_table(self.blocks, timer, plan)
+        known = self._tables.setdefault(f"{device.id} {cluster or ''}", {})
+        table = step_table(self.blocks, self.timer(device, cluster), plan, known=known)
+        if not self.timer(device, cluster).is_measured:
+            low, high = UNKNOWN_SPREAD
+            table = replace(table, low=low, high=high)
         if plan.pp > 1:
             table = table.corrected(decoding=1 / plan.pp, prompts=1 / plan.pp)  # each stage an equal share
         return replace(table, images=self._encoder(device)) if self._pages else table
 
     def step_shares(self, cluster: Cluster, considered: Considered, mean: MeanRequest) -> dict[str, float]:
         """Seconds of the best state's mean step by what they are spent on, decoding and its share of the prompts."""
-        from llm_perf_opt.timing.step.engine_time import AskedForward, EngineTimer
+        from llm_perf_opt.timing.step.engine_time import AskedForward
 
         if (state := considered.best) is None:
             return {}
@@ -184,7 +241,7 @@ class ServedModel:
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
             (prompts, Forward(sequences=1, queries=prompt, keys=prompt)),
         )
-        timer, found = EngineTimer.of(cluster.device, ENGINE, cluster), Counter[str]()
+        timer, found = self.timer(cluster.device, cluster), Counter[str]()
         times = timer.times([AskedForward(blocks=self.blocks, forward=forward, plan=plan) for _, forward in forwards])
         # Two forwards stand for one mixed step, so they tell shares; how long the step takes, its table tells.
         for (count, _), time in zip(forwards, times, strict=True):

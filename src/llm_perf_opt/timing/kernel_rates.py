@@ -158,10 +158,7 @@ class KernelTableRates(RatesAbove):
         if answer is not None and self.is_engine:
             return self._from_memory(kernel, answer)
         if answer is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
-            needed = kernel.bytes_moved - kernel.avoidable_bytes
-            seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * self.device.bandwidth_bytes_per_s)
-            fast, slow = UNKNOWN_SPREAD
-            return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
+            return by_bytes(kernel, self.device)
         return answer
 
     def _from_memory(self, kernel: Kernel, found: KernelTime) -> KernelTime:
@@ -180,8 +177,7 @@ class KernelTableRates(RatesAbove):
 
     def _by_data_sheet(self, kernel: Kernel) -> KernelTime | None:
         """What no table has: an exchange by the links of the cluster, a product of 32 bits by its roofline."""
-        below = self.below.duration(kernel)
-        return None if below is None else KernelTime(TimeOrigin.ROOFLINE, below[0].band.expected_in_the_middle())
+        return by_data_sheet(kernel, self.below)
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether a table has its shape."""
@@ -238,6 +234,40 @@ class KernelTableRates(RatesAbove):
             times = self.tables.one_exchange(exchange, ranks, size, by_engine=self.is_engine)
             self._known[collective] = next(_answers(times))
         return self._known[collective]
+
+
+def by_bytes(kernel: Kernel, device: Device) -> KernelTime:
+    """A vector kernel of an engine: a floor, and the bytes that it needs."""
+    needed = kernel.bytes_moved - kernel.avoidable_bytes
+    seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * device.bandwidth_bytes_per_s)
+    fast, slow = UNKNOWN_SPREAD
+    return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
+
+
+def by_data_sheet(kernel: Kernel, below: DataSheetRates) -> KernelTime | None:
+    """The middle of what a data sheet allows; None: it does not describe the kernel."""
+    found = below.duration(kernel)
+    return None if found is None else KernelTime(TimeOrigin.ROOFLINE, found[0].band.expected_in_the_middle())
+
+
+@dataclass(frozen=True, slots=True)
+class SheetKernels:
+    """Kernels of an engine on a device that no table comes near: every time is that of its data sheet."""
+
+    below: DataSheetRates
+
+    def learn(self, kernels: Iterable[Kernel]) -> None:
+        """Nothing: there is no table to ask."""
+
+    def knows(self, kernel: Kernel) -> bool:
+        """No shape was measured."""
+        return False
+
+    def measured(self, kernel: Kernel) -> KernelTime | None:
+        """By its bytes, or by the rates of the data sheet; None: neither describes it."""
+        if kernel.kind is KernelKind.VECTOR:
+            return by_bytes(kernel, self.below.device)
+        return by_data_sheet(kernel, self.below)
 
 
 def _behind_another(kernel: KernelTime) -> Band:

@@ -21,6 +21,7 @@ from llm_perf_opt.serving.capacity.fleets import (
     glance_table,
 )
 from llm_perf_opt.serving.capacity.outcome import Promise, outcome, slower
+from llm_perf_opt.serving.capacity.queueing import PromptQueue
 from llm_perf_opt.serving.capacity.replay_report import (
     Banded,
     chrome_trace,
@@ -38,7 +39,15 @@ BANDED = Banded(
     low=outcome([slower(REPLAYED, 0.5)], pages=3),
     high=outcome([slower(REPLAYED, 2.0)], pages=3),
 )
-STATE = SteadyState(sequences=4, step_s=0.02, first_token_s=0.05, requests_per_s=2.0)
+STATE = SteadyState(
+    sequences=4,
+    step_s=0.02,
+    requests_per_s=2.0,
+    output_tokens=100.0,
+    plain_s=0.01,
+    alone_s=0.03,
+    queue=PromptQueue(requests_per_s=2.0, reading_s=(0.01, 0.03)),
+)
 CONSIDERED = Considered(
     device="h100-sxm",
     plan=ParallelPlan(tp=2),

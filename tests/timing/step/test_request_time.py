@@ -7,28 +7,29 @@ import pytest
 from llm_perf_opt.timing.step.request_time import (
     FirstToken,
     Quantiles,
-    RequestLoad,
     banded,
+    first_token_shares,
     request_fit,
-    time_per_token,
     time_to_first,
 )
 
-LOAD = RequestLoad(in_flight=5, prompt_tokens=1000, output_tokens=200)
-
-
-def test_prompts_of_others_are_spread_over_the_output() -> None:
-    assert time_per_token(0.010, 0.050, LOAD) == pytest.approx(0.010 + 4 * 0.050 / 200)
-    assert time_per_token(0.010, 0.050, RequestLoad(in_flight=1, prompt_tokens=1, output_tokens=1)) == 0.010
+SHARES = FirstToken(constant_s=0.002, prompts=1.5, prompts_of_others=0.1, steps=2.0)
 
 
 def test_a_first_token_waits_for_prompts_and_steps() -> None:
-    shares = FirstToken(constant_s=0.002, prompts=1.5, prompts_of_others=0.1, steps=2.0)
-    assert time_to_first(0.011, 0.050, LOAD, shares) == pytest.approx(0.002 + (1.5 + 0.5) * 0.050 + 0.022)
+    assert time_to_first(0.011, 0.050, 5, SHARES) == pytest.approx(0.002 + (1.5 + 0.5) * 0.050 + 0.022)
 
 
-def test_half_of_the_output_is_in_the_cache_on_average() -> None:
-    assert LOAD.mean_context == 1101
+def test_a_request_alone_waits_for_no_other_prompt() -> None:
+    assert time_to_first(0.011, 0.050, 1, SHARES) == pytest.approx(0.002 + 0.050 + 0.011)
+    times = [time_to_first(0.011, 0.050, in_flight, SHARES) for in_flight in range(1, 8)]
+    assert times == sorted(times)
+    assert times[3] == pytest.approx(0.002 + (1.5 + 0.4) * 0.050 + 0.022)  # four in flight: as fitted
+
+
+def test_an_engine_without_shares_takes_those_of_all() -> None:
+    assert first_token_shares("other", has_drawn_lengths=True) == request_fit().first_token["all"]
+    assert first_token_shares("vllm", has_drawn_lengths=False) == request_fit().first_token["vllm fixed"]
 
 
 def test_a_band_is_the_quantiles_around_the_expected_time() -> None:

@@ -196,7 +196,8 @@ class MeasuredServer:
                 fix="name the plan that was measured: one cluster in --devices, and --tp",
             )
         self.factors.append(step_factors(self.steps, replica.table, mean.mean_context))
-        return replace(replica, table=corrected(replica.table, self.factors[-1]))
+        table = corrected(replica.table, self.factors[-1])
+        return replace(replica, steady=replace(replica.steady, table=table))
 
     def notes(self) -> Iterator[Note]:
         """What was corrected."""

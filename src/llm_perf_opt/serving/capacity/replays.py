@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -34,8 +35,8 @@ class ReplayedFleet:
 class Replays:
     """A process of vLLM that stays open from one replay to the next. Where there is no vLLM, it is refused at once."""
 
-    def __init__(self) -> None:
-        self._process = ReplayProcess(find())
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._process = folder, ReplayProcess(find())
 
     def __enter__(self) -> Self:
         self._process.__enter__()
@@ -89,7 +90,9 @@ class Replays:
 
     def _job(self, candidate: PlanCandidate, traffic: Traffic, factor: float) -> ReplayJob:
         replica = candidate.replica
-        return ReplayJob(settings=replica.settings, traffic=traffic, table=replica.table, slower=factor)
+        device = candidate.cluster.device
+        settings = candidate.served.settings(self._folder, device, replica, candidate.seen)
+        return ReplayJob(settings=settings, traffic=traffic, table=replica.table, slower=factor)
 
     def _fewest(self, candidate: PlanCandidate, traffic: Traffic, promise: Promise | None) -> int | None:
         """The smallest number of replicas that keeps the promise, found on the share of one of them.

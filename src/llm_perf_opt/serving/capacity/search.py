@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -12,10 +12,12 @@ from typing import Any
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.units import format_number_of
 from llm_perf_opt.serving.capacity.outcome import Promise
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.served_model import Replica, ServedModel
+from llm_perf_opt.timing.step.request_time import FirstToken
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class PlanCandidate:
     served: ServedModel
     replica: Replica
     replicas: int
+    seen: SeenDevice | None = None  # which an engine believes in; None: the device itself
 
 
 def read_clusters(devices: str | Sequence[str | Cluster], devices_file: Path | None) -> tuple[Cluster, ...]:
@@ -73,14 +76,29 @@ def read_clusters(devices: str | Sequence[str | Cluster], devices_file: Path | N
 
 
 def candidates(
-    served: ServedModel, clusters: Sequence[Cluster], mean: MeanRequest, asked: Asked, refused: list[str]
+    served: ServedModel,
+    clusters: Sequence[Cluster],
+    mean: MeanRequest,
+    asked: Asked,
+    refused: list[str],
+    *,
+    is_closed: bool = False,
+    client: FirstToken | None = None,
+    is_worth: Callable[[ParallelPlan], bool] = lambda _: True,
 ) -> Iterator[PlanCandidate]:
-    """Every plan with room for requests; the names of those without are added to `refused`."""
+    """Every plan with room for requests, small ones first; the names of those without are added to `refused`.
+
+    A plan that is not worth it is left out when its turn comes.
+    """
     shared = SeenDevice.of(clusters[0].device) if len({cluster.device.id for cluster in clusters}) > 1 else None
     for cluster in clusters:
-        ways = product(_plans(served, cluster, asked), asked.max_sequences, asked.max_batched_tokens)
+        plans = _plans(served, cluster, asked)
+        log.info("%s: %s", cluster.device.id, format_number_of(len(plans), "plan"))
+        ways = product(plans, asked.max_sequences, asked.max_batched_tokens)
         for plan, max_sequences, max_batched_tokens in ways:
-            log.info("Plan %s on %s", plan.describe(), cluster)
+            if not is_worth(plan):
+                continue
+            log.debug("Plan %s on %s", plan.describe(), cluster)
             replica = served.replica(
                 cluster.device,
                 plan,
@@ -88,14 +106,15 @@ def candidates(
                 asked.promise,
                 max_sequences=max_sequences,
                 max_batched_tokens=max_batched_tokens,
-                seen=shared,
                 cluster=cluster,
+                is_closed=is_closed,
+                client=client,
             )
             if replica is None:
                 refused.append(f"{cluster.device.id} {plan.describe()}")
                 continue
             replicas = asked.replicas or cluster.count // plan.replica_ranks
-            yield PlanCandidate(cluster=cluster, served=served, replica=replica, replicas=replicas)
+            yield PlanCandidate(cluster=cluster, served=served, replica=replica, replicas=replicas, seen=shared)
 
 
 def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> list[ParallelPlan]:
@@ -122,7 +141,7 @@ def _plans(served: ServedModel, cluster: Cluster, asked: Asked) -> list[Parallel
             why="each lies whole on one rank of a replica, and tp x attention-dp are there, or is divided among all",
             fix="give --tp and --attention-dp such that --ep is their product, or leave --ep out",
         )
-    return found
+    return sorted(found, key=lambda plan: plan.replica_ranks)
 
 
 def _groups(served: ServedModel, cluster: Cluster, asked: Asked, tp: int) -> list[int]:

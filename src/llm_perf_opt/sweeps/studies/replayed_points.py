@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -31,8 +30,8 @@ def replays_of(task: StudyTask, deployments: Sequence[PointDeployment]) -> Itera
         return
     try:
         origin = _origin(task)
-        with Replays() as replays, engine_folder(origin, task.model.source) as folder:
-            points = _ReplayedPoints(origin, folder, replays)
+        with engine_folder(origin, task.model.source) as folder, Replays(folder) as replays:
+            points = _ReplayedPoints(origin, replays)
             while left:
                 deployment = left.pop(0)
                 yield deployment, points.at(deployment)
@@ -55,8 +54,8 @@ def _origin(task: StudyTask) -> Origin:
 class _ReplayedPoints:
     """One model; what was traced for a set of pages serves all plans and devices."""
 
-    def __init__(self, origin: Origin, folder: Path, replays: Replays) -> None:
-        self._origin, self._folder, self._replays = origin, folder, replays
+    def __init__(self, origin: Origin, replays: Replays) -> None:
+        self._origin, self._replays = origin, replays
         self._served: dict[tuple[PageSize, ...], ServedModel] = {}
 
     def at(self, deployment: PointDeployment) -> Figures | PerfOptError:
@@ -70,7 +69,7 @@ class _ReplayedPoints:
         assert deployment.traffic is not None, "only traffic is replayed"
         declared = read_traffic(deployment.traffic)
         sizes = declared.pages.sizes if isinstance(declared, DeclaredTraffic) and declared.pages is not None else ()
-        served = self._served.setdefault(tuple(sizes), ServedModel(self._origin, self._folder, sizes))
+        served = self._served.setdefault(tuple(sizes), ServedModel(self._origin, sizes))
         requests = as_traffic(declared, served.page_tokens)
         cluster = deployment.cluster()
         plan, mean = replica_plan(deployment.plan), mean_request(requests)

@@ -13,7 +13,7 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, ProductShape, StateShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.timing.kernel_rates import KernelTableRates, require_tables, table_rates
+from llm_perf_opt.timing.kernel_rates import KernelTableRates, SheetKernels, require_tables, table_rates
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
 from llm_perf_opt.timing.step.engine_step import Counted, Forward, forward_kernels, whole_modules
@@ -87,8 +87,13 @@ class TimesForwards(Protocol):
 class EngineTimer:
     """The forwards of an engine on a device; many are asked at once, since tables answer columns."""
 
-    def __init__(self, rates: KernelTableRates) -> None:
+    def __init__(self, rates: KernelTableRates | SheetKernels) -> None:
         self._rates = rates
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether tables of measured kernels stand behind it; else every time is that of a data sheet."""
+        return isinstance(self._rates, KernelTableRates)
 
     @classmethod
     def of(cls, device: str | Device, engine: str | None, cluster: Cluster | None = None) -> EngineTimer:
@@ -101,6 +106,12 @@ class EngineTimer:
         rates = table_rates(DataSheetRates(found, Execution.FUSED, cluster=cluster), engine)
         assert rates is not None, "tables are there"
         return cls(rates)
+
+    @classmethod
+    def of_any(cls, device: Device, engine: str | None, cluster: Cluster | None = None) -> EngineTimer:
+        """By tables where they describe the device, by its data sheet where none does."""
+        sheet = DataSheetRates(device, Execution.FUSED, cluster=cluster)
+        return cls(table_rates(sheet, engine) or SheetKernels(sheet))
 
     def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
         """The time of each forward."""

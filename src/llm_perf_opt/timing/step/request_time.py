@@ -1,7 +1,4 @@
-"""Time per output token and time to first token of requests that a full server answers, as bands.
-
-**TPOT** is a step of every sequence in flight, and what prompts take from it: while one request makes its output, each
-of the others brings one prompt, which runs between or inside the steps.
+"""Time to first token as clients of a server see it, and the bands of both times.
 
 **TTFT** is the prompt itself, prompts that wait before it, and steps in between. How much of each depends on the engine
 and on how requests are sent; their shares were fitted to served requests, as `serving_fit.toml` says.
@@ -17,6 +14,7 @@ from importlib import resources
 from llm_perf_opt.core.reading import FileKind, as_record, parse_toml
 from llm_perf_opt.timing.rates import Band
 
+_FEWEST_IN_FLIGHT = 4  # of the records that shares were fitted to
 _FIT_FILE = FileKind(name="fit to served requests", fix="install llm-perf-opt again")
 
 
@@ -49,20 +47,6 @@ class RequestFit:
     first_token: Mapping[str, FirstToken]  # by engine, or by engine and load generator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLoad:
-    """Requests in flight at once, and their lengths."""
-
-    in_flight: int
-    prompt_tokens: int
-    output_tokens: int
-
-    @property
-    def mean_context(self) -> int:
-        """Tokens in the cache halfway through the output."""
-        return self.prompt_tokens + self.output_tokens // 2 + 1
-
-
 @cache
 def request_fit() -> RequestFit:
     """The fitted figures that ship with the package."""
@@ -70,15 +54,23 @@ def request_fit() -> RequestFit:
     return as_record(document, RequestFit, _FIT_FILE)
 
 
-def time_per_token(step_s: float, prompt_s: float, load: RequestLoad) -> float:
-    """Expected TPOT: a step, and a share of the prompts of all other requests."""
-    return step_s + (load.in_flight - 1) * prompt_s / max(load.output_tokens, 1)
+def time_to_first(tpot_s: float, prompt_s: float, in_flight: int, shares: FirstToken) -> float:
+    """Expected TTFT with so many requests in flight.
+
+    Hardly any record has fewer than four. A request alone meets no prompt of another: it takes its own prompt and a
+    step, and with two or three in flight the time lies in between.
+    """
+    waiting = shares.prompts + shares.prompts_of_others * in_flight
+    fitted_s = shares.constant_s + waiting * prompt_s + shares.steps * tpot_s
+    alone_s = shares.constant_s + prompt_s + tpot_s
+    share = min(1.0, (in_flight - 1) / (_FEWEST_IN_FLIGHT - 1))
+    return fitted_s if fitted_s < alone_s else alone_s + share * (fitted_s - alone_s)
 
 
-def time_to_first(tpot_s: float, prompt_s: float, load: RequestLoad, shares: FirstToken) -> float:
-    """Expected TTFT."""
-    waiting = shares.prompts + shares.prompts_of_others * load.in_flight
-    return shares.constant_s + waiting * prompt_s + shares.steps * tpot_s
+def first_token_shares(engine: str, *, has_drawn_lengths: bool) -> FirstToken:
+    """As clients of this engine saw it, by whether all requests had one length; of all engines where it is unknown."""
+    known = request_fit().first_token
+    return known.get(f"{engine} {'range' if has_drawn_lengths else 'fixed'}", known["all"])
 
 
 def banded(expected_s: float, quantiles: Quantiles) -> Band:

@@ -42,13 +42,28 @@ def step_table(
     *,
     reach: StepRange | None = None,
     padded_to: Sequence[int] = CAPTURED,
+    known: dict[ParallelPlan, StepTable] | None = None,
 ) -> StepTable:
     """The step of a replica under `plan`; a kernel that no table knows is an error: a sum without it is too small.
 
     Twice the tensor ranks are never more than twice as fast. Measured kernels say otherwise now and then, by up to 2.3
-    times: by their errors, or where a kernel was badly chosen for the larger shape.
+    times: by their errors, or where a kernel was badly chosen for the larger shape. `known` keeps tables of the same
+    blocks and timer from one question to the next.
     """
-    reach = reach or StepRange()
+    known = {} if known is None else known
+    if plan not in known:
+        known[plan] = _table(blocks, timer, plan, reach or StepRange(), padded_to, known)
+    return known[plan]
+
+
+def _table(
+    blocks: EngineBlocks,
+    timer: TimesForwards,
+    plan: ParallelPlan,
+    reach: StepRange,
+    padded_to: Sequence[int],
+    known: dict[ParallelPlan, StepTable],
+) -> StepTable:
     asked = _Asked(blocks, timer, plan)
     tokens = asked.curve(_points(1, reach.tokens), _without_attention, without_head=True)
     fit = request_fit()
@@ -76,7 +91,7 @@ def step_table(
     if plan.tp % 2:
         return table
     half = replace(plan, tp=plan.tp // 2, ep=max(1, plan.ep // 2))
-    fewer = step_table(blocks, timer, half, reach=reach, padded_to=padded_to)
+    fewer = step_table(blocks, timer, half, reach=reach, padded_to=padded_to, known=known)
     return table.at_least(fewer.corrected(decoding=0.5, prompts=0.5))
 
 

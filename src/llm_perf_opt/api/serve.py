@@ -1,0 +1,400 @@
+"""Which GPU, how many, which plan, how fast, at what cost: one question about a deployment, by steady states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.queries import shared_work
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware.links import Cluster, find_hardware
+from llm_perf_opt.core.hardware.prices import shipped_prices
+from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.costs.run_description import deployment_notes
+from llm_perf_opt.serving.capacity.fleets import Deadline
+from llm_perf_opt.serving.capacity.outcome import Promise, ReplayOutcome, read_promise
+from llm_perf_opt.serving.capacity.replay_report import shares_table
+from llm_perf_opt.serving.capacity.replays import Replays
+from llm_perf_opt.serving.capacity.search import taken_plan
+from llm_perf_opt.serving.capacity.sizing import (
+    MOST_GPUS,
+    Demand,
+    GpuChoice,
+    SizedFleet,
+    best_of_each,
+    ranked,
+    search_cluster,
+    sized_fleets,
+)
+from llm_perf_opt.serving.capacity.sizing_report import (
+    answer_lines,
+    bands_table,
+    choices_table,
+    frontier_chart,
+    plans_table,
+    replayed_table,
+)
+from llm_perf_opt.serving.capacity.steady_state import mean_request
+from llm_perf_opt.serving.deployment_files import write_deployment
+from llm_perf_opt.serving.engine_command import EngineDeployment
+from llm_perf_opt.serving.engine_settings import SeenDevice
+from llm_perf_opt.serving.served_model import ServedModel, engine_folder
+from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared, read_time
+from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
+from llm_perf_opt.tracing.origin import Origin, find_origin
+
+_SAMPLE = 1000  # requests whose mean stands for all
+_MOST_REPLAYED, _ROUNDS = 3, 8  # fleets, and requests of each user
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ServeAnswer(Answer):
+    """Fleets for a demand, the best first: one for each GPU and engine, and every plan behind them."""
+
+    model: str
+    asked: str
+    demand: Demand
+    fleets: tuple[SizedFleet, ...]
+    plans: tuple[SizedFleet, ...]
+    refused: tuple[str, ...]  # plans that leave no room for a request
+    why_none: str | None
+    step_seconds: Mapping[str, float]
+    replayed: tuple[tuple[SizedFleet, ReplayOutcome], ...]
+    _source: str  # the model as it was named
+    _graphs: tuple[CallGraph, ...]
+
+    @property
+    def best(self) -> SizedFleet | None:
+        """The first that does what is asked; None: none does."""
+        return next((fleet for fleet in self.fleets if fleet.broken is None), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of the rows; traces and tables behind them are left out."""
+        return {
+            "model": self.model,
+            "asked": self.asked,
+            "answer": list(self.report().answer),
+            "fleets": [_figures(fleet) for fleet in self.fleets],
+            "plans": [_figures(fleet) for fleet in self.plans],
+            "refused": list(self.refused),
+        }
+
+    def report(self) -> Report:
+        """The answer, GPUs side by side, the times of the best, where its step goes, every plan, and the frontier."""
+        best = self.best
+        shown = (choices_table(self.fleets, self.demand),) if self.fleets else ()
+        chart = frontier_chart(self.plans, best)
+        return Report(
+            title=f"{self.model}: {self.asked}",
+            answer=answer_lines(self.fleets, self.demand, self.why_none),
+            tables=(
+                *shown,
+                *((replayed_table(self.replayed, self.demand),) if self.replayed else ()),
+                *((bands_table(best, self.demand),) if best is not None else ()),
+                *(
+                    (shares_table(self.step_seconds, f"{best.device} {best.plan}"),)
+                    if best and self.step_seconds
+                    else ()
+                ),
+                *((plans_table(self.plans),) if self.plans else ()),
+            ),
+            notes=tuple(self._notes()),
+            charts=() if chart is None else (chart,),
+        )
+
+    def _notes(self) -> Iterator[Note]:
+        yield from deployment_notes(self._graphs)
+        mean = self.demand.mean
+        yield Note(
+            f"A request has {mean.prompt_tokens:,.0f} tokens in and {mean.output_tokens:,.0f} out. Times are of a "
+            "steady state; --replay runs vLLM's own scheduler on the winners."
+        )
+        if self.fleets:
+            first = self.best or self.fleets[0]
+            yield Note(f"Step times of {first.device}: {first.candidate.replica.table.origin}.")
+        unmeasured = {fleet.device for fleet in self.fleets if not fleet.is_measured}
+        if unmeasured:
+            yield Note(
+                f"No measured kernels come near {', '.join(sorted(unmeasured))}: times are from the data sheet.",
+                Level.WARNING,
+            )
+        if self.demand.is_engine_only:
+            yield Note("TTFT is that of the engine alone: HTTP, tokenising and the way of the answer are left out.")
+        else:
+            yield Note(
+                "TTFT is what clients of measured servers of each engine saw: the own prompt, prompts of others, steps "
+                "and a constant (docs/serving-times.md). --engine-only leaves that out."
+            )
+        if self.demand.promise is None and self.demand.deadline is None:
+            yield Note("No limit was given, so the cheapest fleet may be slow: add --slo ttft=2s,tpot=40ms.")
+        yield from self._price_notes()
+        if self.refused:
+            yield Note(f"No room for a request beside the weights: {', '.join(self.refused)}.")
+
+    def _price_notes(self) -> Iterator[Note]:
+        """Where each price is from, and which GPU has none."""
+        listed = {fleet.device: shipped_prices().get(fleet.device) for fleet in self.fleets}
+        origins: dict[str, list[str]] = {}
+        for fleet in self.fleets:
+            row = listed[fleet.device]
+            if row is not None and fleet.price_per_hour == row.per_hour:
+                origins.setdefault(f"{row.provider} on {row.as_of}", []).append(f"{fleet.device} ${row.per_hour:g}")
+        if origins:
+            texts = (f"{', '.join(dict.fromkeys(names))} ({origin})" for origin, names in origins.items())
+            yield Note(f"List prices of a GPU hour on demand: {'; '.join(texts)}. --price gives others.")
+        missing = list(dict.fromkeys(fleet.device for fleet in self.fleets if fleet.price_per_hour is None))
+        if missing:
+            yield Note(f"No list price is known for {', '.join(missing)}: --price gives one.", Level.WARNING)
+
+    def save_deployment(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
+        """Files that start the best fleet: the engine's command, Docker Compose and Kubernetes."""
+        if (best := self.best) is None:
+            raise UsageError(
+                "There is nothing to start.", why="no fleet does what was asked", fix="loosen --slo, or name other GPUs"
+            )
+        candidate, device = best.candidate, best.candidate.cluster.device
+        seen = SeenDevice(
+            name=device.name, memory_bytes=device.memory_bytes, capability=(0, 0), compute_units=0
+        )  # which only a replay asks
+        deployment = EngineDeployment(
+            settings=candidate.served.settings(Path(self._source), device, candidate.replica, seen),
+            model=self._source,
+            is_folder=Path(self._source).is_dir(),
+            device=device,
+            replicas=best.replicas,
+            engine=best.engine,  # type: ignore[arg-type]
+            weights=candidate.served.origin.deployment.weights,
+            weight_bytes=candidate.replica.fit.weights_bytes,
+            gpus_per_machine=candidate.cluster.per_node,
+        )
+        return write_deployment(Path(folder), deployment, force=force)
+
+
+def _figures(fleet: SizedFleet) -> dict[str, Any]:
+    considered = fleet.candidate.replica.considered
+    names = ("device", "engine", "gpus", "replicas", "plan", "broken", "limit", "requests_per_s", "output_tokens_per_s")
+    costs = ("cost_per_hour", "cost_per_million_input", "cost_per_million_output", "hours", "job_cost")
+    return {
+        **{name: getattr(fleet, name) for name in (*names, *costs)},
+        **{
+            f"{name}_{what}_s": value
+            for name, time in (("ttft", fleet.ttft), ("tpot", fleet.tpot))
+            for what, value in (
+                ("expected", time.expected_s),
+                ("at_share", time.at_share_s),
+                ("low", time.band.low),
+                ("high", time.band.high),
+            )
+        },
+        "sequences": fleet.state.sequences,
+        "cache_tokens": considered.cache_tokens,
+        "largest_context": fleet.candidate.replica.fit.largest_context,
+        "max_sequences": considered.max_sequences,
+        "max_batched_tokens": considered.max_batched_tokens,
+    }
+
+
+def serve(
+    model: str | Path,
+    gpus: str,
+    *,
+    input: str | int | None = None,
+    output: str | int = 500,
+    users: int | None = None,
+    rate: str | None = None,
+    page: str | None = None,
+    pages: int | None = None,
+    within: str | None = None,
+    slo: str | Promise | None = None,
+    prices: Mapping[str, float] | None = None,
+    engine: str = DEFAULT_KERNEL_ENGINE,
+    engine_only: bool = False,
+    replay: bool = False,
+    max_gpus: int = MOST_GPUS,
+    devices_file: Path | None = None,
+    **workload: Any,
+) -> ServeAnswer:
+    """The fleet to buy for a demand: GPU, count, plan, times, rates and cost; by steady states, without vLLM.
+
+    - `gpus`: `l4,h100-sxm`: how many of each is searched; `2x a100-sxm-80g` fixes the number.
+    - `input`, `output`: tokens of a request: `4000`, `lognormal(800,0.8)`. `page`: `A4@150dpi` for a model of images.
+    - `users` at once, a `rate` such as `20/s`, or `pages` to read `within` a time; none: what one replica does.
+    - `slo`: `ttft=2s,tpot=40ms`, of 99 in 100 requests; `p95,ttft=1s` for another share.
+    - `prices`: device id -> price of a GPU hour, in place of the table that ships with the package.
+    - `engine`: whose kernels: `vllm`, `sglang`, `trtllm`, several with commas. `engine_only`: TTFT without the client.
+    - `replay`: the best fleets also through vLLM's own scheduler, which has to be installed.
+    - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
+    - `weights`, `cache`, `routing` and the workload are those of `lpo.trace`.
+    """
+    promise = read_promise(slo) if isinstance(slo, str) else slo
+    engines = _engines(engine)
+    choices = _choices(gpus, max_gpus, devices_file)
+    declared = _declared(input, output, users, rate, page, pages, within)
+    asked = taken_plan(workload, promise, is_alone=False)
+    origin = find_origin(model, torch_device="cuda", **workload)
+    first = ServedModel(origin, () if declared.pages is None else declared.pages.sizes, engines[0])
+    served = [first, *(first.with_engine(name) for name in engines[1:])]
+    demand = Demand(
+        mean=mean_request(replace(declared, requests=_SAMPLE, duration_s=None).traffic(first.page_tokens)),
+        users=users,
+        requests_per_s=None if declared.arrivals is None else declared.arrivals.per_s,
+        deadline=None if pages is None or within is None else Deadline(pages=pages, seconds=read_time(within)),
+        promise=promise,
+        has_drawn_lengths=not (isinstance(declared.output, Fixed) and isinstance(declared.prompt, Fixed | None)),
+        is_engine_only=engine_only,
+        max_gpus=max_gpus,
+    )
+    refused: list[str] = []
+    with shared_work():
+        priced = [
+            replace(fleet, price_per_hour=_price(fleet.device, prices))
+            for fleet in sized_fleets(served, choices, demand, asked, refused)
+        ]
+    plans = ranked(priced)
+    fleets = best_of_each(plans)
+    best = next((fleet for fleet in fleets if fleet.broken is None), None)
+    replayed = _replayed(fleets, origin, model, declared) if replay else ()
+    return ServeAnswer(
+        model=first.trace.graphs[0].model,
+        asked=_asked_text(demand, declared, page),
+        demand=demand,
+        fleets=tuple(fleets),
+        plans=tuple(plans),
+        refused=tuple(dict.fromkeys(refused)),
+        why_none=None if fleets else _why_none(first, choices, demand),
+        step_seconds={} if best is None else _shares(best),
+        replayed=replayed,
+        _source=str(model),
+        _graphs=first.trace.graphs,
+    )
+
+
+def _replayed(
+    fleets: Sequence[SizedFleet], origin: Origin, model: str | Path, declared: DeclaredTraffic
+) -> tuple[tuple[SizedFleet, ReplayOutcome], ...]:
+    """The best fleets through vLLM's own scheduler, each with enough requests to have a steady state."""
+    chosen = [fleet for fleet in fleets if fleet.broken is None and fleet.engine == DEFAULT_KERNEL_ENGINE]
+    if not chosen:
+        return ()
+    found = []
+    with engine_folder(origin, model) as folder, Replays(folder) as replays:
+        for fleet in chosen[:_MOST_REPLAYED]:
+            at_once = fleet.demand.users or fleet.replicas * fleet.state.sequences
+            own = (
+                replace(declared, requests=_ROUNDS * at_once, concurrency=at_once)
+                if declared.arrivals is None
+                else replace(declared, requests=max(_SAMPLE, _ROUNDS * at_once))
+            )
+            candidate = replace(fleet.candidate, replicas=fleet.replicas)
+            requests = own.traffic(candidate.served.page_tokens)
+            found.append((fleet, replays.fleet(candidate, requests, None, None).fleet.outcome))
+    return tuple(found)
+
+
+def _shares(fleet: SizedFleet) -> Mapping[str, float]:
+    candidate = fleet.candidate
+    considered = replace(candidate.replica.considered, best=fleet.state)
+    return candidate.served.step_shares(candidate.cluster, considered, fleet.demand.mean)
+
+
+def _engines(given: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in given.split(",")))
+    unknown = next((name for name in names if name not in ENGINES), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{unknown[:60]!r} is no engine with measured kernels.",
+            why=f"known are {', '.join(ENGINES)}",
+            fix="name one or several of them with commas",
+        )
+    return names
+
+
+def _choices(gpus: str, max_gpus: int, devices_file: Path | None) -> list[GpuChoice]:
+    """GPUs by name, or a number of them such as `8x h100-sxm`; a wrong one is refused before any work."""
+    found = []
+    for name in dict.fromkeys(part.strip() for part in gpus.split(",") if part.strip()):
+        hardware = find_hardware(name, devices_file)
+        if isinstance(hardware, Cluster):
+            found.append(GpuChoice(cluster=hardware, count=hardware.count))
+        elif name[0].isdigit() and "x" in name.split()[0]:
+            found.append(GpuChoice(cluster=search_cluster(hardware.id, 1, devices_file), count=1))
+        else:
+            found.append(GpuChoice(cluster=search_cluster(hardware.id, max_gpus, devices_file)))
+    if not found:
+        raise UsageError("No GPU is named.", why="the list is empty", fix="write --gpus l4,h100-sxm,h200-sxm")
+    return found
+
+
+def _declared(
+    prompt: str | int | None,
+    output: str | int,
+    users: int | None,
+    rate: str | None,
+    page: str | None,
+    pages: int | None,
+    within: str | None,
+) -> DeclaredTraffic:
+    """The demand as traffic, so that its words mean what they mean there."""
+    given = [name for name, value in (("--users", users), ("--rate", rate), ("--pages", pages)) if value is not None]
+    if len(given) > 1:
+        raise UsageError(
+            f"{' and '.join(given)} are two demands.",
+            why="users ask again when they have an answer, a rate comes by itself, pages are there from the start",
+            fix="give one of them",
+        )
+    if (pages is None) != (within is None):
+        raise UsageError(
+            "A deadline is a number of pages and a time.",
+            why=f"{'--within' if within is None else '--pages'} is missing",
+            fix="write --pages 200000 --within 24h",
+        )
+    if prompt is None and page is None:
+        raise UsageError(
+            "The length of a prompt is missing.",
+            why="neither --input nor --page is given",
+            fix="write --input 4000 --output 500",
+        )
+    clients = f"at_once={users or 1} requests={_SAMPLE}" if rate is None else f"rate={rate}"
+    words = [clients, f"output={output}"]
+    words += [f"prompt={prompt}"] if prompt is not None else []
+    words += [f"pages={page}"] if page is not None else []
+    return read_declared(" ".join(words))
+
+
+def _price(device: str, prices: Mapping[str, float] | None) -> float | None:
+    """What was given for the device, else what the table of list prices has; None: neither."""
+    if device in (prices or {}):
+        return (prices or {})[device]
+    listed = shipped_prices().get(device)
+    return None if listed is None else listed.per_hour
+
+
+def _asked_text(demand: Demand, declared: DeclaredTraffic, page: str | None) -> str:
+    mean = demand.mean
+    parts = [f"{mean.prompt_tokens:,.0f} tokens in{f' ({page})' if page else ''}, {mean.output_tokens:,.0f} out"]
+    if demand.users is not None:
+        parts.append(f"{demand.users:,} users")
+    if declared.arrivals is not None:
+        parts.append(f"{declared.arrivals.per_s:g} requests/s")
+    if demand.deadline is not None:
+        parts.append(str(demand.deadline))
+    if demand.promise is not None:
+        parts.append(str(demand.promise))
+    return "; ".join(parts)
+
+
+def _why_none(served: ServedModel, choices: list[GpuChoice], demand: Demand) -> str:
+    """The longest context that would fit, of the plan that holds most."""
+    length = round(demand.mean.prompt_tokens + demand.mean.output_tokens)
+    longest, place = served.longest_context([choice.cluster for choice in choices], length)
+    names = ", ".join(str(choice.cluster) if choice.count else choice.cluster.device.id for choice in choices)
+    if not longest:
+        return f"{served.origin.name} does not fit on {names}: the weights alone are too large."
+    return (
+        f"{served.origin.name} with {length:,} tokens does not fit on {names}: "
+        f"the longest context is {longest:,} tokens, with {place}."
+    )
