@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.predictions import PredictionsAnswer
     from llm_perf_opt.api.profile import ProfileAnswer, profile
     from llm_perf_opt.api.result_files import read_result
+    from llm_perf_opt.api.serve import ServeAnswer, serve
     from llm_perf_opt.api.stages import StagesAnswer
     from llm_perf_opt.api.static_analysis import (
         AnalysisConfig,
@@ -66,6 +67,7 @@ __all__ = [
     "study",
     "ask",
     "study_page",
+    "serve",
     "capacity",
     "export",
     "profile",
@@ -91,6 +93,7 @@ __all__ = [
     "PlansAnswer",
     "StudyAnswer",
     "AskAnswer",
+    "ServeAnswer",
     "CapacityAnswer",
     "AttentionAnswer",
     "GraphAnswer",
@@ -136,6 +139,8 @@ _HOMES = {
     "AskAnswer": "api.ask",
     "study_page": "api.ask",
     "PlansAnswer": "api.plans",
+    "serve": "api.serve",
+    "ServeAnswer": "api.serve",
     "capacity": "api.capacity",
     "CapacityAnswer": "api.capacity",
     "RanksAnswer": "api.per_rank",

@@ -42,6 +42,7 @@ from llm_perf_opt.serving.capacity.steady_state import mean_request
 from llm_perf_opt.serving.deployment_files import write_deployment
 from llm_perf_opt.serving.engine_command import EngineDeployment
 from llm_perf_opt.serving.engine_settings import SeenDevice
+from llm_perf_opt.serving.held_memory import trained_context
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared, read_time
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
@@ -121,6 +122,11 @@ class ServeAnswer(Answer):
             yield Note(
                 f"No measured kernels come near {', '.join(sorted(unmeasured))}: times are from the data sheet.",
                 Level.WARNING,
+            )
+        length, trained = round(mean.prompt_tokens + mean.output_tokens), trained_context(self._graphs[0])
+        if trained is not None and length > trained:
+            yield Note(
+                f"A request has {length:,} tokens, and the model was trained for at most {trained:,}.", Level.WARNING
             )
         if self.demand.is_engine_only:
             yield Note("TTFT is that of the engine alone: HTTP, tokenising and the way of the answer are left out.")
@@ -389,12 +395,12 @@ def _asked_text(demand: Demand, declared: DeclaredTraffic, page: str | None) -> 
 
 def _why_none(served: ServedModel, choices: list[GpuChoice], demand: Demand) -> str:
     """The longest context that would fit, of the plan that holds most."""
-    length = round(demand.mean.prompt_tokens + demand.mean.output_tokens)
+    model, length = served.trace.graphs[0].model, round(demand.mean.prompt_tokens + demand.mean.output_tokens)
     longest, place = served.longest_context([choice.cluster for choice in choices], length)
     names = ", ".join(str(choice.cluster) if choice.count else choice.cluster.device.id for choice in choices)
     if not longest:
-        return f"{served.origin.name} does not fit on {names}: the weights alone are too large."
+        return f"{model} does not fit on {names}: the weights alone are too large."
     return (
-        f"{served.origin.name} with {length:,} tokens does not fit on {names}: "
+        f"{model} with {length:,} tokens does not fit on {names}: "
         f"the longest context is {longest:,} tokens, with {place}."
     )

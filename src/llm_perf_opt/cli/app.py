@@ -13,6 +13,7 @@ from llm_perf_opt.cli.cost_command import cost
 from llm_perf_opt.cli.devices_command import devices_app, doctor, models
 from llm_perf_opt.cli.export_command import export
 from llm_perf_opt.cli.graph_command import graph
+from llm_perf_opt.cli.help_screens import Verb, Verbs
 from llm_perf_opt.cli.join_command import join
 from llm_perf_opt.cli.output import exit_codes, put
 from llm_perf_opt.cli.pages_command import pages
@@ -28,6 +29,7 @@ from llm_perf_opt.cli.trace_command import trace
 
 # Plain help: importing rich for coloured boxes would take half of the time that --help may take.
 app = typer.Typer(
+    cls=Verbs,
     name="llm-perf-opt",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -54,7 +56,7 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (models, "The models known by name."),
     (doctor, "What is installed and what is missing."),
 ):
-    app.command(short_help=line)(verb)
+    app.command(short_help=line, cls=Verb)(verb)
 app.add_typer(devices_app, short_help="List devices, describe one, measure this one, add your own.")
 
 

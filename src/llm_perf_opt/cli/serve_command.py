@@ -84,7 +84,6 @@ BatchedOption = Annotated[
 def serve(
     model: ModelArgument,
     gpus: GpusOption,
-    workload: Mapping[str, Any],
     input_tokens: InputOption = None,
     output_tokens: OutputOption = "500",
     users: UsersOption = None,
@@ -115,6 +114,8 @@ def serve(
     format_name: FormatOption = None,
     verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
+    *,
+    workload: Mapping[str, Any],
 ) -> None:
     """Which GPU, how many and which plan serve MODEL_OR_DIR: TTFT, TPOT, throughput and cost, the best first.
 

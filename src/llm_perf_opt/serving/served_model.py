@@ -25,7 +25,7 @@ from llm_perf_opt.serving.capacity.outcome import Promise
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, SteadyReplica, most_requests
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.serving.engines import default_limits
-from llm_perf_opt.serving.fit import ServingFit, fullest_fit
+from llm_perf_opt.serving.fit import BY_TRAINING, ServingFit, fullest_fit
 from llm_perf_opt.serving.traffic_text import PageTokens
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.predict import predict
@@ -133,7 +133,8 @@ class ServedModel:
                             context=length,
                             limits=default_limits(cluster.device),
                         )
-                        found.append((fit.largest_context or 0, f"{cluster.device.id} {plan.describe()}"))
+                        limit = ", its trained length" if fit.context_limit == BY_TRAINING else ""
+                        found.append((fit.largest_context or 0, f"{cluster.device.id} {plan.describe()}{limit}"))
         return max(found)
 
     def replica(

@@ -152,7 +152,7 @@ def test_the_cheapest_that_does_it_comes_first_and_one_without_a_price_last() ->
     first, second, third = answer_lines(order, demand, None)
     assert first.startswith("1 x l40s (one device, vLLM) serves 32 users: TTFT ")
     assert "$1.00 an hour" in second
-    assert third == "Next: 1 x h200-sxm (one device, vLLM) costs 800% more. Not: l4 (TPOT)."
+    assert third == "Next: 1 x h200-sxm (one device, vLLM) costs 800 % more. Not: l4 (TPOT)."
     rows = choices_table(order, demand).rows
     assert [row[0] for row in rows] == ["l40s", "h200-sxm", "a100-sxm-80g", "l4"]
     assert len(plans_table(order).rows) == 4

@@ -13,7 +13,7 @@ from llm_perf_opt.serving.capacity.outcome import DAY_S, Percentiles, Promise, R
 from llm_perf_opt.serving.requests import EngineSteps, Replayed
 
 GLANCE, TIMES, RATES, ENGINE = "At a glance", "Times of requests", "Rates", "Inside the engine"
-SHARES = "Where the mean step goes at most requests"
+SHARES = "Where the mean step goes"
 _FULL_CACHE = 0.98
 
 _MOST_POINTS = 600

@@ -86,7 +86,7 @@ def _others(best: SizedFleet, others: Sequence[SizedFleet], broken: Sequence[Siz
         second = others[0]
         text = f"Next: {second.gpus} x {second.device} ({second.plan}, {_ENGINES[second.engine]})"
         ours, theirs = (fleet.job_cost or fleet.cost_per_hour for fleet in (best, second))
-        parts.append(text if ours is None or theirs is None else f"{text} costs {theirs / ours - 1:.0%} more")
+        parts.append(text if ours is None or theirs is None else f"{text} costs {100 * (theirs / ours - 1):.0f} % more")
     if broken:
         names = dict.fromkeys(f"{fleet.device} ({_reason(fleet)})" for fleet in broken)
         parts.append(f"Not: {listed(list(names), 4)}")
@@ -197,7 +197,7 @@ def replayed_table(fleets: Sequence[tuple[SizedFleet, ReplayOutcome]], demand: D
 
 def change_text_of(before: float, after: float) -> str:
     """`+4 %`, of a replay over a steady state."""
-    return f"{after / before - 1:+.0%}" if before else "?"
+    return f"{100 * (after / before - 1):+.0f} %" if before else "?"
 
 
 def bands_table(fleet: SizedFleet, demand: Demand) -> Table:

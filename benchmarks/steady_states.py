@@ -1,0 +1,111 @@
+"""Steady states beside replays through vLLM's own scheduler, on the same step times: 60 fleets below 80 % load.
+
+    python -m benchmarks.steady_states          a quarter of an hour of one core; needs vLLM
+    python -m benchmarks.steady_states --docs   writes its section of docs/serve.md
+
+Requests come at random. The load is a share of what one replica answers at most, in a steady state without limits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.pages import DOCS, show_sections, table, write_data
+from benchmarks.runner import parser
+from llm_perf_opt.core.callgraph.queries import shared_work
+from llm_perf_opt.core.hardware.links import parse_cluster
+from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.serving.capacity.replays import Replays
+from llm_perf_opt.serving.capacity.search import PlanCandidate
+from llm_perf_opt.serving.capacity.steady_state import MeanRequest
+from llm_perf_opt.serving.read_traffic import as_traffic
+from llm_perf_opt.serving.served_model import ServedModel, engine_folder
+from llm_perf_opt.tracing.origin import find_origin
+
+PLANS = (
+    ("Qwen/Qwen3-8B", "1x h100-sxm", ParallelPlan()),
+    ("Qwen/Qwen3-8B", "1x l40s", ParallelPlan()),
+    ("Qwen/Qwen3-30B-A3B", "2x h100-sxm", ParallelPlan(tp=2)),
+    ("meta-llama/Llama-3.1-70B-Instruct", "4x h100-sxm", ParallelPlan(tp=4)),
+    ("Qwen/Qwen3-32B", "2x h200-sxm", ParallelPlan(tp=2)),
+)
+SHAPES = ((200, 100), (1000, 200), (4000, 400))
+LOADS = (0.2, 0.4, 0.6, 0.8)
+REQUESTS = 500
+FIGURES = {"tpot": "TPOT", "tpot_p99": "TPOT p99", "ttft": "engine's TTFT", "ttft_p99": "engine's TTFT p99"}
+DATA = DOCS / "data" / "steady_states.json"
+
+
+def fleets(replays_of: Sequence[tuple[str, str, ParallelPlan]]) -> Iterator[dict[str, Any]]:
+    """Every shape and load of each plan: the steady state, the replay, and one over the other."""
+    for model, devices, plan in replays_of:
+        origin, cluster = find_origin(model, torch_device="cuda"), parse_cluster(devices)
+        served = ServedModel(origin)
+        with engine_folder(origin, model) as folder, Replays(folder) as replays, shared_work():
+            for prompt, output in SHAPES:
+                mean = MeanRequest(prompt_tokens=prompt, output_tokens=output)
+                replica = served.replica(cluster.device, plan, mean, None, cluster=cluster)
+                assert replica is not None
+                assert replica.considered.best is not None
+                for load in LOADS:
+                    rate = round(load * replica.considered.best.requests_per_s, 3)
+                    state = replica.steady.at_rate(rate)
+                    assert state is not None
+                    traffic = as_traffic(f"{rate}/s prompt={prompt} output={output} requests={REQUESTS}")
+                    candidate = PlanCandidate(cluster=cluster, served=served, replica=replica, replicas=1)
+                    found = replays.fleet(candidate, traffic, None, None).fleet.outcome
+                    assert found.tpot is not None
+                    waits = state.queue.waits()
+                    pairs = {
+                        "tpot": (state.per_token_at(0.5), found.tpot.at(0.5)),
+                        "tpot_p99": (state.per_token_at(0.99), found.tpot.at(0.99)),
+                        "ttft": (waits.at(0.5), found.ttft.at(0.5)),
+                        "ttft_p99": (waits.at(0.99), found.ttft.at(0.99)),
+                        "requests_per_s": (rate, found.requests / found.arrivals_s),
+                    }
+                    yield {
+                        "model": model,
+                        "devices": devices,
+                        "prompt": prompt,
+                        "output": output,
+                        "load": load,
+                        "is_growing": found.is_growing,
+                        **{f"{name}_error": steady / replayed - 1 for name, (steady, replayed) in pairs.items()},
+                    }
+
+
+def sections(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The errors of each load, of all fleets together."""
+    lines = []
+    for load in (*LOADS, None):
+        some = [row for row in rows if load is None or row["load"] == load]
+        cells = []
+        for name in FIGURES:
+            errors = sorted(abs(row[f"{name}_error"]) for row in some)
+            cells.append(f"{median(errors):.1%} / {errors[int(0.9 * (len(errors) - 1))]:.1%}".replace("%", " %"))
+        lines.append((f"{load:.0%}".replace("%", " %") if load else "all", len(some), *cells))
+    titles = ("load", "fleets", *(f"{title} off by: median / p90" for title in FIGURES.values()))
+    return {"replays": table(titles, lines)}
+
+
+def main() -> None:
+    asked = parser(__doc__, docs="write the page's section and its data file")
+    asked.add_argument("--kept", action="store_true", help="from the data file, without a replay")
+    options = asked.parse_args()
+    rows = json.loads(DATA.read_text(encoding="utf-8")) if options.kept else []
+    for row in () if options.kept else fleets(PLANS):
+        sys.stderr.write(f"{row}\n")
+        rows.append(row)
+    show_sections("serve", sections(rows), is_written=options.docs)
+    if options.docs:
+        write_data("steady_states", rows)
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # what a model's own code says of its configuration
+    main()
