@@ -237,15 +237,13 @@ def serve(
     - `weights`, `cache`, `routing` and the workload are those of `lpo.trace`.
     """
     promise = read_promise(slo) if isinstance(slo, str) else slo
-    engines = _engines(engine)
-    choices = _choices(gpus, max_gpus, devices_file)
+    choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     declared = _declared(input, output, users, rate, page, pages, within)
     asked = taken_plan(workload, promise, is_alone=False)
     origin = find_origin(model, torch_device="cuda", **workload)
-    first = ServedModel(origin, () if declared.pages is None else declared.pages.sizes, engines[0])
-    served = [first, *(first.with_engine(name) for name in engines[1:])]
+    served = ServedModel(origin, () if declared.pages is None else declared.pages.sizes, engines[0])
     demand = Demand(
-        mean=mean_request(replace(declared, requests=_SAMPLE, duration_s=None).traffic(first.page_tokens)),
+        mean=mean_request(replace(declared, requests=_SAMPLE, duration_s=None).traffic(served.page_tokens)),
         users=users,
         requests_per_s=None if declared.arrivals is None else declared.arrivals.per_s,
         deadline=None if pages is None or within is None else Deadline(pages=pages, seconds=read_time(within)),
@@ -254,29 +252,43 @@ def serve(
         is_engine_only=engine_only,
         max_gpus=max_gpus,
     )
-    refused: list[str] = []
+    models = [served, *(served.with_engine(name) for name in engines[1:])]
+    found = _Found(str(model), demand, declared, refused=[], choices=choices)
     with shared_work():
-        priced = [
+        plans = [
             replace(fleet, price_per_hour=_price(fleet.device, prices))
-            for fleet in sized_fleets(served, choices, demand, asked, refused)
+            for fleet in sized_fleets(models, choices, demand, asked, found.refused)
         ]
-    plans = ranked(priced)
-    fleets = best_of_each(plans)
-    best = next((fleet for fleet in fleets if fleet.broken is None), None)
-    replayed = _replayed(fleets, origin, model, declared) if replay else ()
-    return ServeAnswer(
-        model=first.trace.graphs[0].model,
-        asked=_asked_text(demand, declared, page),
-        demand=demand,
-        fleets=tuple(fleets),
-        plans=tuple(plans),
-        refused=tuple(dict.fromkeys(refused)),
-        why_none=None if fleets else _why_none(first, choices, demand),
-        step_seconds={} if best is None else _shares(best),
-        replayed=replayed,
-        _source=str(model),
-        _graphs=first.trace.graphs,
-    )
+        return found.answer(served, ranked(plans), is_replayed=replay)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was asked, while it is answered."""
+
+    source: str
+    demand: Demand
+    declared: DeclaredTraffic
+    refused: list[str]
+    choices: list[GpuChoice]
+
+    def answer(self, served: ServedModel, plans: list[SizedFleet], *, is_replayed: bool) -> ServeAnswer:
+        """The best of each GPU in front."""
+        fleets = best_of_each(plans)
+        best = next((fleet for fleet in fleets if fleet.broken is None), None)
+        return ServeAnswer(
+            model=served.trace.graphs[0].model,
+            asked=_asked_text(self.demand, self.declared),
+            demand=self.demand,
+            fleets=tuple(fleets),
+            plans=tuple(plans),
+            refused=tuple(dict.fromkeys(self.refused)),
+            why_none=None if fleets else _why_none(served, self.choices, self.demand),
+            step_seconds={} if best is None else _shares(best),
+            replayed=_replayed(fleets, served.origin, self.source, self.declared) if is_replayed else (),
+            _source=self.source,
+            _graphs=served.trace.graphs,
+        )
 
 
 def _replayed(
@@ -379,9 +391,10 @@ def _price(device: str, prices: Mapping[str, float] | None) -> float | None:
     return None if listed is None else listed.per_hour
 
 
-def _asked_text(demand: Demand, declared: DeclaredTraffic, page: str | None) -> str:
-    mean = demand.mean
-    parts = [f"{mean.prompt_tokens:,.0f} tokens in{f' ({page})' if page else ''}, {mean.output_tokens:,.0f} out"]
+def _asked_text(demand: Demand, declared: DeclaredTraffic) -> str:
+    mean, sizes = demand.mean, () if declared.pages is None else declared.pages.sizes
+    page = f" ({', '.join(size.name for size in sizes)})" if sizes else ""
+    parts = [f"{mean.prompt_tokens:,.0f} tokens in{page}, {mean.output_tokens:,.0f} out"]
     if demand.users is not None:
         parts.append(f"{demand.users:,} users")
     if declared.arrivals is not None:

@@ -127,11 +127,13 @@ def _parameters(defaults: Mapping[str, Any], without: Collection[str]) -> list[i
 def parameter_of(name: str, declared: Option, default: Any, takers: Sequence[str] = ()) -> inspect.Parameter:
     """The parameter of a verb that takes a declared option."""
     return inspect.Parameter(
-        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=_annotation(declared, takers)
+        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=_annotation(name, declared, takers)
     )
 
 
-def _annotation(declared: Option, takers: Sequence[str]) -> Any:
+def _annotation(name: str, declared: Option, takers: Sequence[str]) -> Any:
+    if declared.text_kind is bool:  # one word turns it on
+        return Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=declared.help)]
     kind: Any = Literal[declared.choices] if declared.choices else declared.text_kind
     return Annotated[kind if declared.default is not None else kind | None, _option(declared, takers)]
 
@@ -236,18 +238,24 @@ class TrafficOptions(OptionRecord):
         return given if self.price is None else {**given, "prices": read_prices(self.price)}
 
 
-def takes_traffic(verb: Callable[..., None]) -> Callable[..., None]:
-    """Put the options of traffic behind a verb's own, and give it the record of them as `requests`."""
+def takes_options(record: type[OptionRecord], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Put the options of a record in the place of a verb's parameter, and give it the record of them."""
 
-    @functools.wraps(verb)
-    def with_traffic(**given: Any) -> None:
-        verb(requests=TrafficOptions.make(**{name: given.pop(name) for name in declared}), **given)
+    def decorated(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def with_options(**given: Any) -> None:
+            verb(**{name: record.make(**{option: given.pop(option) for option in declared})}, **given)
 
-    declared = TrafficOptions.options()
-    own = inspect.signature(verb, eval_str=True)
-    kept = [parameter for parameter in own.parameters.values() if parameter.name != "requests"]
-    declare(with_traffic, own, [*kept, *(parameter_of(name, one, one.default) for name, one in declared.items())])
-    return with_traffic
+        declared = record.options()
+        own = inspect.signature(verb, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in own.parameters.values():
+            added = [parameter_of(option, one, one.default) for option, one in declared.items()]
+            parameters += added if parameter.name == name else [parameter]
+        declare(with_options, own, parameters)
+        return with_options
+
+    return decorated
 
 
 def read_prices(text: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from llm_perf_opt.cli.model_options import (
     TrustOption,
     WeightsOption,
     refuse_single_batch,
-    takes_traffic,
+    takes_options,
     takes_workload,
 )
 from llm_perf_opt.cli.output import (
@@ -57,12 +57,11 @@ OutOption = Annotated[
 
 
 @takes_workload(without=("batch", "decode_steps", "new_tokens"))
-@takes_traffic
+@takes_options(TrafficOptions, "requests")
 def plan(
     model: ModelArgument,
     devices: ClusterOption,
     workload: Mapping[str, Any],
-    requests: TrafficOptions,
     global_batch: GlobalBatchOption = 1,
     devices_file: DevicesOption = None,
     execution: ExecutionOption = "fused",
@@ -76,6 +75,8 @@ def plan(
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
+    *,
+    requests: TrafficOptions,
 ) -> None:
     """Try every parallel plan of MODEL_OR_DIR on a cluster; print the best first, and why others are refused.
 

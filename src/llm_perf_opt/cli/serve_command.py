@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from llm_perf_opt.cli.model_options import (
-    CacheOption,
     DevicesOption,
     ModelArgument,
     RoutingOption,
     TrustOption,
-    WeightsOption,
     read_prices,
+    takes_options,
     takes_workload,
 )
 from llm_perf_opt.cli.output import (
@@ -29,89 +29,80 @@ from llm_perf_opt.cli.output import (
     show,
 )
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
+from llm_perf_opt.core.options import OptionRecord, option
+from llm_perf_opt.core.workload import Deployment
 
+_FORMATS = Deployment.options()
 _OF_REQUESTS = ("batch", "decode_steps", "new_tokens", "prompt_tokens", "image", "crops")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemandOptions(OptionRecord):
+    """What is asked of a fleet, and what of its plan is fixed."""
+
+    taken_by: ClassVar[str] = "A fleet"
+
+    input: str | None = option(None, metavar="TOKENS", help="Prompt: 4000, uniform(100,900), lognormal(800,0.8).")
+    output: str = option("500", metavar="TOKENS", help="Answer, in the same words.")
+    users: int | None = option(None, at_least=1, help="Users at once; each asks again when it has its answer.")
+    rate: str | None = option(None, metavar="RATE", help="Requests that come by themselves: 20/s, 90/min.")
+    slo: str | None = option(
+        None, metavar="LIMITS", help="ttft=2s,tpot=40ms of 99 in 100 requests; p95,e2e=30s for another share."
+    )
+    weights: str | None = option(None, metavar="FORMAT", help=_FORMATS["weights"].help)
+    cache: str | None = option(None, metavar="FORMAT", help=_FORMATS["cache"].help)
+    page: str | None = option(None, metavar="SIZE", help="A page to read in each request: A4@150dpi, 1240x1754.")
+    pages: int | None = option(None, at_least=1, help="Pages to read in all, --within a time.")
+    within: str | None = option(None, metavar="TIME", help="The deadline of --pages: 72h.")
+    price: str | None = option(
+        None, metavar="GPU=PRICE,...", help="Of a GPU hour: h100-sxm=2.5. Default: the list prices that ship."
+    )
+    engine: str = option("vllm", metavar="ENGINE,...", help="vllm, sglang, trtllm, or several.")
+    replay: bool = option(False, help="The best fleets also through vLLM's own scheduler. Needs vLLM.")
+    engine_only: bool = option(False, help="TTFT as the engine sees it: without HTTP, tokenising and clients.")
+    max_gpus: int = option(512, at_least=1, help="The largest fleet that is searched.")
+    tp: int | None = option(None, at_least=1, help="Ranks that share each matrix. Default: all are tried.")
+    ep: int | None = option(None, at_least=1, help="Ranks that share the experts: 1, or tp x attention-dp.")
+    pp: int | None = option(None, at_least=1, help="Stages that share the layers. Default: where needed.")
+    attention_dp: int | None = option(
+        None, at_least=1, help="Groups of --tp ranks that share the experts of a replica."
+    )
+    max_sequences: str | None = option(
+        None, metavar="N,...", help="max_num_seqs, or several. Default: the engine's own."
+    )
+    max_batched_tokens: str | None = option(
+        None, metavar="N,...", help="max_num_batched_tokens, or several. Default: the engine's own."
+    )
+
+    def asked(self) -> dict[str, Any]:
+        """What `lpo.serve` takes."""
+        given = {name: value for name, value in self.changed().items() if name != "price"}
+        return given if self.price is None else {**given, "prices": read_prices(self.price)}
+
 
 GpusOption = Annotated[
     str, typer.Option(metavar="GPU,...", help="GPUs to choose from: l4,h100-sxm; or a number: 2x a100-sxm-80g.")
-]
-InputOption = Annotated[
-    str | None, typer.Option("--input", metavar="TOKENS", help="Prompt: 4000, uniform(100,900), lognormal(800,0.8).")
-]
-OutputOption = Annotated[str, typer.Option("--output", metavar="TOKENS", help="Answer, in the same words.")]
-UsersOption = Annotated[int | None, typer.Option(min=1, help="Users at once; each asks again when it has its answer.")]
-RateOption = Annotated[str | None, typer.Option(metavar="RATE", help="Requests that come by themselves: 20/s, 90/min.")]
-SloOption = Annotated[
-    str | None,
-    typer.Option(metavar="LIMITS", help="ttft=2s,tpot=40ms of 99 in 100 requests; p95,e2e=30s for another share."),
-]
-PageOption = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="A page to read in each request: A4@150dpi, 1240x1754.")
-]
-PagesOption = Annotated[int | None, typer.Option(min=1, help="Pages to read in all, --within a time.")]
-WithinOption = Annotated[str | None, typer.Option(metavar="TIME", help="The deadline of --pages: 72h.")]
-PriceOption = Annotated[
-    str | None, typer.Option(metavar="GPU=PRICE,...", help="Of a GPU hour: h100-sxm=2.5. Default: list prices.")
-]
-EngineOption = Annotated[str, typer.Option(metavar="ENGINE,...", help="vllm, sglang, trtllm, or several.")]
-MaxGpusOption = Annotated[int, typer.Option(min=1, max=65_536, help="The largest fleet that is searched.")]
-EngineOnlyOption = Annotated[
-    bool, typer.Option("--engine-only", help="TTFT without HTTP, tokenising and clients; as the engine sees it.")
-]
-ReplayOption = Annotated[
-    bool, typer.Option("--replay", help="The best fleets also through vLLM's own scheduler, side by side. Needs vLLM.")
 ]
 WriteOption = Annotated[
     Path | None,
     typer.Option("--write", metavar="FOLDER", help="Write what starts the best fleet: command, Compose, Kubernetes."),
 ]
 OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there; .html has the chart.")]
-TpOption = Annotated[int | None, typer.Option(min=1, help="Ranks that share each matrix. Default: all are tried.")]
-EpOption = Annotated[int | None, typer.Option(min=1, help="Ranks that share the experts: 1, or tp x attention-dp.")]
-PpOption = Annotated[int | None, typer.Option(min=1, help="Stages that share the layers. Default: where needed.")]
-GroupsOption = Annotated[
-    int | None, typer.Option("--attention-dp", min=1, help="Groups of --tp ranks that share the experts of a replica.")
-]
-SequencesOption = Annotated[
-    str | None, typer.Option(metavar="N,...", help="max_num_seqs, or several. Default: the engine's own.")
-]
-BatchedOption = Annotated[
-    str | None, typer.Option(metavar="N,...", help="max_num_batched_tokens, or several. Default: the engine's own.")
-]
 
 
 @takes_workload(without=_OF_REQUESTS)
+@takes_options(DemandOptions, "demand")
 def serve(
     model: ModelArgument,
     gpus: GpusOption,
-    input_tokens: InputOption = None,
-    output_tokens: OutputOption = "500",
-    users: UsersOption = None,
-    rate: RateOption = None,
-    slo: SloOption = None,
-    weights: WeightsOption = None,
-    cache: CacheOption = None,
-    page: PageOption = None,
-    pages: PagesOption = None,
-    within: WithinOption = None,
-    price: PriceOption = None,
-    engine: EngineOption = "vllm",
-    replay: ReplayOption = False,
+    demand: DemandOptions,
     out: OutOption = None,
     write: WriteOption = None,
-    json_wanted: JsonOption = False,
-    engine_only: EngineOnlyOption = False,
-    max_gpus: MaxGpusOption = 512,
-    tp: TpOption = None,
-    ep: EpOption = None,
-    pp: PpOption = None,
-    attention_dp: GroupsOption = None,
-    max_sequences: SequencesOption = None,
-    max_batched_tokens: BatchedOption = None,
     devices_file: DevicesOption = None,
     routing: RoutingOption = None,
     force: ForceOption = False,
     format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
     *,
@@ -125,36 +116,12 @@ def serve(
 
     reporter = choose_reporter(format_name, json_wanted)
     reserve_page(out, force=force)
-    plan = {"tp": tp, "ep": ep, "pp": pp, "attention_dp": attention_dp}
-    plan |= {"max_sequences": max_sequences, "max_batched_tokens": max_batched_tokens}  # type: ignore[dict-item]
+    asked: dict[str, Any] = {"devices_file": devices_file, "routing": routing}
+    asked |= {"trust_remote_code": trust_remote_code, **demand.asked(), **workload}
     with model_prints_apart(), few_lines_per_trace():
-        answer = size_fleets(
-            model,
-            gpus,
-            input=input_tokens,
-            output=output_tokens,
-            users=users,
-            rate=rate,
-            page=page,
-            pages=pages,
-            within=within,
-            slo=slo,
-            prices=read_prices(price) if price else None,
-            engine=engine,
-            engine_only=engine_only,
-            replay=replay,
-            max_gpus=max_gpus,
-            devices_file=devices_file,
-            weights=weights,
-            cache=cache,
-            routing=routing,
-            trust_remote_code=trust_remote_code,
-            **{name: value for name, value in plan.items() if value is not None},
-            **workload,
-        )
-    if write is not None:
-        for path in answer.save_deployment(write, force=force):
-            say(f"Wrote {path}")
+        answer = size_fleets(model, gpus, **asked)
+    for path in () if write is None else answer.save_deployment(write, force=force):
+        say(f"Wrote {path}")
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
