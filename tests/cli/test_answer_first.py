@@ -72,7 +72,10 @@ OF_A_TRACE = {
         ["predict", "RUN", "--device", "l4"],
         ["on l4, eager as written, 1 x 105 tokens, bfloat16: fits", "TTFT", "TPOT", "tokens/s", "--execution fused"],
     ),
-    "predict, fused": (["predict", "RUN", "--device", "l4", "--execution", "fused"], [r"fused as (vllm does|engines do)", "TPOT"]),
+    "predict, fused": (
+        ["predict", "RUN", "--device", "l4", "--execution", "fused"],
+        [r"fused as (vllm does|engines do)", "TPOT"],
+    ),
     "predict on several": (
         ["predict", "RUN", "--device", "l4,h100-sxm", "--price", "l4=0.8"],
         ["on 2 devices", "fits on 2", "Fastest that fits: ", r"Cheapest that fits: l4, [\d.]+ per 1M tokens"],
