@@ -34,7 +34,7 @@ LEFT_OUT = {
     r"device=cuda": "needs a GPU",
     r"--traffic\b": "needs an environment with vLLM",
     r"--address auto": "needs a cluster that runs",
-    r"^python -m llm_perf_opt\.serving\.vllm": "makes an environment of gigabytes",
+    r"^llm-perf-opt engines install": "makes an environment of gigabytes",
     r"model=released": "needs the released weights",
     r"model=path/to/": "needs a folder of that model",
     r"--times timed/": "needs the trace of a real run",

@@ -35,7 +35,7 @@ def test_another_version_is_named_beside_the_checked_ones(monkeypatch: pytest.Mo
 def test_where_there_is_none_the_command_is_in_the_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row, notes = says(monkeypatch, tmp_path, "")
     assert row[1:] == ("-", "-", "optional, not there")
-    assert "python -m llm_perf_opt.serving.vllm.make_environment" in notes[0]
+    assert "llm-perf-opt engines install vllm" in notes[0]
     assert lpo.doctor().is_complete
 
 

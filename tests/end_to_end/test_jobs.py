@@ -1,4 +1,4 @@
-"""The ten jobs of docs/jobs.md: found from the help alone, done by at most two commands, and answered."""
+"""The twelve jobs of docs/jobs.md: found from the help alone, done by at most two commands, and answered."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def help_of(*words: str) -> str:
     return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"}).output
 
 
-def test_there_are_ten() -> None:
-    assert [job.number for job in JOBS] == list(range(1, 11))
+def test_there_are_twelve() -> None:
+    assert [job.number for job in JOBS] == list(range(1, 13))
 
 
 @each_job
@@ -34,7 +34,7 @@ def test_a_job_takes_two_commands_at_most(job: Job) -> None:
 @each_job
 def test_the_verb_is_found_by_the_word_of_the_job(job: Job) -> None:
     """In its own line of `llm-perf-opt --help`; a module of one's own in what stands above the list."""
-    whole, _, listed = help_of().partition("Commands:")
+    whole, _, listed = help_of().partition("Look at a model:")
     verb = shlex.split(job.commands[-1])[1]
     lines = [line for line in listed.splitlines() if re.match(rf"\s+{re.escape(verb)}\s", line)]
     assert re.search(rf"\b{job.word}\b", lines[0] if lines else whole)

@@ -11,6 +11,7 @@ from llm_perf_opt import __version__
 from llm_perf_opt.cli.compare_command import compare
 from llm_perf_opt.cli.cost_command import cost
 from llm_perf_opt.cli.devices_command import devices_app, doctor, models
+from llm_perf_opt.cli.engines_command import engines_app
 from llm_perf_opt.cli.export_command import export
 from llm_perf_opt.cli.graph_command import graph
 from llm_perf_opt.cli.help_screens import Verb, Verbs
@@ -44,7 +45,7 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (pages, "What pages of several sizes cost; one more crop."),
     (sweep, "How cost changes with batch and context."),
     (report, "Everything that needs no weights, on one page."),
-    (serve, "Which GPU, how many, how fast, at what cost."),
+    (serve, "Which GPU, how many, which plan; does it fit, how fast, what cost."),
     (predict, "Which GPU: does it fit, how fast could it serve?"),
     (plan, "Which parallel plan for so many GPUs."),
     (study, "Thousands of points: models x plans x devices."),
@@ -57,6 +58,7 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (doctor, "What is installed and what is missing."),
 ):
     app.command(short_help=line, cls=Verb)(verb)
+app.add_typer(engines_app, short_help="Make the environment of an engine for replays.")
 app.add_typer(devices_app, short_help="List devices, describe one, measure this one, add your own.")
 
 

@@ -15,7 +15,7 @@ VERBS: Mapping[str, tuple[str, ...]] = {
     "Look at a model": ("trace", "graph", "cost", "export", "report"),
     "Choose hardware": ("serve", "predict", "plan", "sweep", "pages", "study", "ask"),
     "Measure": ("profile", "join", "compare"),
-    "Keep house": ("models", "devices", "doctor"),
+    "Keep house": ("models", "devices", "engines", "doctor"),
 }
 
 

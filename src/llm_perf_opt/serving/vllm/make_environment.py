@@ -1,4 +1,4 @@
-"""Make the environment of vLLM, once: `python -m llm_perf_opt.serving.vllm.make_environment`.
+"""Make the environment of vLLM, once: `llm-perf-opt engines install vllm`.
 
 It is a virtual environment of its own, because vLLM pins what it needs, torch first, and those pins are not ours. The
 build for processors is enough on any machine: no model is computed there. A machine that has an official vLLM needs
@@ -7,17 +7,15 @@ none of this: name its Python in the environment variable, or install this packa
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.serving.vllm.environment import VARIABLE, default_folder, version_in
+from llm_perf_opt.serving.vllm.environment import VARIABLE, version_in
 
 log = logging.getLogger(__name__)
 TORCH = "torch==2.13.0"  # first and by itself: the build for processors, which the next line then finds installed
@@ -102,24 +100,3 @@ def _run(python: Path, *arguments: str) -> None:
 def _variables() -> dict[str, str]:
     """Without a path of this process: its packages are not to be found there."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command: make the environment and say where it is."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    parser = argparse.ArgumentParser(description="Make the environment of vLLM: 3.5 GB, about six minutes.")
-    parser.add_argument("folder", nargs="?", type=Path, default=default_folder(), help="default: %(default)s")
-    folder: Path = parser.parse_args(arguments).folder
-    try:
-        version = make(folder)
-    except PerfOptError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    sys.stdout.write(f"vLLM {version} is in {folder}.\n")
-    if folder != default_folder():
-        sys.stdout.write(f"Next: export {VARIABLE}={folder}/bin/python\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

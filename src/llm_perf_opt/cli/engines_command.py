@@ -1,0 +1,41 @@
+"""`llm-perf-opt engines`: the engines whose schedulers can be replayed, and making the environment of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llm_perf_opt.cli.output import put
+from llm_perf_opt.cli.progress import say
+
+FolderOption = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Where it is made. Default: the user's cache folder.")
+]
+EngineArgument = Annotated[Literal["vllm"], typer.Argument(help="The engine: vllm.", show_default=False)]
+
+engines_app = typer.Typer(
+    name="engines",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make the environment of an engine whose own scheduler replays requests.",
+)
+
+
+@engines_app.callback()
+def _group() -> None:
+    """Make the environment of an engine whose own scheduler replays requests."""
+
+
+@engines_app.command()
+def install(engine: EngineArgument, folder: FolderOption = None) -> None:
+    """Make a virtual environment with the engine, once: 3.5 GB, about six minutes, no GPU."""
+    from llm_perf_opt.serving.vllm.environment import VARIABLE, default_folder
+    from llm_perf_opt.serving.vllm.make_environment import make
+
+    place = folder or default_folder()
+    version = make(place)
+    put(f"{engine} {version} is in {place}.\n")
+    if place != default_folder():
+        say(f"Next: export {VARIABLE}={place}/bin/python")
