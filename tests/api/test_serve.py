@@ -95,6 +95,18 @@ def test_what_does_not_fit_names_the_longest_context(tmp_path: Path) -> None:
 
 
 @needs_tables
+def test_a_high_load_asks_for_a_replay(llama: Path) -> None:
+    free = lpo.serve(llama, "1x l4", input=200, output=50)
+    assert free.best is not None
+    most = free.best.state.requests_per_s
+    for share, is_said in ((0.5, False), (0.9, True)):
+        answer = lpo.serve(llama, "1x l4", input=200, output=50, rate=f"{share * most:.3f}/s")
+        assert answer.best is not None
+        assert answer.best.load == pytest.approx(share, rel=0.05)
+        assert any("Add --replay" in note.text for note in answer.report().notes) is is_said
+
+
+@needs_tables
 def test_engines_stand_side_by_side(llama: Path) -> None:
     answer = lpo.serve(llama, "h100-sxm", engine="vllm,trtllm", **ASKED)
     assert {fleet.engine for fleet in answer.fleets} == {"vllm", "trtllm"}

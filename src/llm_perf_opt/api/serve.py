@@ -14,6 +14,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, find_hardware
 from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.core.units import format_ratio
 from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.serving.capacity.fleets import Deadline
 from llm_perf_opt.serving.capacity.outcome import Promise, ReplayOutcome, read_promise
@@ -21,6 +22,7 @@ from llm_perf_opt.serving.capacity.replay_report import shares_table
 from llm_perf_opt.serving.capacity.replays import Replays
 from llm_perf_opt.serving.capacity.search import taken_plan
 from llm_perf_opt.serving.capacity.sizing import (
+    HIGH_LOAD,
     MOST_GPUS,
     Demand,
     GpuChoice,
@@ -121,6 +123,12 @@ class ServeAnswer(Answer):
         if unmeasured:
             yield Note(
                 f"No measured kernels come near {', '.join(sorted(unmeasured))}: times are from the data sheet.",
+                Level.WARNING,
+            )
+        if (best := self.best) is not None and (best.load or 0.0) > HIGH_LOAD:
+            yield Note(
+                f"Replicas run at {format_ratio(best.load or 0.0)} of what they answer at most: so near to it a steady "
+                "state is too fast by up to a quarter. Add --replay.",
                 Level.WARNING,
             )
         length, trained = round(mean.prompt_tokens + mean.output_tokens), trained_context(self._graphs[0])

@@ -20,6 +20,7 @@ from llm_perf_opt.timing.step.request_time import banded, first_token_shares, re
 MOST_GPUS = 512
 _LARGEST_REPLICA = 64  # GPUs that are tried for one replica; larger fleets are more of them
 _STAGES = (2, 4, 8)  # of a pipeline, tried where nothing fits without one
+HIGH_LOAD = 0.7  # beyond, replays differ from a steady state by more than 8 % now and then: docs/serve.md
 _HOUR_S, _MILLION = 3600.0, 1e6
 
 
@@ -81,6 +82,14 @@ class SizedFleet:
     def engine(self) -> str:
         """Whose kernels run."""
         return self.candidate.served.engine
+
+    @property
+    def load(self) -> float | None:
+        """Of what a replica answers at most without limits; None where users wait for their answers."""
+        if self.demand.requests_per_s is None:
+            return None
+        most = max(state.requests_per_s for state in self.candidate.replica.considered.states)
+        return self.state.requests_per_s / most
 
     @property
     def is_measured(self) -> bool:
