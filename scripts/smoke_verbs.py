@@ -92,6 +92,8 @@ STEPS = (
     Step("cost run --sources counted,torch-counter,closed-form", r"FLOPs"),
     Step("pages deepseek-ocr-tiny --grids 1x1,2x1", r"(?m)^2x1 "),
     Step(f"sweep {TINY} --batch 1 --context 1k..2k --traces 12", r"(?m)^decode +1 "),
+    Step("serve deepseek-ocr-tiny --page 90x130 --output 8 --users 2 --gpus h100-sxm", r"serves 2 users: TTFT "),
+    Step("engines install --help", r"Make a virtual environment with the engine"),
     Step("plan deepseek-ocr-tiny --devices 2xh100-sxm --image 90x130", r"(?m)^tp2 ep2 +yes "),
     Step("ask points failures --json", r"No point of the study", extra="study"),
     Step("join run recording.json", r"Attributed: 100 %"),

@@ -16,6 +16,7 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import workload_options
 from llm_perf_opt.core.workload import ModelCode
 from llm_perf_opt.serving.capacity.search import Asked
+from llm_perf_opt.serving.vllm.make_environment import make
 
 SHOWING = {  # option -> what Python does instead
     "format_name": "an answer is saved in the format of the suffix",
@@ -51,6 +52,8 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "study": (lpo.study,),
     "ask": (lpo.ask, lpo.study_page, Answer.save),
     "plan": (lpo.plans, lpo.capacity, Asked, lpo.CapacityAnswer.save_chrome_trace, Answer.save),
+    "serve": (lpo.serve, Asked, lpo.ServeAnswer.save_deployment, Answer.save),
+    "engines install": (make,),
     "predict": (lpo.trace, lpo.load, Trace.predict, Trace.predict_each, Trace.what_if),
     "join": (lpo.load, load_phase, Trace.join, Answer.save),
     "export": (lpo.export,),
@@ -76,6 +79,10 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("ask", "out"): "path",
     ("ask", "page"): "path",
     ("plan", "price"): "prices",
+    ("serve", "price"): "prices",
+    ("serve", "out"): "path",
+    ("serve", "write"): "folder",
+    ("engines install", "engine"): "folder",  # there is one engine, and its name is that of the package
     ("predict", "price"): "prices",
     ("sweep", "out"): "path",
     ("sweep", "csv"): "path",

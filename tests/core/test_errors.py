@@ -67,7 +67,7 @@ ARGUMENTS: dict[str, Callable[[type], BaseException]] = {
     "core.protocols.PartialTrace": lambda _: partial_trace(),
     "models.huggingface.inputs.search.NoInputs": lambda kind: _no_inputs(kind),
     "sweeps.function.program.program.NoRule": lambda kind: kind("sizes differ", {"batch": 3}),
-    "harness.first_call._ReachedForwardError": lambda kind: kind((1, 2), {"three": 3}),
+    "harness.isolation._ReachedForwardError": lambda kind: kind((1, 2), {"three": 3}),
 }
 
 
