@@ -52,7 +52,7 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "study": (lpo.study,),
     "ask": (lpo.ask, lpo.study_page, Answer.save),
     "plan": (lpo.plans, lpo.capacity, Asked, lpo.CapacityAnswer.save_chrome_trace, Answer.save),
-    "serve": (lpo.serve, Asked, lpo.ServeAnswer.save_deployment, Answer.save),
+    "serve": (lpo.serve, lpo.trace, Asked, lpo.ServeAnswer.save_deployment, Answer.save),
     "engines install": (make,),
     "predict": (lpo.trace, lpo.load, Trace.predict, Trace.predict_each, Trace.what_if),
     "join": (lpo.load, load_phase, Trace.join, Answer.save),
