@@ -58,7 +58,7 @@ STUDY = {  # with the names that the pages ask for
     "devices": ["h100-sxm", "l40s"],
     "prices": {"h100-sxm": 2.5, "l40s": 1.0},
 }
-WRITTEN = re.compile(r"(?:--out |--page |run\.folder=|>>? ?)([\w./-]+)")
+WRITTEN = re.compile(r"(?:--out |--write |--page (?=\S+\.html)|run\.folder=|>>? ?)([\w./-]+)")
 
 
 @dataclass(frozen=True)
