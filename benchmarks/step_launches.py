@@ -183,11 +183,6 @@ CAUSES: tuple[tuple[str, Callable[..., Any], Callable[[Side, Side, int], bool]],
         lambda more, fewer, tp: _macs(more) == _macs(fewer) > 0,
     ),
     (
-        "experts without a gate: two matrices, timed as three",
-        _kind("experts"),
-        lambda more, fewer, tp: {one[1][5] for one in more} == {3} and {one[1][5] for one in fewer} == {2},
-    ),
-    (
         "experts in mxfp4: vLLM pads hidden and inner size",
         lambda kind, sizes: sizes[:3] if kind == "experts" else None,
         lambda more, fewer, tp: more.total() == fewer.total() and _macs(more) < _macs(fewer),
