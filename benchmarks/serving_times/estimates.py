@@ -115,7 +115,7 @@ def estimated(runs: Iterable[MeasuredRun]) -> list[Estimated]:
 
 
 def steady_state(run: MeasuredRun, table: StepTable) -> SteadyState:
-    """What `serve` says of so many users of one replica. How large its cache was, no record says: all are in it."""
+    """What `serve` says of these users of one replica. How large its cache was, no record says: all are in it."""
     limits = default_limits(find_device(run.device))
     steady = SteadyReplica(
         table=table,

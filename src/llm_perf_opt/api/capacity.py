@@ -25,6 +25,7 @@ from llm_perf_opt.serving.capacity.fleets import (
     fleet_charts,
     fleets_table,
     glance_table,
+    read_deadline,
 )
 from llm_perf_opt.serving.capacity.measured_beside import MeasuredServer, beside_table, read_server
 from llm_perf_opt.serving.capacity.outcome import Promise, read_promise
@@ -49,7 +50,7 @@ from llm_perf_opt.serving.capacity.steady_state import mean_request
 from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.serving.requests import Replayed, Traffic
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
-from llm_perf_opt.serving.traffic_text import DeclaredTraffic, read_time
+from llm_perf_opt.serving.traffic_text import DeclaredTraffic
 from llm_perf_opt.tracing.origin import find_origin
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ def capacity(
     """
     clusters = read_clusters(devices, devices_file)
     promise = read_promise(slo) if isinstance(slo, str) else slo
-    deadline = _deadline(pages, within)
+    deadline = read_deadline(pages, within)
     declared = read_traffic(traffic) if isinstance(traffic, str | Path) else traffic
     asked, server = taken_plan(workload, promise, is_alone=deadline is not None), read_server(measured)
     formats = [None] if weights is None else [name.strip() for name in weights.split(",")]
@@ -252,16 +253,6 @@ def _answer(
         _replayed=best.replayed,
         _graphs=served.trace.graphs,
     )
-
-
-def _deadline(pages: int | None, within: str | None) -> Deadline | None:
-    if (pages is None) != (within is None):
-        raise UsageError(
-            "A deadline is a number of pages and a time.",
-            why=f"{'--within' if within is None else '--pages'} is missing",
-            fix="write --pages 200000 --within 24h",
-        )
-    return None if pages is None or within is None else Deadline(pages=pages, seconds=read_time(within))
 
 
 def _rank(fleet: Fleet, deadline: Deadline | None, promise: Promise | None) -> tuple[bool, bool, float]:

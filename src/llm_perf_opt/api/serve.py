@@ -16,7 +16,7 @@ from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.core.units import format_ratio
 from llm_perf_opt.costs.run_description import deployment_notes
-from llm_perf_opt.serving.capacity.fleets import Deadline
+from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import Promise, ReplayOutcome, read_promise
 from llm_perf_opt.serving.capacity.replay_report import shares_table
 from llm_perf_opt.serving.capacity.replays import Replays
@@ -46,7 +46,8 @@ from llm_perf_opt.serving.engine_command import EngineDeployment
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.held_memory import trained_context
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
-from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared, read_time
+from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
+from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
 from llm_perf_opt.tracing.origin import Origin, find_origin
 
@@ -122,7 +123,7 @@ class ServeAnswer(Answer):
         unmeasured = {fleet.device for fleet in self.fleets if not fleet.is_measured}
         if unmeasured:
             yield Note(
-                f"No measured kernels come near {', '.join(sorted(unmeasured))}: times are from the data sheet.",
+                f"Times of {', '.join(sorted(unmeasured))} are from the data sheet: {_why_unmeasured()}.",
                 Level.WARNING,
             )
         if (best := self.best) is not None and (best.load or 0.0) > HIGH_LOAD:
@@ -242,11 +243,11 @@ def serve(
     - `engine`: whose kernels: `vllm`, `sglang`, `trtllm`, several with commas. `engine_only`: TTFT without the client.
     - `replay`: the best fleets also through vLLM's own scheduler, which has to be installed.
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
-    - `weights`, `cache`, `routing` and the workload are those of `lpo.trace`.
+    - `weights`, `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     promise = read_promise(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
-    declared = _declared(input, output, users, rate, page, pages, within)
+    deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages)
     asked = taken_plan(workload, promise, is_alone=False)
     origin = find_origin(model, torch_device="cuda", **workload)
     served = ServedModel(origin, () if declared.pages is None else declared.pages.sizes, engines[0])
@@ -254,7 +255,7 @@ def serve(
         mean=mean_request(replace(declared, requests=_SAMPLE, duration_s=None).traffic(served.page_tokens)),
         users=users,
         requests_per_s=None if declared.arrivals is None else declared.arrivals.per_s,
-        deadline=None if pages is None or within is None else Deadline(pages=pages, seconds=read_time(within)),
+        deadline=deadline,
         promise=promise,
         has_drawn_lengths=not (isinstance(declared.output, Fixed) and isinstance(declared.prompt, Fixed | None)),
         is_engine_only=engine_only,
@@ -327,6 +328,12 @@ def _shares(fleet: SizedFleet) -> Mapping[str, float]:
     return candidate.served.step_shares(candidate.cluster, considered, fleet.demand.mean)
 
 
+def _why_unmeasured() -> str:
+    if missing_packages():
+        return "the tables of measured kernels are not installed (pip install 'llm-perf-opt[kernels]')"
+    return "no measured kernels come near"
+
+
 def _engines(given: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in given.split(",")))
     unknown = next((name for name in names if name not in ENGINES), None)
@@ -362,7 +369,6 @@ def _declared(
     rate: str | None,
     page: str | None,
     pages: int | None,
-    within: str | None,
 ) -> DeclaredTraffic:
     """The demand as traffic, so that its words mean what they mean there."""
     given = [name for name, value in (("--users", users), ("--rate", rate), ("--pages", pages)) if value is not None]
@@ -371,12 +377,6 @@ def _declared(
             f"{' and '.join(given)} are two demands.",
             why="users ask again when they have an answer, a rate comes by itself, pages are there from the start",
             fix="give one of them",
-        )
-    if (pages is None) != (within is None):
-        raise UsageError(
-            "A deadline is a number of pages and a time.",
-            why=f"{'--within' if within is None else '--pages'} is missing",
-            fix="write --pages 200000 --within 24h",
         )
     if prompt is None and page is None:
         raise UsageError(

@@ -30,6 +30,7 @@ from llm_perf_opt.cli.output import (
 )
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
 from llm_perf_opt.core.options import OptionRecord, option
+from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.workload import Deployment
 
 _FORMATS = Deployment.options()
@@ -113,9 +114,12 @@ def serve(
     The number of GPUs is searched: every plan that fits, by its steady state, sized for --users, --rate or --pages.
     """
     from llm_perf_opt.api.serve import serve as size_fleets
+    from llm_perf_opt.serving.deployment_files import SCRIPT
 
     reporter = choose_reporter(format_name, json_wanted)
     reserve_page(out, force=force)
+    if write is not None:
+        free_file(write / SCRIPT, force=force)
     asked: dict[str, Any] = {"devices_file": devices_file, "routing": routing}
     asked |= {"trust_remote_code": trust_remote_code, **demand.asked(), **workload}
     with model_prints_apart(), few_lines_per_trace():

@@ -3,7 +3,7 @@
 Words of a command are a tuple, so that no name of a model can become a second word. Who writes them into a file quotes
 them for that file. A name that an engine would take for a flag is refused.
 
-**Data-parallel attention.** The limits in `EngineSettings` are those of one of the `attention_dp` groups. vLLM takes
+**Data-parallel attention.** The limits in `EngineSettings` belong to one of the `attention_dp` groups. vLLM takes
 the limits of one group too. SGLang takes the limits of all groups together and divides them, and its `--tp-size` counts
 the ranks of all groups. In TensorRT-LLM every rank is a group, with limits of its own.
 """
@@ -58,7 +58,7 @@ _CACHE_TYPES: dict[str, dict[str, str]] = {  # from the words of vLLM, which the
 class EngineDeployment:
     """Equal replicas of one engine, each on GPUs of its own, and how clients reach them.
 
-    `weights` is a stored format that was assumed and that the checkpoint does not have. `weight_bytes` are those of one
+    `weights` is a stored format that was assumed and that the checkpoint does not have. `weight_bytes` belong to one
     rank: without them the share of memory is left to SGLang and TensorRT-LLM, which count it in another way than vLLM.
     """
 

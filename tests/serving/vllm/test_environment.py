@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.serving.vllm import environment
 from llm_perf_opt.serving.vllm.environment import MAKE_IT, VARIABLE, VllmEnvironment, default_folder, find, version_in
 
 
@@ -67,5 +68,8 @@ def test_what_is_no_program_has_no_version(tmp_path: Path) -> None:
 
 
 def test_the_command_that_makes_it_exists() -> None:
-    module = MAKE_IT.split()[-1]
-    assert (Path(environment.__file__).parents[3] / (module.replace(".", "/") + ".py")).is_file()
+    program, *words = MAKE_IT.split()
+    assert program == "llm-perf-opt"
+    shown = CliRunner().invoke(app, [*words, "--help"])
+    assert shown.exit_code == 0, shown.output
+    assert "--folder" in shown.output

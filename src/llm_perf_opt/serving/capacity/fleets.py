@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.report import (
     Axis,
@@ -23,8 +24,16 @@ from llm_perf_opt.core.report import (
 )
 from llm_perf_opt.core.units import format_count, format_seconds
 from llm_perf_opt.serving.capacity.outcome import DAY_S, Promise, ReplayOutcome
-from llm_perf_opt.serving.capacity.replay_report import GLANCE, Banded, limit_of, times_text
+from llm_perf_opt.serving.capacity.replay_report import (
+    GLANCE,
+    Banded,
+    limit_of,
+    rounded,
+    rounded_or_none,
+    times_text,
+)
 from llm_perf_opt.serving.capacity.steady_state import SteadyState
+from llm_perf_opt.serving.traffic_text import read_time
 
 FLEETS, CONSIDERED = "Fleets", "Plans that were considered, without a replay"
 _HOUR_S, _MILLION = 3600.0, 1e6
@@ -39,6 +48,17 @@ class Deadline:
 
     def __str__(self) -> str:
         return f"{self.pages:,} pages in {_time_text(self.seconds)}"
+
+
+def read_deadline(pages: int | None, within: str | None) -> Deadline | None:
+    """`200000` and `24h`; None: neither is given. One without the other is refused."""
+    if (pages is None) != (within is None):
+        raise UsageError(
+            "A deadline is a number of pages and a time.",
+            why=f"{'--within' if within is None else '--pages'} is missing",
+            fix="write --pages 200000 --within 24h",
+        )
+    return None if pages is None or within is None else Deadline(pages=pages, seconds=read_time(within))
 
 
 def _time_text(seconds: float) -> str:
@@ -146,7 +166,7 @@ def fleets_table(fleets: Sequence[Fleet], promise: Promise | None, deadline: Dea
         cells[Column("keeps the promise")] = lambda fleet: fleet.banded.keeps(promise)
         cells[Column("fewest GPUs that do", Kind.COUNT)] = lambda fleet: fleet.fewest_gpus
     cells |= {
-        Column("requests/s", Kind.COUNT): lambda fleet: _three(fleet.outcome.requests_per_s),
+        Column("requests/s", Kind.COUNT): lambda fleet: rounded(fleet.outcome.requests_per_s),
         Column("output tokens/s and GPU", Kind.COUNT): lambda fleet: round(
             fleet.outcome.output_tokens_per_s / fleet.gpus
         ),
@@ -163,11 +183,11 @@ def fleets_table(fleets: Sequence[Fleet], promise: Promise | None, deadline: Dea
         cells[Column(f"GPUs for {deadline}", Kind.COUNT)] = lambda fleet: fleet.gpus_for(deadline)
         cells[Column("at the edges of the band")] = lambda fleet: _edges(fleet, deadline)
     if any(fleet.price_per_hour is not None for fleet in fleets):
-        cells[Column("cost of 1M output tokens", Kind.COUNT)] = lambda fleet: _money(
+        cells[Column("cost of 1M output tokens", Kind.COUNT)] = lambda fleet: rounded_or_none(
             fleet.cost_per_million(fleet.outcome.output_tokens_per_s)
         )
         if any(fleet.outcome.pages for fleet in fleets):
-            cells[Column("cost of 1M pages", Kind.COUNT)] = lambda fleet: _money(
+            cells[Column("cost of 1M pages", Kind.COUNT)] = lambda fleet: rounded_or_none(
                 fleet.cost_per_million(fleet.outcome.pages_per_s)
             )
     return table_of(FLEETS, fleets, cells)
@@ -191,14 +211,14 @@ def glance_table(fleet: Fleet, promise: Promise | None, first: tuple[str, str] |
 def _verdict(fleet: Fleet, promise: Promise | None) -> str:
     found = fleet.outcome
     parts = [
-        f"answers {format_count(_three(found.requests_per_s))} requests/s, {found.output_tokens_per_s:,.0f} tokens/s"
+        f"answers {format_count(rounded(found.requests_per_s))} requests/s, {found.output_tokens_per_s:,.0f} tokens/s"
     ]
     if promise is not None:
         parts.insert(0, f"{fleet.banded.keeps(promise)}, {promise}")
         if fleet.fewest_gpus is not None:
             parts.append(f"the fewest GPUs that keep it with this plan: {fleet.fewest_gpus}")
     elif found.asked_per_s is not None:
-        asked = f"{format_count(_three(found.asked_per_s))} requests/s come"
+        asked = f"{format_count(rounded(found.asked_per_s))} requests/s come"
         parts.insert(0, f"no, {asked} and the queue grows" if found.is_growing else f"yes, {asked} and no queue grows")
     if fleet.pages_per_day_and_gpu is not None:
         edges = ((outcome.pages_per_s or 0.0) * DAY_S / fleet.gpus for outcome in (fleet.banded.high, fleet.banded.low))
@@ -211,7 +231,7 @@ def deadline_answer(fleet: Fleet, deadline: Deadline) -> str:
     """The GPUs that read the pages in time, with the band and the cost."""
     cost, seconds = fleet.cost_of(deadline), fleet.seconds_for(deadline)
     price = "" if cost is None else f", {cost:,.2f} in all"
-    done = "" if seconds is None else f", done in {_time_text(_three(seconds / _HOUR_S) * _HOUR_S)}"
+    done = "" if seconds is None else f", done in {_time_text(rounded(seconds / _HOUR_S) * _HOUR_S)}"
     return f"{fleet.gpus_for(deadline)} x {fleet.considered.name} ({_edges(fleet, deadline)}){done}{price}"
 
 
@@ -239,7 +259,7 @@ def considered_table(considered: Sequence[Considered]) -> Table:
             ),
             Column("mean step", Kind.SECONDS): lambda option: state(option, "step_s"),
             Column("most requests/s and GPU", Kind.COUNT): lambda option: (
-                None if option.requests_per_s_and_gpu is None else _three(option.requests_per_s_and_gpu)
+                None if option.requests_per_s_and_gpu is None else rounded(option.requests_per_s_and_gpu)
             ),
         },
     )
@@ -308,11 +328,3 @@ def _per_gpu_chart(fleets: Sequence[Fleet]) -> Chart:
         kind=Kind.COUNT,
         caption="As loaded in this traffic; low and high are the edges of the step times' band.",
     )
-
-
-def _three(number: float) -> float:
-    return float(f"{number:.3g}")
-
-
-def _money(amount: float | None) -> float | None:
-    return None if amount is None else _three(amount)

@@ -95,7 +95,7 @@ class PromptQueue:
         return int(likely if self.users is None else min(likely, self.users))
 
     def _come(self, queued: NDArray[np.int64], lasts: Floats) -> Floats:
-        """How many come in a step that begins with so many in the queue, on average."""
+        """How many come on average in a step, by the queue it begins with."""
         if self.users is None:
             return lasts * self.requests_per_s
         come: Floats = self.per_step * (self.users - queued) / self.users

@@ -127,6 +127,11 @@ def shares_table(seconds: Mapping[str, float], name: str) -> Table:
     return Table(title=f"{SHARES}, {name}", columns=columns, rows=tuple(rows), footer=("mean step", whole, 1.0))
 
 
+def rounded_or_none(number: float | None) -> float | None:
+    """Three digits of what may be unknown."""
+    return None if number is None else rounded(number)
+
+
 def rounded(number: float) -> float:
     """Three digits: a replay of some hundred requests knows no more."""
     return float(f"{number:.3g}")

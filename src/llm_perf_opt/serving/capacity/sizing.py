@@ -107,7 +107,7 @@ class SizedFleet:
         users = self.demand.users
         if users is None:
             return self.replicas * self.state.requests_per_s
-        return users / (self.ttft.expected_s + self.tpot.expected_s * (self.demand.mean.output_tokens - 1))
+        return users / self._latency_s
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -117,8 +117,12 @@ class SizedFleet:
     @property
     def users(self) -> float:
         """In the system at once, by Little's law."""
-        mean_s = self.ttft.expected_s + self.tpot.expected_s * (self.demand.mean.output_tokens - 1)
-        return self.requests_per_s * mean_s
+        return self.requests_per_s * self._latency_s
+
+    @property
+    def _latency_s(self) -> float:
+        """Of a whole answer, in the median."""
+        return self.state.first_token_s + self.state.step_s * (self.demand.mean.output_tokens - 1)
 
     @property
     def tpot(self) -> ServedTime:
@@ -272,7 +276,7 @@ def sized(candidate: PlanCandidate, choice: GpuChoice, demand: Demand) -> SizedF
 
 
 def _most_users(candidate: PlanCandidate, demand: Demand) -> int:
-    """Of one replica, that keep the promise together."""
+    """Of one replica, that together keep the limits."""
     steady = candidate.replica.steady
     low, high = 1, min(steady.most, demand.users or 1) + 1
     while high - low > 1:

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from llm_perf_opt.core.report import Axis, Cell, Chart, Column, Kind, Line, LineChart, Mark, Table, listed, table_of
-from llm_perf_opt.core.units import format_count, format_seconds
+from llm_perf_opt.core.report import (
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Kind,
+    Line,
+    LineChart,
+    Mark,
+    Table,
+    listed,
+    table_of,
+    three_digits,
+)
+from llm_perf_opt.core.units import format_number_of, format_seconds
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome
+from llm_perf_opt.serving.capacity.replay_report import rounded_or_none
 from llm_perf_opt.serving.capacity.sizing import Demand, ServedTime, SizedFleet
 
 CHOICES, PLANS = "GPUs side by side", "Every plan that fits"
@@ -40,14 +54,21 @@ def _take(fleet: SizedFleet, demand: Demand) -> str:
     replicas = f"{fleet.replicas} replicas of {fleet.plan}" if fleet.replicas > 1 else fleet.plan
     what = {
         "users": None if demand.users is None else f"serves {demand.users:,} users",
-        "rate": None if demand.requests_per_s is None else f"answers {_three(demand.requests_per_s)} requests/s",
+        "rate": None if demand.requests_per_s is None else f"answers {three_digits(demand.requests_per_s)} requests/s",
         "pages": None
         if demand.deadline is None or fleet.hours is None
         else f"reads {demand.deadline.pages:,} pages in {fleet.hours:,.1f} h",
     }
-    done = next((text for text in what.values() if text is not None), f"holds {fleet.state.sequences:,} requests")
+    done = next((text for text in what.values() if text is not None), _held(fleet))
     origin = "" if fleet.is_measured else ", times by its data sheet"
     return f"{fleet.gpus} x {fleet.device} ({replicas}, {_ENGINES[fleet.engine]}{origin}) {done}"
+
+
+def _held(fleet: SizedFleet) -> str:
+    """How many requests have room, and the longest that one could be where that is known."""
+    longest = fleet.candidate.replica.fit.largest_context
+    context = "" if longest is None else f" (longest context {longest:,} tokens)"
+    return f"holds {format_number_of(fleet.state.sequences, 'request')}{context}"
 
 
 def time_text(name: str, time: ServedTime, demand: Demand) -> str:
@@ -62,7 +83,7 @@ def time_text(name: str, time: ServedTime, demand: Demand) -> str:
 def _rates(fleet: SizedFleet) -> str:
     tokens = fleet.output_tokens_per_s
     return (
-        f"{_three(fleet.requests_per_s)} requests/s, {tokens:,.0f} output tokens/s "
+        f"{three_digits(fleet.requests_per_s)} requests/s, {tokens:,.0f} output tokens/s "
         f"({tokens / fleet.gpus:,.0f} for each GPU)"
     )
 
@@ -75,8 +96,8 @@ def _bill(fleet: SizedFleet) -> str:
         return f"${fleet.job_cost:,.0f} in all, ${pages:,.0f} for a million pages. "
     made, read = fleet.cost_per_million_output or 0.0, fleet.cost_per_million_input or 0.0
     return (
-        f"${fleet.cost_per_hour:,.2f} an hour: ${_three(read)} for a million input tokens, ${_three(made)} for a "
-        "million output tokens. "
+        f"${fleet.cost_per_hour:,.2f} an hour: ${three_digits(read)} for a million input tokens, "
+        f"${three_digits(made)} for a million output tokens. "
     )
 
 
@@ -106,7 +127,7 @@ def _without(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | None)
 
 def _reason(fleet: SizedFleet) -> str:
     """Which limit is broken, in a word or two."""
-    named = {"queue": "too many requests", "cache": "no memory for so many users"}
+    named = {"queue": "too many requests", "cache": "no memory for all users"}
     return named.get(fleet.broken or "", f"{fleet.broken}")
 
 
@@ -130,20 +151,24 @@ def choices_table(fleets: Sequence[SizedFleet], demand: Demand) -> Table:
         Column(f"TTFT {share}", Kind.SECONDS): lambda fleet: fleet.ttft.at_share_s,
         Column("TPOT", Kind.SECONDS): lambda fleet: fleet.tpot.expected_s,
         Column(f"TPOT {share}", Kind.SECONDS): lambda fleet: fleet.tpot.at_share_s,
-        Column("requests/s", Kind.COUNT): lambda fleet: _number(fleet.requests_per_s),
-        Column("tokens/s/GPU", Kind.COUNT): lambda fleet: _number(fleet.output_tokens_per_s / fleet.gpus),
-        Column("$/hour", Kind.COUNT): lambda fleet: _number(fleet.cost_per_hour) if fleet.broken is None else None,
+        Column("requests/s", Kind.COUNT): lambda fleet: rounded_or_none(fleet.requests_per_s),
+        Column("tokens/s/GPU", Kind.COUNT): lambda fleet: rounded_or_none(fleet.output_tokens_per_s / fleet.gpus),
+        Column("$/hour", Kind.COUNT): lambda fleet: (
+            rounded_or_none(fleet.cost_per_hour) if fleet.broken is None else None
+        ),
     }
     if demand.deadline is not None:
         cells |= {
-            Column("hours", Kind.COUNT): lambda fleet: _number(fleet.hours),
-            Column("$ in all", Kind.COUNT): lambda fleet: _number(fleet.job_cost) if fleet.broken is None else None,
-            Column("$/1M pages", Kind.COUNT): lambda fleet: _number(fleet.cost_per_million_requests),
+            Column("hours", Kind.COUNT): lambda fleet: rounded_or_none(fleet.hours),
+            Column("$ in all", Kind.COUNT): lambda fleet: (
+                rounded_or_none(fleet.job_cost) if fleet.broken is None else None
+            ),
+            Column("$/1M pages", Kind.COUNT): lambda fleet: rounded_or_none(fleet.cost_per_million_requests),
         }
     else:
         cells |= {
-            Column("$/1M in", Kind.COUNT): lambda fleet: _number(fleet.cost_per_million_input),
-            Column("$/1M out", Kind.COUNT): lambda fleet: _number(fleet.cost_per_million_output),
+            Column("$/1M in", Kind.COUNT): lambda fleet: rounded_or_none(fleet.cost_per_million_input),
+            Column("$/1M out", Kind.COUNT): lambda fleet: rounded_or_none(fleet.cost_per_million_output),
         }
     cells[Column("limit")] = limit_text
     return table_of(CHOICES, fleets, cells)
@@ -170,7 +195,7 @@ def plans_table(fleets: Sequence[SizedFleet]) -> Table:
             Column("sequences at once", Kind.COUNT): lambda fleet: fleet.state.sequences,
             Column("TTFT", Kind.SECONDS): lambda fleet: fleet.ttft.expected_s,
             Column("TPOT", Kind.SECONDS): lambda fleet: fleet.tpot.expected_s,
-            Column("tokens/s/GPU", Kind.COUNT): lambda fleet: _number(fleet.output_tokens_per_s / fleet.gpus),
+            Column("tokens/s/GPU", Kind.COUNT): lambda fleet: rounded_or_none(fleet.output_tokens_per_s / fleet.gpus),
         },
     )
 
@@ -187,7 +212,7 @@ def replayed_table(fleets: Sequence[tuple[SizedFleet, ReplayOutcome]], demand: D
             tpot = outcome.tpot
             pairs += [(f"TPOT p{share * 100:g}, s", state.per_token_at(share), tpot.at(share)) for share in shares]
         rows += [
-            (name, what, _number(steady), _number(replayed), change_text_of(steady, replayed))
+            (name, what, rounded_or_none(steady), rounded_or_none(replayed), change_text_of(steady, replayed))
             for what, steady, replayed in pairs
         ]
     columns = (Column("fleet"), Column("figure"))
@@ -252,11 +277,3 @@ def _frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 def _mark(fleet: SizedFleet) -> Mark:
     return Mark(1 / fleet.tpot.expected_s, fleet.output_tokens_per_s / fleet.gpus, f"{fleet.gpus} x {fleet.device}")
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")
-
-
-def _three(value: float) -> str:
-    return format_count(float(f"{value:.3g}"))

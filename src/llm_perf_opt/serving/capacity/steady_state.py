@@ -158,7 +158,7 @@ class SteadyReplica:
         yield self.at(self.most)
 
     def at(self, sequences: int) -> SteadyState:
-        """With so many decoding."""
+        """With this number of sequences decoding."""
         mean, table = self.mean, self.table
         per_step = sequences / mean.output_tokens  # prompts that come in a step, and as many answers end
         reading = self._reading(sequences, most_read(per_step))
@@ -205,7 +205,7 @@ class SteadyReplica:
         )
 
     def at_rate(self, requests_per_s: float) -> SteadyState | None:
-        """With the fewest sequences that answer so many requests; None: no number does."""
+        """With the fewest sequences that answer this rate; None: no number does."""
         low, high = 0, self.most
         if self.at(high).requests_per_s < requests_per_s:
             return None

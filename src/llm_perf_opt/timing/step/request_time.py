@@ -55,7 +55,7 @@ def request_fit() -> RequestFit:
 
 
 def time_to_first(tpot_s: float, prompt_s: float, in_flight: int, shares: FirstToken) -> float:
-    """Expected TTFT with so many requests in flight.
+    """Expected TTFT with this number of requests in flight; never less than the own prompt takes.
 
     Hardly any record has fewer than four. A request alone meets no prompt of another: it takes its own prompt and a
     step, and with two or three in flight the time lies in between.
@@ -64,7 +64,7 @@ def time_to_first(tpot_s: float, prompt_s: float, in_flight: int, shares: FirstT
     fitted_s = shares.constant_s + waiting * prompt_s + shares.steps * tpot_s
     alone_s = shares.constant_s + prompt_s + tpot_s
     share = min(1.0, (in_flight - 1) / (_FEWEST_IN_FLIGHT - 1))
-    return fitted_s if fitted_s < alone_s else alone_s + share * (fitted_s - alone_s)
+    return max(fitted_s, prompt_s) if fitted_s < alone_s else alone_s + share * (fitted_s - alone_s)
 
 
 def first_token_shares(engine: str, *, has_drawn_lengths: bool) -> FirstToken:
