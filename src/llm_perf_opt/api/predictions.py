@@ -12,8 +12,7 @@ from llm_perf_opt.api.prediction import PredictionAnswer, execution_text, run_te
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware import load_devices
-from llm_perf_opt.core.hardware.links import Hardware, device_of, find_hardware, hardware_id
+from llm_perf_opt.core.hardware.links import Hardware, device_of, find_devices, hardware_id
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of, three_digits
 from llm_perf_opt.core.units import format_count
 from llm_perf_opt.costs.memory.need import Shortage
@@ -22,7 +21,6 @@ from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.timing.speed import Rate, Speed, band_text, rate_text
 from llm_perf_opt.tracing.traced_run import TracedRun
 
-ALL = "all"
 _HOUR_S, _MILLION = 3_600, 1_000_000
 
 
@@ -189,24 +187,6 @@ def _rate(rate: Rate | None) -> float | None:
 
 def _three(number: float | None) -> float | None:
     return None if number is None else float(f"{number:.3g}")
-
-
-def find_devices(given: str | Sequence[str | Hardware], devices_file: Path | None = None) -> tuple[Hardware, ...]:
-    """`l4,l40s`, `all`, or a list of names: each device once, in that order; a wrong one is refused before any work."""
-    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
-    if ALL in names:
-        names = [*names[: names.index(ALL)], *load_devices(devices_file).devices, *names[names.index(ALL) + 1 :]]
-    found = {
-        hardware_id(hardware): hardware for hardware in (find_hardware(name, devices_file) for name in names if name)
-    }
-    if not found:
-        raise UsageError("No device is named.", why="each is one row", fix="name some, such as l4,h100-sxm, or all")
-    return tuple(found.values())
-
-
-def is_several(device: str | None) -> bool:
-    """Whether a text names several devices."""
-    return device is not None and ("," in device or device.strip() == ALL)
 
 
 def predictions_answer(

@@ -17,7 +17,6 @@ from llm_perf_opt.api.export import ExportAnswer, export_parts
 from llm_perf_opt.api.graph import grouped
 from llm_perf_opt.api.per_rank import RanksAnswer, per_rank
 from llm_perf_opt.api.prediction import PhaseBand, PredictionAnswer, prediction_answer
-from llm_perf_opt.api.predictions import find_devices, is_several
 from llm_perf_opt.api.what_if import AttentionAnswer, attention_answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
@@ -29,8 +28,10 @@ from llm_perf_opt.core.hardware.links import (
     Hardware,
     cluster_of,
     device_of,
+    find_devices,
     find_hardware,
     hardware_id,
+    is_several,
     require_room,
 )
 from llm_perf_opt.core.parallel_plan import plan_in

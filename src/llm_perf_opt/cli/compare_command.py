@@ -11,13 +11,14 @@ from llm_perf_opt.cli.model_options import (
     MODEL_HELP,
     CacheOption,
     DevicesOption,
+    ExecutionOption,
+    RatesOption,
     TrustOption,
     WeightsOption,
     takes_workload,
     trace_or_load,
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
-from llm_perf_opt.cli.predict_command import ExecutionOption, RatesOption
 from llm_perf_opt.core.errors import BrokenBudgetError, PerfOptError
 
 if TYPE_CHECKING:

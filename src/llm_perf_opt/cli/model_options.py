@@ -43,11 +43,12 @@ RoutingOption = Annotated[
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code in the model folder.")]
 
 
-def _option(declared: Option, takers: Sequence[str] = ()) -> Any:
+def _option(declared: Option, takers: Sequence[str] = (), word: str | None = None) -> Any:
     """The declaration as typer reads it; who takes the option is named where not every model does."""
     limit = None if declared.text_kind is str else declared.at_least
     takes = f" For {', '.join(takers)}." if takers else ""
-    return typer.Option(min=limit, metavar=declared.metavar, help=f"{declared.help}{takes}")
+    spelled = () if word is None else (word,)
+    return typer.Option(*spelled, min=limit, metavar=declared.metavar, help=f"{declared.help}{takes}")
 
 
 _DEPLOYMENT = Deployment.options()
@@ -61,17 +62,38 @@ TorchDeviceOption = Annotated[
 ]
 WeightsOption = Annotated[str | None, _option(_DEPLOYMENT["weights"])]
 CacheOption = Annotated[str | None, _option(_DEPLOYMENT["cache"])]
+ExecutionOption = Annotated[
+    Literal["eager", "fused"],
+    typer.Option(help="Who launches kernels: PyTorch op by op, or an engine that fuses and captures them."),
+]
+RatesOption = Annotated[
+    Literal["tables", "data-sheet"] | None,
+    typer.Option(
+        help="Where times come from: tables of measured kernels, or the device's data sheet. Default: tables where "
+        "they are installed and come near the device."
+    ),
+]
+SeveralOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID", help="Device or cluster to predict for: llm-perf-opt devices list. Several: l4,h100-sxm, or all."
+    ),
+]
+
+
+# As people say it of a server, in verbs about one: the field of the workload -> its option.
+SERVER_WORDS: Mapping[str, str] = {"prompt_tokens": "--input", "decode_steps": "--output", "batch": "--users"}
 
 
 def takes_workload(
-    *, without: Collection[str] = (), plans: bool = False, **defaults: Any
+    *, without: Collection[str] = (), plans: bool = False, words: Mapping[str, str] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the options of every model in the place of a verb's parameter `workload`, and give it those that are set.
 
     The limits of work come behind the verb's own options, and hold while it runs.
 
     With `plans` the sizes of a parallel plan come along, and whose code of the model runs. `defaults` are those in
-    which the verb differs from the others; `without` names those that it does not take.
+    which the verb differs from the others; `without` names those that it does not take; `words` spell some otherwise.
     """
 
     def decorated(verb: Callable[..., None]) -> Callable[..., None]:
@@ -87,7 +109,7 @@ def takes_workload(
         own = inspect.signature(verb, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
-            parameters += _parameters(defaults, without) if parameter.name == "workload" else [parameter]
+            parameters += _parameters(defaults, without, words or {}) if parameter.name == "workload" else [parameter]
         parameters += [parameter_of(name, option, option.default) for name, option in beside.items()]
         declare(with_workload, own, parameters)
         return takes_limits(with_workload)
@@ -116,26 +138,29 @@ def declare(verb: Callable[..., None], own: inspect.Signature, parameters: Seque
     verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
-def _parameters(defaults: Mapping[str, Any], without: Collection[str]) -> list[inspect.Parameter]:
+def _parameters(
+    defaults: Mapping[str, Any], without: Collection[str], words: Mapping[str, str]
+) -> list[inspect.Parameter]:
     return [
-        parameter_of(name, declared, defaults.get(name, declared.default), takers)
+        parameter_of(name, declared, defaults.get(name, declared.default), takers, words.get(name))
         for name, (declared, takers) in workload_options().items()
         if name not in without
     ]
 
 
-def parameter_of(name: str, declared: Option, default: Any, takers: Sequence[str] = ()) -> inspect.Parameter:
-    """The parameter of a verb that takes a declared option."""
-    return inspect.Parameter(
-        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=_annotation(name, declared, takers)
-    )
+def parameter_of(
+    name: str, declared: Option, default: Any, takers: Sequence[str] = (), word: str | None = None
+) -> inspect.Parameter:
+    """The parameter of a verb that takes a declared option; `word`: how the verb spells it."""
+    annotation = _annotation(name, declared, takers, word)
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
-def _annotation(name: str, declared: Option, takers: Sequence[str]) -> Any:
+def _annotation(name: str, declared: Option, takers: Sequence[str], word: str | None) -> Any:
     if declared.text_kind is bool:  # one word turns it on
         return Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=declared.help)]
     kind: Any = Literal[declared.choices] if declared.choices else declared.text_kind
-    return Annotated[kind if declared.default is not None else kind | None, _option(declared, takers)]
+    return Annotated[kind if declared.default is not None else kind | None, _option(declared, takers, word)]
 
 
 def trace_or_load(

@@ -11,6 +11,7 @@ from llm_perf_opt.cli.model_options import (
     CacheOption,
     DeviceOption,
     DevicesOption,
+    ExecutionOption,
     ModelArgument,
     RoutingOption,
     TrustOption,
@@ -28,7 +29,6 @@ from llm_perf_opt.cli.output import (
     reserve_page,
     show,
 )
-from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import say
 
 SizesOption = Annotated[

@@ -12,6 +12,7 @@ import typer
 from llm_perf_opt.cli.model_options import (
     CacheOption,
     DevicesOption,
+    ExecutionOption,
     ModelArgument,
     RoutingOption,
     TrafficOptions,
@@ -31,7 +32,6 @@ from llm_perf_opt.cli.output import (
     reserve_page,
     show,
 )
-from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
 from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.report import Report

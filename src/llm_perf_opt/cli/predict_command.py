@@ -11,7 +11,10 @@ import typer
 from llm_perf_opt.cli.model_options import (
     CacheOption,
     DevicesOption,
+    ExecutionOption,
+    RatesOption,
     RoutingOption,
+    SeveralOption,
     SourceArgument,
     TrustOption,
     WeightsOption,
@@ -33,17 +36,6 @@ CalibrationOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="In place of a device: a calibration, from llm-perf-opt devices calibrate."),
 ]
-ExecutionOption = Annotated[
-    Literal["eager", "fused"],
-    typer.Option(help="Who launches kernels: PyTorch op by op, or an engine that fuses and captures them."),
-]
-RatesOption = Annotated[
-    Literal["tables", "data-sheet"] | None,
-    typer.Option(
-        help="Where times come from: tables of measured kernels, or the device's data sheet. Default: tables where "
-        "they are installed and come near the device."
-    ),
-]
 EngineOption = Annotated[
     Literal["vllm", "sglang", "trtllm"] | None,
     typer.Option(help="Whose measured kernels run, with --execution fused. Default: vllm."),
@@ -60,12 +52,6 @@ MeasuredOption = Annotated[
 PriceOption = Annotated[
     list[str] | None,
     typer.Option(metavar="DEVICE=PRICE", help="Of an hour of a device: l4=0.8. With several; may be repeated."),
-]
-SeveralOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ID", help="Device or cluster to predict for: llm-perf-opt devices list. Several: l4,h100-sxm, or all."
-    ),
 ]
 WhatIfOption = Annotated[
     Literal["attention"] | None,
@@ -117,7 +103,7 @@ def predict(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Predict how long MODEL_OR_TRACE takes on a device: a bound that nothing beats, and a band of what is likely."""
-    from llm_perf_opt.api.predictions import is_several
+    from llm_perf_opt.core.hardware.links import is_several
     from llm_perf_opt.measurements.measured_points import read_given
     from llm_perf_opt.tracing.trace_files import is_trace
 
@@ -159,7 +145,7 @@ def predict(
 
 def _torch_device(device: str | None, **machine: Any) -> str | None:
     """What the traced code sees; of several devices that of the first. A wrong one is refused before any work."""
-    from llm_perf_opt.api.predictions import find_devices, is_several
+    from llm_perf_opt.core.hardware.links import find_devices, is_several
     from llm_perf_opt.timing.rate_sources import find_machine, torch_device_of
 
     first = find_devices(device, machine["devices_file"])[0] if device is not None and is_several(device) else device
@@ -168,7 +154,7 @@ def _torch_device(device: str | None, **machine: Any) -> str | None:
 
 def _predicted(traced: Trace, device: str | None, price: list[str] | None, machine: Mapping[str, Any]) -> Report:
     """One device, or several side by side."""
-    from llm_perf_opt.api.predictions import is_several
+    from llm_perf_opt.core.hardware.links import is_several
 
     if device is None or not is_several(device):
         return traced.predict(device, **machine).report()

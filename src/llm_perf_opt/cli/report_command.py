@@ -13,6 +13,8 @@ from llm_perf_opt.cli.model_options import (
     MODEL_HELP,
     CacheOption,
     DevicesOption,
+    ExecutionOption,
+    SeveralOption,
     TrustOption,
     WeightsOption,
     takes_workload,
@@ -27,7 +29,6 @@ from llm_perf_opt.cli.output import (
     model_prints_apart,
     show,
 )
-from llm_perf_opt.cli.predict_command import ExecutionOption, SeveralOption
 from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result

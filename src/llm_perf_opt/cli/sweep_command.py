@@ -13,6 +13,7 @@ from llm_perf_opt.cli.model_options import (
     CacheOption,
     DeviceOption,
     DevicesOption,
+    ExecutionOption,
     RoutingOption,
     TrustOption,
     WeightsOption,
@@ -27,7 +28,6 @@ from llm_perf_opt.cli.output import (
     model_prints_apart,
     show,
 )
-from llm_perf_opt.cli.predict_command import ExecutionOption
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
 from llm_perf_opt.core.number_ranges import MOST_POINTS, POINTS
 from llm_perf_opt.core.output_files import free_file

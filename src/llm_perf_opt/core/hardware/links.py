@@ -23,6 +23,7 @@ from llm_perf_opt.core.hardware.device import (
     Device,
     PositiveDecimal,
     find_device,
+    load_devices,
     positive_decimal,
 )
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
@@ -149,6 +150,9 @@ class _NodeTable:
 class _LinkFile:
     links: Mapping[str, _LinkTable] = field(default_factory=dict)
     nodes: Mapping[str, _NodeTable] = field(default_factory=dict)
+
+
+_ALL = "all"  # in place of devices: every one that is known
 
 
 def load_links(devices_file: Path | None = None) -> LinkTable:
@@ -353,6 +357,24 @@ def find_hardware(given: str | Hardware, devices_file: Path | None = None) -> Ha
         return given
     cluster = parse_cluster(given, devices_file)
     return cluster if cluster.count > 1 else cluster.device
+
+
+def find_devices(given: str | Sequence[str | Hardware], devices_file: Path | None = None) -> tuple[Hardware, ...]:
+    """`l4,l40s`, `all`, or a list of names: each device once, in that order; a wrong one is refused before any work."""
+    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+    if _ALL in names:
+        names = [*names[: names.index(_ALL)], *load_devices(devices_file).devices, *names[names.index(_ALL) + 1 :]]
+    found = {
+        hardware_id(hardware): hardware for hardware in (find_hardware(name, devices_file) for name in names if name)
+    }
+    if not found:
+        raise UsageError("No device is named.", why="each is one row", fix="name some, such as l4,h100-sxm, or all")
+    return tuple(found.values())
+
+
+def is_several(device: str | None) -> bool:
+    """Whether a text names several devices."""
+    return device is not None and ("," in device or device.strip() == _ALL)
 
 
 def device_of(hardware: Hardware) -> Device:
