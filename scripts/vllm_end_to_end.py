@@ -3,7 +3,7 @@
     python scripts/vllm_end_to_end.py [--folder FOLDER | --python PYTHON] [--only TEXT]
 
 Without an option the environment is made in a temporary folder, which takes 3.5 GB, and removed at the end. `--folder`
-makes it there and leaves it; `--python` takes one that is there. Each case is asked as `llm-perf-opt plan --traffic`
+makes it there and leaves it; `--python` takes one that is there. Each case is asked as `llm-perf-opt serve --traffic`
 asks it: trace, step times, vLLM's own configuration, cache manager and scheduler. Fails with every case that did not
 run. Takes about ten minutes of one core after the environment is made.
 """

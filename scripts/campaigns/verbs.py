@@ -36,7 +36,7 @@ VERBS = {
     "graph": "graph base --out graph.html --force",
     "cost": "cost base --out cost --force",
     "report": "report base --out report.html --force",
-    "predict": "predict base --device h100-sxm --json",
+    "trace on a device": "trace base --device h100-sxm --json",
     "compare": "compare base base --json",
     "export": "export tiny --prompt-tokens 4 --part model.layers.0.mlp --check onnx --out export --force",
     "profile": "profile model=tiny run.folder=profile run.repeats=1 run.warmup=0 workload.prompt_tokens=4 "
@@ -46,7 +46,7 @@ VERBS = {
     "pages": "pages deepseek-ocr-tiny --grids 1x1,2x1 --out pages.html --force",
     "sweep": "sweep tiny --batch 2 --context 16..19 --out sweep.html --csv points.csv "
     "--save-function tiny.function.json --force",
-    "plan": "plan tiny --devices 2xh100-sxm --global-batch 2 --prompt-tokens 4 --max-plans 2 --out plans.html --force",
+    "serve": "serve tiny --gpus 2xh100-sxm --input 4 --output 2 --users 2 --write deploy --out serve.html --force",
     "study": "study study.yaml --out studied --workers 1",
     "export with weights": "export tiny --prompt-tokens 4 --part model.layers.0.mlp --check onnx --load-weights random "
     "--out weighted --force",
@@ -62,7 +62,7 @@ STUDY = {
     "deployments": {"weights": ["checkpoint", "fp8"]},
     "devices": ["h100-sxm"],
 }
-WRITING = tuple(verb for verb in VERBS if verb not in ("predict", "compare"))  # those two only print
+WRITING = tuple(verb for verb in VERBS if verb not in ("trace on a device", "compare"))  # those two only print
 RECORDING = {
     "traceEvents": [
         {"ph": "X", "cat": "kernel", "name": "sm90_xmma_gemm_f32f32", "ts": 100 * row, "dur": 40, "pid": 0, "tid": 7}

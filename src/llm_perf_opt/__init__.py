@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.memory import MemoryAnswer
     from llm_perf_opt.api.pages import PagesAnswer, pages
     from llm_perf_opt.api.per_rank import RanksAnswer
-    from llm_perf_opt.api.plans import PlansAnswer, plans
     from llm_perf_opt.api.prediction import PredictionAnswer
-    from llm_perf_opt.api.predictions import PredictionsAnswer
     from llm_perf_opt.api.profile import ProfileAnswer, profile
     from llm_perf_opt.api.result_files import read_result
     from llm_perf_opt.api.serve import ServeAnswer, serve
@@ -63,7 +61,6 @@ __all__ = [
     "cost",
     "pages",
     "sweep",
-    "plans",
     "study",
     "ask",
     "study_page",
@@ -88,9 +85,7 @@ __all__ = [
     "SweepAnswer",
     "MemoryAnswer",
     "PredictionAnswer",
-    "PredictionsAnswer",
     "RanksAnswer",
-    "PlansAnswer",
     "StudyAnswer",
     "AskAnswer",
     "ServeAnswer",
@@ -132,13 +127,11 @@ _HOMES = {
     "PagesAnswer": "api.pages",
     "sweep": "api.tracing",
     "SweepAnswer": "api.sweep",
-    "plans": "api.plans",
     "study": "api.study",
     "StudyAnswer": "api.study",
     "ask": "api.ask",
     "AskAnswer": "api.ask",
     "study_page": "api.ask",
-    "PlansAnswer": "api.plans",
     "serve": "api.serve",
     "ServeAnswer": "api.serve",
     "capacity": "api.capacity",
@@ -161,7 +154,6 @@ _HOMES = {
     "CostAnswer": "api.cost",
     "MemoryAnswer": "api.memory",
     "PredictionAnswer": "api.prediction",
-    "PredictionsAnswer": "api.predictions",
     "AttentionAnswer": "api.what_if",
     "GraphAnswer": "api.graph",
     "ExportAnswer": "api.export",

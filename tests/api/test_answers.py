@@ -71,7 +71,6 @@ ANSWERS: dict[str, Callable[[], Answer]] = {
     "devices": lpo.devices,
     "device": lambda: lpo.device("h100-sxm"),
     "cluster": lambda: lpo.cluster("4x8 h100-sxm"),
-    "plans": lambda: lpo.plans("deepseek-ocr-tiny", "2x h100-sxm", mode="tiny", global_batch=2, max_plans=2),
     "ranks": lambda: lpo.trace("deepseek-ocr-tiny", mode="tiny", tp=2).per_rank("2x h100-sxm"),
     "known_models": lpo.known_models,
     "doctor": lpo.doctor,

@@ -157,7 +157,7 @@ def test_the_report_says_which_rows_are_formulas(llama: lpo.AttentionAnswer) -> 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*words: str) -> tuple[int, Any]:
-        monkeypatch.setattr(sys, "argv", ["llm-perf-opt", "predict", "deepseek-ocr-tiny", *words])
+        monkeypatch.setattr(sys, "argv", ["llm-perf-opt", "trace", "deepseek-ocr-tiny", *words])
         with pytest.raises(SystemExit) as end:
             main()
         return int(end.value.code or 0), capsys.readouterr()

@@ -12,7 +12,7 @@ from PIL import Image
 
 import llm_perf_opt as lpo
 from llm_perf_opt.cli import main as command
-from llm_perf_opt.cli.model_options import TrafficOptions
+from llm_perf_opt.cli.serve_command import DemandOptions
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity import replays as capacity_replays
@@ -165,7 +165,7 @@ def test_the_command_writes_a_page_and_a_trace_for_perfetto(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     page, trace = tmp_path / "capacity.html", tmp_path / "replay.json"
-    words = ["plan", TINY, "--devices", "h100-sxm", "--traffic", OCR, "--price", "h100-sxm=2.5"]
+    words = ["serve", TINY, "--gpus", "h100-sxm", "--traffic", OCR, "--price", "h100-sxm=2.5"]
     assert main(monkeypatch, *words, "--out", str(page), "--chrome-trace", str(trace)) == 0
     assert "Throughput against latency" in page.read_text()
     assert len(json.loads(trace.read_text())["traceEvents"]) > 12
@@ -174,28 +174,31 @@ def test_the_command_writes_a_page_and_a_trace_for_perfetto(
 
 
 @needs_tables
-def test_a_promise_that_nothing_keeps_is_an_answer_and_no_broken_budget(
+def test_limits_that_nothing_keeps_are_told_and_end_with_exit_code_3(
     one_by_one: type[OneByOne], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As docs/reliability.md says of exit codes; a step takes longer than a nanosecond."""
-    words = ("plan", TINY, "--devices", "h100-sxm", "--traffic", OCR, "--slo", "tpot=0.000001ms", "--json")
-    assert main(monkeypatch, *words) == 0
+    words = ("serve", TINY, "--gpus", "h100-sxm", "--slo", "tpot=0.000001ms", "--json")
+    assert main(monkeypatch, *words, "--traffic", OCR) == 3
     (fleets,) = (table for table in json.loads(capsys.readouterr().out)["tables"] if table["title"] == "Fleets")
     assert {row["keeps_the_promise"] for row in fleets["rows"]} == {"no"}
+    assert main(monkeypatch, *words, "--input", "64", "--output", "8", "--users", "2") == 3
+    assert "No fleet keeps tpot=0.000001ms" in capsys.readouterr().err
 
 
 def test_groups_that_share_experts_are_not_called_as_whole_replicas_are() -> None:
     assert ParallelPlan(tp=2, dp=4).describe() == "tp2 dp4"
     assert ParallelPlan(tp=2, attention_dp=4, ep=8).describe() == "tp2 ep8 attention-dp4"
     with pytest.raises(UsageError, match="takes no dp"):
-        TrafficOptions.make(traffic=OCR, dp=2)
+        DemandOptions.make(traffic=OCR, dp=2)
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--tp", "2"], "--tp is about requests"),
-        (["--traffic", OCR, "--global-batch", "4"], "--global-batch is one batch"),
+        (["--input", "4", "--measured", "ttft=1s"], "--measured is about requests that are replayed"),
+        (["--traffic", OCR, "--users", "4"], "--users and --traffic are two demands"),
+        (["--traffic", OCR, "--engine", "sglang"], "--engine has no use with --traffic"),
         (["--traffic", OCR, "--price", "h100-sxm"], "is no price"),
         (["--traffic", OCR, "--slo", "fast"], "is not clear"),
         (["--traffic", OCR, "--pages", "5"], "--within is missing"),
@@ -210,7 +213,7 @@ def test_what_cannot_be_meant_is_refused_before_any_work(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert main(monkeypatch, "plan", TINY, "--devices", "h100-sxm", *words) == 2
+    assert main(monkeypatch, "serve", TINY, "--gpus", "h100-sxm", *words) == 2
     assert why in capsys.readouterr().err
 
 

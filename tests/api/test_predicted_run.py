@@ -86,7 +86,7 @@ def test_the_command_prints_one_table_more(
     model: Path, traced: lpo.Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--prompt-tokens", str(PROMPT), "--batch", str(BATCH), "--device", DEVICE, "--decode-steps", str(STEPS)]
-    monkeypatch.setattr(sys, "argv", ["llm-perf-opt", "predict", str(model), *words, "--json"])
+    monkeypatch.setattr(sys, "argv", ["llm-perf-opt", "trace", str(model), *words, "--json"])
     with pytest.raises(SystemExit) as end:
         main()
     out, err = capsys.readouterr()

@@ -14,7 +14,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.callgraph import write_callgraph
 from tests.api.test_join import FORWARD, recording
-from tests.api.test_plans import folder
+from tests.api.test_ranks_by_hand import folder
 from tests.costs.small_run import small_run
 from tests.sweeps.studies.made_studies import tiny_study
 
@@ -68,21 +68,16 @@ OF_A_TRACE = {
         ["report", "RUN", "--device", "l4"],
         ["eager as written", "fits", r"TTFT .* ms", "TPOT", r"tokens/s", r"pages/s", "Bottleneck: prefill by launches"],
     ),
-    "predict": (
-        ["predict", "RUN", "--device", "l4"],
+    "trace on a device": (
+        ["trace", "RUN", "--device", "l4"],
         ["on l4, eager as written, 1 x 105 tokens, bfloat16: fits", "TTFT", "TPOT", "tokens/s", "--execution fused"],
     ),
-    "predict, fused": (
-        ["predict", "RUN", "--device", "l4", "--execution", "fused"],
+    "trace on a device, fused": (
+        ["trace", "RUN", "--device", "l4", "--execution", "fused"],
         [r"fused as (vllm does|engines do)", "TPOT"],
     ),
-    "predict on several": (
-        ["predict", "RUN", "--device", "l4,h100-sxm", "--price", "l4=0.8"],
-        ["on 2 devices", "fits on 2", "Fastest that fits: ", r"Cheapest that fits: l4, [\d.]+ per 1M tokens"],
-    ),
-    "predict on all": (["predict", "RUN", "--device", "all"], [r"on \d\d devices", "Fastest that fits"]),
     "what if": (
-        ["predict", "RUN", "--device", "l4", "--what-if", "attention"],
+        ["trace", "RUN", "--device", "l4", "--what-if", "attention"],
         ["prefill on NVIDIA L4, by the data sheet: eager"],
     ),
     "compare": (["compare", "RUN", "RUN"], ["agree in all that both record", r"46\.6 MFLOP in both"]),
@@ -133,9 +128,10 @@ def test_a_join_is_answered_first(tmp_path: Path, shown: Shown) -> None:
     check(out, ["Attributed: 100 % of 165 us", "Reached: ", "Longest: "])
 
 
-def test_a_plan_is_answered_first(tmp_path: Path, shown: Shown) -> None:
-    words = ("--devices", "2x h100-sxm", "--prompt-tokens", "8", "--global-batch", "2")
-    check(shown("plan", folder(tmp_path / "tiny"), *words), ["on 2x h100-sxm, best plan ", "decode step", "plans? fit"])
+def test_a_fleet_is_answered_first(tmp_path: Path, shown: Shown) -> None:
+    words = ("--gpus", "2x h100-sxm", "--input", "8", "--output", "4", "--users", "2")
+    patterns = [r"Take [12] x h100-sxm .* serves 2 users", "TTFT", "TPOT", "requests/s"]
+    check(shown("serve", folder(tmp_path / "tiny"), *words), patterns)
 
 
 def test_a_study_and_a_question_are_answered_first(tmp_path: Path, shown: Shown) -> None:
@@ -152,8 +148,8 @@ def test_a_profile_is_answered_first(tmp_path: Path, shown: Shown) -> None:
 
 
 def test_verbose_has_all_tables_and_the_short_form_says_what_it_left_out(traced: Path, shown: Shown) -> None:
-    short, whole = (shown("predict", traced, "--device", "l4", *more) for more in ((), ("--verbose",)))
-    titles = [table["title"] for table in json.loads(shown("predict", traced, "--device", "l4", "--json"))["tables"]]
+    short, whole = (shown("trace", traced, "--device", "l4", *more) for more in ((), ("--verbose",)))
+    titles = [table["title"] for table in json.loads(shown("trace", traced, "--device", "l4", "--json"))["tables"]]
     assert [title for title in titles if title not in " ".join(whole.split())] == []
     assert max(map(len, whole.splitlines())) <= PAGE
     left_out = [title for title in titles if title not in short.partition("Left out:")[0]]
@@ -164,11 +160,11 @@ def test_verbose_has_all_tables_and_the_short_form_says_what_it_left_out(traced:
 
 def test_the_times_of_the_first_lines_are_those_of_the_stages(traced: Path, shown: Shown) -> None:
     """TTFT is the sum of all stages before the decode, TPOT the decode step, tokens/s one sequence over it."""
-    tables = json.loads(shown("predict", traced, "--device", "l4", "--json"))["tables"]
+    tables = json.loads(shown("trace", traced, "--device", "l4", "--json"))["tables"]
     stages = {row["stage"]: row for row in tables[0]["rows"]}
     ttft = sum(row["expected_seconds"] for name, row in stages.items() if name != "decode") * 1e3
     tpot = stages["decode"]["expected_seconds"] * 1e3
-    line = answer_of(shown("predict", traced, "--device", "l4"))[1]
+    line = answer_of(shown("trace", traced, "--device", "l4"))[1]
     found = re.search(r"TTFT ([\d.]+) ms .* TPOT ([\d.]+) ms .*, (\d+) tokens/s, (\d+) pages/s to TTFT", line)
     assert found is not None, line
     expected = [ttft, tpot, 1e3 / tpot, 1e3 / ttft]

@@ -81,7 +81,7 @@ def test_a_smoke_run_leaves_no_device_that_a_run_could_be_held_against(run: Run,
 def test_predict_takes_a_calibration_in_place_of_a_device(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "machine.json"
     run("devices", "calibrate", "--out", out)
-    code, shown, _ = run("predict", "stand-in", "--calibration", out, "--json")
+    code, shown, _ = run("trace", "stand-in", "--calibration", out, "--json")
     assert code == 0
     tables = json.loads(shown)["tables"]
     assert [row["stage"] for row in tables[0]["rows"]] == ["head"]
@@ -90,8 +90,8 @@ def test_predict_takes_a_calibration_in_place_of_a_device(run: Run, tmp_path: Pa
 def test_predict_wants_one_of_the_two(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "machine.json"
     run("devices", "calibrate", "--out", out)
-    assert run("predict", "stand-in")[0] == 2
-    assert run("predict", "stand-in", "--device", "rtx-5090", "--calibration", out)[0] == 2
+    assert run("trace", "stand-in")[0] == 2
+    assert run("trace", "stand-in", "--device", "rtx-5090", "--calibration", out)[0] == 2
 
 
 def test_python_gets_the_tables_and_the_device_and_writes_nothing_unless_asked(

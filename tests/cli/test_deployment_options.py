@@ -11,7 +11,7 @@ from tests.cli.conftest import Run
 from tests.costs.memory.made_decode import made_decode
 from tests.costs.stored_runs import mixture, stored
 
-VERBS = ("cost", "predict", "report", "graph")
+VERBS = ("cost", "trace", "report", "graph")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_saved_trace_is_asked_what_another_format_would_be(verb: str, saved: Path, run: Run) -> None:
-    device = ("--device", "h100-sxm") if verb == "predict" else ()
+    device = ("--device", "h100-sxm") if verb == "trace" else ()
     code, out, err = run(verb, saved, "--weights", "fp8", *device, "--verbose")
     assert (code, "error" in err) == (0, False)
     text = " ".join(out.split())
@@ -42,7 +42,7 @@ def test_the_fit_follows_the_format(saved: Path, run: Run) -> None:
     assert 51_712 + 63_488 + 44 == 115_244  # 113 KiB
     assert 51_712 + 31_744 + (128 + 96 + 384 + 256) * 5 // 2 == 85_616  # 83.6 KiB
     for words, size in (((), "174 KiB"), (("--weights", "fp8"), "113 KiB"), (("--weights", "int4"), "83.6 KiB")):
-        out = run("predict", saved, "--device", "h100-sxm", *words)[1]
+        out = run("trace", saved, "--device", "h100-sxm", *words)[1]
         row = next(
             line for line in out[out.index("Does this forward fit") :].splitlines() if line.startswith("prefill")
         )
@@ -68,13 +68,13 @@ def test_a_word_that_is_no_format_is_refused_in_every_verb(
 
 def test_a_cache_is_asked_for_where_something_decodes(tmp_path: Path, run: Run) -> None:
     write_callgraph(made_decode(tokens=100), tmp_path / "decode.callgraph.json", overwrite=False)
-    code, out, _ = run("predict", tmp_path, "--device", "h100-sxm", "--cache", "fp8", "--verbose")
+    code, out, _ = run("trace", tmp_path, "--device", "h100-sxm", "--cache", "fp8", "--verbose")
     assert code == 0
     assert "Cache: float8_e4m3fn (what-if)." in " ".join(out.split())
 
 
 def test_a_calibration_is_not_asked_for_formats_it_did_not_time(saved: Path, tmp_path: Path, run: Run) -> None:
-    code, _, err = run("predict", saved, "--calibration", tmp_path / "none.json", "--weights", "fp8")
+    code, _, err = run("trace", saved, "--calibration", tmp_path / "none.json", "--weights", "fp8")
     assert code == 2
     assert "A calibration has no use for --weights" in err
 

@@ -51,7 +51,7 @@ def test_compare_sets_two_dialects_side_by_side(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["report"], ["cost"], ["predict", "--device", "h100-sxm"], ["cost", "--strict"], ["report", "--json"]]
+    "words", [["report"], ["cost"], ["trace", "--device", "h100-sxm"], ["cost", "--strict"], ["report", "--json"]]
 )
 def test_what_needs_ops_says_so_in_one_error(run: Run, words: list[str]) -> None:
     code, out, err = run(words[0], TORCHLENS, *words[1:])

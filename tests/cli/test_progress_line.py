@@ -103,7 +103,7 @@ VERBS = {
     "cost": "cost deepseek-ocr-tiny --prompt-tokens 4 --sources counted,torch-counter --json",
     "pages": "pages deepseek-ocr-tiny --grids 1x1 --json",
     "report": "report run --json",
-    "predict": "predict run --device h100-sxm --json",
+    "trace on a device": "trace run --device h100-sxm --json",
     "join": "join run recording.json --json",
     "compare": "compare run run --json",
     "export": "export deepseek-ocr-tiny --part projector --check export --json",

@@ -168,7 +168,7 @@ def test_the_times_of_a_report_are_those_of_a_prediction(run: Run, tmp_path: Pat
         words = ("--device", "h100-sxm", "--execution", execution)
         assert run("report", tmp_path / "run", *words, "--out", page)[0] == 0
         chapter = json.loads(page.read_text())["chapters"][1]
-        predicted = json.loads(run("predict", tmp_path / "run", *words, "--json")[1])
+        predicted = json.loads(run("trace", tmp_path / "run", *words, "--json")[1])
         assert chapter["tables"][0] == predicted["tables"][0]
 
 

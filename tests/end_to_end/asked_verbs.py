@@ -111,8 +111,6 @@ def asked(question: Question) -> dict[str, Told | None]:
         verbs |= {"sweep": sweep_verb, "memory": memory_verb}
         if question.device == question.run.devices[0]:
             verbs |= {"compare": compare_verb}
-    else:
-        verbs |= {"plan": plan_verb}
     if question == _reported():
         verbs |= {"report": report_verb}
     return {name: _answered(verb, question) for name, verb in verbs.items()}
@@ -303,44 +301,11 @@ def _function(run: Run) -> Any:
     return traced(run, ONE).over(batch=(run.global_batch, run.global_batch), context=(run.context, run.context))
 
 
-def plan_verb(question: Question) -> Told | None:
-    """`plan`: the row of the question's plan."""
-    for row in _rows(_plans(question.run), "Plans"):
-        if row.get("plan") == question.plan:  # the table of refused plans has no such column
-            by_sheet = {} if "step_seconds" in row else _OF_SHEET  # where nothing is expected
-            names = {key: (phase, by_sheet.get(name, name)) for key, (phase, name) in _PLAN_KEYS.items()}
-            named = {names.get(key, ("", key)): figure for key, figure in row.items()}
-            return {(phase, _of_plan(question, key)): figure for (phase, key), figure in named.items()}
-    return None
-
-
 def _of_plan(question: Question, key: str) -> str:
-    """Figures of a plan with several kinds of rank are not those of the first, which `trace` and `predict` show."""
+    """Figures of a plan with several kinds of rank are not those of the first, which `trace` shows."""
     if len(_of(question).ranks) == 1:
         return key
     return f"{OVER_ALL}{key}" if key.endswith("_seconds") else f"{MOST}{key}"
-
-
-_PLAN_KEYS = {
-    f"{word}_{key}": (phase, {"bound_seconds": "lower_bound_seconds", "seconds": "expected_seconds"}.get(key, key))
-    for word, phase in (("step", "decode"), ("prefill", "prefill"))
-    for key in ("bound_seconds", "low_seconds", "seconds", "high_seconds")
-}
-
-
-@cache
-def _plans(run: Run) -> dict[str, Any]:
-    answer = lpo.plans(
-        run.model,
-        f"2x {run.devices[0]}",
-        global_batch=run.global_batch,
-        execution=run.execution,
-        prompt_tokens=run.context,
-        weights=run.weights,
-        cache=run.cache,
-        max_plans=1 + max(map(SPREAD.index, run.plans)),  # in which order they are tried
-    )
-    return printed(answer)
 
 
 def study_verb(question: Question) -> Told | None:

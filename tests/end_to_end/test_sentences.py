@@ -14,7 +14,6 @@ import torch
 import llm_perf_opt as lpo
 from llm_perf_opt.models.huggingface.names import INDEX
 from tests.end_to_end.sentence_forms import BF16, Decoder, Twin, printed, read, shows, told
-from tests.timing.kernels.measured_tables import needs_tables
 
 pytest.importorskip("transformers", reason="the models here are transformers', an optional extra")
 
@@ -176,12 +175,12 @@ def test_the_cache_and_what_a_token_adds_to_it(clara: str) -> None:
     assert shows(total, BATCH * (TOKENS + 1) * CLARA.cache_per_token)
 
 
-# ---- predict
+# ---- trace on a device
 
 
 def smol(*words: str) -> str:
     shape = ("--batch", "4", "--prompt-tokens", "512", "--execution", "fused", "--rates", "data-sheet", "--verbose")
-    return printed("predict", "HuggingFaceTB/SmolLM2-1.7B", *shape, *words)
+    return printed("trace", "HuggingFaceTB/SmolLM2-1.7B", *shape, *words)
 
 
 def test_the_lower_bound_of_a_decode_step() -> None:
@@ -203,18 +202,8 @@ def test_tokens_per_second_are_sequences_over_the_time_of_a_step() -> None:
     assert read(most)[0] == pytest.approx(4 / read(f"{fast} {unit}")[0], rel=0.01)
 
 
-def test_the_cheapest_device() -> None:
-    text = smol("--device", "l4,l40s", "--price", "l4=0.8", "--price", "l40s=1.9")
-    name, cost_ = told(text, r"Cheapest that fits: (l4|l40s), # per 1M tokens")
-    prices = {"l4": 0.8, "l40s": 1.9}
-    rows = {device: told(text, rf" {device} yes ~ ~ ~ ~ ~ # ~ bandwidth") for device in prices}
-    costs = {device: prices[device] / 3600 / read(rate)[0] * 1e6 for device, (rate,) in rows.items()}
-    assert name == min(costs, key=lambda device: costs[device])
-    assert read(cost_)[0] == pytest.approx(costs[name], rel=0.01)
-
-
 def test_how_many_devices_hold_what_does_not_fit_on_one() -> None:
-    text = printed("predict", "allenai/OLMo-2-1124-13B", "--prompt-tokens", "64", "--device", "l4", "--verbose")
+    text = printed("trace", "allenai/OLMo-2-1124-13B", "--prompt-tokens", "64", "--device", "l4", "--verbose")
     needed, memory, devices = told(text, r"Does not fit on NVIDIA L4: # of #; # x l4 at least")
     assert shows(memory, L4_BYTES)
     other = read(f"{needed} GiB")[0] - BF16 * OLMO_PARAMETERS
@@ -224,7 +213,7 @@ def test_how_many_devices_hold_what_does_not_fit_on_one() -> None:
 
 
 def test_a_run_of_several_steps(clara: str) -> None:
-    text = printed("predict", clara, "--prompt-tokens", "40", "--decode-steps", "10", "--device", "l40s", "--verbose",
+    text = printed("trace", clara, "--prompt-tokens", "40", "--decode-steps", "10", "--device", "l40s", "--verbose",
                    "--rates", "data-sheet")  # fmt: skip
     first, last = told(text, r"decode step 1, after # tokens ~ .*?decode step 10, after # tokens")
     assert (int(first), int(last)) == (40, 40 + 9)
@@ -246,37 +235,10 @@ def test_the_largest_batch_that_a_server_holds() -> None:
 
 def test_pages_per_second_of_a_model_that_attends_to_an_image() -> None:
     words = ("--image", "560x560", "--prompt-tokens", "16", "--device", "h100-sxm", "--rates", "data-sheet")
-    text = printed("predict", "meta-llama/Llama-3.2-11B-Vision-Instruct", *words)
+    text = printed("trace", "meta-llama/Llama-3.2-11B-Vision-Instruct", *words)
     fast, slow, unit, least, most = told(text, r"TTFT #-# (ms|us), .*? #-# pages/s to TTFT")
     assert read(least)[0] == pytest.approx(1 / read(f"{slow} {unit}")[0], rel=0.01)
     assert read(most)[0] == pytest.approx(1 / read(f"{fast} {unit}")[0], rel=0.01)
-
-
-# ---- plan
-
-
-def plan(folder: str, devices: str, *words: str) -> str:
-    return printed("plan", folder, "--devices", devices, "--prompt-tokens", str(TOKENS), "--verbose", *words)
-
-
-@needs_tables
-def test_tokens_per_second_of_the_best_plan(clara: str) -> None:
-    text = plan(clara, "2x l40s", "--global-batch", "4")
-    step, rate = told(text, r"decode step # \([^)]*\), # tokens/s per device")
-    assert read(rate)[0] == pytest.approx(4 / read(step)[0] / 2, rel=0.01)
-
-
-def test_every_way_to_use_two_devices_is_counted(clara: str) -> None:
-    text = plan(clara, "2x l40s", "--global-batch", "4")
-    fit, not_, refused = told(text, r"# plans? fits?, # do(?:es)? not, # refused")
-    assert int(fit) + int(not_) + int(refused) == 4  # tp, pp, fsdp, dp
-
-
-def test_three_devices_share_neither_heads_nor_layers_nor_a_sequence(tmp_path: Path) -> None:
-    pair = replace(CLARA, layers=2, heads=4).write(tmp_path / "pair")
-    text = plan(str(pair), "3x l40s")
-    assert told(text, r"pair: every plan for 3x l40s is refused \(#\)\. dp3, fsdp3: one sequence") == ("4",)
-    assert "communication" not in text
 
 
 # ---- sweep

@@ -60,7 +60,7 @@ def test_there_is_a_case_for_each_way_and_each_quick_one_is_known(known: dict[st
     assert {case.option for case in known.values()} == {OPS, SECONDS, MEMORY, None}
     for word in ("10^6 layers", "10^9 decode", "99x99 crops", "10^9 prompt", "batch of 10^9", "10^12", "10^7 experts"):
         assert any(word in name for name in names), word
-    for verb in ("trace", "cost", "report", "predict", "export", "pages", "profile", "hooks"):
+    for verb in ("trace", "cost", "report", "on a device", "export", "pages", "profile", "hooks"):
         assert any(verb in case.name for case in known.values() if case.row == ROW[1]), verb
 
 

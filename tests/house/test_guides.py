@@ -93,7 +93,7 @@ def test_a_device_is_added(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     (name, body), (_, links) = files_of("add-a-device").items()
     (tmp_path / name).write_text(body)
     monkeypatch.setitem(plugins.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
-    assert run(monkeypatch, "predict", "small", "--device", "my-card", "--devices", tmp_path / name) == 0
+    assert run(monkeypatch, "trace", "small", "--device", "my-card", "--devices", tmp_path / name) == 0
     assert "My Card 24GB" in capsys.readouterr().out
     (tmp_path / name).write_text(f"{body}\n{links}")
     assert run(monkeypatch, "devices", "cluster", "2x8 my-card", "--devices", tmp_path / name) == 0

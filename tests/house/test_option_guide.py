@@ -27,7 +27,7 @@ CASES = [
 EVERY_HELP = """
 import contextlib, sys
 from llm_perf_opt.cli import main
-for verb in ("trace", "cost", "predict", "export", "report"):
+for verb in ("trace", "cost", "export", "report"):
     sys.argv = ["llm-perf-opt", verb, "--help"]
     with contextlib.suppress(SystemExit):
         main()

@@ -80,6 +80,12 @@ class CapacityAnswer(Answer):
         """The first of the fleets."""
         return self.fleets[0]
 
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether the best fleet, or more replicas of it, keep the limits; true without any."""
+        best = self.best
+        return self.promise is None or best.fewest is not None or best.outcome.keeps(self.promise)
+
     def report(self) -> Report:
         """The answer, fleets side by side, the best fleet in detail, and every plan that was considered."""
         best, several = self.best, len(self.fleets) > 1

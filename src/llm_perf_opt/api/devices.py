@@ -69,7 +69,7 @@ class DevicesAnswer(Answer):
         answer = (
             f"{counted(len(self.devices), 'device is', 'devices are')} known, "
             f"{len(self.measured_kernels)} with measured kernels of their own or of one near.",
-            "Next: llm-perf-opt devices show ID, or llm-perf-opt predict MODEL --device all.",
+            "Next: llm-perf-opt devices show ID, or llm-perf-opt serve MODEL --gpus all --input 4000.",
         )
         return Report(title="Known devices", answer=answer, tables=(table,), notes=(note,))
 
@@ -91,7 +91,7 @@ class DeviceAnswer(Answer):
         memory = [format_bytes_per_s(device.bandwidth_bytes_per_s), format_bytes(device.memory_bytes)]
         answer = (
             f"{device.name}: {', '.join((*rates, *memory))}.",
-            f"Next: llm-perf-opt predict MODEL --device {device.id}.",
+            f"Next: llm-perf-opt serve MODEL --gpus {device.id} --input 4000.",
         )
         return Report(title=f"{device.name} ({device.id})", answer=answer, tables=tables, notes=notes)
 

@@ -406,4 +406,4 @@ def next_text(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]],
         return f"a larger --batch{', or --weights fp8' if graphs[0].deployment.get('weights') is None else ''}"
     if speed.pages and speed.output_tokens is None:
         return "--decode-steps N for whole pages"
-    return "--device all for other devices"
+    return "llm-perf-opt serve for what a server reaches"

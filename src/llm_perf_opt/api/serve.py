@@ -11,6 +11,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.core.hardware.links import Cluster, find_hardware
 from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.core.report import Level, Note, Report
@@ -75,6 +76,11 @@ class ServeAnswer(Answer):
     def best(self) -> SizedFleet | None:
         """The first that does what is asked; None: none does."""
         return next((fleet for fleet in self.fleets if fleet.broken is None), None)
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether a fleet does what is asked within the limits."""
+        return self.best is not None
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the rows; traces and tables behind them are left out."""
@@ -349,7 +355,9 @@ def _engines(given: str) -> list[str]:
 def _choices(gpus: str, max_gpus: int, devices_file: Path | None) -> list[GpuChoice]:
     """GPUs by name, or a number of them such as `8x h100-sxm`; a wrong one is refused before any work."""
     found = []
-    for name in dict.fromkeys(part.strip() for part in gpus.split(",") if part.strip()):
+    known = {name for name, device in load_devices(devices_file).devices.items() if device.torch_device == "cuda"}
+    given = [part.strip() for part in gpus.split(",") if part.strip()]
+    for name in dict.fromkeys(name for part in given for name in (sorted(known) if part == "all" else [part])):
         hardware = find_hardware(name, devices_file)
         if isinstance(hardware, Cluster):
             found.append(GpuChoice(cluster=hardware, count=hardware.count))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.memory import MemoryAnswer
     from llm_perf_opt.api.per_rank import RanksAnswer
     from llm_perf_opt.api.prediction import PredictionAnswer
-    from llm_perf_opt.api.predictions import PredictionsAnswer
     from llm_perf_opt.api.stages import StagesAnswer
     from llm_perf_opt.api.trace_function import TraceFunction
     from llm_perf_opt.api.what_if import AttentionAnswer
@@ -127,23 +126,6 @@ class Trace(TracedRun):
         if decode_steps is not None:
             answer = with_decode_steps(self, answer, decode_steps)
         return answer if measured is None else corrected_prediction(self, answer, measured)
-
-    def predict_each(
-        self,
-        devices: str | Sequence[str | Hardware],
-        *,
-        devices_file: Path | None = None,
-        prices: Mapping[str, float] | None = None,
-        **options: Any,
-    ) -> PredictionsAnswer:
-        """The prediction on several devices side by side: a list of them, `l4,h100-sxm`, or `all`.
-
-        `prices` are those of an hour by the id of a device; `options` are those of `predict`. What holds for every
-        device is found once.
-        """
-        from llm_perf_opt.api.predictions import predictions_answer
-
-        return predictions_answer(self, self.predict, devices, devices_file=devices_file, prices=prices, **options)
 
     def per_rank(
         self, device: str | Hardware | None = None, *, devices_file: Path | None = None, execution: str = "eager"

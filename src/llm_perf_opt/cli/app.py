@@ -18,8 +18,6 @@ from llm_perf_opt.cli.help_screens import Verb, Verbs
 from llm_perf_opt.cli.join_command import join
 from llm_perf_opt.cli.output import exit_codes, put
 from llm_perf_opt.cli.pages_command import pages
-from llm_perf_opt.cli.plan_command import plan
-from llm_perf_opt.cli.predict_command import predict
 from llm_perf_opt.cli.profile_command import profile
 from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life, visible_streams
 from llm_perf_opt.cli.report_command import report
@@ -39,15 +37,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 for verb, line in (  # what fits on a line of the list; `VERB --help` tells the rest
-    (trace, "Run a model without weights; what each stage costs."),
+    (trace, "Run a model without weights: cost of each stage, time on a device."),
     (graph, "Fold a trace into a picture that a person can read."),
     (cost, "What each stage costs, from several sources."),
     (pages, "What pages of several sizes cost; one more crop."),
     (sweep, "How cost changes with batch and context."),
     (report, "Everything that needs no weights, on one page."),
     (serve, "Which GPU, how many, which plan; does it fit, how fast, what cost."),
-    (predict, "Which GPU: does it fit, how fast could it serve?"),
-    (plan, "Which parallel plan for so many GPUs."),
     (study, "Thousands of points: models x plans x devices."),
     (ask, "Questions to the results of a study, also in SQL."),
     (profile, "Run it here for real, and say what holds it back."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from llm_perf_opt.core.plugins import workload_options
@@ -13,9 +14,17 @@ from llm_perf_opt.core.work_limits import WorkLimits
 FIRST_OPTIONS = 15
 VERBS: Mapping[str, tuple[str, ...]] = {
     "Look at a model": ("trace", "graph", "cost", "export", "report"),
-    "Choose hardware": ("serve", "predict", "plan", "sweep", "pages", "study", "ask"),
+    "Choose hardware": ("serve", "sweep", "pages", "study", "ask"),
     "Measure": ("profile", "join", "compare"),
     "Keep house": ("models", "devices", "engines", "doctor"),
+}
+
+
+# Verbs of earlier versions -> what is typed in their place.
+ENDED: Mapping[str, str] = {
+    "predict": "llm-perf-opt trace MODEL --device l4 for one run, llm-perf-opt serve MODEL --gpus l4 for a server",
+    "plan": 'llm-perf-opt serve MODEL --gpus "8x h100-sxm" --input 4000 --users 32, or with --traffic',
+    "pages": "llm-perf-opt sweep MODEL --page A4@150dpi,640x640, or --crops 1x1,2x2",
 }
 
 
@@ -48,6 +57,13 @@ def _headings(options: list[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str,
 
 class Verbs(TyperGroup):
     """All verbs, under what people do."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A verb that has ended says in one line what is typed in its place."""
+        if args and args[0] in ENDED:
+            typer.echo(f"{args[0]} has ended. In its place: {ENDED[args[0]]}.", err=True)
+            raise typer.Exit(2)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """A heading for each kind of work; a verb that no heading names would be lost, so it is an error."""

@@ -76,7 +76,7 @@ def join(
         write_result(out, reporter.render(answer.report()))
         say(f"Wrote {out}")
         found = "ID" if answer.device is None else answer.device.id
-        say(f"Next: llm-perf-opt predict {shlex.quote(str(source))} --device {found}")
+        say(f"Next: llm-perf-opt trace {shlex.quote(str(source))} --device {found}")
     if strict and not answer.is_complete:
         raise PerfOptError(
             f"The recording does not fit the trace: {format_ratio(answer.attributed)} of its time is attributed.",

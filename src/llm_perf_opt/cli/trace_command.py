@@ -1,4 +1,4 @@
-"""`llm-perf-opt trace`: run a model weightlessly, write its call graph, print the per-stage table."""
+"""`llm-perf-opt trace`: run a model weightlessly, write its call graph, print what each stage costs and takes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from llm_perf_opt.cli.model_options import (
     CacheOption,
     DeviceOption,
     DevicesOption,
-    ModelArgument,
+    ExecutionOption,
+    RatesOption,
     RoutingOption,
+    SourceArgument,
     TorchDeviceOption,
     TrustOption,
     WeightsOption,
@@ -29,13 +31,15 @@ from llm_perf_opt.cli.output import (
     model_prints_apart,
     show,
 )
-from llm_perf_opt.cli.progress import log_debug_too, say
+from llm_perf_opt.cli.progress import few_lines_per_trace, log_debug_too, say
+from llm_perf_opt.cli.run_time import WEIGHTLESS, CalibrationOption, EngineOption, MeasuredOption, RunTime, WhatIfOption
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plugins import TRACERS
 from llm_perf_opt.core.protocols import FORM
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.stages import StagesAnswer
+    from llm_perf_opt.api.trace import Trace
 
 TracerOption = Annotated[str, typer.Option(help=f"How to look: {', '.join(TRACERS.names())}.")]
 LoadWeightsOption = Annotated[
@@ -77,14 +81,24 @@ StrictOption = Annotated[
 
 @takes_workload(plans=True)
 def trace(
-    model: ModelArgument,
+    model: SourceArgument,
     workload: Mapping[str, Any],
-    tracer: TracerOption = "weightless",
-    load_weights: LoadWeightsOption = None,
     device: DeviceOption = None,
-    devices: DevicesOption = None,
+    execution: ExecutionOption = "eager",
     weights: WeightsOption = None,
     cache: CacheOption = None,
+    out: OutOption = None,
+    format_name: FormatOption = None,
+    json_wanted: JsonOption = False,
+    verbose: VerboseOption = False,
+    devices: DevicesOption = None,
+    calibration: CalibrationOption = None,
+    rates: RatesOption = None,
+    engine: EngineOption = None,
+    measured: MeasuredOption = None,
+    what_if: WhatIfOption = None,
+    tracer: TracerOption = "weightless",
+    load_weights: LoadWeightsOption = None,
     only: OnlyOption = None,
     stage: StageOption = None,
     torchlens_picture: PictureOption = None,
@@ -94,48 +108,74 @@ def trace(
     events: EventsOption = False,
     routing: RoutingOption = None,
     torch_device: TorchDeviceOption = None,
-    out: OutOption = None,
     force: ForceOption = False,
-    format_name: FormatOption = None,
-    json_wanted: JsonOption = False,
     strict: StrictOption = False,
     trust_remote_code: TrustOption = False,
-    verbose: VerboseOption = False,
 ) -> None:
-    """Run MODEL_OR_DIR, by default without weights, and print what each stage costs."""
-    from llm_perf_opt.api.tracing import trace as run_trace
+    """Run MODEL_OR_TRACE once, by default without weights: what each stage costs, and with --device how long it takes.
+
+    The time is that of the code as written, or with --execution fused that of an engine's step: a bound that nothing
+    beats, and a band of what is likely. What a server reaches, and which GPU: llm-perf-opt serve.
+    """
+    from llm_perf_opt.tracing.trace_files import is_trace
 
     _begin(is_verbose=verbose, has_place_for_events=not events or out is not None)
     reporter = choose_reporter(format_name, json_wanted)
+    timed = RunTime.make(
+        device=device,
+        devices=devices,
+        calibration=calibration,
+        execution=execution,
+        rates=rates,
+        engine=engine,
+        what_if=what_if,
+        measured=measured,
+    )
+    seen: dict[str, Any] = {"only": only, "stage": stage, "pictures": torchlens_picture, "with_stack": with_stack}
+    seen |= {"with_modules": with_modules, "profile_memory": profile_memory, "events": events, "routing": routing}
+    seen |= {"load_weights": load_weights, "torch_device": torch_device, "out": out}
+    kept = {"weights": weights, "cache": cache, "force": force, "trust_remote_code": trust_remote_code}
+    traced, decode_steps = _traced(model, workload, timed, tracer, seen, kept)
+    stages = traced.stages()
+    with model_prints_apart(), few_lines_per_trace():
+        report = timed.report(traced, stages, decode_steps) if tracer == WEIGHTLESS else None
+    is_short = not verbose and not json_wanted and format_name in (None, "text")
+    show(report or (stages.summary() if is_short else stages.report()), reporter, verbose=verbose)
+    if not is_trace(model):
+        _close([file for rank in traced.ranks for file in rank.files], out, has_pictures=bool(torchlens_picture))
+    if strict:
+        _require_known(stages)
+
+
+def _traced(
+    model: str, workload: Mapping[str, Any], timed: RunTime, tracer: str, seen: dict[str, Any], kept: Mapping[str, Any]
+) -> tuple[Trace, int | None]:
+    """The trace, made now or read from its files, and the decode steps that are computed from its first one.
+
+    `seen` is what only a trace made now has a use for.
+    """
+    from llm_perf_opt.api.tracing import load
+    from llm_perf_opt.api.tracing import trace as run_trace
+    from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
+
+    is_saved, formats = is_trace(model), {name: kept[name] for name in ("weights", "cache")}
+    seen["torch_device"] = timed.checked(tracer, seen["torch_device"], is_saved=is_saved, **formats)
+    if is_saved:
+        refuse_options(workload, **{**seen, "torch_device": None, "tracer": tracer != WEIGHTLESS})
+        return load(model, **formats), None
+    run, decode_steps = timed.workload(workload, is_kept=tracer != WEIGHTLESS or seen["out"] is not None)
     with model_prints_apart():
         traced = run_trace(
             model,
             tracer=tracer,
-            load_weights=load_weights,
-            device=device,
-            devices_file=devices,
-            weights=weights,
-            cache=cache,
-            only=only,
-            stage=stage,
-            pictures=torchlens_picture or (),
-            with_stack=with_stack,
-            with_modules=with_modules,
-            profile_memory=profile_memory,
-            events=events,
-            routing=routing,
-            torch_device=torch_device,
-            out=out,
-            force=force,
-            trust_remote_code=trust_remote_code,
-            **workload,
+            device=timed.device,
+            devices_file=timed.devices,
+            copies_key_heads=timed.execution == "fused",
+            **{**seen, "pictures": seen["pictures"] or ()},
+            **kept,
+            **run,
         )
-    stages = traced.stages()
-    is_short = not verbose and not json_wanted and format_name in (None, "text")
-    show(stages.summary() if is_short else stages.report(), reporter, verbose=verbose)
-    _close([file for rank in traced.ranks for file in rank.files], out, has_pictures=bool(torchlens_picture))
-    if strict:
-        _require_known(stages)
+    return traced, decode_steps
 
 
 def _begin(*, is_verbose: bool, has_place_for_events: bool) -> None:

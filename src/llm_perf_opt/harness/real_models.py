@@ -91,7 +91,7 @@ def _present(device: str) -> str:
         raise PerfOptError(
             "There is no CUDA device here.",
             why=f"the run was to be on {device}, for real",
-            fix="run on the CPU; the weightless tracer and llm-perf-opt predict need no GPU",
+            fix="run on the CPU; the weightless tracer and llm-perf-opt serve need no GPU",
         )
     return device
 

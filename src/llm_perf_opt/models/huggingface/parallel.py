@@ -89,7 +89,7 @@ def _replicated(model: Any, whole: Mapping[str, int]) -> tuple[str, ...]:
 
 def refusal(model: Any, plan: ParallelPlan, error: Exception) -> PerfOptError:
     """What transformers said to the plan."""
-    sizes = "choose sizes that divide its heads, experts and layers: llm-perf-opt plan MODEL --devices ... tries all"
+    sizes = "choose sizes that divide its heads, experts and layers: llm-perf-opt serve MODEL --gpus ... tries all"
     if plan.tp > 1 and plan.pp > 1 and _OTHER_STAGE in str(error):
         sizes = "choose tp or pp alone: transformers does not combine them in this model"
     return UsageError(

@@ -15,7 +15,7 @@ from llm_perf_opt.core.parallel_plan import AXES
 from llm_perf_opt.core.workload import Deployment
 from llm_perf_opt.serving.engine_code import trace_named
 from llm_perf_opt.serving.fit import fit_of, rank_memory
-from llm_perf_opt.serving.plan_figures import PlanTime, plan_figures
+from llm_perf_opt.serving.plan_time import PlanTime, plan_times
 from llm_perf_opt.serving.rank_figures import rank_kinds
 from llm_perf_opt.sweeps.function.figures.needs import figures_of
 from llm_perf_opt.sweeps.function.figures.times import times_by_point
@@ -198,8 +198,8 @@ def _names(traced: _Traced) -> set[str]:
 def _figures(traced: _Traced, rates: RateSource, deployment: PointDeployment, cluster: Cluster, batch: int) -> Figures:
     """Work and memory of the fullest rank; times over all stages of the plan."""
     phases = traced.figures
-    times = _times(traced.timed, rates, deployment, cluster, batch)
-    last = _times(traced.timed_last, rates, deployment, cluster, batch) if traced.last else times
+    times = _times(traced.timed, rates, deployment)
+    last = _times(traced.timed_last, rates, deployment) if traced.last else times
     before = [{**figures, **times[name]} for name, figures in phases.items() if name != DECODE]
     found: Figures = {} if not before else named(PREFILL, _scalars(together(before)))
     if DECODE in phases:
@@ -226,8 +226,6 @@ def _times(
     kinds: Sequence[Sequence[TimedPhase]],
     rates: RateSource,
     deployment: PointDeployment,
-    cluster: Cluster,
-    batch: int,
 ) -> dict[str, Figures]:
     """Times of each phase. A plan with several kinds of rank runs as its stages do, one after the other."""
     known = [[phase.predict(rates) for phase in phases] for phases in kinds]
@@ -236,8 +234,7 @@ def _times(
     if len(kinds) == 1:
         return first
     graphs = [[phase.graph for phase in phases] for phases in kinds]
-    plan = plan_figures(deployment.plan, rank_kinds(graphs, rates, deployment.plan, known), cluster, batch)
-    over = {name: plan.decode if name == DECODE else plan.prefill for name in first}
+    over = plan_times(deployment.plan, rank_kinds(graphs, rates, deployment.plan, known))
     return {name: {**first[name], **_plan_times(over[name])} for name in first}
 
 

@@ -153,7 +153,7 @@ class _Asked:
             raise PerfOptError(
                 f"No measured table answers {unknown:,} kernels of a step.",
                 why="a step without them would look faster than it is",
-                fix="choose another device or engine, or leave requests aside: llm-perf-opt predict --rates data-sheet",
+                fix="choose another device or engine, or time one run: llm-perf-opt trace MODEL --device ID",
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Ranks and plans of tiny models that nobody else uses: figures worked out by hand, refusals with their reasons."""
+"""Ranks of tiny models that nobody else uses: figures worked out by hand, refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.costs.run_description import plan_notes
-from llm_perf_opt.serving.plan_figures import PLANS_TABLE, REFUSED_TABLE
 
 HIDDEN, INNER, LAYERS, WORDS = 96, 160, 2, 320
 HEADS, KEY_HEADS, WIDTH = 8, 4, 12
@@ -100,7 +99,7 @@ def test_bound_and_band_with_communication(two_ranks: lpo.Trace) -> None:
 def test_a_function_of_the_workload_times_ranks_as_a_prediction_does(two_ranks: lpo.Trace) -> None:
     function = two_ranks.over(batch=(1, 4), context=(16, 64))
     sweep = function.sweep(batch=[3], context=[TOKENS], device="2x h100-sxm", execution="fused")
-    stages = two_ranks.predict("2x h100-sxm", execution="fused", rates="data-sheet").stages
+    stages = two_ranks.predict("2x h100-sxm", execution="fused").stages
     for point, stage in zip(sweep.points, stages, strict=True):
         assert point.phase == stage.phase
         assert point.lower_bound_s == pytest.approx(stage.lower_bound_s)
@@ -126,81 +125,6 @@ def test_stages_of_a_pipeline_differ_by_their_tables(llama: Path) -> None:
     assert weights.imbalance == pytest.approx((one_layer + 2 * HIDDEN) / (one_layer + HIDDEN))
 
 
-@pytest.fixture(scope="module")
-def answer(llama: Path) -> lpo.PlansAnswer:
-    return lpo.plans(llama, "8x h100-sxm", prompt_tokens=TOKENS, global_batch=4, max_plans=9)
-
-
-def test_plans_are_ranked_and_refused_with_a_reason(answer: lpo.PlansAnswer) -> None:
-    reasons = {plan: one.reason for one in answer.refused for plan in one.plans}
-    assert "4 sequences cannot be shared by 8 replicas" in reasons["dp8"]
-    assert reasons["fsdp8"] == reasons["dp8"]
-    assert "pp8" in reasons  # two layers
-    names = [plan.name for plan in answer.plans]
-    assert {"tp8", "tp4 dp2", "tp2 dp4"} <= {*names}  # four key heads: each on two of eight ranks
-    assert len(names) + len(reasons) == 9
-    assert answer.left_out == 20 - 9
-    assert answer.best is answer.plans[0]
-    middles = [plan.decode.likely_s for plan in answer.plans if plan.decode is not None]
-    assert middles == sorted(middles)
-
-
-def test_an_answer_without_any_plan_says_that_all_are_refused_and_why(llama: Path) -> None:
-    """Three devices: 8 heads, 2 layers and one sequence cannot be shared by them."""
-    refused = lpo.plans(llama, "3x h100-sxm", prompt_tokens=TOKENS)
-    assert refused.answer == (
-        "tiny-plans: every plan for 3x h100-sxm is refused (4).",
-        "dp3, fsdp3: one sequence cannot be shared by 3 replicas; choose a batch that can.",
-    )
-    notes = " ".join(note.text for note in refused.report().notes)
-    assert "No plan runs on 3x h100-sxm" in notes
-    assert "Ranked" not in notes
-
-
-def test_a_plan_has_the_figures_of_its_rank(answer: lpo.PlansAnswer) -> None:
-    plan = next(one for one in answer.plans if one.name == "tp4 dp2")
-    assert plan.batch == 2
-    assert plan.weight_bytes == 2 * ((LAYERS * LAYER + 2 * WORDS * HIDDEN) // 4 + NORMS)
-    assert plan.cache_bytes == 2 * LAYERS * 2 * TOKENS * WIDTH * 2
-    assert plan.decode is not None
-    assert plan.tokens_per_s_per_device == pytest.approx(4 / plan.decode.likely_s / 8)
-
-
-def test_the_answer_comes_first(answer: lpo.PlansAnswer) -> None:
-    first, plans, refused = answer.report().tables
-    assert (first.title, plans.title, refused.title) == ("Best plan for 8x h100-sxm", PLANS_TABLE, REFUSED_TABLE)
-    assert first.rows[0][0] == answer.plans[0].name
-
-
-def test_a_rank_that_is_too_full_says_what_it_needs(llama: Path) -> None:
-    """2 GiB a device: what the engine takes outside PyTorch, 2.6 GiB, leaves nothing."""
-    cluster = parse_cluster("2x h100-sxm")
-    small = replace(cluster, device=replace(cluster.device, memory_bytes=2**31, nominal_memory_bytes=None))
-    answer = lpo.plans(llama, small, prompt_tokens=TOKENS, global_batch=2, max_plans=1)
-    assert answer.best is None
-    (reason,) = [row[1] for row in answer.report().tables[-1].rows]
-    assert isinstance(reason, str)
-    assert reason.startswith("needs 2.")
-    assert reason.endswith("per rank, has 1.84 GiB")
-    assert "No plan fits" in answer.report().notes[0].text
-
-
-def test_experts_are_tried_only_where_the_model_has_rules_for_them(tmp_path: Path) -> None:
-    moe = folder(
-        tmp_path / "moe",
-        model_type="qwen3_moe",
-        architectures=["Qwen3MoeForCausalLM"],
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        decoder_sparse_step=1,
-    )
-    answer = lpo.plans(moe, "2x h100-sxm", prompt_tokens=TOKENS, global_batch=2, max_plans=12)
-    tried = {plan.name for plan in answer.plans} | {plan for one in answer.refused for plan in one.plans}
-    assert tried == {"tp2", "dp2", "pp2", "fsdp2", "tp2 ep2", "ep2 fsdp2"}
-    assert "tp2 ep2" in {plan.name for plan in answer.plans}
-
-
 def test_an_engine_copies_key_heads_where_its_ranks_outnumber_them(llama: Path) -> None:
     """Four key heads on eight ranks: a rank holds one of width 12, as it does on four, and one of the eight heads."""
     four, eight = (lpo.trace(llama, tp=tp, prompt_tokens=TOKENS, copies_key_heads=True).graphs[0] for tp in (4, 8))
@@ -213,8 +137,6 @@ def test_an_engine_copies_key_heads_where_its_ranks_outnumber_them(llama: Path) 
 def test_the_model_s_own_code_refuses_that_and_says_whose_rule_it_is(llama: Path) -> None:
     with pytest.raises(UsageError, match="4 key heads cannot be split by 8: transformers, whose code this is"):
         lpo.trace(llama, tp=8, prompt_tokens=TOKENS)
-    eager = lpo.plans(llama, "8x h100-sxm", prompt_tokens=TOKENS, global_batch=4, max_plans=1, execution="eager")
-    assert [(one.plans, "engines do" in one.reason) for one in eager.refused] == [(("tp8",), True)]
 
 
 def held(graph: CallGraph, name: str) -> int:
@@ -222,16 +144,8 @@ def held(graph: CallGraph, name: str) -> int:
     return next(prod(one.meta.shape) for one in graph.parameters if f"layers.0.self_attn.{name}.weight" in one.name)
 
 
-def test_the_batch_of_a_rank_and_the_batch_of_all_devices_have_two_names(llama: Path) -> None:
-    """`batch` is what a rank runs, in every verb; plans divide a `global_batch`."""
-    with pytest.raises(UsageError, match="Plans take no batch") as refused:
-        lpo.plans(llama, "2x h100-sxm", batch=2)
-    assert "--global-batch" in refused.value.fix
-    answer = lpo.plans(llama, "2x h100-sxm", prompt_tokens=TOKENS, global_batch=4)
-    planned = next(plan for plan in answer.plans if plan.name == "fsdp2")
+def test_the_batch_is_that_of_a_rank_and_the_answer_says_how_many_that_are_in_all(llama: Path) -> None:
     traced = lpo.trace(llama, fsdp=2, prompt_tokens=TOKENS, batch=2)
-    assert (answer.global_batch, planned.batch) == (4, traced.graphs[0].workload["batch"])
-    assert planned.kinds[0].phases[0].flops == traced.per_rank().kinds[0].phases[0].flops
     (note,) = plan_notes(traced.graphs)
     assert note.text.endswith("Its batch of 2 is its own: 4 sequences in all.")
     assert f"4 x {TOKENS} tokens in all (2 per rank)" in traced.predict("2x h100-sxm").answer[0]
@@ -239,6 +153,10 @@ def test_the_batch_of_a_rank_and_the_batch_of_all_devices_have_two_names(llama: 
 
 def test_the_bound_of_fully_sharded_ranks_is_not_below_that_of_replicas(llama: Path) -> None:
     """Both compute all layers for half of the sequences; fully sharded ranks gather weights besides."""
-    answer = lpo.plans(llama, "2x h100-sxm", prompt_tokens=TOKENS, global_batch=4)
-    bounds = {plan.name: plan.prefill.lower_bound_s for plan in answer.plans if plan.prefill is not None}
-    assert bounds["fsdp2"] >= bounds["dp2"] > 0
+    bounds = {}
+    for plan in ({"fsdp": 2}, {"dp": 2}):
+        traced = lpo.trace(llama, **plan, prompt_tokens=TOKENS, batch=2)
+        bounds[next(iter(plan))] = traced.predict("2x h100-sxm").stages[0].lower_bound_s
+    assert bounds["fsdp"] is not None
+    assert bounds["dp"] is not None
+    assert bounds["fsdp"] >= bounds["dp"] > 0

@@ -1,4 +1,4 @@
-"""`predict` and `devices`: what they print, and what they refuse before any work."""
+"""`trace --device` and `devices`: what they print, and what they refuse before any work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table(out: str, title: str) -> list[dict[str, object]]:
 
 
 def test_every_stage_has_a_bound_and_a_band(run: Run) -> None:
-    code, out, _ = run("predict", "stand-in", "--device", "h100-sxm", "--json")
+    code, out, _ = run("trace", "stand-in", "--device", "h100-sxm", "--json")
     assert code == 0
     rows = table(out, "Predicted time by stage")
     assert sum(row["flops"] for row in rows) == 2 * FLOPS  # type: ignore[misc]
@@ -33,10 +33,10 @@ def test_every_stage_has_a_bound_and_a_band(run: Run) -> None:
 
 def test_a_trace_made_earlier_is_predicted_alike(run: Run, tmp_path: Path) -> None:
     run("trace", "stand-in", "--out", tmp_path)
-    code, from_file, err = run("predict", tmp_path, "--device", "NVIDIA L4", "--json")
+    code, from_file, err = run("trace", tmp_path, "--device", "NVIDIA L4", "--json")
     assert code == 0
     assert "Tracing" not in err
-    _, directly, _ = run("predict", "stand-in", "--device", "l4", "--json")
+    _, directly, _ = run("trace", "stand-in", "--device", "l4", "--json")
     assert json.loads(from_file)["tables"] == json.loads(directly)["tables"]
 
 
@@ -45,35 +45,35 @@ def test_a_trace_made_earlier_is_predicted_alike(run: Run, tmp_path: Path) -> No
 )
 def test_an_option_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path, words: tuple[str, str]) -> None:
     run("trace", "stand-in", "--out", tmp_path)
-    code, out, err = run("predict", tmp_path, "--device", "l4", *words)
+    code, out, err = run("trace", tmp_path, "--device", "l4", *words)
     assert (code, out) == (2, "")
     assert f"A trace made earlier has no use for {words[0]}." in err
 
 
 def test_a_trace_that_stopped_half_way_is_not_predicted(run: Run, tmp_path: Path) -> None:
     run("trace", "stand-in", "--mode", "broken", "--out", tmp_path)
-    code, out, err = run("predict", tmp_path, "--device", "l4")
+    code, out, err = run("trace", tmp_path, "--device", "l4")
     assert (code, out) == (1, "")
     assert "The prefill of this trace stopped half-way, in head." in err
 
 
 @pytest.mark.parametrize("words", [("--devices", "mine.toml"), ("--execution", "fused")])
 def test_a_calibration_has_no_use_for_words_about_a_device(run: Run, words: tuple[str, str]) -> None:
-    code, _, err = run("predict", "stand-in", "--calibration", "calibration.json", *words)
+    code, _, err = run("trace", "stand-in", "--calibration", "calibration.json", *words)
     assert code == 2
     assert f"A calibration has no use for {words[0]}." in err
 
 
 def test_an_engine_that_fuses_has_no_host_time(run: Run) -> None:
-    _, out, _ = run("predict", "stand-in", "--device", "l4", "--execution", "fused", "--json")
+    _, out, _ = run("trace", "stand-in", "--device", "l4", "--execution", "fused", "--json")
     assert {row["host_high_seconds"] for row in table(out, "Where the bound and the band come from")} == {0}
-    _, eager, _ = run("predict", "stand-in", "--device", "l4", "--json")
+    _, eager, _ = run("trace", "stand-in", "--device", "l4", "--json")
     assert 0 not in {row["host_high_seconds"] for row in table(eager, "Where the bound and the band come from")}
 
 
 @pytest.mark.parametrize(("device", "told"), [("a100", "form of: a100-pcie-40g"), ("Orin", "more than one device")])
 def test_a_device_that_is_not_known_is_refused_before_any_work(run: Run, device: str, told: str) -> None:
-    code, out, err = run("predict", "stand-in", "--device", device)
+    code, out, err = run("trace", "stand-in", "--device", device)
     assert (code, out) == (2, "")
     assert told in err
     assert "Tracing" not in err
@@ -83,7 +83,7 @@ def test_a_device_from_a_file(run: Run, tmp_path: Path) -> None:
     _, text, _ = run("devices", "template", "mine")
     file = tmp_path / "mine.toml"
     file.write_text(text, encoding="utf-8")
-    code, out, _ = run("predict", "stand-in", "--device", "mine", "--devices", file)
+    code, out, _ = run("trace", "stand-in", "--device", "mine", "--devices", file)
     assert code == 0
     assert "My Device" in out
     _, listed, _ = run("devices", "list", "--devices", file, "--json")
@@ -129,48 +129,48 @@ def test_the_template_reads_as_it_stands(run: Run) -> None:
 
 
 def test_a_measurement_corrects_the_times_and_says_so(run: Run) -> None:
-    code, out, _ = run("predict", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms")
+    code, out, _ = run("trace", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms")
     assert code == 0
     assert "Corrected by measurement" in out
     assert "of TPOT" in out
     assert "The band shrinks" in out
-    _, plain, _ = run("predict", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms", "--json")
+    _, plain, _ = run("trace", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms", "--json")
     (row,) = table(plain, "What was measured")
     assert (row["time"], row["measured_seconds"]) == ("TPOT", 0.003)
 
 
 def test_a_measurement_that_cannot_be_read_is_refused_before_any_work(run: Run, tmp_path: Path) -> None:
     (file := tmp_path / "result.json").write_text('{"mean_ttft_ms": "fast"}')
-    code, out, err = run("predict", "stand-in", "--device", "h100-sxm", "--measured", file)
+    code, out, err = run("trace", "stand-in", "--device", "h100-sxm", "--measured", file)
     assert (code, out) == (2, "")
     assert "result.json" in err
     assert "Tracing" not in err
 
 
 def test_what_if_takes_no_measurement(run: Run) -> None:
-    code, _, err = run("predict", "stand-in", "--device", "l4", "--what-if", "attention", "--measured", "tpot=3ms")
+    code, _, err = run("trace", "stand-in", "--device", "l4", "--what-if", "attention", "--measured", "tpot=3ms")
     assert code == 2
     assert "--what-if takes no --measured." in err
 
 
 def test_an_engine_needs_fused_execution_and_tables(run: Run) -> None:
     for others in (("--engine", "vllm"), ("--engine", "vllm", "--execution", "fused", "--rates", "data-sheet")):
-        code, out, err = run("predict", "stand-in", "--device", "h100-sxm", *others)
+        code, out, err = run("trace", "stand-in", "--device", "h100-sxm", *others)
         assert (code, out) == (2, "")
         assert "--engine says whose measured kernels run" in err
 
 
 def test_tables_are_refused_where_none_comes_near_the_device(run: Run) -> None:
-    code, out, err = run("predict", "stand-in", "--device", "mi300x", "--rates", "tables")
+    code, out, err = run("trace", "stand-in", "--device", "mi300x", "--rates", "tables")
     assert (code, out) != (0, "")
     assert "Instinct MI300X" in err
 
 
 def test_what_if_and_a_calibration_take_no_source_of_rates(run: Run, tmp_path: Path) -> None:
-    code, _, err = run("predict", "stand-in", "--device", "l4", "--what-if", "attention", "--rates", "tables")
+    code, _, err = run("trace", "stand-in", "--device", "l4", "--what-if", "attention", "--rates", "tables")
     assert code == 2
     assert "--what-if compares" in err
-    code, _, err = run("predict", "stand-in", "--calibration", tmp_path / "none.json", "--rates", "tables")
+    code, _, err = run("trace", "stand-in", "--calibration", tmp_path / "none.json", "--rates", "tables")
     assert code == 2
     assert "--rates" in err
 
@@ -181,3 +181,27 @@ def test_the_list_says_whose_kernels_were_measured(run: Run) -> None:
     assert rows["a100-sxm-40g"] == "a100-sxm-80g"
     assert rows["rtx-5090"] == "rtx-pro-6000-bw-server"
     assert rows["mi300x"] is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "place"), [("predict", "trace MODEL --device"), ("plan", "serve"), ("pages", "sweep")]
+)
+def test_a_verb_that_has_ended_says_in_one_line_what_to_type(run: Run, verb: str, place: str) -> None:
+    code, out, err = run(verb, "stand-in", "--device", "l4")
+    assert (code, out) == (2, "")
+    assert f"{verb} has ended. In its place: llm-perf-opt {place}" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("--execution", "fused"), ("--what-if", "attention"), ("--measured", "tpot=3ms")])
+def test_what_is_about_a_time_needs_a_device(run: Run, words: tuple[str, str]) -> None:
+    code, out, err = run("trace", "stand-in", *words)
+    assert (code, out) == (2, "")
+    assert f"{words[0]} is about the time on a device." in err
+
+
+def test_a_time_comes_with_what_the_stages_cost(run: Run) -> None:
+    alone = {table["title"] for table in json.loads(run("trace", "stand-in", "--json")[1])["tables"]}
+    timed = {table["title"] for table in json.loads(run("trace", "stand-in", "--device", "l4", "--json")[1])["tables"]}
+    assert "Predicted time by stage" in timed - alone
+    assert alone <= timed
