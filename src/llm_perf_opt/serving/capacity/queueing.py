@@ -12,7 +12,7 @@ engine idle is read at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, exp, sqrt
+from math import ceil, exp, lgamma, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,10 +133,7 @@ def most_read(per_step: float) -> int:
 
 def poisson_chances(mean: float, most: int) -> list[float]:
     """Of no event, one, two and so on up to `most`."""
-    chances = [exp(-mean)]
-    for count in range(1, most + 1):
-        chances.append(chances[-1] * mean / count)
-    return chances
+    return [exp(count * log(mean) - mean - lgamma(count + 1)) for count in range(most + 1)]
 
 
 def _poisson(means: Floats, most: int) -> Floats:

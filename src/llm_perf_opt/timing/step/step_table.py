@@ -140,8 +140,11 @@ class StepTable:
         self, decoding: int, cached_tokens: int, chunks: Sequence[tuple[int, int]], groups: int = 1
     ) -> float:
         seconds = self.decoding(groups * decoding, cached_tokens / decoding) if decoding else 0.0
-        for new, before in chunks:
-            seconds += self.prompts(new, new + before)
+        last, chunk_s = None, 0.0
+        for chunk in chunks:
+            if chunk != last:  # steady states ask for hundreds of equal prompts in a step
+                last, chunk_s = chunk, self.prompts(chunk[0], sum(chunk))
+            seconds += chunk_s
         if self.states is not None and chunks:
             seconds += self.states(len(chunks), sum(new for new, _ in chunks) / len(chunks))
         return seconds
