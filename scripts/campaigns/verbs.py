@@ -43,8 +43,8 @@ VERBS = {
     "workload.max_new_tokens=2 profiler.with_modules=true",
     "calibrate": "devices calibrate --smoke --out machine.json --force",
     "join": "join base recording.json --out join.html --force",
-    "pages": "pages deepseek-ocr-tiny --grids 1x1,2x1 --out pages.html --force",
-    "sweep": "sweep tiny --batch 2 --context 16..19 --out sweep.html --csv points.csv "
+    "pages": "sweep deepseek-ocr-tiny --crops 1x1,2x1 --out pages.html --force",
+    "sweep": "sweep tiny --users 2 --input 16..19 --out sweep.html --csv points.csv "
     "--save-function tiny.function.json --force",
     "plan": "plan tiny --devices 2xh100-sxm --global-batch 2 --prompt-tokens 4 --max-plans 2 --out plans.html --force",
     "study": "study study.yaml --out studied --workers 1",

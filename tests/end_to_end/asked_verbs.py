@@ -292,7 +292,7 @@ def sweep_verb(question: Question) -> Told:
     """`sweep` at one point."""
     run = question.run
     answer = _function(run).sweep(
-        batch=run.global_batch, context=run.context, device=question.device, execution=run.execution
+        batch=run.global_batch, context=run.context, gpus=question.device, execution=run.execution
     )
     (largest,) = answer.largest_batches
     return {**_told(printed(answer), "Every point", "phase"), ("", "largest_batch"): largest.served}

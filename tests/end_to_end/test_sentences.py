@@ -283,7 +283,7 @@ def test_three_devices_share_neither_heads_nor_layers_nor_a_sequence(tmp_path: P
 
 
 def sweep(folder: str) -> str:
-    return printed("sweep", folder, "--batch", "1,2,5", "--context", "64,128", "--device", "l4", "--verbose")
+    return printed("sweep", folder, "--users", "1,2,5", "--input", "64,128", "--gpus", "l4", "--verbose")
 
 
 def test_what_one_more_sequence_and_one_more_token_add(clara: str) -> None:
@@ -368,7 +368,7 @@ def test_a_search_counts_the_names_that_hold_the_words() -> None:
 def test_what_one_more_crop_adds() -> None:
     """Two crops side by side are rows of 3 tokens for each crop and one that ends the row: 3 x (2 x 3 + 1)."""
     flops, tokens = told(
-        printed("pages", "deepseek-ocr-tiny", "--grids", "2x1,2x2"), r"One more crop adds # of vision and # tokens\."
+        printed("sweep", "deepseek-ocr-tiny", "--crops", "2x1,2x2"), r"One more crop adds # of vision and # tokens\."
     )
     assert float(tokens) == 3 * (2 * 3 + 1) / 2
     stages = [lpo.trace("deepseek-ocr-tiny", crops=grid, decode_steps=0).stages().stages for grid in ((2, 1), (2, 2))]
