@@ -46,7 +46,7 @@ STUDY = {
     "name": "tiny",
     "models": [{"model": "deepseek-ocr-tiny", "mode": "base"}],
     "deployments": {"weights": ["checkpoint", "fp8"]},
-    "devices": ["h100-sxm", "l40s"],
+    "gpus": ["h100-sxm", "l40s"],
 }
 TINY = "deepseek-ocr-tiny --mode base"
 NOT_OF_ALL = {"llm-perf-opt[ray]"}  # an extra that `all` leaves out: a cluster is asked for by name

@@ -58,9 +58,9 @@ RESUMED = ("study",)  # keeps its finished files, so that it is tried on none of
 STUDY = {
     "name": "tiny",
     "models": ["tiny"],
-    "workload": {"global_batch": 2, "context": 4},
+    "workload": {"users": 2, "input": 4},
     "deployments": {"weights": ["checkpoint", "fp8"]},
-    "devices": ["h100-sxm"],
+    "gpus": ["h100-sxm"],
 }
 WRITING = tuple(verb for verb in VERBS if verb not in ("predict", "compare"))  # those two only print
 RECORDING = {

@@ -381,13 +381,13 @@ def _study(run: Run) -> Sequence[Mapping[str, Any]]:
     document = {
         "name": "asked",
         "models": [run.model],
-        "workload": {"global_batch": run.global_batch, "context": run.context},
+        "workload": {"users": run.global_batch, "input": run.context},
         "deployments": {
             "plan": [ONE, *run.plans],
             "weights": run.weights or "checkpoint",
             "cache": run.cache or "checkpoint",
         },
-        "devices": list(run.devices),
+        "gpus": list(run.devices),
         "execution": run.execution,
         "rates": None,
     }

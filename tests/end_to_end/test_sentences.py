@@ -385,8 +385,8 @@ def test_pages_per_day_of_a_profile(tmp_path: Path) -> None:
 
 def test_points_of_a_study_and_the_cheapest_of_them(clara: str, tmp_path: Path) -> None:
     prices = {"l4": 0.8, "l40s": 1.9}
-    study = {"name": "sums", "models": [clara], "workload": {"global_batch": [2, 4], "context": 16}}
-    (tmp_path / "study.yaml").write_text(json.dumps({**study, "prices": prices, "devices": [*prices]}))
+    study = {"name": "sums", "models": [clara], "workload": {"users": [2, 4], "input": 16}}
+    (tmp_path / "study.yaml").write_text(json.dumps({**study, "prices": prices, "gpus": [*prices]}))
     out = str(tmp_path / "out")
     points, computed = told(
         printed("study", str(tmp_path / "study.yaml"), "--out", out, "--workers", "1"), r"# points, # computed, 0 kept"
