@@ -318,9 +318,10 @@ def sweep(
 
     found = find_gpus(gpus, devices_file)
     asked: dict[str, Any] = {"points": points, "gpus": found or None, "execution": execution}
+    formats: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
     if Path(model).is_file():
-        formats = {"weights": weights, "cache": cache, "routing": routing, "traces": traces}
-        _refuse_with_function({**workload, **{name: value for name, value in formats.items() if value is not None}})
+        given = {**formats, "traces": traces}
+        _refuse_with_function({**workload, **{name: value for name, value in given.items() if value is not None}})
         return load_function(model).sweep(batch=users, context=input, **asked)
     batches = read_range(DEFAULT_USERS if users is None else users, "users", points=points)
     contexts = read_range(DEFAULT_INPUT if input is None else input, "input", points=points)
@@ -330,11 +331,9 @@ def sweep(
         model,
         device=found[0] if len(found) == 1 else None,
         torch_device=device_of(found[0]).torch_device if found else None,
-        weights=weights,
-        cache=cache,
-        routing=routing,
         trust_remote_code=trust_remote_code,
         batch=batches.low,
+        **formats,
         **workload,
     )
     for hardware in found:
