@@ -80,9 +80,9 @@ def overhead(models: int, rounds: int) -> None:
             folder,
             name="overhead",
             models=["models/*"],
-            workload={"global_batch": 4, "context": 1024},
+            workload={"users": 4, "input": 1024},
             deployments={"plan": ["one device", "tp2", "tp4", "pp2"], "weights": ["checkpoint", "fp8"]},
-            devices=list(DEVICES[:4]),
+            gpus=list(DEVICES[:4]),
         )
         tasks = study_tasks(read_study(file), installed_versions())
         runs: dict[str, Callable[[str], object]] = {
@@ -122,8 +122,8 @@ def scale(points: int, function: Path | None) -> None:
             folder,
             name="scale",
             models=[str(source.resolve())],
-            workload={"global_batch": "range(1,251)", "context": f"range(1024,{1024 + contexts * step},{step})"},
-            devices=list(DEVICES),
+            workload={"users": "range(1,251)", "input": f"range(1024,{1024 + contexts * step},{step})"},
+            gpus=list(DEVICES),
             prices=dict.fromkeys(DEVICES, 2.0),
         )
         before, out = cpu_s(), folder / "out"

@@ -54,8 +54,8 @@ TOOLS = ("jq", "dot")
 STUDY = {  # with the names that the pages ask for
     "name": "chat",
     "models": [{"model": "deepseek-ocr-tiny", "image": "90x130", "name": "llama31-8b"}],
-    "workload": {"global_batch": [1, 2]},
-    "devices": ["h100-sxm", "l40s"],
+    "workload": {"users": [1, 2]},
+    "gpus": ["h100-sxm", "l40s"],
     "prices": {"h100-sxm": 2.5, "l40s": 1.0},
 }
 WRITTEN = re.compile(r"(?:--out |--write |--page (?=\S+\.html)|run\.folder=|>>? ?)([\w./-]+)")

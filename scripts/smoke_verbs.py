@@ -46,7 +46,7 @@ STUDY = {
     "name": "tiny",
     "models": [{"model": "deepseek-ocr-tiny", "mode": "base"}],
     "deployments": {"weights": ["checkpoint", "fp8"]},
-    "devices": ["h100-sxm", "l40s"],
+    "gpus": ["h100-sxm", "l40s"],
 }
 TINY = "deepseek-ocr-tiny --mode base"
 NOT_OF_ALL = {"llm-perf-opt[ray]"}  # an extra that `all` leaves out: a cluster is asked for by name
@@ -90,8 +90,8 @@ STEPS = (
     Step("predict run --device h100-sxm --rates tables", r"Where kernel times come from", extra="kernels"),
     Step("predict run --device h100-sxm --measured tpot=9ms", r"Corrected by measurement"),
     Step("cost run --sources counted,torch-counter,closed-form", r"FLOPs"),
-    Step("pages deepseek-ocr-tiny --grids 1x1,2x1", r"(?m)^2x1 "),
-    Step(f"sweep {TINY} --batch 1 --context 1k..2k --traces 12", r"(?m)^decode +1 "),
+    Step("sweep deepseek-ocr-tiny --crops 1x1,2x1", r"(?m)^2x1 "),
+    Step(f"sweep {TINY} --users 1 --input 1k..2k --traces 12", r"(?m)^decode +1 "),
     Step("serve deepseek-ocr-tiny --page 90x130 --output 8 --users 2 --gpus h100-sxm", r"serves 2 users: TTFT "),
     Step("engines install --help", r"Make a virtual environment with the engine"),
     Step("plan deepseek-ocr-tiny --devices 2xh100-sxm --image 90x130", r"(?m)^tp2 ep2 +yes "),

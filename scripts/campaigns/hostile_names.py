@@ -301,7 +301,7 @@ PLACES: dict[str, Callable[[str], str]] = {
         ("graph", _saved()[0], f"--phase={name}"),
     ),
     "pages": lambda name: _commands(
-        ("pages", "deepseek-ocr-tiny", f"--sizes={name}"), ("pages", name, f"--grids={name}")
+        ("sweep", "deepseek-ocr-tiny", f"--page={name}"), ("sweep", name, f"--crops={name}")
     ),
     "export": lambda name: _commands(
         ("export", "deepseek-ocr-tiny", f"--part={name}", "--check=export", f"--load-weights={name}")

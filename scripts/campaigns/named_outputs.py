@@ -163,7 +163,7 @@ def _join(name: str, trace: lpo.Trace, folder: Path) -> Report:
 
 @cache
 def _plain_pages() -> lpo.PagesAnswer:
-    return lpo.pages("deepseek-ocr-tiny", grids=("1x1", "2x1"), device="h100-sxm")
+    return lpo.pages("deepseek-ocr-tiny", crops=("1x1", "2x1"), gpus="h100-sxm")
 
 
 def _pages(name: str, trace: lpo.Trace, folder: Path) -> Report:

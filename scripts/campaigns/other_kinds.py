@@ -410,9 +410,9 @@ def _python_of_vllm(raw: bytes) -> object:
 
 STUDY_FILE = b"""name: tiny
 models: [org/name, tiny]
-workload: {global_batch: 2, context: 1k..8k, generated_tokens: 16}
+workload: {users: 2, input: 1k..8k, output: 16}
 deployments: {plan: [one device, tp2], weights: [checkpoint, fp8]}
-devices: [h100-sxm]
+gpus: [h100-sxm]
 prices: {h100-sxm: 2.5}
 """
 ALL = "select * from points order by inputs_hash, global_batch, asked_context"
@@ -439,7 +439,7 @@ def _declared(place: Path) -> Iterator[Kind]:
 
     yield Kind("study file", STUDY_FILE, at(place / "other.yaml", declared), is_json=False)
 
-    override = ("workload.global_batch=1,8", lambda text: read_study(place / "study.yaml", [text]))
+    override = ("workload.users=1,8", lambda text: read_study(place / "study.yaml", [text]))
     yield from _lines({"override of a study": override})
 
 

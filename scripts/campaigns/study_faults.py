@@ -38,8 +38,8 @@ from scripts.campaigns.rows import Row
 from scripts.campaigns.verbs import CONFIG, Ended, start_child, wait_for
 
 DECLARED: dict[str, dict[str, Any]] = {  # two studies of one name
-    "first": {"devices": ["h100-sxm"]},
-    "other": {"devices": ["l40s"], "prices": {"l40s": 1.5}},
+    "first": {"gpus": ["h100-sxm"]},
+    "other": {"gpus": ["l40s"], "prices": {"l40s": 1.5}},
 }
 MODELS = 3
 LONGEST_S = 240.0
@@ -119,7 +119,7 @@ def study_place() -> Iterator[StudyPlace]:
             model.mkdir(parents=True)
             sizes = {"intermediate_size": 128 + 16 * number}
             (model / "config.json").write_text(json.dumps({**CONFIG, **sizes}), "utf-8")
-        grid = {"models": ["models/*"], "workload": {"global_batch": 2, "context": 4}}
+        grid = {"models": ["models/*"], "workload": {"users": 2, "input": 4}}
         for declared, fields in DECLARED.items():
             (folder / f"{declared}.yaml").write_text(json.dumps({"name": "tiny", **grid, **fields}), "utf-8")
         with quiet():

@@ -97,7 +97,7 @@ def _works(shared: nn.Module) -> dict[str, Work]:
     works["weighted export"] = lambda: _in_a_folder(examined)
     if shutil.which("dot") is not None:
         works["picture"] = lambda: _in_a_folder(lambda folder: drawn(plain_model(), folder))
-    works["pages"] = lambda: lpo.pages(NAMED, grids=["1x2"]).to_dict()
+    works["pages"] = lambda: lpo.pages(NAMED, crops=["1x2"]).to_dict()
     for tracer in ("weightless", "hooks"):
         works[f"named model of {tracer}"] = lambda tracer=tracer: fingerprint(
             lpo.trace(NAMED, crops=(1, 2), decode_steps=0, tracer=tracer).graphs[0]

@@ -43,8 +43,8 @@ VERBS = {
     "workload.max_new_tokens=2 profiler.with_modules=true",
     "calibrate": "devices calibrate --smoke --out machine.json --force",
     "join": "join base recording.json --out join.html --force",
-    "pages": "pages deepseek-ocr-tiny --grids 1x1,2x1 --out pages.html --force",
-    "sweep": "sweep tiny --batch 2 --context 16..19 --out sweep.html --csv points.csv "
+    "pages": "sweep deepseek-ocr-tiny --crops 1x1,2x1 --out pages.html --force",
+    "sweep": "sweep tiny --users 2 --input 16..19 --out sweep.html --csv points.csv "
     "--save-function tiny.function.json --force",
     "serve": "serve tiny --gpus 2xh100-sxm --input 4 --output 2 --users 2 --write deploy --out serve.html --force",
     "study": "study study.yaml --out studied --workers 1",
@@ -58,9 +58,9 @@ RESUMED = ("study",)  # keeps its finished files, so that it is tried on none of
 STUDY = {
     "name": "tiny",
     "models": ["tiny"],
-    "workload": {"global_batch": 2, "context": 4},
+    "workload": {"users": 2, "input": 4},
     "deployments": {"weights": ["checkpoint", "fp8"]},
-    "devices": ["h100-sxm"],
+    "gpus": ["h100-sxm"],
 }
 WRITING = tuple(verb for verb in VERBS if verb not in ("trace on a device", "compare"))  # those two only print
 RECORDING = {

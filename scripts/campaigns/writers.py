@@ -80,7 +80,7 @@ def made(folder: Path) -> Any:
     return SimpleNamespace(
         trace=trace,
         cost=trace.cost(),
-        sweep=lpo.sweep(folder / "tiny", batch=2, context="16..19"),
+        sweep=lpo.sweep(folder / "tiny", users=2, input="16..19"),
         view=study_view(folder / "results"),
         profiler=mock.Mock(export_chrome_trace=partial(_saved, recorded)),
         program=torch.export.export(module, arguments),

@@ -204,10 +204,10 @@ def test_calls_in_another_thread_are_counted_by_the_hooks_tracer() -> None:
 def test_a_sweep_whose_far_corner_fits_no_machine_is_refused_first(tmp_path: Path, batch: str, context: str) -> None:
     """Its far corner has 6.4 x 10^10 or 10^10 tokens, each with an id, a mask and a position."""
     with pytest.raises(PerfOptError, match="would need at least") as caught:
-        lpo.sweep(llama_folder(tmp_path / "m"), batch=batch, context=context)
+        lpo.sweep(llama_folder(tmp_path / "m"), users=batch, input=context)
     assert "--max-memory" in caught.value.fix
 
 
 def test_more_pages_than_a_table_shows_are_refused_first() -> None:
     with pytest.raises(PerfOptError, match="names 65 pages"):
-        lpo.pages("deepseek-ocr", grids=["1x1"] * 65)
+        lpo.pages("deepseek-ocr", crops=["1x1"] * 65)

@@ -94,9 +94,7 @@ def test_points_of_a_study_rest_on_the_configuration_of_a_named_model(tmp_path: 
     from llm_perf_opt.sweeps.studies.tasks import study_tasks
 
     file = tmp_path / "study.yaml"
-    file.write_text(
-        f"name: named\nmodels: [{NAME}, no-such-model]\nworkload: {{global_batch: [1]}}\ndevices: [h100-sxm]\n"
-    )
+    file.write_text(f"name: named\nmodels: [{NAME}, no-such-model]\nworkload: {{users: [1]}}\ngpus: [h100-sxm]\n")
     declared = read_study(file, ())
     folders = named_folders(declared)
     assert folders == {NAME: find_model(NAME).folder}

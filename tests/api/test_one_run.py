@@ -110,7 +110,7 @@ SLOW: dict[str, Way] = {
     "export": lambda folder: lpo.export(
         Layers(), "first", args=(X,), phase="forward", checks=["export"], load_weights="random", out=folder
     ),
-    "pages": lambda _: lpo.pages(TINY, sizes=["90x130", "300x200"]),
+    "pages": lambda _: lpo.pages(TINY, page=["90x130", "300x200"]),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.plugins import MODELS
+from llm_perf_opt.core.plugins import MODELS, REPORTERS
 
 ONE_CROP = 388_149_837_824  # FLOPs of one 640 x 640 crop through SAM, CLIP and projector
 GLOBAL_VIEW = 1_139_967_033_344
@@ -30,7 +31,7 @@ def tokens_of(columns: int, rows: int, side: int = 10) -> int:
 
 @pytest.mark.slow
 def test_pages_of_the_released_model_cost_what_the_facts_say() -> None:
-    answer = lpo.pages("deepseek-ocr", sizes=["128x128", "1024x1024", "A4@150dpi", "A4@300dpi"], device="h100-sxm")
+    answer = lpo.pages("deepseek-ocr", page=["128x128", "1024x1024", "A4@150dpi", "A4@300dpi"], gpus="h100-sxm")
     small, square, upright, fine = answer.pages
     assert (small.run.crops, square.run.grid, upright.run.grid) == (0, (2, 2), (2, 3))
     assert upright.run is fine.run, "the same crops: one trace"
@@ -54,7 +55,7 @@ def test_pages_of_the_released_model_cost_what_the_facts_say() -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_every_grid_equals_its_closed_form(attention: str) -> None:
     grids = [(1, 1), (2, 1), (1, 3), (3, 3)]
-    answer = lpo.pages("deepseek-ocr-tiny", grids=grids, attention=attention, prompt_tokens=7)
+    answer = lpo.pages("deepseek-ocr-tiny", crops=grids, attention=attention, prompt_tokens=7)
     adapter = MODELS.get("deepseek-ocr-tiny")()
     assert len(answer.pages) == len(grids)
     for page, grid in zip(answer.pages, grids, strict=True):
@@ -66,7 +67,7 @@ def test_every_grid_equals_its_closed_form(attention: str) -> None:
 
 
 def test_what_one_crop_adds_is_the_difference_of_two_grids() -> None:
-    answer = lpo.pages("deepseek-ocr-tiny", grids=["2x2", "2x3", "1x1", "3x1"])
+    answer = lpo.pages("deepseek-ocr-tiny", crops=["2x2", "2x3", "1x1", "3x1"])
     by_grid = {page.run.grid: page.run for page in answer.pages}
     steps = {step.grid: step for step in answer.added}
     assert list(steps) == [(3, 1), (2, 2), (2, 3)], "by crops, and a page that is not cut adds none"
@@ -78,14 +79,14 @@ def test_what_one_crop_adds_is_the_difference_of_two_grids() -> None:
 
 
 def test_without_a_device_there_is_no_time() -> None:
-    answer = lpo.pages("deepseek-ocr-tiny", grids=["1x1"], decode_steps=0)
+    answer = lpo.pages("deepseek-ocr-tiny", crops=["1x1"], decode_steps=0)
     assert answer.pages[0].run.prefill_low_s is None
     assert answer.pages[0].run.cache_bytes is None, "the cache is found in a decode step"
     assert answer.tables == ("What a page costs",)
 
 
 def test_the_curve_and_the_bars_hold_the_figures_of_the_table() -> None:
-    answer = lpo.pages("deepseek-ocr-tiny", grids=["1x1", "2x1", "2x2"], device="h100-sxm")
+    answer = lpo.pages("deepseek-ocr-tiny", crops=["1x1", "2x1", "2x2"], gpus="h100-sxm")
     bars, times, curve = answer.report().charts
     assert [sum(parts) for parts in zip(*(series.values for series in bars.series), strict=True)] == [
         page.run.flops for page in answer.pages
@@ -97,12 +98,13 @@ def test_the_curve_and_the_bars_hold_the_figures_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("got-ocr2", {"sizes": ["640x640"]}, "takes no --sizes"),
-        ("deepseek-ocr-tiny", {"sizes": ["640x640"], "grids": ["2x2"]}, "exclude each other"),
-        ("deepseek-ocr-tiny", {"sizes": ["A4"]}, "not the size of a page"),
-        ("deepseek-ocr-tiny", {"grids": ["2by2"]}, "not a grid"),
+        ("got-ocr2", {"page": ["640x640"]}, "takes no --page"),
+        ("deepseek-ocr-tiny", {"page": ["640x640"], "crops": ["2x2"]}, "exclude each other"),
+        ("deepseek-ocr-tiny", {"page": "A4"}, "not the size of a page"),
+        ("deepseek-ocr-tiny", {"crops": "2by2"}, "not a grid"),
         ("deepseek-ocr-tiny", {"image": "640x640"}, "--image is one page"),
-        ("deepseek-ocr-tiny", {"sizes": ()}, "--sizes names no page"),
+        ("deepseek-ocr-tiny", {"page": ()}, "--page names no page"),
+        ("deepseek-ocr-tiny", {"page": "640x640", "gpus": "l4,h100-sxm"}, "timed on one GPU"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_work(model: str, options: dict[str, object], message: str) -> None:
@@ -110,19 +112,62 @@ def test_what_makes_no_sense_is_refused_before_the_work(model: str, options: dic
         lpo.pages(model, **options)  # type: ignore[arg-type]
 
 
-def test_the_command_prints_and_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["llm-perf-opt", "pages", "deepseek-ocr-tiny", *words])
+Shown = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shown:
+    """Exit code, stdout and stderr of `llm-perf-opt sweep deepseek-ocr-tiny`."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["llm-perf-opt", "sweep", "deepseek-ocr-tiny", *words])
         with pytest.raises(SystemExit) as end:
             main()
-        return int(end.value.code or 0), capsys.readouterr().out
+        return int(end.value.code or 0), *capsys.readouterr()
 
-    code, out = run("--grids", "1x1, 2x2", "--json")
+    return run
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, sweep: Shown) -> None:
+    code, out, _ = sweep("--crops", "1x1, 2x2", "--json")
     rows = json.loads(out)["tables"][0]["rows"]
     assert code == 0 and len(rows) == 2
-    assert run("--grids", "1x1,2x1,2x2", "--out", str(tmp_path / "pages.html"))[0] == 0
+    assert sweep("--crops", "1x1,2x1,2x2", "--out", str(tmp_path / "pages.html"))[0] == 0
     assert "FLOPs of the prefill, by crops" in (tmp_path / "pages.html").read_text()
-    assert run("--grids", "1x1", "--out", str(tmp_path / "pages.html"))[0] == 1, "it exists"
-    assert run("--grids", "1x1", "--out", str(tmp_path / "pages.odd"))[0] == 2
+    assert sweep("--crops", "1x1", "--out", str(tmp_path / "pages.html"))[0] == 1, "it exists"
+    assert sweep("--crops", "1x1", "--out", str(tmp_path / "pages.odd"))[0] == 2
+
+
+def test_a_sweep_over_pages_is_what_python_answers(sweep: Shown) -> None:
+    words = ("--page", "90x130,A5@40dpi", "--gpus", "l4", "--users", "3", "--input", "11", "--output", "2")
+    code, out, _ = sweep(*words, "--json")
+    workload = {"batch": 3, "prompt_tokens": 11, "decode_steps": 2}
+    answer = lpo.pages("deepseek-ocr-tiny", page=["90x130", "A5@40dpi"], gpus="l4", **workload)
+    assert code == 0
+    assert json.loads(out) == json.loads(REPORTERS.get("json")().render(answer.report()))
+    assert answer.pages[0].run.context_tokens == (answer.pages[0].run.image_tokens or 0) + 11 + 1
+
+
+@pytest.mark.parametrize(
+    ("execution", "text"), [("fused", "engine kernels (fused, CUDA graphs)"), ("eager", "eager PyTorch")]
+)
+def test_the_first_lines_say_whose_kernels_are_timed(execution: str, text: str, sweep: Shown) -> None:
+    words = () if execution == "fused" else ("--execution", execution)
+    code, out, _ = sweep("--crops", "1x1", "--gpus", "l4", *words)
+    assert code == 0
+    assert f"On NVIDIA L4, {text}: prefill " in " ".join(out.split("\n\n")[0].split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--users", "1..4"), "--users 1..4 and pages cannot both vary"),
+        (("--input", "16,32"), "--input 16,32 and pages cannot both vary"),
+        (("--csv", "points.csv"), "A sweep of pages takes no --csv"),
+        (("--traces", "3"), "A sweep of pages takes no --traces"),
+    ],
+)
+def test_what_belongs_to_a_grid_is_refused_with_pages(words: tuple[str, ...], message: str, sweep: Shown) -> None:
+    code, out, err = sweep("--page", "90x130", *words)
+    assert (code, out) == (2, "")
+    assert message in err

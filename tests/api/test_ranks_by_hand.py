@@ -98,7 +98,7 @@ def test_bound_and_band_with_communication(two_ranks: lpo.Trace) -> None:
 
 def test_a_function_of_the_workload_times_ranks_as_a_prediction_does(two_ranks: lpo.Trace) -> None:
     function = two_ranks.over(batch=(1, 4), context=(16, 64))
-    sweep = function.sweep(batch=[3], context=[TOKENS], device="2x h100-sxm", execution="fused")
+    sweep = function.sweep(batch=[3], context=[TOKENS], gpus="2x h100-sxm", execution="fused")
     stages = two_ranks.predict("2x h100-sxm", execution="fused").stages
     for point, stage in zip(sweep.points, stages, strict=True):
         assert point.phase == stage.phase

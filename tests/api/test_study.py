@@ -70,7 +70,7 @@ def test_a_finished_study_computes_nothing_again(results: Path, place: Path) -> 
 
 def test_a_new_device_computes_its_points_alone(place: Path, results: Path) -> None:
     before = lpo.ask(results, sql=ALL).to_arrow()
-    more = study(tiny_study(place, 2, **SMALL, devices=["h100-sxm", "l40s", "l4"]), out=results, workers=1)
+    more = study(tiny_study(place, 2, **SMALL, gpus=["h100-sxm", "l40s", "l4"]), out=results, workers=1)
     assert (more.computed, more.kept) == (8, 16)
     assert lpo.ask(results, sql=KEYS).row_count == 0
     assert lpo.ask(results, sql=ALL.replace("points", "points where device <> 'l4'")).to_arrow().equals(before)
@@ -103,7 +103,7 @@ def test_a_task_that_runs_twice_leaves_the_same_rows(
 
 def test_a_failure_is_a_row_with_its_reason(tmp_path: Path) -> None:
     models, plans = ["deepseek-ocr-tiny", "no-such-model"], {"plan": ["one device", "dp2"]}
-    file = written(tmp_path, models=models, workload={"global_batch": 3}, deployments=plans)
+    file = written(tmp_path, models=models, workload={"users": 3}, deployments=plans)
     found = study(file, out=tmp_path / "results", workers=1)
     assert found.failed == 2 + 4  # three sequences on two replicas; every point of a model that is not there
     rows = lpo.ask(tmp_path / "results", "failures").rows
@@ -116,11 +116,11 @@ def test_a_failure_is_a_row_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_many_pairs_are_evaluated_from_one_function_and_equal_the_traces(tmp_path: Path) -> None:
-    workload = {"global_batch": [2, 4], "context": "range(16,24)", "generated_tokens": 3}
-    grid = {"workload": workload, "devices": ["h100-sxm"]}
+    workload = {"users": [2, 4], "input": "range(16,24)", "output": 3}
+    grid = {"workload": workload, "gpus": ["h100-sxm"]}
     grid["deployments"] = {"weights": ["checkpoint"]}
     study(tiny_study(tmp_path, 1, **grid), out=tmp_path / "function", workers=1)
-    few = {**grid, "workload": {"global_batch": [2, 4], "context": [16, 23], "generated_tokens": 3}}
+    few = {**grid, "workload": {"users": [2, 4], "input": [16, 23], "output": 3}}
     study(tiny_study(tmp_path, 1, **few), out=tmp_path / "traced", workers=1)
     sql = "select * exclude (origin, inputs_hash) from points where context in (16, 23) order by global_batch, context"
     by_form, traced = (lpo.ask(tmp_path / name, sql=sql).to_pandas() for name in ("function", "traced"))
@@ -137,7 +137,7 @@ def test_a_saved_function_is_a_model_that_needs_no_torch(tmp_path: Path) -> None
     tiny_study(tmp_path, 1)
     traced = lpo.trace(str(tmp_path / "models/m00"), batch=2, prompt_tokens=16)
     traced.over(batch=(2, 4), context=(16, 32)).save(tmp_path / "m.function.json")
-    grid = {"global_batch": [2, 4], "context": [16, 40]}
+    grid = {"users": [2, 4], "input": [16, 40]}
     file = written(tmp_path, models=["m.function.json"], workload=grid, deployments={})
     found = study(file, out=tmp_path / "results", workers=1)
     assert (found.points, found.failed) == (8, 4)
@@ -240,7 +240,7 @@ def folder_with_code(folder: Path, mark: Path) -> Path:
     "asked",
     [
         {"trust_remote_code": True},
-        {"workload": {"global_batch": 1, "trust_remote_code": True}},
+        {"workload": {"users": 1, "trust_remote_code": True}},
         {"models": [{"model": "own", "trust_remote_code": True}]},
         {"models": [{"model": "own", "out": "written"}]},
     ],

@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
     document: dict[str, Any] = {
         "name": "served",
         "models": ["small"],
-        "devices": ["h100-sxm"],
+        "gpus": ["h100-sxm"],
         "deployments": {"plan": ["one device", "tp2", "dp2"]},
         "traffic": [SLOW, BUSY],
         "prices": {"h100-sxm": 2.0},
@@ -114,5 +114,5 @@ def test_plans_that_vllm_does_not_serve_are_refused() -> None:
 
 
 def test_grids_and_traffic_exclude_each_other(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(PerfOptError, match="takes no global_batch"):
-        study(file, ["workload.global_batch=8"], out=tmp_path / "none")
+    with pytest.raises(PerfOptError, match="takes no users"):
+        study(file, ["workload.users=8"], out=tmp_path / "none")

@@ -47,8 +47,7 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "graph": (lpo.load, load_phase, Trace.graph, lpo.GraphAnswer.save),
     "cost": (lpo.cost, lpo.load, Trace.cost, lpo.CostAnswer.save_files),
     "report": (lpo.trace, lpo.load, Trace.stages, Trace.report, Answer.save),
-    "pages": (lpo.pages, Answer.save),
-    "sweep": (lpo.sweep, Answer.save, lpo.SweepAnswer.save_points, lpo.SweepAnswer.save_function),
+    "sweep": (lpo.sweep, lpo.pages, Answer.save, lpo.SweepAnswer.save_points, lpo.SweepAnswer.save_function),
     "study": (lpo.study,),
     "ask": (lpo.ask, lpo.study_page, Answer.save),
     "serve": (
@@ -78,7 +77,6 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("cost", "out"): "folder",
     ("graph", "out"): "path",
     ("report", "sources"): "path",
-    ("pages", "out"): "path",
     ("serve", "chrome_trace"): "path",
     ("ask", "out"): "path",
     ("ask", "page"): "path",
@@ -86,6 +84,7 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("serve", "out"): "path",
     ("serve", "write"): "folder",
     ("engines install", "engine"): "folder",  # there is one engine, and its name is that of the package
+    ("sweep", "output"): "decode_steps",
     ("sweep", "out"): "path",
     ("sweep", "csv"): "path",
     ("sweep", "save_function"): "path",

@@ -107,11 +107,18 @@ def test_what_is_known_is_answered_first(name: str, shown: Shown) -> None:
 
 OF_A_MODEL = {
     "trace": (["trace"], [r"46\.6 MFLOP and 12\.7 MiB moved", "most bytes: sam 54 %", "calls are as expected"]),
-    "pages": (["pages", "--sizes", "64x64,A4@150dpi", "--device", "l4"], ["a page takes", "On NVIDIA L4: prefill"]),
+    "pages": (
+        ["sweep", "--page", "64x64,A4@150dpi", "--gpus", "l4"],
+        ["a page takes", r"On NVIDIA L4, engine kernels .*: prefill"],
+    ),
     "export": (["export", "--check", "export", "--part", "projector"], [r"1 part: torch\.export 1", "refuses none"]),
     "sweep": (
-        ["sweep", "--batch", "1,2", "--context", "512..600", "--device", "l4"],
-        [r"decode, \+1 sequence: .*FLOP", "Largest batch on NVIDIA L4: context 512", "every one is proven"],
+        ["sweep", "--users", "1,2", "--input", "512..600", "--gpus", "l4"],
+        [
+            r"decode, \+1 sequence: .*FLOP",
+            r"On NVIDIA L4, engine kernels .*, the largest batch: context 512",
+            "every one is proven",
+        ],
     ),
 }
 

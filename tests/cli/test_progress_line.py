@@ -101,7 +101,7 @@ VERBS = {
     "trace": "trace deepseek-ocr-tiny --prompt-tokens 4 --json",
     "graph": "graph run --json",
     "cost": "cost deepseek-ocr-tiny --prompt-tokens 4 --sources counted,torch-counter --json",
-    "pages": "pages deepseek-ocr-tiny --grids 1x1 --json",
+    "pages": "sweep deepseek-ocr-tiny --crops 1x1 --json",
     "report": "report run --json",
     "trace on a device": "trace run --device h100-sxm --json",
     "join": "join run recording.json --json",

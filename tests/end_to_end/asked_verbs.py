@@ -290,7 +290,7 @@ def sweep_verb(question: Question) -> Told:
     """`sweep` at one point."""
     run = question.run
     answer = _function(run).sweep(
-        batch=run.global_batch, context=run.context, device=question.device, execution=run.execution
+        batch=run.global_batch, context=run.context, gpus=question.device, execution=run.execution
     )
     (largest,) = answer.largest_batches
     return {**_told(printed(answer), "Every point", "phase"), ("", "largest_batch"): largest.served}
@@ -346,13 +346,13 @@ def _study(run: Run) -> Sequence[Mapping[str, Any]]:
     document = {
         "name": "asked",
         "models": [run.model],
-        "workload": {"global_batch": run.global_batch, "context": run.context},
+        "workload": {"users": run.global_batch, "input": run.context},
         "deployments": {
             "plan": [ONE, *run.plans],
             "weights": run.weights or "checkpoint",
             "cache": run.cache or "checkpoint",
         },
-        "devices": list(run.devices),
+        "gpus": list(run.devices),
         "execution": run.execution,
         "rates": None,
     }

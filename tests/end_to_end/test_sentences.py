@@ -245,7 +245,7 @@ def test_pages_per_second_of_a_model_that_attends_to_an_image() -> None:
 
 
 def sweep(folder: str) -> str:
-    return printed("sweep", folder, "--batch", "1,2,5", "--context", "64,128", "--device", "l4", "--verbose")
+    return printed("sweep", folder, "--users", "1,2,5", "--input", "64,128", "--gpus", "l4", "--verbose")
 
 
 def test_what_one_more_sequence_and_one_more_token_add(clara: str) -> None:
@@ -330,7 +330,7 @@ def test_a_search_counts_the_names_that_hold_the_words() -> None:
 def test_what_one_more_crop_adds() -> None:
     """Two crops side by side are rows of 3 tokens for each crop and one that ends the row: 3 x (2 x 3 + 1)."""
     flops, tokens = told(
-        printed("pages", "deepseek-ocr-tiny", "--grids", "2x1,2x2"), r"One more crop adds # of vision and # tokens\."
+        printed("sweep", "deepseek-ocr-tiny", "--crops", "2x1,2x2"), r"One more crop adds # of vision and # tokens\."
     )
     assert float(tokens) == 3 * (2 * 3 + 1) / 2
     stages = [lpo.trace("deepseek-ocr-tiny", crops=grid, decode_steps=0).stages().stages for grid in ((2, 1), (2, 2))]
@@ -347,8 +347,8 @@ def test_pages_per_day_of_a_profile(tmp_path: Path) -> None:
 
 def test_points_of_a_study_and_the_cheapest_of_them(clara: str, tmp_path: Path) -> None:
     prices = {"l4": 0.8, "l40s": 1.9}
-    study = {"name": "sums", "models": [clara], "workload": {"global_batch": [2, 4], "context": 16}}
-    (tmp_path / "study.yaml").write_text(json.dumps({**study, "prices": prices, "devices": [*prices]}))
+    study = {"name": "sums", "models": [clara], "workload": {"users": [2, 4], "input": 16}}
+    (tmp_path / "study.yaml").write_text(json.dumps({**study, "prices": prices, "gpus": [*prices]}))
     out = str(tmp_path / "out")
     points, computed = told(
         printed("study", str(tmp_path / "study.yaml"), "--out", out, "--workers", "1"), r"# points, # computed, 0 kept"

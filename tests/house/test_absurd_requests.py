@@ -14,7 +14,7 @@ def test_there_are_fifty_of_them_and_each_verb_is_asked() -> None:
     asked = requests()
     assert len(set(asked.values())) >= 50
     verbs = {words.split()[0] for words in asked.values()}
-    assert verbs >= {"trace", "cost", "report", "export", "sweep", "serve", "pages", "profile", "devices"}
+    assert verbs >= {"trace", "cost", "report", "export", "sweep", "serve", "profile", "devices"}
 
 
 def test_an_answer_and_a_refusal_with_a_reason_are_fine() -> None:

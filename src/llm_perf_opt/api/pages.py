@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware.links import is_several
 from llm_perf_opt.core.options import read_grid
 from llm_perf_opt.core.protocols import Tracer
 from llm_perf_opt.core.report import Note, Report
@@ -37,8 +38,8 @@ from llm_perf_opt.tracing.traced_phases import make_tracer, trace_targets
 
 log = logging.getLogger(__name__)
 
-DEFAULT_SIZES = ("640x640", "1024x1024", "1920x1080", "A4@150dpi", "A4@300dpi", "600x2400", "2048x2048")
-DEFAULT_GRIDS = ("1x1", "2x1", "2x2", "2x3", "2x4", "3x3")
+DEFAULT_PAGES = ("640x640", "1024x1024", "1920x1080", "A4@150dpi", "A4@300dpi", "600x2400", "2048x2048")
+DEFAULT_CROPS = ("1x1", "2x1", "2x2", "2x3", "2x4", "3x3")
 MOST_PAGES = 64
 _OF_THE_PAGE = ("image", "image_tokens", "context_tokens", "crops", "inputs")  # what differs from page to page
 
@@ -64,17 +65,18 @@ class PagesAnswer(Answer):
         )
         machine = None if self.device is None else self.device.name
         report = page_report(f"{self.model}: what a page costs", self.pages, self.added, machine=machine, notes=notes)
-        return replace(report, answer=page_lines(self.model, self.pages, self.added, machine))
+        where = "" if machine is None else f"{machine}, {Execution(self.execution).text}"
+        return replace(report, answer=page_lines(self.model, self.pages, self.added, where))
 
 
 def pages(
     model: str | Path,
     *,
-    sizes: Sequence[str] | None = None,
-    grids: Sequence[str | tuple[int, int]] | None = None,
-    device: str | Device | None = None,
+    page: str | Sequence[str] | None = None,
+    crops: str | Sequence[str | tuple[int, int]] | None = None,
+    gpus: str | Device | None = None,
     devices_file: Path | None = None,
-    execution: str = Execution.EAGER,
+    execution: str = Execution.FUSED,
     weights: str | None = None,
     cache: str | None = None,
     routing: str | None = None,
@@ -83,11 +85,11 @@ def pages(
 ) -> PagesAnswer:
     """What pages of several sizes cost, each from a trace of its own: crops, tokens, FLOPs, cache and time.
 
-    - `sizes`: `640x480`, `A4@150dpi`, `letter-landscape@300dpi`. Or `grids`, of crops: `2x3`. Default: a mix of sizes.
-    - `device`, `execution`: for times, as in `Trace.predict`. Default: no times.
+    - `page`: sizes, `640x480,A4@150dpi` or a list. Or `crops`: grids of crops, `1x1,2x3`. Default: a mix of sizes.
+    - `gpus`: one GPU, for times. Default: no times. `execution`: `fused`, an engine's kernels, or `eager`.
     - `weights`, `cache`, `routing` and the workload are those of `lpo.trace`.
     """
-    hardware = find_device(device, devices_file) if isinstance(device, str) else device
+    hardware = _one_gpu(gpus, devices_file) if isinstance(gpus, str) else gpus
     origin = find_origin(
         model,
         weights=weights,
@@ -97,7 +99,7 @@ def pages(
         trust_remote_code=trust_remote_code,
         **workload,
     )
-    shown = _pages_to_show(origin, sizes, grids)
+    shown = _pages_to_show(origin, _listed(page), _listed(crops))
     rates = None if hardware is None else source_of(hardware, execution, rates=None)
     runs = _Runs(origin, rates)
     costs = tuple(
@@ -114,17 +116,35 @@ def pages(
     )
 
 
+def _one_gpu(name: str, devices_file: Path | None) -> Device:
+    if is_several(name):
+        raise UsageError(
+            f"Pages are timed on one GPU, and {name[:80]!r} names several.",
+            why="a table shows each page once, with its crops and its time",
+            fix="name one GPU, and run the command once for each",
+        )
+    return find_device(name, devices_file)
+
+
+Named = TypeVar("Named")
+
+
+def _listed(given: str | Sequence[Named] | None) -> Sequence[str | Named] | None:
+    """A list as people write it, `1x1, 2x2`, or one of Python."""
+    return [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
+
+
 Shown = tuple[str, PageSize | None, dict[str, Any]]  # name, size, what the workload says of it
 
 
 def _pages_to_show(
-    origin: Origin, sizes: Sequence[str] | None, grids: Sequence[str | tuple[int, int]] | None
+    origin: Origin, pages: Sequence[str] | None, crops: Sequence[str | tuple[int, int]] | None
 ) -> list[Shown]:
     """Checked before anything runs."""
     takes = type(origin.workload).options()
-    if sizes is not None and grids is not None:
-        raise UsageError("Sizes and grids exclude each other.", why="a size fixes its grid", fix="give one of the two")
-    for option, given in (("--sizes", sizes), ("--grids", grids)):
+    if pages is not None and crops is not None:
+        raise UsageError("--page and --crops exclude each other.", why="a size fixes its crops", fix="give one of them")
+    for option, given in (("--page", pages), ("--crops", crops)):
         if given is not None and not given:
             raise UsageError(f"{option} names no page.", why="the list is empty", fix=f"name one or leave {option} out")
         if given is not None and len(given) > MOST_PAGES:
@@ -133,22 +153,21 @@ def _pages_to_show(
                 why=f"each is traced by itself, and a table shows at most {MOST_PAGES}",
                 fix="name fewer, or run the command once for each part of the list",
             )
-    if sizes is None and grids is None and "image" not in takes:
-        grids = DEFAULT_GRIDS
-    field, option = ("image", "--sizes") if grids is None else ("crops", "--grids")
+    if pages is None and crops is None and "image" not in takes:
+        crops = DEFAULT_CROPS
+    field, option = ("image", "--page") if crops is None else ("crops", "--crops")
     if field not in takes:
         raise UsageError(
             f"{origin.name} takes no {option}.",
             why=f"its workload has no {field}; it has: {', '.join(takes)}",
-            fix="use --grids" if "crops" in takes else "use --sizes" if "image" in takes else "choose another model",
+            fix="use --crops" if "crops" in takes else "use --page" if "image" in takes else "choose another model",
         )
-    for name in ("image", "crops"):
-        if name in takes and origin.workload.changed().get(name) is not None:
-            raise UsageError(f"--{name} is one page.", why=f"{option} names all of them", fix=f"leave --{name} out")
-    if grids is not None:
-        found = [read_grid(grid) for grid in grids]
+    if origin.workload.changed().get("image") is not None:
+        raise UsageError("--image is one page.", why=f"{option} names all of them", fix="leave --image out")
+    if crops is not None:
+        found = [read_grid(grid) for grid in crops]
         return [(grid_text(grid) or "", None, {"crops": grid}) for grid in found]
-    read = [read_page_size(size) for size in (DEFAULT_SIZES if sizes is None else sizes)]
+    read = [read_page_size(size) for size in (DEFAULT_PAGES if pages is None else pages)]
     return [(size.name, size, {"image": size.text}) for size in read]
 
 

@@ -99,7 +99,7 @@ def study(
 ) -> StudyAnswer:
     """Compute every point of a study file into Parquet below `out`; what is there already is kept.
 
-    - `overrides`: `KEY=VALUE` in place of what the file says, such as `workload.global_batch=1,8`.
+    - `overrides`: `KEY=VALUE` in place of what the file says, such as `workload.users=1,8`.
     - `out`: a folder, or any address that fsspec knows, such as `s3://bucket/results`.
     - `engine`: `local`, processes of this machine; or `ray`, with `address` of a cluster (`auto`), extra `ray`.
     - `workers`: processes, of `local` and of a Ray of this machine. Default: as cores and memory allow.

@@ -5,7 +5,7 @@ The answer has every phase at every point of a grid, with its report, its charts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
-from llm_perf_opt.core.hardware.links import Cluster, Hardware, cluster_of, device_of
+from llm_perf_opt.core.hardware.links import Hardware, device_of, find_devices, hardware_id
 from llm_perf_opt.core.number_ranges import NumberRange, read_range, round_numbers
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import REPORTERS
@@ -50,8 +51,11 @@ from llm_perf_opt.sweeps.sweep_report import (
     bend_chart,
     charts_over,
     fit_chart,
+    glance_rows,
     glance_table,
+    gpu_table,
     headline,
+    is_of_time,
     largest_line,
     per_token_chart,
     points_table,
@@ -72,24 +76,48 @@ _OF_THE_POINT = ("batch", "prompt_tokens", "context_tokens", "inputs")  # what d
 _SMOOTH = 48  # points of a curve, where they cost nothing
 _ALL_POINTS = "All points"
 
-DEFAULT_BATCH, DEFAULT_CONTEXT = "1..64", "1k..8k"
+DEFAULT_USERS, DEFAULT_INPUT = "1..64", "1k..8k"
 MOST_TRACED = 16  # points outside all cells, each traced by itself
 MOST_ROWS = 20_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _OnGpu:
+    """The function with the rates of one GPU; `hardware` None: none was named, and nothing has a time."""
+
+    hardware: Hardware | None
+    rates: RateSource | None
+    phases: tuple[PhaseSweep, ...]
+    points: tuple[SweepPoint, ...]
+    added: tuple[AddedCost, ...]
+    bends: tuple[Bend, ...]
+    largest_batches: tuple[LargestBatch, ...]
+
+    @property
+    def device(self) -> Device | None:
+        return None if self.hardware is None else device_of(self.hardware)
+
+    def glance_rows(self, contexts: Collection[int]) -> Iterator[tuple[str, str]]:
+        """Questions and answers, at some of the contexts."""
+        largest = [limit for limit in self.largest_batches if limit.context in contexts]
+        points = [point for point in self.points if point.context in contexts]
+        name = None if self.device is None else self.device.name
+        return glance_rows(self.added, largest, self.bends, points, name)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SweepAnswer(Answer):
-    """Every phase at every point of a grid of batches and contexts. `device` None: no times.
+    """Every phase at every point of a grid of batches and contexts, on each of `gpus`. No GPU: no times.
 
     `added` is what one more sequence and one more token cost, `bends` where something else begins to limit a decode
-    step, `largest_batches` what the device holds. `cells` are proven, `open_regions` are not; `traces` were made.
+    step, `largest_batches` what a GPU holds: each says of which GPU it is. `cells` are proven, `open_regions` are not;
+    `traces` were made, once for all GPUs.
     """
 
     model: str
-    device: Device | None
-    cluster: Cluster | None = None  # of these devices, where several were named
+    gpus: tuple[Hardware, ...]
     execution: str
-    rates: str | None = None  # the source of the times; None: no device was named
+    rates: tuple[str, ...]  # the source of the times of each GPU
     batches: NumberRange
     contexts: NumberRange
     points: tuple[SweepPoint, ...]
@@ -100,36 +128,44 @@ class SweepAnswer(Answer):
     open_regions: tuple[OpenCell, ...]
     traces: int
     _function: RunFunction[TracedRun]
-    _phases: tuple[PhaseSweep, ...]
+    _on: tuple[_OnGpu, ...]
     _graphs: tuple[CallGraph, ...]  # of one point, for the description of the workload
-    _rates: RateSource | None
 
     @property
     def headline(self) -> str:
         """What one more sequence and one more token add to the last phase, in one line."""
-        return headline(self.added)
+        return headline(self._on[0].added)
 
     @property
     def answer(self) -> tuple[str, ...]:
         """What one more sequence and token add, the largest batch that fits, and what limits."""
-        name = "" if self.device is None else self.device.name
-        device = [f"Largest batch on {name}: {largest_line(self.largest_batches)}."] if self.largest_batches else []
+        fits = [f"{self._on_text}, the largest batch: {largest_line(self.largest_batches)}."] if self.gpus else []
         proof = f"{counted(len(self.points), 'point')} from {counted(self.traces, 'trace')}"
         failed = sum(point.failure is not None for point in self.points)
         proof += f"; {failed:,} failed" if failed else ""
         proof += "; some are not proven." if self.open_regions else "; every one is proven."
-        return (f"{self.model}, {added_line(self.added)}.", *device, proof)
+        return (f"{self.model}, {added_line(self._on[0].added, timed=len(self._on) == 1)}.", *fits, proof)
+
+    @property
+    def _on_text(self) -> str:
+        devices = self._devices
+        where = devices[0].name if len(devices) == 1 else f"{len(devices)} GPUs"
+        return f"On {where}, {Execution(self.execution).text}"
+
+    @property
+    def _devices(self) -> tuple[Device, ...]:
+        return tuple(map(device_of, self.gpus))
 
     def report(self) -> Report:
         """The answers, the charts, every point, and how it was proven."""
         along = {
-            f"Over {name}": Report(title=f"Over {name}", charts=tuple(charts_over(name, curves, self.device)))
-            for name, curves in self._curves.items()
+            f"Over {name}": Report(title=f"Over {name}", charts=tuple(self._charts_over(name)))
+            for name in (BATCH, CONTEXT)
         }
         return Report(
             title=self._title,
             answer=self.answer,
-            tables=(self._glance,),
+            tables=(*self._by_gpu, self._glance),
             charts=tuple(self._charts()),
             notes=tuple(self._notes()),
             chapters=(
@@ -144,7 +180,7 @@ class SweepAnswer(Answer):
         return Report(
             title=self._title,
             answer=self.answer,
-            tables=(self._glance, short_table(self.points), *self._proof),
+            tables=(*(self._by_gpu or (self._glance,)), short_table(self.points), *self._proof),
             notes=(*self._notes(), *self._proof_notes()),
         )
 
@@ -170,22 +206,32 @@ class SweepAnswer(Answer):
 
     @property
     def _glance(self) -> Table:
-        name = None if self.device is None else self.device.name
-        shown = set(shown_values(self.contexts))
-        largest = [one for one in self.largest_batches if one.context in shown]
-        points = [point for point in self.points if point.context in shown]
-        return glance_table(self.added, largest, self.bends, points, name)
+        shown = shown_values(self.contexts)
+        return glance_table({hardware_id(on.hardware): tuple(on.glance_rows(shown)) for on in self._on})
+
+    @property
+    def _by_gpu(self) -> tuple[Table, ...]:
+        """Several GPUs side by side; nothing for one, whose figures the other tables have."""
+        place = middle(self.batches), middle(self.contexts)
+        return (gpu_table(self.points, self.largest_batches, *place),) if len(self.gpus) > 1 else ()
 
     @property
     def _proof(self) -> tuple[Table, ...]:
         return proof_tables(self.cells, self.open_regions)
 
     def _charts(self) -> Iterator[Chart]:
-        if self.device is not None:
-            curves = self._curves[BATCH]
-            yield from bend_chart(curves, self.bends, middle(self.contexts), self.device)
-            yield from per_token_chart(curves, self.device)
-            yield from fit_chart(self.largest_batches, self.device)
+        for on, curves in zip(self._on, self._curves[BATCH], strict=True):
+            if on.device is not None:
+                yield from bend_chart(curves, on.bends, middle(self.contexts), on.device)
+                yield from per_token_chart(curves, on.device)
+                yield from fit_chart(on.largest_batches, on.device)
+
+    def _charts_over(self, name: str) -> Iterator[Chart]:
+        """What no GPU changes is drawn once, with the memory of each; times are drawn for each."""
+        first, *others = self._curves[name]
+        yield from charts_over(name, first, *self._devices)
+        for device, curves in zip(self._devices[1:], others, strict=True):
+            yield from (chart for chart in charts_over(name, curves, device) if is_of_time(chart))
 
     def _notes(self) -> Iterator[Note]:
         header = {name: value for name, value in self._graphs[0].workload.items() if name not in _OF_THE_POINT}
@@ -195,25 +241,24 @@ class SweepAnswer(Answer):
             "Context: the tokens that a prefill computes, and that a decode step finds in the cache; image tokens "
             "count. A decode row is one step. FLOPs are as written: a multiply-add counts as two."
         )
-        if self._rates is not None:
-            yield from self._rates.notes()
+        yield from dict.fromkeys(note for on in self._on if on.rates is not None for note in on.rates.notes())
 
     def _proof_notes(self) -> Iterator[Note]:
         return proof_notes(self.points, self.traces)
 
     @cached_property
-    def _curves(self) -> dict[str, tuple[SweepPoint, ...]]:
-        """Points of the charts: many batches at a few contexts, and many contexts at a few batches."""
+    def _curves(self) -> dict[str, list[tuple[SweepPoint, ...]]]:
+        """Points of the charts of each GPU: many batches at a few contexts, and many contexts at a few batches."""
         over_batch = [*product(self._smooth(self.batches, BATCH), shown_values(self.contexts))]
         over_context = [*product(shown_values(self.batches), self._smooth(self.contexts, CONTEXT))]
         return {
-            name: tuple(point for phase in self._phases for point in phase.at(pairs))
+            name: [tuple(point for phase in on.phases for point in phase.at(pairs)) for on in self._on]
             for name, pairs in ((BATCH, over_batch), (CONTEXT, over_context))
         }
 
     def _smooth(self, values: NumberRange, name: str) -> list[int]:
         """The values of the grid, every bend and every edge of a cell; where figures are formulas many between them."""
-        is_dense = values.is_range and all(phase.is_by_form for phase in self._phases)
+        is_dense = values.is_range and all(phase.is_by_form for on in self._on for phase in on.phases)
         more = round_numbers(values.low, values.high, _SMOOTH) if is_dense else ()
         bent = [bend.batch for bend in self.bends] if name == BATCH else []
         edges = (edge for cell in self.cells for edge in (cell.batch if name == BATCH else cell.context))
@@ -223,7 +268,7 @@ class SweepAnswer(Answer):
 
 def default_sweep(run: TracedRun, device: Hardware | None) -> SweepAnswer:
     """A traced model over the default ranges; a context that its images exceed begins behind them."""
-    batches, contexts = read_range(DEFAULT_BATCH, BATCH), read_range(DEFAULT_CONTEXT, CONTEXT)
+    batches, contexts = read_range(DEFAULT_USERS, BATCH), read_range(DEFAULT_INPUT, CONTEXT)
     longer = 2 ** media_tokens(run.graphs[0]).bit_length()
     if contexts.low < longer:
         contexts = read_range((longer, contexts.high * longer // contexts.low), CONTEXT)
@@ -233,9 +278,25 @@ def default_sweep(run: TracedRun, device: Hardware | None) -> SweepAnswer:
         function._traces.graph,
         batches=batches,
         contexts=contexts,
-        device=device,
+        gpus=() if device is None else (device,),
         execution=Execution.EAGER,
     )
+
+
+def find_gpus(
+    given: str | Hardware | Sequence[str | Hardware] | None, devices_file: Path | None = None
+) -> tuple[Hardware, ...]:
+    """`l4,h100-sxm`, `all`, a cluster, or a list of them; None: no GPU. A wrong one is refused before any work."""
+    if given is None:
+        return ()
+    found = find_devices(given if isinstance(given, str | Sequence) else [given], devices_file)
+    if len({device_of(hardware).torch_device for hardware in found}) > 1:
+        raise UsageError(
+            "Processors and GPUs cannot share a sweep.",
+            why="the model's code may take another way on each of them, and it is traced once",
+            fix="make a sweep for each",
+        )
+    return found
 
 
 def refuse_rows(batches: NumberRange, contexts: NumberRange) -> None:
@@ -255,40 +316,25 @@ def sweep_answer(
     *,
     batches: NumberRange,
     contexts: NumberRange,
-    device: Hardware | None,
+    gpus: Sequence[Hardware],
     execution: str,
 ) -> SweepAnswer:
-    """The function at every point of the grid; `trace_phase` traces a point that no cell proves."""
+    """The function at every point of the grid, on each GPU; `trace_phase` traces a point that no cell proves."""
     refuse_rows(batches, contexts)
-    one = None if device is None else device_of(device)
-    cluster = None if device is None else cluster_of(device)
-    rates = None if device is None else source_of(device, execution, rates=None, runs=[function.proven_graphs()])
-    phases = tuple(_phase_sweep(one, rates, trace_phase, function.workload.new_tokens) for one in function.phases)
-    pairs: list[Pair] = [*product(batches.values, contexts.values)]
-    unproven = {pair for phase in phases for pair, held in zip(pairs, phase.proven(pairs), strict=True) if not held}
-    can_trace = function.origin is not None and len(unproven) <= MOST_TRACED
-    points = tuple(_points(phases, pairs, traced=can_trace))
-    failed = {(point.batch, point.context) for point in points if point.failure is not None}
-    batch, context = min(pairs, key=lambda pair: (pair in failed, pair in unproven))
-    graphs = function.at(batch=batch, context=context).graphs
-    steps = [phase for phase in phases if phase.phase != PREFILL]
-    serving = None if one is None else rank_memory(graphs, one)
+    grid = _Grid(function, trace_phase, batches, contexts)
+    with shared_work():
+        on = tuple(grid.on(hardware, execution) for hardware in gpus or (None,))
     return SweepAnswer(
-        model=graphs[0].model,
-        device=one,
-        cluster=cluster,
+        model=grid.graphs[0].model,
+        gpus=tuple(gpus),
         execution=execution,
-        rates=None if rates is None else rates.name,
+        rates=tuple(one.rates.name for one in on if one.rates is not None),
         batches=batches,
         contexts=contexts,
-        points=points,
-        added=tuple(added_cost for phase in phases for added_cost in added_costs(phase, batches, contexts)),
-        bends=tuple(
-            bend for phase in steps for context in shown_values(contexts) for bend in bends(phase, batches, context)
-        ),
-        largest_batches=()
-        if one is None
-        else tuple(largest_batch(phases, batches, context, one, serving) for context in contexts.values),
+        points=tuple(point for one in on for point in one.points),
+        added=tuple(cost for one in on for cost in one.added),
+        bends=tuple(bend for one in on for bend in one.bends),
+        largest_batches=tuple(limit for one in on for limit in one.largest_batches),
         cells=tuple(cell for phase in function.phases for cell in _proven(phase)),
         open_regions=tuple(
             OpenCell(
@@ -303,24 +349,62 @@ def sweep_answer(
         ),
         traces=sum(phase.traces for phase in function.phases),
         _function=function,
-        _phases=phases,
-        _graphs=graphs,
-        _rates=rates,
+        _on=on,
+        _graphs=grid.graphs,
     )
 
 
-def _phase_sweep(
-    function: PhaseFunction,
-    rates: RateSource | None,
-    trace_phase: Callable[[str, Any], CallGraph],
-    new_tokens: int,
-) -> PhaseSweep:
-    return PhaseSweep(
-        function=function,
-        rates=rates,
-        trace=lambda point: trace_phase(function.phase, point),
-        new_tokens=new_tokens,
-    )
+@dataclass(eq=False)
+class _Grid:
+    """The points that are asked for; `graphs` are those of one of them, which every GPU shares."""
+
+    function: RunFunction[TracedRun]
+    trace_phase: Callable[[str, Any], CallGraph]
+    batches: NumberRange
+    contexts: NumberRange
+    graphs: tuple[CallGraph, ...] = ()
+
+    def on(self, hardware: Hardware | None, execution: str) -> _OnGpu:
+        """Every figure, with the times of one GPU."""
+        runs = [self.function.proven_graphs()]
+        rates = None if hardware is None else source_of(hardware, execution, rates=None, runs=runs)
+        phases = tuple(self._phase(phase, rates, hardware_id(hardware)) for phase in self.function.phases)
+        points = self._points(phases)
+        steps = [phase for phase in phases if phase.phase != PREFILL]
+        shown = shown_values(self.contexts)
+        return _OnGpu(
+            hardware=hardware,
+            rates=rates,
+            phases=phases,
+            points=points,
+            added=tuple(cost for phase in phases for cost in added_costs(phase, self.batches, self.contexts)),
+            bends=tuple(bend for phase in steps for context in shown for bend in bends(phase, self.batches, context)),
+            largest_batches=() if hardware is None else self._largest(phases, device_of(hardware)),
+        )
+
+    def _phase(self, function: PhaseFunction, rates: RateSource | None, gpu: str | None) -> PhaseSweep:
+        return PhaseSweep(
+            function=function,
+            rates=rates,
+            trace=lambda point: self.trace_phase(function.phase, point),
+            new_tokens=self.function.workload.new_tokens,
+            gpu=gpu,
+        )
+
+    def _points(self, phases: Sequence[PhaseSweep]) -> tuple[SweepPoint, ...]:
+        pairs: list[Pair] = [*product(self.batches.values, self.contexts.values)]
+        unproven = {pair for phase in phases for pair, held in zip(pairs, phase.proven(pairs), strict=True) if not held}
+        can_trace = self.function.origin is not None and len(unproven) <= MOST_TRACED
+        points = tuple(_points(phases, pairs, traced=can_trace))
+        if not self.graphs:
+            failed = {(point.batch, point.context) for point in points if point.failure is not None}
+            batch, context = min(pairs, key=lambda pair: (pair in failed, pair in unproven))
+            self.graphs = self.function.at(batch=batch, context=context).graphs
+        return points
+
+    def _largest(self, phases: Sequence[PhaseSweep], device: Device) -> tuple[LargestBatch, ...]:
+        serving = rank_memory(self.graphs, device)
+        return tuple(largest_batch(phases, self.batches, context, device, serving) for context in self.contexts.values)
 
 
 def _points(phases: Sequence[PhaseSweep], pairs: Sequence[Pair], *, traced: bool) -> Iterator[SweepPoint]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.sweep import SweepAnswer, sweep_answer
+from llm_perf_opt.api.sweep import SweepAnswer, find_gpus, sweep_answer
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware.links import Hardware, find_hardware
+from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
 from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
@@ -253,20 +253,23 @@ class TraceFunction(RunFunction[R_co]):
         batch: Given | NumberRange | None = None,
         context: Given | NumberRange | None = None,
         points: int = POINTS,
-        device: str | Hardware | None = None,
+        gpus: str | Hardware | Sequence[str | Hardware] | None = None,
         devices_file: Path | None = None,
-        execution: str = Execution.EAGER,
+        execution: str = Execution.FUSED,
     ) -> SweepAnswer:
-        """Cost, memory and time over a grid of batches and contexts, by default over the whole range of both."""
+        """Cost, memory and time over a grid of batches and contexts, by default over the whole range of both.
+
+        `gpus` names one or several, `l4,h100-sxm`, or `all`; `execution` is who launches their kernels.
+        """
         domain = self.phases[0].domain
         ranges = (
             given if isinstance(given, NumberRange) else read_range(given or domain[name], name, points=points)
             for name, given in ((BATCH, batch), (CONTEXT, context))
         )
         batches, contexts = ranges
-        hardware = None if device is None else find_hardware(device, devices_file)
+        found = find_gpus(gpus, devices_file)
         return sweep_answer(
-            self, self._traces.graph, batches=batches, contexts=contexts, device=hardware, execution=execution
+            self, self._traces.graph, batches=batches, contexts=contexts, gpus=found, execution=execution
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:

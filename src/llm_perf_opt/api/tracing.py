@@ -21,6 +21,7 @@ from llm_perf_opt.core.hardware.links import (
     find_hardware,
     hardware_id,
     refuse_small_cluster,
+    require_room,
 )
 from llm_perf_opt.core.module_selection import chosen_stages
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
@@ -288,12 +289,12 @@ def cost(
 def sweep(
     model: str | Path,
     *,
-    batch: Given | None = None,
-    context: Given | None = None,
+    users: Given | None = None,
+    input: Given | None = None,
     points: int = POINTS,
-    device: str | Hardware | None = None,
+    gpus: str | Hardware | Sequence[str | Hardware] | None = None,
     devices_file: Path | None = None,
-    execution: str = Execution.EAGER,
+    execution: str = Execution.FUSED,
     traces: int | None = None,
     weights: str | None = None,
     cache: str | None = None,
@@ -301,41 +302,42 @@ def sweep(
     trust_remote_code: bool = False,
     **workload: Any,
 ) -> SweepAnswer:
-    """How cost, memory and time change with batch and context, exact at every point.
+    """How cost, memory and time change with the number of users and the length of their prompts, exact at every point.
 
     - `model`: as in `lpo.trace`; or a function that was saved, which needs neither torch nor the model.
-    - `batch`, `context`: a range `"1..512"` or `(1, 512)`, a list `"1,8,64"` or `[1, 8, 64]`, or one number. In a text
-      k is 1,024. Of a range at most `points` round numbers are shown. Default: 1..64 and 1k..8k, or all of a function.
-    - `device`, `execution`: for times and for what fits, as in `Trace.predict`. Default: neither.
+    - `users`: sequences that run together. `input`: tokens that a prefill computes and a decode step finds in the
+      cache, image tokens included. A range `"1..512"` or `(1, 512)`, a list `"1,8,64"` or `[1, 8, 64]`, or one number.
+      In a text k is 1,024. Of a range at most `points` are shown. Default: 1..64 and 1k..8k, or all of a function.
+    - `gpus`: for times and for what fits: one, `l4,h100-sxm`, a list, or `all`. Default: no times.
+    - `execution`: `fused`, an engine's kernels, or `eager`, PyTorch op by op.
     - `traces`: at most so many for each phase. Default: 40.
     - `weights`, `cache`, `routing` and the rest of the workload are those of `lpo.trace`.
     """
-    hardware = None if device is None else find_hardware(device, devices_file)
-    asked: dict[str, Any] = {"points": points, "device": hardware, "execution": execution}
-    if Path(model).is_file():
-        formats = {"weights": weights, "cache": cache, "routing": routing, "traces": traces}
-        _refuse_with_function({**workload, **{name: value for name, value in formats.items() if value is not None}})
-        return load_function(model).sweep(batch=batch, context=context, **asked)
-    from llm_perf_opt.api.sweep import DEFAULT_BATCH, DEFAULT_CONTEXT, refuse_rows
-    from llm_perf_opt.sweeps.function.figures.packed import CONTEXT
-    from llm_perf_opt.sweeps.sweep_points import BATCH
+    from llm_perf_opt.api.sweep import DEFAULT_INPUT, DEFAULT_USERS, find_gpus, refuse_rows
     from llm_perf_opt.sweeps.sweep_report import range_text
 
-    batches = read_range(DEFAULT_BATCH if batch is None else batch, BATCH, points=points)
-    contexts = read_range(DEFAULT_CONTEXT if context is None else context, CONTEXT, points=points)
-
+    found = find_gpus(gpus, devices_file)
+    asked: dict[str, Any] = {"points": points, "gpus": found or None, "execution": execution}
+    formats: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
+    if Path(model).is_file():
+        given = {**formats, "traces": traces}
+        _refuse_with_function({**workload, **{name: value for name, value in given.items() if value is not None}})
+        return load_function(model).sweep(batch=users, context=input, **asked)
+    batches = read_range(DEFAULT_USERS if users is None else users, "users", points=points)
+    contexts = read_range(DEFAULT_INPUT if input is None else input, "input", points=points)
     refuse_rows(batches, contexts)
     _refuse_workload(workload)
     traced = trace(
         model,
-        device=hardware,
-        weights=weights,
-        cache=cache,
-        routing=routing,
+        device=found[0] if len(found) == 1 else None,
+        torch_device=device_of(found[0]).torch_device if found else None,
         trust_remote_code=trust_remote_code,
         batch=batches.low,
+        **formats,
         **workload,
     )
+    for hardware in found:
+        require_room(traced.graphs, hardware)
     _refuse_short(traced.graphs[0], contexts)
     log.info(
         "Making a function of batch %s and context %s: some traces of small points, and some that check it",
@@ -358,22 +360,22 @@ def _refuse_with_function(given: Mapping[str, Any]) -> None:
 def _refuse_workload(workload: dict[str, Any]) -> None:
     if "prompt_tokens" in workload:
         raise UsageError(
-            "A sweep takes no prompt_tokens.", why="its context is the prompt and the image tokens", fix="give context"
+            "A sweep takes no prompt_tokens.", why="its input is the prompt and the image tokens", fix="give input"
         )
     if workload.get("decode_steps", 1) > 1:
         raise UsageError(
-            "A sweep takes at most one decode step.",
-            why="each point is one step at one context",
-            fix="leave decode_steps out; a later step is a point with a longer context",
+            "A sweep takes an output of at most one token.",
+            why="each point is a prefill and one decode step after it",
+            fix="leave --output (decode_steps) out; a later step is a point with a longer input",
         )
 
 
 def _refuse_short(graph: CallGraph, contexts: NumberRange) -> None:
-    """A context that the images alone exceed."""
+    """An input that the images alone exceed."""
     media = media_tokens(graph)
     if contexts.low < media:
         raise UsageError(
-            f"A context of {contexts.low:,} tokens is too short.",
+            f"An input of {contexts.low:,} tokens is too short.",
             why=f"images and sound take {media:,} of it",
             fix=f"begin at {media + 1:,} or more",
         )

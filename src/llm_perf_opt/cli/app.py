@@ -17,7 +17,6 @@ from llm_perf_opt.cli.graph_command import graph
 from llm_perf_opt.cli.help_screens import Verb, Verbs
 from llm_perf_opt.cli.join_command import join
 from llm_perf_opt.cli.output import exit_codes, put
-from llm_perf_opt.cli.pages_command import pages
 from llm_perf_opt.cli.profile_command import profile
 from llm_perf_opt.cli.progress import log_to_stderr, signs_of_life, visible_streams
 from llm_perf_opt.cli.report_command import report
@@ -40,8 +39,7 @@ for verb, line in (  # what fits on a line of the list; `VERB --help` tells the 
     (trace, "Run a model without weights: cost of each stage, time on a device."),
     (graph, "Fold a trace into a picture that a person can read."),
     (cost, "What each stage costs, from several sources."),
-    (pages, "What pages of several sizes cost; one more crop."),
-    (sweep, "How cost changes with batch and context."),
+    (sweep, "How cost changes with users and input, or from page to page."),
     (report, "Everything that needs no weights, on one page."),
     (serve, "Which GPU, how many, which plan; does it fit, how fast, what cost."),
     (study, "Thousands of points: models x plans x devices."),

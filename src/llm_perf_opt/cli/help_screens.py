@@ -14,7 +14,7 @@ from llm_perf_opt.core.work_limits import WorkLimits
 FIRST_OPTIONS = 15
 VERBS: Mapping[str, tuple[str, ...]] = {
     "Look at a model": ("trace", "graph", "cost", "export", "report"),
-    "Choose hardware": ("serve", "sweep", "pages", "study", "ask"),
+    "Choose hardware": ("serve", "sweep", "study", "ask"),
     "Measure": ("profile", "join", "compare"),
     "Keep house": ("models", "devices", "engines", "doctor"),
 }

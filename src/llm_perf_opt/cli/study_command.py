@@ -59,7 +59,7 @@ def study(
 ) -> None:
     """Compute a grid of models, plans, formats and devices into Parquet; ask answers from it.
 
-    A killed study goes on where it stopped. One question of one model needs no study: see sweep and plan.
+    A killed study goes on where it stopped. One question of one model needs no study: see sweep and serve.
     """
     from llm_perf_opt.api.study import study as run_study
 

@@ -1,17 +1,16 @@
-"""`llm-perf-opt sweep`: how cost, memory and time change with batch and context."""
+"""`llm-perf-opt sweep`: how cost, memory and time change with users and input, or from page to page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llm_perf_opt.cli.model_options import (
     MODEL_HELP,
     CacheOption,
-    DeviceOption,
     DevicesOption,
     ExecutionOption,
     RoutingOption,
@@ -29,21 +28,43 @@ from llm_perf_opt.cli.output import (
     show,
 )
 from llm_perf_opt.cli.progress import few_lines_per_trace, say
-from llm_perf_opt.core.number_ranges import MOST_POINTS, POINTS
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.number_ranges import MOST_POINTS, POINTS, read_range
 from llm_perf_opt.core.output_files import free_file
+
+if TYPE_CHECKING:
+    from llm_perf_opt.api.answer import Answer
+    from llm_perf_opt.core.report import Report
 
 SweptArgument = Annotated[
     str, typer.Argument(metavar="MODEL_OR_FUNCTION", help=f"{MODEL_HELP} Or a saved function.", show_default=False)
 ]
-BatchOption = Annotated[
+UsersOption = Annotated[
     str | None,
     typer.Option(metavar="RANGE", help="Sequences run together: 1..512, a list 1,8,64, or one number. Default: 1..64."),
 ]
-ContextOption = Annotated[
+InputOption = Annotated[
     str | None,
     typer.Option(
-        metavar="RANGE", help="Tokens of each sequence, image tokens included: 1k..128k; k is 1,024. Default: 1k..8k."
+        metavar="RANGE",
+        help="Prompt of each sequence in tokens, image tokens included: 1k..32k; k is 1,024. Default: 1k..8k.",
     ),
+]
+OutputOption = Annotated[
+    int, typer.Option(min=0, help="Tokens to decode after the prefill: 0 or 1; of pages any number.")
+]
+GpusOption = Annotated[
+    str | None,
+    typer.Option(metavar="GPU,...", help="GPUs to time it on: l4,h100-sxm, or all; for a plan a cluster, 8x h100-sxm."),
+]
+PageOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE,...", help="Pages to compare in place of a grid: 640x480, A4@150dpi, letter-landscape@300dpi."
+    ),
+]
+CropsOption = Annotated[
+    str | None, typer.Option(metavar="COLUMNSxROWS,...", help="Pages to compare, as grids of crops: 1x1,2x2,2x3.")
 ]
 PointsOption = Annotated[
     int, typer.Option(min=2, max=MOST_POINTS, help="At most so many values of each range, as round numbers.")
@@ -62,64 +83,106 @@ FunctionOption = Annotated[
 ]
 
 
-@takes_workload(without=("batch", "prompt_tokens", "code"), plans=True)
+@takes_workload(without=("batch", "prompt_tokens", "decode_steps", "code", "crops"), plans=True)
 def sweep(
     model: SweptArgument,
-    workload: Mapping[str, Any],
-    batch: BatchOption = None,
-    context: ContextOption = None,
+    users: UsersOption = None,
+    input: InputOption = None,
+    output: OutputOption = 1,
+    gpus: GpusOption = None,
+    page: PageOption = None,
+    crops: CropsOption = None,
+    execution: ExecutionOption = "fused",
     points: PointsOption = POINTS,
-    device: DeviceOption = None,
-    devices: DevicesOption = None,
-    execution: ExecutionOption = "eager",
     traces: TracesOption = None,
     weights: WeightsOption = None,
     cache: CacheOption = None,
-    routing: RoutingOption = None,
     out: OutOption = None,
     csv: CsvOption = None,
     save_function: FunctionOption = None,
+    devices: DevicesOption = None,
+    routing: RoutingOption = None,
     force: ForceOption = False,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
+    *,
+    workload: Mapping[str, Any],
 ) -> None:
-    """Print how cost, memory and time change with batch and context.
+    """Print how cost, memory and time change with users and input, or from page to page.
 
-    A few traces make a function of both, which others prove: every figure is exact, none is interpolated.
+    A few traces make a function of users and input, which others prove: every figure is exact, none is interpolated.
     """
-    from llm_perf_opt.api.tracing import sweep as run_sweep
-
     reporter = choose_reporter(format_name, json_wanted)
     _refuse_files(out, csv, save_function, force=force)
-    with model_prints_apart(), few_lines_per_trace():
-        answer = run_sweep(
-            model,
-            batch=batch,
-            context=context,
-            points=points,
-            device=device,
-            devices_file=devices,
-            execution=execution,
-            traces=traces,
-            weights=weights,
-            cache=cache,
-            routing=routing,
-            trust_remote_code=trust_remote_code,
-            **workload,
-        )
-    if csv is not None:
-        say(f"Wrote {answer.save_points(csv, force=force)}")
-    if save_function is not None:
-        say(f"Wrote {answer.save_function(save_function, force=force)}")
+    asked: dict[str, Any] = {"gpus": gpus, "devices_file": devices, "execution": execution, **workload}
+    asked |= {"weights": weights, "cache": cache, "routing": routing, "trust_remote_code": trust_remote_code}
+    asked |= {} if output == 1 else {"decode_steps": output}
+    is_of_pages = page is not None or crops is not None
+    if not is_of_pages:
+        grid = {"users": users, "input": input, "points": points, "traces": traces}
+        answer, summary = _grid({"model": model, **grid, **asked}, csv, save_function, force=force)
+    else:
+        _refuse_for_pages({"--traces": traces, "--csv": csv, "--save-function": save_function})
+        answer, summary = _pages({"model": model, "page": page, "crops": crops, **_numbers(users, input), **asked})
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
     is_short = not verbose and not json_wanted and format_name in (None, "text")
-    show(answer.summary() if is_short else answer.report(), reporter, verbose=verbose)
+    show(summary if is_short else answer.report(), reporter, verbose=verbose)
     if csv is None and save_function is None:
-        say("Nothing written: add --out sweep.html for the charts, --csv sweep.csv for all points.")
+        more = "" if is_of_pages else ", --csv sweep.csv for all points"
+        say(f"Nothing written: add --out sweep.html for the charts{more}.")
+
+
+def _grid(
+    asked: Mapping[str, Any], csv: Path | None, save_function: Path | None, *, force: bool
+) -> tuple[Answer, Report]:
+    """A grid of users and inputs, with its report for a terminal; its files are written."""
+    from llm_perf_opt.api.tracing import sweep as run_sweep
+
+    with model_prints_apart(), few_lines_per_trace():
+        answer = run_sweep(**asked)
+    if csv is not None:
+        say(f"Wrote {answer.save_points(csv, force=force)}")
+    if save_function is not None:
+        say(f"Wrote {answer.save_function(save_function, force=force)}")
+    return answer, answer.summary()
+
+
+def _pages(asked: Mapping[str, Any]) -> tuple[Answer, Report]:
+    """Pages side by side; a terminal gets the whole report."""
+    from llm_perf_opt.api.pages import pages
+
+    with model_prints_apart():
+        answer = pages(**asked)
+    return answer, answer.report()
+
+
+def _numbers(users: str | None, prompt: str | None) -> dict[str, int]:
+    """The workload of every page; it is one, since the pages are what varies."""
+    given = {"batch": ("--users", users), "prompt_tokens": ("--input", prompt)}
+    found = {}
+    for name, (option, text) in given.items():
+        if text is not None:
+            found[name], *more = read_range(text, option).values
+            if more:
+                raise UsageError(
+                    f"{option} {text[:40]} and pages cannot both vary.",
+                    why="--page and --crops show each page at one number of users and one text of the prompt",
+                    fix=f"give one number to {option}, or leave --page and --crops out",
+                )
+    return found
+
+
+def _refuse_for_pages(of_grid: Mapping[str, Any]) -> None:
+    for option in (option for option, given in of_grid.items() if given is not None):
+        raise UsageError(
+            f"A sweep of pages takes no {option}.",
+            why="it belongs to a grid of users and input; each page is one trace",
+            fix=f"leave {option} out; --out pages.csv has the tables",
+        )
 
 
 def _refuse_files(out: Path | None, *others: Path | None, force: bool) -> None:

@@ -187,17 +187,15 @@ def page_report(
     )
 
 
-def page_lines(
-    model: str, pages: Sequence[PageCost], added: Sequence[AddedCrops], machine: str | None
-) -> tuple[str, ...]:
-    """The range of costs, the range of times, and what one more crop adds."""
+def page_lines(model: str, pages: Sequence[PageCost], added: Sequence[AddedCrops], where: str) -> tuple[str, ...]:
+    """The range of costs, the range of times, and what one more crop adds; `where`: GPU and kernels, or nothing."""
     costly = [page for page in pages if page.run.flops is not None]
     if not costly:
         return (f"{model}: FLOPs of {len(pages)} pages are not known.",)
     least, most = (choose(costly, key=lambda page: page.run.flops or 0) for choose in (min, max))
     lines = [f"{model}: a page takes {_page_text(least)}, to {_page_text(most)}."]
-    if machine is not None and (fast := _times_text(least)) and (slow := _times_text(most)):
-        lines.append(f"On {machine}: prefill {fast} ({least.name}), to {slow} ({most.name}).")
+    if where and (fast := _times_text(least)) and (slow := _times_text(most)):
+        lines.append(f"On {where}: prefill {fast} ({least.name}), to {slow} ({most.name}).")
     if added and (step := added[-1]).vision_flops is not None:
         tokens = "" if step.image_tokens is None else f" and {format_count(step.image_tokens)} tokens"
         lines.append(f"One more crop adds {format_flops(step.vision_flops)} of vision{tokens}.")

@@ -66,6 +66,7 @@ class SweepPoint:
     expected_s: float | None = None  # of measured kernels; a data sheet has ends alone
     bound_by: str | None = None
     failure: str | None = None  # why the trace of this point failed
+    gpu: str | None = None  # whose times they are
 
     @property
     def tokens_per_s_low(self) -> float | None:
@@ -79,7 +80,7 @@ class SweepPoint:
 
 
 _TIMES = ("lower_bound_s", "low_s", "high_s", "expected_s", "bound_by")
-_OF_THE_POINT = ("phase", BATCH, CONTEXT, "origin", "tokens", "failure")
+_OF_THE_POINT = ("phase", BATCH, CONTEXT, "origin", "tokens", "failure", "gpu")
 _WHOLE = tuple(field.name for field in fields(SweepPoint) if field.name not in (*_OF_THE_POINT, *_TIMES))
 
 
@@ -91,6 +92,7 @@ class PhaseSweep:
     rates: RateSource | None
     trace: Callable[[Point], CallGraph]
     new_tokens: int = 1  # of each sequence, in a step after the prefill
+    gpu: str | None = None  # whose rates they are
     _known: dict[Pair, SweepPoint] = field(default_factory=dict, init=False)  # what the function was asked before
 
     @property
@@ -154,7 +156,8 @@ class PhaseSweep:
         known = {name: _plain(value) for name, value in figures.items()}
         batch, context = pair
         tokens = batch * (context if self.phase == PREFILL else self.new_tokens)
-        return SweepPoint(phase=self.phase, batch=batch, context=context, origin=origin, tokens=tokens, **known)
+        known |= {"phase": self.phase, "gpu": self.gpu}
+        return SweepPoint(batch=batch, context=context, origin=origin, tokens=tokens, **known)
 
 
 def _columns(pairs: Sequence[Pair]) -> Points:
@@ -195,6 +198,7 @@ class AddedCost:
     low_s: float | None
     high_s: float | None
     expected_s: float | None
+    gpu: str | None = None
 
 
 def added_costs(sweep: PhaseSweep, batches: NumberRange, contexts: NumberRange) -> Iterator[AddedCost]:
@@ -234,6 +238,7 @@ def _added(what: str, before: SweepPoint, after: SweepPoint) -> AddedCost:
         low_s=more("low_s"),
         high_s=more("high_s"),
         expected_s=more("expected_s"),
+        gpu=before.gpu,
     )
 
 
@@ -250,6 +255,7 @@ class Bend:
     batch: int
     before: str
     bound_by: str
+    gpu: str | None = None
 
 
 def bends(sweep: PhaseSweep, batches: NumberRange, context: int) -> Iterator[Bend]:
@@ -262,7 +268,15 @@ def bends(sweep: PhaseSweep, batches: NumberRange, context: int) -> Iterator[Ben
         if sweep.is_by_form:
             first = _first(sweep, context, low, high, before)
             low, high, after = first[0], first[1], first[2] or after
-        yield Bend(phase=sweep.phase, context=context, last_batch=low, batch=high, before=before, bound_by=after)
+        yield Bend(
+            phase=sweep.phase,
+            context=context,
+            last_batch=low,
+            batch=high,
+            before=before,
+            bound_by=after,
+            gpu=sweep.gpu,
+        )
 
 
 def _first(sweep: PhaseSweep, context: int, low: int, high: int, before: str) -> tuple[int, int, str | None]:
@@ -297,6 +311,7 @@ class LargestBatch:
     batch: int | None
     next_batch: int | None
     served: int | None
+    gpu: str | None = None
 
 
 def largest_batch(
@@ -304,18 +319,20 @@ def largest_batch(
 ) -> LargestBatch:
     """The largest batch for which every phase fits."""
     served = None if serving is None else fit_of(serving, device, batch=1, context=context + 1).largest_batch
+    gpu = sweeps[0].gpu
     low, high = 0, batches.high + 1
     places = list(batches.values)
     while places:
         fits = _fits(sweeps, [(batch, context) for batch in places], device)
         if None in fits:
-            return LargestBatch(context=context, batch=None, next_batch=None, served=served)
+            return LargestBatch(context=context, batch=None, next_batch=None, served=served, gpu=gpu)
         fitting = [batch for batch, is_fitting in zip(places, fits, strict=True) if is_fitting]
         low = max((low, *fitting))
         high = min((high, *(batch for batch in places if batch not in fitting)))
         is_open = low > 0 and high <= batches.high and high - low > 1
         places = _between(low, high) if is_open and all(sweep.is_by_form for sweep in sweeps) else []
-    return LargestBatch(context=context, batch=low, next_batch=None if high > batches.high else high, served=served)
+    beyond = None if high > batches.high else high
+    return LargestBatch(context=context, batch=low, next_batch=beyond, served=served, gpu=gpu)
 
 
 def _fits(sweeps: Sequence[PhaseSweep], pairs: Sequence[Pair], device: Device) -> list[bool | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.core.hardware import Device
@@ -39,6 +39,7 @@ EVERY_POINT, GLANCE, CELLS, OPEN = "Every point", "At a glance", "Proven cells",
 _SHOWN = 4  # values of each range in a terminal
 _LONGEST_FORM = 90  # characters
 _NOTHING_S = 1e-12
+_NAMED_GPUS = 6  # in one line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +68,48 @@ class OpenCell:
     why: str
 
 
-def glance_table(
+def glance_rows(
     added: Sequence[AddedCost],
     largest: Sequence[LargestBatch],
     bends: Sequence[Bend],
     points: Sequence[SweepPoint],
     device_name: str | None,
-) -> Table:
-    """A row per question; `largest` and `points` at the contexts to name."""
-    rows = [*_added_rows(added)]
+) -> Iterator[tuple[str, str]]:
+    """Questions and answers of one GPU; `largest` and `points` at the contexts to name."""
+    yield from _added_rows(added)
     if device_name is not None:
-        rows.append((f"Which batch fits on {device_name}?", "; ".join(map(_largest_text, largest)) or "not known"))
-        rows += _limit_rows(bends, [point for point in points if point.bound_by is not None])
-    return Table(title=GLANCE, columns=(Column("question"), Column("answer")), rows=tuple(rows))
+        yield f"Which batch fits on {device_name}?", _largest_texts(largest) or "not known"
+        yield from _limit_rows(bends, [point for point in points if point.bound_by is not None])
+
+
+def glance_table(rows_by_gpu: Mapping[str | None, Sequence[tuple[str, str]]]) -> Table:
+    """A row per question; of several GPUs each has its own rows."""
+    columns = (Column("question"), Column("answer"))
+    if len(rows_by_gpu) == 1:
+        return Table(title=GLANCE, columns=columns, rows=tuple(*rows_by_gpu.values()))
+    rows = tuple((gpu, *row) for gpu, rows in rows_by_gpu.items() for row in rows)
+    return Table(title=GLANCE, columns=(Column("GPU"), *columns), rows=rows)
+
+
+def gpu_table(points: Sequence[SweepPoint], largest: Sequence[LargestBatch], batch: int, context: int) -> Table:
+    """A row per GPU at one point: the times of each phase, what limits the last one, and how many sequences fit."""
+    here = {(point.gpu, point.phase): point for point in points if (point.batch, point.context) == (batch, context)}
+    limits = {limit.gpu: limit for limit in largest if limit.context == context}
+    phases = list(dict.fromkeys(phase for _, phase in here))
+    ends = [(phase, end) for phase in phases for end in ("low", "high")]
+    columns = [Column("GPU"), *(Column(f"{phase}, {end}", Kind.SECONDS) for phase, end in ends)]
+    columns += [Column(f"{phases[-1]} limited by"), Column("largest batch", Kind.COUNT), Column("server", Kind.COUNT)]
+    rows = tuple(
+        (
+            gpu,
+            *(getattr(here[gpu, phase], f"{end}_s") for phase, end in ends),
+            here[gpu, phases[-1]].bound_by,
+            limit.batch,
+            limit.served,
+        )
+        for gpu, limit in limits.items()
+    )
+    return Table(title=f"Each GPU at batch {batch:,} and context {context:,}", columns=tuple(columns), rows=rows)
 
 
 def _added_rows(added: Sequence[AddedCost]) -> Iterator[tuple[str, str]]:
@@ -98,26 +128,28 @@ def headline(added: Sequence[AddedCost]) -> str:
     return f"{last[0].phase} at batch {last[0].batch:,} and context {last[0].context:,}: {parts}"
 
 
-def added_line(added: Sequence[AddedCost]) -> str:
+def added_line(added: Sequence[AddedCost], *, timed: bool) -> str:
     """The same in fewer words: `decode, +1 sequence: 374 kFLOP, 50.0 us to 200 us; +1 token of context: ...`."""
     last = [cost for cost in added if cost.phase == added[-1].phase]
-    told = [f"+1 {cost.what}: {_short_text(cost)}" for cost in last]
+    told = [f"+1 {cost.what}: {_short_text(cost, timed)}" for cost in last]
     return f"{last[0].phase}, {'; '.join(told)}" if last else "what one more sequence adds is not known"
 
 
-def _short_text(cost: AddedCost) -> str:
+def _short_text(cost: AddedCost, timed: bool) -> str:
     work = "FLOPs not known" if cost.flops is None else format_flops(cost.flops)
-    return ", ".join(filter(None, (work, _time_text(cost))))
+    return ", ".join(filter(None, (work, _time_text(cost) if timed else None)))
 
 
 def largest_line(largest: Sequence[LargestBatch]) -> str:
-    """Of the shortest and the longest context."""
-    ends = dict.fromkeys((min(largest, key=_context), max(largest, key=_context)))
-    return "; ".join(map(_largest_text, ends))
-
-
-def _context(limit: LargestBatch) -> int:
-    return limit.context
+    """Of the shortest and the longest context; of several GPUs at the longest, the smallest batch first."""
+    shortest, longest = (choose(limit.context for limit in largest) for choose in (min, max))
+    if len({limit.gpu for limit in largest}) == 1:
+        ends = [limit for limit in largest if limit.context in (shortest, longest)]
+        return _largest_texts(ends)
+    of_each = sorted((limit for limit in largest if limit.context == longest), key=lambda limit: limit.batch or 0)
+    named = of_each if len(of_each) <= _NAMED_GPUS else (of_each[0], of_each[-1])
+    more = f"; {len(of_each) - len(named)} GPUs between them" if len(named) < len(of_each) else ""
+    return f"context {longest:,}: " + "; ".join(f"{limit.gpu} {_largest_text(limit)}" for limit in named) + more
 
 
 def _added_text(cost: AddedCost) -> str:
@@ -141,6 +173,10 @@ def _time_text(cost: AddedCost) -> str | None:
     return " to ".join(format_seconds(end if abs(end) > _NOTHING_S else 0.0) for end in known)
 
 
+def _largest_texts(largest: Iterable[LargestBatch]) -> str:
+    return "; ".join(f"context {limit.context:,}: {_largest_text(limit)}" for limit in largest)
+
+
 def _largest_text(limit: LargestBatch) -> str:
     if limit.batch is None:
         fits = "not known"
@@ -151,7 +187,7 @@ def _largest_text(limit: LargestBatch) -> str:
     else:
         fits = f"{limit.batch:,}" + ("" if limit.next_batch == limit.batch + 1 else f", and not {limit.next_batch:,}")
     served = "" if limit.served is None else f" (a server: {limit.served:,})"
-    return f"context {limit.context:,}: {fits}{served}"
+    return f"{fits}{served}"
 
 
 def _limit_rows(bends: Sequence[Bend], points: Sequence[SweepPoint]) -> Iterator[tuple[str, str]]:
@@ -171,6 +207,7 @@ def _limits(context: int, bends: Sequence[Bend], decode: Sequence[SweepPoint]) -
 
 Cells = Mapping[Column, Callable[[SweepPoint], Cell]]
 _COST: Cells = {
+    Column("GPU"): lambda point: point.gpu,
     Column("phase"): lambda point: point.phase,
     Column("batch", Kind.COUNT): lambda point: point.batch,
     Column("context", Kind.COUNT): lambda point: point.context,
@@ -207,7 +244,8 @@ def short_table(points: Sequence[SweepPoint]) -> Table:
         thinned(sorted({getattr(point, name) for point in points}), _SHOWN) for name in ("batch", "context")
     )
     shown = [point for point in points if point.batch in batches and point.context in contexts]
-    cells = {column: cell for column, cell in _COST.items() if column.name not in _LEFT_OUT_IN_SHORT}
+    left_out = _LEFT_OUT_IN_SHORT if len({point.gpu for point in points}) > 1 else (*_LEFT_OUT_IN_SHORT, "GPU")
+    cells = {column: cell for column, cell in _COST.items() if column.name not in left_out}
     title = EVERY_POINT if len(shown) == len(points) else f"{len(shown):,} of {len(points):,} points"
     return known_table_of(title, shown, cells)
 
@@ -270,7 +308,8 @@ def proof_notes(points: Sequence[SweepPoint], traces: int) -> Iterator[Note]:
         if point.failure is not None:
             failures.setdefault(point.failure, []).append(point)
     for failure, failed in failures.items():
-        places = "; ".join(f"{point.phase} at batch {point.batch:,} and context {point.context:,}" for point in failed)
+        texts = (f"{point.phase} at batch {point.batch:,} and context {point.context:,}" for point in failed)
+        places = "; ".join(dict.fromkeys(texts))
         yield Note(f"Failed, and not known: {places}. Reason: {failure}", Level.WARNING)
     unknown = sum(point.origin is PointOrigin.OPEN for point in points)
     if unknown:
@@ -330,16 +369,19 @@ _FIGURES = (
 )
 
 
-def charts_over(along: str, curves: Sequence[SweepPoint], device: Device | None) -> Iterator[Chart]:
-    """Every figure over batch, a line per phase and context; or over context, a line per phase and batch."""
+def charts_over(along: str, curves: Sequence[SweepPoint], *devices: Device) -> Iterator[Chart]:
+    """Every figure over batch, a line per phase and context; or over context, a line per phase and batch.
+
+    Times are those of the first device; the memory of each is a line.
+    """
     across = CONTEXT if along == BATCH else BATCH
     for figure in _FIGURES:
         lines = tuple(_lines(curves, along, across, figure.of))
         if not lines:
             continue
-        where = "" if device is None or figure.kind is not Kind.SECONDS else f" on {device.name}"
-        if figure.title == "Memory needed" and device is not None:
-            lines = (*lines, _level(device, lines))
+        where = f" on {devices[0].name}" if figure.kind is Kind.SECONDS else ""
+        if figure.title == "Memory needed":
+            lines = (*lines, *(_level(device, lines) for device in devices))
         yield LineChart(
             title=f"{figure.title} over {along}{where}",
             x=Axis(along, Kind.COUNT, is_log=True, base=2),
@@ -347,6 +389,11 @@ def charts_over(along: str, curves: Sequence[SweepPoint], device: Device | None)
             lines=lines,
             caption=figure.caption,
         )
+
+
+def is_of_time(chart: Chart) -> bool:
+    """Whether the GPU decides what it shows."""
+    return isinstance(chart, LineChart) and chart.y.kind is Kind.SECONDS
 
 
 def _lines(curves: Sequence[SweepPoint], along: str, across: str, value: Value) -> Iterator[Line]:

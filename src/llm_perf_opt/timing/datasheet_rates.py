@@ -39,6 +39,11 @@ class Execution(StrEnum):
     EAGER = "eager"  # PyTorch, op by op, from the host
     FUSED = "fused"  # an engine with grouped experts, fused vector ops and captured graphs: the host costs nothing
 
+    @property
+    def text(self) -> str:
+        """For the first lines of a report."""
+        return "eager PyTorch" if self is Execution.EAGER else "engine kernels (fused, CUDA graphs)"
+
 
 _EXECUTIONS = {
     Execution.EAGER: "Eager PyTorch: the host launches every op of the trace, one after the other.",

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answer(folder: Path) -> lpo.SweepAnswer:
-    return lpo.sweep(folder, batch="2..9", context="16..70", points=4, device="h100-sxm")
+    return lpo.sweep(folder, users="2..9", input="16..70", points=4, gpus="h100-sxm")
 
 
 def weights_per_token() -> int:
@@ -71,7 +71,7 @@ def test_a_point_is_what_a_trace_of_it_says(answer: lpo.SweepAnswer, folder: Pat
         traced = lpo.trace(folder, batch=point.batch, prompt_tokens=point.context, device="h100-sxm")
         graph = traced.graphs[traced.phases.index(point.phase)]
         one = lpo.Trace(name="one", graphs=(graph,))
-        predicted = one.predict("h100-sxm")
+        predicted = one.predict("h100-sxm", execution="fused")
         assert point.flops == one.cost(["counted"]).flops
         assert point.needed_bytes == predicted.needed_bytes
         assert point.launches == sum(stage.launches or 0 for stage in predicted.stages)
@@ -101,7 +101,7 @@ def test_the_terminal_gets_answers_points_and_proof(answer: lpo.SweepAnswer) -> 
         "Which batch fits on NVIDIA H100 80GB SXM5?",
         "What limits the time of decode?",
     }
-    assert "launches throughout" in str(glance["What limits the time of decode?"])
+    assert "kernel starts throughout" in str(glance["What limits the time of decode?"])
     assert any("op by op" in note.text for note in answer.summary().notes)
     assert all(cell.checked_points > 0 for cell in answer.cells)
 
@@ -133,7 +133,7 @@ def test_the_page_draws_every_figure_over_batch_and_over_context(answer: lpo.Swe
 
 
 def test_without_a_device_there_are_no_times(folder: Path) -> None:
-    found = lpo.sweep(folder, batch=2, context=[16, 24])
+    found = lpo.sweep(folder, users=2, input=[16, 24])
     assert {point.high_s for point in found.points} == {None}
     assert (found.bends, found.largest_batches) == ((), ())
     assert found.report().charts == ()
@@ -169,7 +169,7 @@ def test_a_point_that_fails_is_named_with_its_reason_next_to_the_points_that_are
         return traced(tracer, adapter, targets, deployment)
 
     monkeypatch.setattr(function_module, "trace_targets", fails_beyond_four)
-    found = lpo.sweep(folder, batch=[2, 4, 9], context=[16, 24])
+    found = lpo.sweep(folder, users=[2, 4, 9], input=[16, 24])
     failed = [point for point in found.points if point.batch == 9]
     assert [point.flops for point in found.points if point.batch < 9] == [
         flops_by_hand(point) for point in found.points if point.batch < 9
@@ -187,10 +187,10 @@ def test_a_saved_function_is_swept_without_the_model(
     answer: lpo.SweepAnswer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = answer.save_function(tmp_path / "tiny.function.json")
-    again = lpo.sweep(file, points=4, device="h100-sxm")
+    again = lpo.sweep(file, points=4, gpus="h100-sxm")
     assert again.points == answer.points
     assert (again.bends, again.largest_batches, again.added) == (answer.bends, answer.largest_batches, answer.added)
-    beyond = lpo.sweep(file, batch=[2, 99], context=16)
+    beyond = lpo.sweep(file, users=[2, 99], input=16)
     assert [point.origin for point in beyond.points] == [PointOrigin.FUNCTION, PointOrigin.OPEN] * 2
     with pytest.raises(UsageError, match="takes no weights"):
         lpo.sweep(file, weights="fp8")
@@ -208,24 +208,25 @@ def test_the_command_prints_writes_and_refuses(
         out, err = capsys.readouterr()
         return int(end.value.code or 0), out, err
 
-    code, out, err = run("--device", "h100-sxm")
+    code, out, err = run("--gpus", "h100-sxm")
     assert code == 0
     assert out.startswith("tiny-llama, decode, +1 sequence: ")
+    assert "On NVIDIA H100 80GB SXM5, engine kernels (fused, CUDA graphs), the largest batch: context 16:" in out
     assert "\n\ntiny-llama: batch 2 to 9, context 16 to 70\n\nAt a glance\n" in out
     assert "--csv sweep.csv" in err
     page, table = tmp_path / "sweep.html", tmp_path / "points.csv"
-    code, out, err = run("--out", str(page), "--csv", str(table), "--context", "16,40")
+    code, out, err = run("--out", str(page), "--csv", str(table), "--input", "16,40")
     assert (code, out) == (0, "")
     assert "FLOPs over batch" in page.read_text("utf-8")
     assert table.read_text("utf-8").count("\n") == 2 + 1 + 1 + 2 * 3 * 2
     assert run("--csv", str(table))[0] == 1  # never overwritten without --force
-    assert run("--json", "--context", "9..1")[0] == run("--out", "sweep.xyz")[0] == run("--weights", "fp8")[0] == 2
+    assert run("--json", "--input", "9..1")[0] == run("--out", "sweep.xyz")[0] == run("--weights", "fp8")[0] == 2
     assert json.loads(run("--json")[1])["title"] == "tiny-llama: batch 2 to 9, context 16 to 70"
 
 
 def test_the_page_of_a_model_has_it_as_a_chapter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llm_perf_opt.api.sweep.DEFAULT_BATCH", "2")
-    monkeypatch.setattr("llm_perf_opt.api.sweep.DEFAULT_CONTEXT", "16..19")
+    monkeypatch.setattr("llm_perf_opt.api.sweep.DEFAULT_USERS", "2")
+    monkeypatch.setattr("llm_perf_opt.api.sweep.DEFAULT_INPUT", "16..19")
     page = lpo.trace(folder, prompt_tokens=16).report(sweep=True)
     assert page.sweep is not None
     title = "How does it change with batch and context?"
@@ -235,7 +236,7 @@ def test_the_page_of_a_model_has_it_as_a_chapter(folder: Path, monkeypatch: pyte
     assert "Over context" in [part.title for part in chapter.chapters]
 
 
-@pytest.mark.parametrize("given", [{"prompt_tokens": 7}, {"decode_steps": 2}, {"batch": "8..1"}, {"points": 1}])
+@pytest.mark.parametrize("given", [{"prompt_tokens": 7}, {"decode_steps": 2}, {"users": "8..1"}, {"points": 1}])
 def test_a_workload_that_is_no_grid_is_refused_before_any_trace(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         lpo.sweep("no-such-model", **given)
@@ -243,13 +244,13 @@ def test_a_workload_that_is_no_grid_is_refused_before_any_trace(given: dict[str,
 
 def test_a_context_shorter_than_its_images_is_refused() -> None:
     with pytest.raises(UsageError, match="too short"):
-        lpo.sweep("deepseek-ocr-tiny", batch=1, context="8..16", mode="base")
+        lpo.sweep("deepseek-ocr-tiny", users=1, input="8..16", mode="base")
 
 
 class MadePhase:
     """A step that takes 100 us to launch, then 1 us a sequence by bandwidth, then 3 us by compute beyond 300."""
 
-    phase, is_by_form = "decode", True
+    phase, is_by_form, gpu = "decode", True, None
 
     def __init__(self, bytes_each: int = 0) -> None:
         self.bytes_each = bytes_each
@@ -330,7 +331,7 @@ def test_a_chart_marks_where_something_else_begins_to_limit() -> None:
 
 def test_a_sweep_of_several_new_tokens_is_a_sweep_of_chunks(folder: Path, one_thread: None) -> None:
     """Five new tokens of each sequence see what is cached and each other: 5 x (context + 5) pairs as written."""
-    found = lpo.sweep(folder, batch="2,3", context="16..40", points=3, new_tokens=5)
+    found = lpo.sweep(folder, users="2,3", input="16..40", points=3, new_tokens=5)
     chunks = [point for point in found.points if point.phase == "chunk"]
     assert {(point.batch, point.context) for point in chunks} >= {(2, 16), (3, 40)}
     for point in chunks:

@@ -9,9 +9,9 @@ from typing import Any
 from tests.api.tiny_folders import llama_folder
 
 GRID: dict[str, Any] = {
-    "workload": {"global_batch": 2, "context": 16},
+    "workload": {"users": 2, "input": 16},
     "deployments": {"plan": ["one device", "tp2", "dp2", "pp2"], "weights": ["checkpoint", "fp8", "int4-g128"]},
-    "devices": ["h100-sxm", "l40s"],
+    "gpus": ["h100-sxm", "l40s"],
     "prices": {"h100-sxm": 2.5},
 }
 

@@ -28,7 +28,7 @@ pytest.importorskip("pyarrow", reason="the extra `study` is not installed")
 
 ROOT = Path(__file__).parents[3]
 ALL = "select * from points order by inputs_hash, global_batch, asked_context"
-SMALL: dict[str, Any] = {"deployments": {"plan": ["one device"]}, "devices": ["h100-sxm"]}
+SMALL: dict[str, Any] = {"deployments": {"plan": ["one device"]}, "gpus": ["h100-sxm"]}
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_the_manifest_lists_its_parts_in_the_order_of_the_study_whoever_finishes
 
 def test_a_run_of_another_declaration_leaves_the_files_of_the_first_in_place(place: Path, made: Path) -> None:
     before = {path: path.read_bytes() for path in parts(place)}
-    other = again(place, made, devices=["l4"])
+    other = again(place, made, gpus=["l4"])
     assert (other.computed, other.other_files) == (2, 2)
     assert {path: path.read_bytes() for path in parts(place) if path in before} == before
     assert lpo.ask(place / "res[1]", sql="select distinct device from points").rows == (("l4",),)

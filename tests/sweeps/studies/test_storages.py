@@ -21,7 +21,7 @@ from tests.sweeps.studies.made_studies import tiny_study
 
 fsspec = pytest.importorskip("fsspec", reason="the extra `study` is not installed")
 
-SMALL: dict[str, Any] = {"deployments": {"plan": ["one device"]}, "devices": ["h100-sxm"]}
+SMALL: dict[str, Any] = {"deployments": {"plan": ["one device"]}, "gpus": ["h100-sxm"]}
 ALL = "select * from points order by inputs_hash, global_batch, asked_context"
 
 

@@ -14,9 +14,9 @@ from llm_perf_opt.sweeps.studies.study import combinations, numbers_of, read_pla
 TEXT = """
 name: small
 models: [deepseek-ocr-tiny, {model: got-ocr2, crops: 2x1}]
-workload: {global_batch: 1..4, context: "1k,2k", dtype: "bfloat16,float16", generated_tokens: 100}
+workload: {users: 1..4, input: "1k,2k", dtype: "bfloat16,float16", output: 100}
 deployments: {plan: [one device, tp2 dp2], weights: [checkpoint, fp8]}
-devices: [h100-sxm, l40s]
+gpus: [h100-sxm, l40s]
 prices: {h100-sxm: 2.5}
 """
 
@@ -37,11 +37,26 @@ def test_the_grid_is_the_product_of_its_axes(tmp_path: Path) -> None:
 
 
 def test_an_override_replaces_what_the_file_says(tmp_path: Path) -> None:
-    overrides = ["workload.global_batch=range(8,33,8)", "devices=l4", "deployments.cache=fp8"]
+    overrides = ["workload.users=range(8,33,8)", "gpus=l4", "deployments.cache=fp8"]
     study = read_study(study_file(tmp_path), overrides)
     assert study.batches == (8, 16, 24, 32)
     assert study.devices == ("l4",)
     assert study.caches == ("fp8",)
+
+
+EARLIER = TEXT.replace("users:", "global_batch:").replace("input:", "context:").replace("output:", "generated_tokens:")
+EARLIER = EARLIER.replace("gpus:", "devices:")
+
+
+def test_a_file_with_earlier_words_is_the_same_study(tmp_path: Path) -> None:
+    assert all(word in EARLIER for word in ("global_batch:", "context:", "generated_tokens:", "devices:"))
+    assert read_study(study_file(tmp_path, EARLIER)) == read_study(study_file(tmp_path))
+    for words in (["workload.users=8", "gpus=l4"], ["workload.global_batch=8", "devices=l4"]):
+        study = read_study(study_file(tmp_path, EARLIER), words)
+        assert (study.batches, study.devices) == ((8,), ("l4",))
+    both = TEXT.replace("users: 1..4", "users: 1..4, global_batch: 2")
+    with pytest.raises(UsageError, match=r"has workload\.global_batch and workload\.users"):
+        read_study(study_file(tmp_path, both))
 
 
 def test_what_a_model_says_itself_goes_first(tmp_path: Path) -> None:
@@ -87,7 +102,7 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         ("prices: {l40s: -1}", "above 0"),
         ("workload: {prompt_tokens: 5}", "takes no prompt_tokens"),
         ("workload: {batch: 5}", "takes no batch"),
-        ("workload: {global_batch: 'range(1,100000000)'}", "is no axis"),
+        ("workload: {users: 'range(1,100000000)'}", "is no axis"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, change: str, word: str) -> None:

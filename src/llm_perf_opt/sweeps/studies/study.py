@@ -25,7 +25,7 @@ ONE_DEVICE = "one device"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CALL = re.compile(r"\s*(choice|range)\((.*)\)\s*", re.DOTALL)
 _PLAN_WORD = re.compile(rf"({'|'.join(AXES)})(\d{{1,5}})")
-_GRID = ("global_batch", "context", "points", "generated_tokens")  # of a workload: read here, not by the model
+_GRID = ("users", "input", "points", "output")  # of a workload: read here, not by the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,14 +196,14 @@ def split_workload(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[dict
         raise UsageError(
             "A study takes no batch.",
             why="a batch is what one rank runs, and the plans of a study share the sequences among their replicas",
-            fix="give global_batch: the sequences of all devices together",
+            fix="give users: the sequences of all GPUs together",
         )
     for name in ("prompt_tokens", "decode_steps", "new_tokens"):
         if name in rest:
             raise UsageError(
                 f"A study takes no {name}.",
-                why="a point is a prefill of `context` tokens and the decode steps behind it",
-                fix="give context and generated_tokens",
+                why="a point is a prefill of `input` tokens and the decode steps after it",
+                fix="give input and output",
             )
     combined = product(*rest.values())
     return own, tuple(dict(zip(rest, values, strict=True)) for values in combined)
@@ -230,6 +230,12 @@ STUDY_FILE = FileKind(
 )
 FUNCTION_SUFFIX = ".function.json"
 _WILD = "*?["
+_EARLIER = {  # keys of files that were written before `serve` and `study` spoke alike
+    "workload.global_batch": "workload.users",
+    "workload.context": "workload.input",
+    "workload.generated_tokens": "workload.output",
+    "devices": "gpus",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +253,7 @@ class StudyDocument:
 
     name: str
     models: list[Any]
-    devices: Any
+    gpus: Any
     workload: dict[str, Any] = field(default_factory=dict)
     deployments: StudyDeployments = field(default_factory=StudyDeployments)
     prices: dict[str, float] = field(default_factory=dict)  # of one device for one hour
@@ -269,6 +275,7 @@ def read_study(path: Path, overrides: Sequence[str] = (), *, trust_remote_code: 
         document = _parse_yaml(raw.decode("utf-8", errors="replace"))
         if not isinstance(document, dict):
             raise STUDY_FILE.malformed("the top level", "keys and values", document)
+        _rename_keys(document)
     for word in overrides:
         _override(document, word)
     with naming_file(path):
@@ -286,23 +293,23 @@ def study_of(document: StudyDocument, folder: Path = Path()) -> Study:
     """The study that a document declares; relative paths of models are looked for in `folder` first."""
     own, workloads = split_workload(document.workload)
     points = own.get("points", 10)
-    context = own.get("context")
-    generated = own.get("generated_tokens", 0)
+    context = own.get("input")
+    generated = own.get("output", 0)
     if type(generated) is not int or generated < 0:
-        raise STUDY_FILE.malformed("workload.generated_tokens", "a whole number, 0 or more", generated)
+        raise STUDY_FILE.malformed("workload.output", "a whole number, 0 or more", generated)
     plans = values_of(document.deployments.plan)
     return refuse_size(
         Study(
             name=require_name(document.name),
             models=_named([model for entry in document.models for model in _models(entry, folder)]),
             workloads=workloads,
-            batches=numbers_of(own.get("global_batch", 1), "global_batch", points),
-            contexts=None if context is None else numbers_of(context, "context", points),
+            batches=numbers_of(own.get("users", 1), "users", points),
+            contexts=None if context is None else numbers_of(context, "input", points),
             generated_tokens=generated,
             plans=tuple(dict.fromkeys(read_plan(str(plan)) for plan in plans)),
             weights=format_names(values_of(document.deployments.weights)),
             caches=format_names(values_of(document.deployments.cache)),
-            devices=tuple(dict.fromkeys(map(str, values_of(document.devices)))),
+            devices=tuple(dict.fromkeys(map(str, values_of(document.gpus)))),
             traffics=traffic_texts(document.traffic, document.workload),
             prices=_prices(document.prices),
             currency=document.currency,
@@ -391,13 +398,13 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _override(document: dict[str, Any], word: str) -> None:
-    """`workload.global_batch=1,8`: the value is read as in the file."""
+    """`workload.users=1,8`: the value is read as in the file."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise UsageError(
-            f"{word[:80]!r} changes nothing.", why="an override is KEY=VALUE", fix="write workload.global_batch=8"
+            f"{word[:80]!r} changes nothing.", why="an override is KEY=VALUE", fix="write workload.users=8"
         )
-    place, *rest = key.split(".")
+    place, *rest = _EARLIER.get(key, key).split(".")
     target = document
     for name in rest:
         inner = target.setdefault(place, {})
@@ -405,3 +412,16 @@ def _override(document: dict[str, Any], word: str) -> None:
             raise UsageError(f"{key} is no key of a study.", why=f"{place} holds a value", fix="check the key")
         target, place = inner, name
     target[place] = _parse_yaml(text)
+
+
+def _rename_keys(document: dict[str, Any]) -> None:
+    """Keys of earlier files become those of today; a file that has both says two things."""
+    for earlier, today in _EARLIER.items():
+        place, _, name = earlier.rpartition(".")
+        table = document.get(place) if place else document
+        if not isinstance(table, dict) or name not in table:
+            continue
+        word = today.rpartition(".")[2]
+        if word in table:
+            raise STUDY_FILE.refusal(f"has {earlier} and {today}", "both say the same thing")
+        table[word] = table.pop(name)
