@@ -72,6 +72,8 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("cost", "out"): "folder",
     ("graph", "out"): "path",
     ("report", "sources"): "path",
+    ("report", "gpus"): "device",
+    ("compare", "gpus"): "device",
     ("pages", "out"): "path",
     ("plan", "devices"): "devices",
     ("plan", "chrome_trace"): "path",

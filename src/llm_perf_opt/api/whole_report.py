@@ -102,8 +102,8 @@ class WholeReport(Answer):
     def answer(self) -> tuple[str, ...]:
         """What a server reaches, and next to it the code as written; without a server that code, or the costs."""
         if self.server is not None:
-            first, last = self.server.answer[:2], self.server.answer[2:]
-            return (*first, " ".join((code_line(self.predictions, self.server), *last)))
+            told = self.server.answer
+            return (*told[:2], " ".join((code_line(self.predictions, self.server), *told[2:])))
         lines = self.cost.answer
         if self.predictions and not self.cost.stopped:
             first, second, *_ = self.predictions[0].answer
@@ -471,8 +471,8 @@ def server_chapter(server: ServeAnswer) -> Report:
 def speed_title(predictions: Sequence[PredictionAnswer]) -> str:
     """The question, with the machine where there is but one."""
     machine = f" on {predictions[0].machine}" if len(predictions) == 1 else ""
-    code = "the code as written" if predictions[0].execution == Execution.EAGER else "this code, fused as engines do,"
-    return f"How fast is {code}{machine}?"
+    is_eager = predictions[0].execution == Execution.EAGER
+    return f"How fast is the code as written{machine}?" if is_eager else f"How fast are its ops{machine}, fused?"
 
 
 def speed_chapter(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Report:

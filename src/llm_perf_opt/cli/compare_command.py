@@ -16,6 +16,7 @@ from llm_perf_opt.cli.model_options import (
     RatesOption,
     TrustOption,
     WeightsOption,
+    in_server_words,
     takes_workload,
     trace_or_load,
 )
@@ -102,10 +103,11 @@ def _side(
     trust_remote_code: bool,
 ) -> Trace:
     """A trace as it was made, or a new one of the model; what neither side could take is refused."""
-    from llm_perf_opt.tracing.trace_files import is_trace
+    from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
-    has_model = not all(map(is_trace, sides))
-    taken = {} if is_trace(side) and has_model else workload
+    if all(map(is_trace, sides)):
+        refuse_options(in_server_words(workload))
+    taken = {} if is_trace(side) else workload
     return trace_or_load(
         side, taken, weights=formats["weights"], cache=formats["cache"], trust_remote_code=trust_remote_code
     )

@@ -17,6 +17,7 @@ from llm_perf_opt.cli.model_options import (
     ExecutionOption,
     TrustOption,
     WeightsOption,
+    in_server_words,
     takes_workload,
     trace_or_load,
 )
@@ -33,6 +34,7 @@ from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.protocols import FitsOneScreen
+from llm_perf_opt.core.work_limits import refuse_decode_steps
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.stages import StagesAnswer
@@ -97,6 +99,7 @@ def report(
         raise UsageError(
             f"{'--output' if output else '--execution'} needs --gpus.", why="it is about times", fix="add --gpus ID"
         )
+    refuse_decode_steps(output or 1)
     if devices is None and _is_for_tables(sources, out, gpus):
         answer: StagesAnswer | WholeReport = _stages(sources, times or (), workload, formats, longer)
     else:
@@ -129,7 +132,7 @@ def _stages(
     from llm_perf_opt.api.tracing import load
     from llm_perf_opt.tracing.trace_files import refuse_options
 
-    refuse_options(workload, **longer)
+    refuse_options(in_server_words(workload), **longer)
     return load(sources, **formats).stages(load(times) if times else None)
 
 
@@ -158,7 +161,7 @@ def _whole(
 
     found = find_report_devices(machine["device"], machine["devices_file"])
     if is_trace(model):
-        refuse_options(workload, **longer)
+        refuse_options(in_server_words(workload), **longer, output=machine.get("output"))
     traced = trace_or_load(
         model,
         workload,
