@@ -102,7 +102,7 @@ def test_a_module_and_a_plan_without_servers_say_so(tmp_path: Path) -> None:
 
 
 def test_what_fits_nowhere_is_the_first_line_and_the_rest_stands(llama: Path) -> None:
-    page = lpo.trace(llama).report(device="1x l4", output=10**9)
+    page = lpo.trace(llama).report(device="1x l4", output=99_000_000)
     assert "does not fit on" in page.answer[0]
     assert page.answer[1].startswith(CODE)
     assert page.cost.flops
