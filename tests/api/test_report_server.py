@@ -101,10 +101,12 @@ def test_a_module_and_a_plan_without_servers_say_so(tmp_path: Path) -> None:
     assert shared.answer[-1].startswith("No server figure. Servers are found for the model's own code, without --fsdp.")
 
 
-def test_what_fits_nowhere_is_the_first_line_and_the_rest_stands(llama: Path) -> None:
-    page = lpo.trace(llama).report(device="1x l4", output=99_000_000)
-    assert "does not fit on" in page.answer[0]
-    assert page.answer[1].startswith(CODE)
+def test_what_fits_nowhere_is_the_first_line_and_the_rest_stands(tmp_path: Path) -> None:
+    """Three layers of 3 x 16,384 x 2^20 values in 2 bytes: 288 GiB and more."""
+    wide = llama_folder(tmp_path / "wide", hidden_size=2**14, intermediate_size=2**20)
+    page = lpo.trace(wide).report(device="1x l4")
+    assert page.answer[0] == "wide does not fit on 1x l4: the weights alone are too large."
+    assert page.answer[1].startswith(f"{CODE}does not fit; if it fit, ")
     assert page.cost.flops
     json.dumps(page.to_dict())
 

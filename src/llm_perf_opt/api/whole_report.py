@@ -457,7 +457,7 @@ def code_line(predictions: Sequence[PredictionAnswer], server: ServeAnswer) -> s
     best = None if server.best is None else server.best.device
     first = next((one for one in predictions if one.device is not None and one.device.id == best), predictions[0])
     where = f", on {first.machine}" if len(predictions) > 1 else ""
-    fit = "" if first.shortage is None else "would not fit; if it fit, "
+    fit = "" if first.shortage is None else "does not fit; if it fit, "
     source = "by the data sheet, " if first.rates == SOURCE else ""
     return f"{_CODE[Execution(first.execution)]}{where}: {fit}{source}{speed_text(first.speed)}."
 
