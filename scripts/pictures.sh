@@ -15,7 +15,7 @@ cd "$scratch"
 llm-perf-opt trace deepseek-ocr --image 1240x1754 --out run/ >/dev/null 2>&1
 llm-perf-opt graph run/ --out "$folder/deepseek-ocr-prefill.svg" --force 2>/dev/null
 llm-perf-opt graph run/ --out graph.html 2>/dev/null
-llm-perf-opt report deepseek-ocr --image 1240x1754 --device h100-sxm,l40s --out report.html 2>/dev/null
+llm-perf-opt report deepseek-ocr --image 1240x1754 --gpus h100-sxm,l40s --out report.html 2>/dev/null
 llm-perf-opt sweep "$repository/tests/facts/deployment/configs/llama31-8b" --users 1..512 --input 1k..128k \
   --gpus h100-sxm --out sweep.html 2>/dev/null
 export PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}"

@@ -84,7 +84,7 @@ STEPS = (
     Step("graph run --out page.html", r"<html", file="page.html"),
     Step("graph run --out picture.svg", r"<svg", file="picture.svg"),
     Step("report run", r"(?m)^total "),
-    Step(f"report {TINY} --device h100-sxm --out report.html", r"How fast could it be", file="report.html"),
+    Step(f"report {TINY} --gpus h100-sxm --out report.html", r"How fast does a server run it", file="report.html"),
     Step("compare run run", r"(?m)^decode .* =$"),
     Step("predict run --device h100-sxm", r"lower bound"),
     Step("predict run --device h100-sxm --rates tables", r"Where kernel times come from", extra="kernels"),

@@ -92,10 +92,22 @@ _OTHERS = {
 }
 
 
+def _spelled(verb: str, options: str) -> str:
+    """The options in the words of the verb: a report speaks of a server."""
+    if verb != "report":
+        return options
+    words = {"--decode-steps": "--gpus h100-sxm --output", "--prompt-tokens": "--input", "--batch": "--users"}
+    return " ".join(words.get(word, word) for word in options.split())
+
+
 def requests() -> dict[str, str]:
     sizes = {name: options for name, (options, _) in _SIZES.items()}
     sizes["all of them"] = " ".join(sizes.values())
-    found = {f"{name}, {verb}": f"{_VERBS[verb].format('tiny')} {sizes[name]}" for verb in _VERBS for name in sizes}
+    found = {
+        f"{name}, {verb}": f"{_VERBS[verb].format('tiny')} {_spelled(verb, options)}"
+        for verb in _VERBS
+        for name, options in sizes.items()
+    }
     found |= {f"{model}, {verb}": _VERBS[verb].format(model) for verb in _VERBS for model in ("layers", "hidden")}
     return {**found, **_OTHERS}
 
@@ -267,7 +279,7 @@ def _numbers_by_verb(folder: Path) -> Iterator[Case]:
     for verb, words in _VERBS.items():
         yield Case(ROW[1], f"10^6 layers, {verb}", _command(words.format(layers)), OPS)
         for name, (options, option) in _SIZES.items():
-            yield Case(ROW[1], f"{name}, {verb}", _command(f"{words.format(tiny)} {options}"), option)
+            yield Case(ROW[1], f"{name}, {verb}", _command(f"{words.format(tiny)} {_spelled(verb, options)}"), option)
     others = {
         "99x99 crops, trace": ("trace deepseek-ocr --crops 99x99", MEMORY),
         "99x99 crops, pages": ("sweep deepseek-ocr --crops 99x99", MEMORY),

@@ -289,7 +289,12 @@ def test_the_one_report_holds_the_other_answers() -> None:
     assert answer.device == H100
     assert answer.exports is None
     titles = [chapter.title for chapter in answer.report().chapters]
-    assert titles == ["What does it cost?", f"How fast could it be on {H100.name}?", "Does it fit?", "What runs?"]
+    assert titles == [
+        "What does it cost?",
+        f"How fast is the code as written on {H100.name}?",
+        "Does it fit?",
+        "What runs?",
+    ]
 
 
 def test_a_saved_trace_answers_the_same(tmp_path: Path) -> None:

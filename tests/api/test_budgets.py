@@ -46,7 +46,7 @@ def test_peak_memory_is_what_the_memory_question_says(runs: tuple[lpo.Trace, lpo
 
 
 def test_bound_and_times_are_those_of_a_prediction(runs: tuple[lpo.Trace, lpo.Trace]) -> None:
-    predicted = runs[1].predict("h100-sxm", rates="data-sheet")
+    predicted = runs[1].predict("h100-sxm", rates="data-sheet", execution="fused")
     budgets = ("bound<=1s", "high<=1s", "low<=1s")
     found = checked(runs, *budgets, device="h100-sxm", rates="data-sheet")
     expected = [predicted.lower_bound_s, predicted.high_s, predicted.low_s]
@@ -66,7 +66,7 @@ def test_an_expected_time_that_a_data_sheet_has_not_is_no_zero(runs: tuple[lpo.T
 def test_measured_kernels_have_an_expected_time(runs: tuple[lpo.Trace, lpo.Trace]) -> None:
     pytest.importorskip("aiconfigurator_core", reason="the tables of measured kernels are not installed")
     [one] = checked(runs, "decode.time<=+3%", device="h100-sxm").budgets
-    assert one.right == pytest.approx(runs[1].predict("h100-sxm").stages[1].expected_s)
+    assert one.right == pytest.approx(runs[1].predict("h100-sxm", execution="fused").stages[1].expected_s)
 
 
 def test_a_device_shows_the_times_of_both(runs: tuple[lpo.Trace, lpo.Trace]) -> None:

@@ -77,6 +77,8 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("cost", "out"): "folder",
     ("graph", "out"): "path",
     ("report", "sources"): "path",
+    ("report", "gpus"): "device",
+    ("compare", "gpus"): "device",
     ("serve", "chrome_trace"): "path",
     ("ask", "out"): "path",
     ("ask", "page"): "path",

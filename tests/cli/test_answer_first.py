@@ -65,8 +65,14 @@ OF_A_TRACE = {
     "cost": (["cost", "RUN"], [r"46\.6 MFLOP as written", r"Most FLOPs: sam 69 %", "counted, closed-form agree"]),
     "report": (["report", "RUN"], [r"46\.6 MFLOP", "Every op has a price"]),
     "report on a device": (
-        ["report", "RUN", "--device", "l4"],
-        ["eager as written", "fits", r"TTFT .* ms", "TPOT", r"tokens/s", r"pages/s", "Bottleneck: prefill by launches"],
+        ["report", "RUN", "--gpus", "l4"],
+        [
+            "^The code as written, op by op: .* fits",
+            r"TTFT .* ms",
+            "TPOT",
+            r"tokens/s",
+            "No server figure. A saved trace holds no model",
+        ],
     ),
     "trace on a device": (
         ["trace", "RUN", "--device", "l4"],

@@ -68,7 +68,7 @@ def test_a_figure_that_is_not_known_keeps_no_budget(run: Run, runs: tuple[Path, 
 
 
 def test_times_on_a_device(run: Run, runs: tuple[Path, Path, Path]) -> None:
-    words = ["--device", "h100-sxm", "--rates", "data-sheet", "--budget", "bound<=1ms", "--json"]
+    words = ["--gpus", "h100-sxm", "--rates", "data-sheet", "--budget", "bound<=1ms", "--json"]
     code, out, _ = run("compare", runs[0], runs[1], *words)
     assert code == 0
     tables = {table["title"]: table["rows"] for table in json.loads(out)["tables"]}
@@ -77,7 +77,7 @@ def test_times_on_a_device(run: Run, runs: tuple[Path, Path, Path]) -> None:
     assert row["a_seconds"] == row["b_seconds"] > 0
     code, _, err = run("compare", runs[0], runs[1], "--budget", "bound<=1ms")
     assert code == 2
-    assert "add --device NAME" in err
+    assert "add --gpus NAME" in err
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ def test_the_tables_of_a_trace_are_printed(run: Run, tmp_path: Path) -> None:
 def test_a_trace_and_a_file_make_the_whole_report(run: Run, tmp_path: Path) -> None:
     assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
     page = tmp_path / "report.html"
-    code, out, err = run("report", tmp_path / "run", "--device", "h100-sxm", "--out", page)
+    code, out, err = run("report", tmp_path / "run", "--gpus", "h100-sxm", "--out", page)
     assert (code, out) == (0, "")
     assert f"Wrote {page}" in err
     text = page.read_text("utf-8")
-    for chapter in ("What runs?", "What does it cost?", "Does it fit?", "How fast could it be on"):
+    for chapter in ("What runs?", "What does it cost?", "Does it fit?", "How fast is the code as written on"):
         assert chapter in text
 
 
@@ -53,9 +53,16 @@ def test_a_report_is_never_overwritten_silently(run: Run, tmp_path: Path) -> Non
 
 
 def test_a_wrong_device_is_refused_before_any_work(run: Run, tmp_path: Path) -> None:
-    code, _, err = run("report", "stand-in", "--device", "h100-sxn", "--out", tmp_path / "report.html")
+    code, _, err = run("report", "stand-in", "--gpus", "h100-sxn", "--out", tmp_path / "report.html")
     assert code == 2
     assert "h100-sxm" in err
+    assert "Tracing" not in err
+
+
+def test_an_answer_longer_than_any_is_refused_before_any_work(run: Run) -> None:
+    code, _, err = run("report", "stand-in", "--gpus", "h100-sxm", "--output", "1000000000")
+    assert code == 1
+    assert "1,000,000,000 decode steps" in err
     assert "Tracing" not in err
 
 
@@ -85,7 +92,7 @@ def test_the_folder_of_a_report_is_made_and_a_place_that_cannot_be_is_refused_be
     assert "Tracing" not in err
 
 
-@pytest.mark.parametrize("words", [("--exports",), ("--batch", "4"), ("--image", "10x10")])
+@pytest.mark.parametrize("words", [("--exports",), ("--users", "4"), ("--image", "10x10")])
 @pytest.mark.parametrize("kept", [False, True])
 def test_an_option_that_a_trace_cannot_have_is_refused(
     run: Run, tmp_path: Path, words: tuple[str, ...], kept: bool
@@ -100,10 +107,15 @@ def test_a_file_of_devices_needs_a_device(run: Run, tmp_path: Path) -> None:
     assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
     code, out, err = run("report", tmp_path, "--devices", "my.toml")
     assert (code, out) == (2, "")
-    assert "--devices needs --device." in err
+    assert "--devices needs --gpus." in err
 
 
-CHAPTERS = ["What does it cost?", "How fast could it be on NVIDIA H100 80GB SXM5?", "Does it fit?", "What runs?"]
+CHAPTERS = [
+    "What does it cost?",
+    "How fast is the code as written on NVIDIA H100 80GB SXM5?",
+    "Does it fit?",
+    "What runs?",
+]
 
 
 @pytest.fixture
@@ -113,7 +125,7 @@ def told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def of(mode: str) -> tuple[dict[str, str], str]:
         page = tmp_path / "report.json"
-        assert run("report", "stand-in", "--mode", mode, "--device", "h100-sxm", "--out", page)[0] == 0
+        assert run("report", "stand-in", "--mode", mode, "--gpus", "h100-sxm", "--out", page)[0] == 0
         made = json.loads(page.read_text())
         assert [chapter["title"] for chapter in made["chapters"]] == CHAPTERS
         return {row["question"]: row["answer"] for row in made["tables"][0]["rows"]}, page.read_text()
@@ -147,7 +159,7 @@ def test_a_model_that_raises_in_the_decode_is_told_by_its_prefill(
 def test_several_devices_stand_side_by_side_with_what_they_run(run: Run, tmp_path: Path) -> None:
     assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
     page = tmp_path / "report.json"
-    words = ("--device", "l4, h100-sxm,l4", "--execution", "fused", "--out", page)
+    words = ("--gpus", "l4, h100-sxm,l4", "--execution", "fused", "--out", page)
     assert run("report", tmp_path / "run", *words)[0] == 0
     made = json.loads(page.read_text())
     _, by_device, deployment = made["tables"]
@@ -157,7 +169,7 @@ def test_several_devices_stand_side_by_side_with_what_they_run(run: Run, tmp_pat
     assert told["devices"] == "NVIDIA L4, NVIDIA H100 80GB SXM5"
     assert told["execution"].startswith("fused: an engine")
     assert told["plan"] == "one device"
-    (fast,) = [chapter for chapter in made["chapters"] if chapter["title"] == "How fast could it be?"]
+    (fast,) = [chapter for chapter in made["chapters"] if chapter["title"] == "How fast are its ops, fused?"]
     assert [chapter["title"] for chapter in fast["chapters"]] == ["NVIDIA L4", "NVIDIA H100 80GB SXM5"]
 
 
@@ -165,18 +177,19 @@ def test_the_times_of_a_report_are_those_of_a_prediction(run: Run, tmp_path: Pat
     assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
     for execution in ("eager", "fused"):
         page = tmp_path / f"{execution}.json"
-        words = ("--device", "h100-sxm", "--execution", execution)
+        words = ("--gpus", "h100-sxm", "--execution", execution)
         assert run("report", tmp_path / "run", *words, "--out", page)[0] == 0
         chapter = json.loads(page.read_text())["chapters"][1]
-        predicted = json.loads(run("trace", tmp_path / "run", *words, "--json")[1])
-        assert chapter["tables"][0] == predicted["tables"][0]
+        timed = json.loads(run("trace", tmp_path / "run", "--device", *words[1:], "--json")[1])
+        assert chapter["tables"][0] == timed["tables"][0]
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--execution", "fused"), "--execution needs --device."),
-        (("--device", "h100-sxm,nothing"), "nothing"),
+        (("--execution", "fused"), "--execution needs --gpus."),
+        (("--output", "300"), "--output needs --gpus."),
+        (("--gpus", "h100-sxm,nothing"), "nothing"),
     ],
 )
 def test_what_no_report_can_be_made_of_is_refused(run: Run, tmp_path: Path, words: tuple[str, ...], why: str) -> None:

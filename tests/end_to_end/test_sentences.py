@@ -264,9 +264,7 @@ def test_how_many_points_a_sweep_has(clara: str) -> None:
 
 
 def test_memory_at_the_peak_and_its_share_of_the_device(clara: str) -> None:
-    text = printed(
-        "report", clara, "--prompt-tokens", str(TOKENS), "--batch", str(BATCH), "--device", "l4", "--verbose"
-    )
+    text = printed("report", clara, "--input", str(TOKENS), "--users", str(BATCH), "--gpus", "l4", "--verbose")
     peak, weights, share = told(text, r"yes: # at the peak, of which # are weights; # of NVIDIA L4")
     assert shows(weights, BF16 * CLARA.parameters)
     assert read(share)[0] == pytest.approx(read(peak)[0] / L4_BYTES, rel=0.01)

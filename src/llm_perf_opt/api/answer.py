@@ -153,6 +153,8 @@ def _plain(value: Any) -> Any:
         return {str(_plain(name)): _plain(item) for name, item in value.items()}
     if isinstance(value, Collection):
         return [_plain(item) for item in (sorted(value) if isinstance(value, frozenset) else value)]
+    if isinstance(value, Answer):
+        return value.to_dict()
     if is_dataclass(value):
         return _record(value)
     raise TypeError(f"no plain value for {type(value).__name__}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.prediction import execution_text
 from llm_perf_opt.comparisons import (
     DEFAULT_ROWS,
     Budget,
@@ -29,7 +30,8 @@ from llm_perf_opt.comparisons import (
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Hardware, find_hardware, require_room
 from llm_perf_opt.core.report import Report, change_text, counted, listed
-from llm_perf_opt.core.units import format_bytes, format_count, format_flops
+from llm_perf_opt.core.units import format_bytes, format_count, format_flops, format_seconds
+from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.rate_sources import refuse_rates, source_of
 from llm_perf_opt.tracing.deployed_traces import deployed_device
 from llm_perf_opt.tracing.traced_run import TracedRun
@@ -58,6 +60,7 @@ class ComparisonAnswer(Answer):
     lone_phases: tuple[LonePhase, ...]
     total: StagePair
     budgets: tuple[BudgetCheck, ...]
+    execution: str | None = None  # that times are of; None: there are none
     _compared: Compared
     _rows: int
 
@@ -86,12 +89,19 @@ class ComparisonAnswer(Answer):
         sides = [(None, None) if side is None else (side.flops, side.bytes_moved) for side in pair]
         flops = change_text(sides[0][0], sides[1][0], format_flops)
         moved = change_text(sides[0][1], sides[1][1], format_bytes)
-        lines = [first, f"FLOPs: {flops}; bytes moved: {moved}."]
+        lines = [first, f"FLOPs: {flops}; bytes moved: {moved}{self._time_text()}."]
         if self.budgets:
             broken = self.budgets_broken
             held = f"{len(self.budgets) - len(broken)} of {counted(len(self.budgets), 'budget')} hold"
             lines.append(f"{held}; broken: {listed(broken)}." if broken else f"{held}.")
         return tuple(lines)
+
+    def _time_text(self) -> str:
+        """The time of all phases on both sides, and who launches the kernels."""
+        if (times := self._compared.times) is None or times.footer is None:
+            return ""
+        left, right = (cell if isinstance(cell, float) else None for cell in times.footer[-3:-1])
+        return f"; {times.title[:1].lower()}{times.title[1:]}: {change_text(left, right, format_seconds)}"
 
     def report(self) -> Report:
         """Stages side by side, budgets, causes, and the families of modules that differ."""
@@ -107,14 +117,15 @@ def comparison_answer(
     rows: int | None = None,
     device: str | Hardware | None = None,
     devices_file: Path | None = None,
-    execution: str = "eager",
+    execution: str = Execution.FUSED,
     rates: str | None = None,
 ) -> ComparisonAnswer:
     """Compare two traces phase by phase; `phases` picks some, `rows` limits the families that the report lists."""
     wanted = [parse_budget(text) for text in budgets]
     source = _rates((left, right), wanted, device, devices_file=devices_file, execution=execution, rates=rates)
     matched = match_phases(left.graphs, right.graphs, tuple(phases))
-    compared = _compared((left, right), tuple(compare(*pair) for pair in matched.pairs), matched.lone, wanted, source)
+    pairs = tuple(compare(*pair) for pair in matched.pairs)
+    compared = _compared((left, right), pairs, matched.lone, wanted, source, execution)
     return ComparisonAnswer(
         left=left.name,
         right=right.name,
@@ -127,6 +138,7 @@ def comparison_answer(
         lone_phases=matched.lone,
         total=total_pair(compared.comparisons),
         budgets=compared.verdicts,
+        execution=None if source is None else execution,
         _compared=compared,
         _rows=DEFAULT_ROWS if rows is None else rows,
     )
@@ -138,6 +150,7 @@ def _compared(
     lone: tuple[LonePhase, ...],
     budgets: Sequence[Budget],
     rates: RateSource | None,
+    execution: str,
 ) -> Compared:
     """What the report shows: times where there are rates, and the verdict on every budget."""
     left, right = sides
@@ -150,7 +163,9 @@ def _compared(
         comparisons=comparisons,
         lone=lone,
         verdicts=tuple(check_budget(budget, figures) for budget in budgets),
-        times=None if rates is None else time_table(figures, rates.title),
+        times=None
+        if rates is None
+        else time_table(figures, f"{rates.title}, {execution_text(execution, rates.engine)}"),
         time_notes=() if rates is None else tuple(rates.notes()),
     )
 
@@ -173,7 +188,7 @@ def _rates(
             raise UsageError(
                 f"The budget {timed[0]} needs a device.",
                 why="its figure is a time, and the two traces were not made for one and the same device",
-                fix="add --device NAME; llm-perf-opt devices list shows them",
+                fix="add --gpus NAME; llm-perf-opt devices list shows them",
             )
     if device is None:
         return None

@@ -14,7 +14,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.core.hardware.links import Cluster, find_hardware
 from llm_perf_opt.core.hardware.prices import shipped_prices
-from llm_perf_opt.core.report import Level, Note, Report
+from llm_perf_opt.core.report import Level, Note, Report, counted
 from llm_perf_opt.core.units import format_ratio
 from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.serving.capacity.fleets import read_deadline
@@ -47,10 +47,12 @@ from llm_perf_opt.serving.engine_command import EngineDeployment
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.held_memory import trained_context
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
+from llm_perf_opt.serving.served_trace import served_origin
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
 from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
 from llm_perf_opt.tracing.origin import Origin, find_origin
+from llm_perf_opt.tracing.traced_run import TracedRun
 
 _SAMPLE = 1000  # requests whose mean stands for all
 _MOST_REPLAYED, _ROUNDS = 3, 8  # fleets, and requests of each user
@@ -82,12 +84,17 @@ class ServeAnswer(Answer):
         """Whether a fleet does what is asked within the limits."""
         return self.best is not None
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The fleet to take, what it does and costs, and the next best; or why there is none."""
+        return answer_lines(self.fleets, self.demand, self.why_none)
+
     def to_dict(self) -> dict[str, Any]:
         """The figures of the rows; traces and tables behind them are left out."""
         return {
             "model": self.model,
             "asked": self.asked,
-            "answer": list(self.report().answer),
+            "answer": list(self.answer),
             "fleets": [_figures(fleet) for fleet in self.fleets],
             "plans": [_figures(fleet) for fleet in self.plans],
             "refused": list(self.refused),
@@ -100,7 +107,7 @@ class ServeAnswer(Answer):
         chart = frontier_chart(self.plans, best)
         return Report(
             title=f"{self.model}: {self.asked}",
-            answer=answer_lines(self.fleets, self.demand, self.why_none),
+            answer=self.answer,
             tables=(
                 *shown,
                 *((replayed_table(self.replayed, self.demand),) if self.replayed else ()),
@@ -220,7 +227,7 @@ def _figures(fleet: SizedFleet) -> dict[str, Any]:
 
 
 def serve(
-    model: str | Path,
+    model: str | Path | TracedRun,
     gpus: str,
     *,
     input: str | int | None = None,
@@ -241,6 +248,7 @@ def serve(
 ) -> ServeAnswer:
     """The fleet to buy for a demand: GPU, count, plan, times, rates and cost; by steady states, without vLLM.
 
+    - `model`: by name, a folder, or a trace of one; that trace is not made again where it is of one request.
     - `gpus`: `l4,h100-sxm`: how many of each is searched; `2x a100-sxm-80g` fixes the number.
     - `input`, `output`: tokens of a request: `4000`, `lognormal(800,0.8)`. `page`: `A4@150dpi` for a model of images.
     - `users` at once, a `rate` such as `20/s`, or `pages` to read `within` a time; none: what one replica does.
@@ -255,8 +263,11 @@ def serve(
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages)
     asked = taken_plan(workload, promise, is_alone=False)
-    origin = find_origin(model, torch_device="cuda", **workload)
-    served = ServedModel(origin, () if declared.pages is None else declared.pages.sizes, engines[0])
+    if isinstance(model, TracedRun):
+        (origin, made), source = served_origin(model, workload), model.name
+    else:
+        origin, made, source = find_origin(model, torch_device="cuda", **workload), {}, str(model)
+    served = ServedModel(origin, () if declared.pages is None else declared.pages.sizes, engines[0], made=made)
     demand = Demand(
         mean=mean_request(replace(declared, requests=_SAMPLE, duration_s=None).traffic(served.page_tokens)),
         users=users,
@@ -268,7 +279,7 @@ def serve(
         max_gpus=max_gpus,
     )
     models = [served, *(served.with_engine(name) for name in engines[1:])]
-    found = _Found(str(model), demand, declared, refused=[], choices=choices)
+    found = _Found(source, demand, declared, refused=[], choices=choices)
     with shared_work():
         plans = [
             replace(fleet, price_per_hour=_price(fleet.device, prices))
@@ -412,7 +423,7 @@ def _asked_text(demand: Demand, declared: DeclaredTraffic) -> str:
     page = f" ({', '.join(size.name for size in sizes)})" if sizes else ""
     parts = [f"{mean.prompt_tokens:,.0f} tokens in{page}, {mean.output_tokens:,.0f} out"]
     if demand.users is not None:
-        parts.append(f"{demand.users:,} users")
+        parts.append(counted(demand.users, "user"))
     if declared.arrivals is not None:
         parts.append(f"{declared.arrivals.per_s:g} requests/s")
     if demand.deadline is not None:

@@ -242,13 +242,14 @@ class Trace(TracedRun):
         rows: int | None = None,
         device: str | Hardware | None = None,
         devices_file: Path | None = None,
-        execution: str = "eager",
+        execution: str = "fused",
         rates: str | None = None,
     ) -> ComparisonAnswer:
         """What differs in `other`, why, and whether it stays within the budgets.
 
         A budget is text such as `prefill.flops<=+1%`, `peak_memory<=20GiB` or `decode.time<=+3%`. Times are those of
-        `device`, with `execution` and `rates` as for `predict`; default: the device that both traces were made for.
+        `device`, by default as an engine runs it; `execution` and `rates` are as for `predict`. Default device: the one
+        that both traces were made for.
         """
         from llm_perf_opt.api.comparison import comparison_answer
 
@@ -272,13 +273,15 @@ class Trace(TracedRun):
         execution: str = "eager",
         rates: str | None = None,
         engine: str | None = None,
+        output: int = 500,
         exports: bool = False,
         sweep: bool = False,
     ) -> WholeReport:
-        """All of it on one page: what it costs, does it fit, what runs and, with `device`, how fast it could be.
+        """All of it on one page: what it costs, does it fit, what runs and, with `device`, how fast it is.
 
-        Several devices, `["l4", "h100-sxm"]` or `"l4,h100-sxm"`, stand side by side. `execution`, `rates` and `engine`
-        are those of `predict`.
+        With GPUs it begins with what `lpo.serve` says of the traced prompt, `output` tokens and a user for each
+        sequence of the batch; the times of the traced code come next to it. Several devices, `["l4", "h100-sxm"]` or
+        `"l4,h100-sxm"`, stand side by side. `execution`, `rates` and `engine` are those of `predict`.
 
         `sweep` adds how that changes with batch and context, `exports` what exports; both run the model many times.
         """
@@ -291,6 +294,7 @@ class Trace(TracedRun):
             execution=execution,
             rates=rates,
             engine=engine,
+            output=output,
             exports=exports,
             sweep=sweep,
         )

@@ -17,10 +17,11 @@ from llm_perf_opt.api.export import ExportAnswer, export_parts
 from llm_perf_opt.api.graph import grouped
 from llm_perf_opt.api.per_rank import RanksAnswer, per_rank
 from llm_perf_opt.api.prediction import PhaseBand, PredictionAnswer, prediction_answer
+from llm_perf_opt.api.serve import ServeAnswer, serve
 from llm_perf_opt.api.what_if import AttentionAnswer, attention_answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
-from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.export_outcome import Check, PartOutcome, Verdict
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import (
@@ -53,10 +54,12 @@ from llm_perf_opt.costs.stage_costs import stage_report
 from llm_perf_opt.costs.static_figures import StageCompute
 from llm_perf_opt.graphs.call_checks import call_checks, with_call_checks
 from llm_perf_opt.serving.fit import TracedFit, traced_fit, with_serving_fit
+from llm_perf_opt.serving.served_trace import request_of
 from llm_perf_opt.timing.attention_what_if import ALL as ALL_STAGES
 from llm_perf_opt.timing.attention_what_if import AttentionWhatIf
-from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.datasheet_rates import SOURCE, Execution
 from llm_perf_opt.timing.rate_sources import refuse_rates
+from llm_perf_opt.timing.speed import speed_text
 from llm_perf_opt.tracing.traced_run import TracedRun
 
 if TYPE_CHECKING:
@@ -66,10 +69,16 @@ _FIRST = ("How fast", "Does it fit")
 Devices = str | Hardware | Sequence[str | Hardware]  # one, or several to compare; a text may name several with commas
 
 _UNKNOWN = "not known"
+_SERVER = "How fast does a server run it?"
+OUTPUT = 500  # tokens of an answer, as in `serve`
 
 _EXECUTIONS = {
     Execution.EAGER: "eager: PyTorch launches every op of the trace, one after the other",
     Execution.FUSED: "fused: an engine with grouped experts, fused vector ops and captured graphs",
+}
+_CODE = {
+    Execution.EAGER: "The code as written, op by op",
+    Execution.FUSED: "The ops of the trace, fused as an engine does",
 }
 
 
@@ -86,11 +95,20 @@ class WholeReport(Answer):
     attention: AttentionAnswer | None = None  # None: a phase stopped half-way, or there is no attention
     sweep: SweepAnswer | None = None  # None: not asked for
     ranks: RanksAnswer | None = None  # None: the model runs on one device, or a phase stopped half-way
+    server: ServeAnswer | None = None  # None: no device, or `why_no_server`
+    why_no_server: str | None = None
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """The lines of the first prediction where there is one; of the costs otherwise."""
-        return self.predictions[0].answer if self.predictions and not self.cost.stopped else self.cost.answer
+        """What a server reaches, and next to it the code as written; without a server that code, or the costs."""
+        if self.server is not None:
+            told = self.server.answer
+            return (*told[:2], " ".join((code_line(self.predictions, self.server), *told[2:])))
+        lines = self.cost.answer
+        if self.predictions and not self.cost.stopped:
+            first, second, *_ = self.predictions[0].answer
+            lines = (f"{_CODE[Execution(self.predictions[0].execution)]}: {first}", second)
+        return lines if self.why_no_server is None else (*lines[:2], f"No server figure. {self.why_no_server}")
 
     def report(self) -> Report:
         """The answers at a glance and what they hold for, then the chapters: costs and speed before pictures."""
@@ -139,11 +157,13 @@ class WholeReport(Answer):
     def _speed(self) -> Iterator[tuple[Report, str]]:
         """Nothing where no device was named."""
         run = self.cost
+        if self.server is not None:
+            yield server_chapter(self.server), self.server.answer[0].removesuffix(".")
         if self.predictions:
             chapter = _with_stopped(speed_chapter(run.graphs, self.predictions), run.stopped)
             yield chapter, how_fast(run.graphs, self.predictions, run.stopped)
         elif self.device is not None:
-            yield self._not_known(f"How fast could it be on {self.device.name}?")
+            yield self._not_known(f"How fast is the code as written on {self.device.name}?")
 
     def _fit(self) -> tuple[Report, str]:
         run, device = self.cost, self.device
@@ -174,6 +194,7 @@ def whole_report(
     execution: str = Execution.EAGER,
     rates: str | None = None,
     engine: str | None = None,
+    output: int = OUTPUT,
     exports: bool = False,
     sweep: bool = False,
 ) -> WholeReport:
@@ -193,6 +214,7 @@ def whole_report(
         predictions = tuple(
             prediction_answer(cost.graphs, hardware, execution, rates=rates, engine=engine) for hardware in times
         )
+    server, why_no_server = _server(run, device, found, output, devices_file)
     return WholeReport(
         model=cost.model,
         cost=cost,
@@ -203,7 +225,25 @@ def whole_report(
         attention=_attention(run, first),
         sweep=default_sweep(run, first) if sweep else None,
         ranks=None if any(graph.stopped_in is not None for graph in run.graphs) else per_rank(run, first),
+        server=server,
+        why_no_server=why_no_server,
     )
+
+
+def _server(
+    run: TracedRun, device: Devices | None, found: Sequence[Hardware], output: int, devices_file: Path | None
+) -> tuple[ServeAnswer | None, str | None]:
+    """What `serve` says of the same model, GPUs, formats and tokens; or why it says nothing."""
+    if not found:
+        return None, None
+    if any(device_of(hardware).torch_device is not None for hardware in found):
+        return None, "Servers are found for GPUs, and this is a processor."
+    # `1x h100-sxm` is one GPU to a server, and h100-sxm as many as it needs: a text keeps the difference.
+    named = device if isinstance(device, str) and "all" not in device else ",".join(map(str, map(hardware_id, found)))
+    try:
+        return serve(run, named, output=output, devices_file=devices_file, **request_of(run)), None
+    except PerfOptError as error:
+        return None, f"{error.what} {error.fix[:1].upper()}{error.fix[1:]}."
 
 
 def _attention(run: TracedRun, device: Hardware | None) -> AttentionAnswer | None:
@@ -217,9 +257,9 @@ def find_report_devices(device: Devices | None, devices_file: Path | None) -> tu
     """The devices or clusters to predict for; a wrong one is refused before any work."""
     if device is None and devices_file is not None:
         raise UsageError(
-            "--devices needs --device.",
+            "--devices needs --gpus.",
             why="it is the file in which a device is looked up, and none was named",
-            fix="add --device ID, or leave --devices out",
+            fix="add --gpus ID, or leave --devices out",
         )
     if device is None:
         return ()
@@ -412,10 +452,27 @@ def _semantics(predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, s
     yield "times from", next(iter(sources)) if len(sources) == 1 else "; ".join(named)
 
 
+def code_line(predictions: Sequence[PredictionAnswer], server: ServeAnswer) -> str:
+    """The times of the traced code on the GPU that the server has, or else on the first."""
+    best = None if server.best is None else server.best.device
+    first = next((one for one in predictions if one.device is not None and one.device.id == best), predictions[0])
+    where = f", on {first.machine}" if len(predictions) > 1 else ""
+    fit = "" if first.shortage is None else "does not fit; if it fit, "
+    source = "by the data sheet, " if first.rates == SOURCE else ""
+    return f"{_CODE[Execution(first.execution)]}{where}: {fit}{source}{speed_text(first.speed)}."
+
+
+def server_chapter(server: ServeAnswer) -> Report:
+    """The report of `serve`, and how to ask for it alone."""
+    chapter, asked = server.report(), Note(f"{server.asked}. Every option named here is one of llm-perf-opt serve.")
+    return replace(chapter, title=_SERVER, answer=(), notes=(asked, *chapter.notes))
+
+
 def speed_title(predictions: Sequence[PredictionAnswer]) -> str:
     """The question, with the machine where there is but one."""
     machine = f" on {predictions[0].machine}" if len(predictions) == 1 else ""
-    return f"How fast could it be{machine}?"
+    is_eager = predictions[0].execution == Execution.EAGER
+    return f"How fast is the code as written{machine}?" if is_eager else f"How fast are its ops{machine}, fused?"
 
 
 def speed_chapter(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Report:

@@ -9,12 +9,14 @@ import typer
 
 from llm_perf_opt.cli.model_options import (
     MODEL_HELP,
+    SERVER_WORDS,
     CacheOption,
     DevicesOption,
     ExecutionOption,
     RatesOption,
     TrustOption,
     WeightsOption,
+    in_server_words,
     takes_workload,
     trace_or_load,
 )
@@ -33,22 +35,22 @@ BudgetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--budget",
-        help="Exit 3 unless it holds for B: a limit on FLOPs, bytes, peak_memory, cache, or with --device bound and "
+        help="Exit 3 unless it holds for B: a limit on FLOPs, bytes, peak_memory, cache, or with --gpus bound and "
         'time, like "prefill.flops<=+1%", "peak_memory<=20GiB", "decode.time<=12ms"; may be repeated.',
     ),
 ]
-DeviceOption = Annotated[
+GpusOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME",
-        help="Times of both on this device, such as h100-sxm or 8x h100-sxm. Default: none, and for budgets on times "
-        "the device that both traces were made for.",
+        metavar="GPU",
+        help="Times of both on this, such as h100-sxm or 8x h100-sxm. Default: none, and for budgets on times what "
+        "both traces were made for.",
     ),
 ]
 RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Families of modules to list.")]
 
 
-@takes_workload()
+@takes_workload(words=SERVER_WORDS)
 def compare(
     left: LeftArgument,
     right: RightArgument,
@@ -57,9 +59,9 @@ def compare(
     cache: CacheOption = None,
     phase: PhaseOption = None,
     budget: BudgetOption = None,
-    device: DeviceOption = None,
+    gpus: GpusOption = None,
     devices: DevicesOption = None,
-    execution: ExecutionOption = "eager",
+    execution: ExecutionOption = "fused",
     rates: RatesOption = None,
     rows: RowsOption = 25,
     strict: StrictOption = False,
@@ -81,7 +83,7 @@ def compare(
         phases=phase or (),
         budgets=budget or (),
         rows=rows,
-        device=device,
+        device=gpus,
         devices_file=devices,
         execution=execution,
         rates=rates,
@@ -101,10 +103,11 @@ def _side(
     trust_remote_code: bool,
 ) -> Trace:
     """A trace as it was made, or a new one of the model; what neither side could take is refused."""
-    from llm_perf_opt.tracing.trace_files import is_trace
+    from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
-    has_model = not all(map(is_trace, sides))
-    taken = {} if is_trace(side) and has_model else workload
+    if all(map(is_trace, sides)):
+        refuse_options(in_server_words(workload))
+    taken = {} if is_trace(side) else workload
     return trace_or_load(
         side, taken, weights=formats["weights"], cache=formats["cache"], trust_remote_code=trust_remote_code
     )

@@ -84,6 +84,11 @@ SeveralOption = Annotated[
 SERVER_WORDS: Mapping[str, str] = {"prompt_tokens": "--input", "decode_steps": "--output", "batch": "--users"}
 
 
+def in_server_words(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, by the names that a verb about a server has for its options."""
+    return {SERVER_WORDS.get(name, name).removeprefix("--"): value for name, value in workload.items()}
+
+
 def takes_workload(
     *, without: Collection[str] = (), plans: bool = False, words: Mapping[str, str] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -11,12 +11,13 @@ import typer
 
 from llm_perf_opt.cli.model_options import (
     MODEL_HELP,
+    SERVER_WORDS,
     CacheOption,
     DevicesOption,
     ExecutionOption,
-    SeveralOption,
     TrustOption,
     WeightsOption,
+    in_server_words,
     takes_workload,
     trace_or_load,
 )
@@ -33,6 +34,7 @@ from llm_perf_opt.cli.progress import say
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.protocols import FitsOneScreen
+from llm_perf_opt.core.work_limits import refuse_decode_steps
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.stages import StagesAnswer
@@ -49,18 +51,29 @@ ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try what ex
 SweepOption = Annotated[
     bool, typer.Option("--sweep", help="Also over batch 1..64 and context 1k..8k; takes a minute more.")
 ]
+GpusOption = Annotated[
+    str | None,
+    typer.Option(metavar="GPU,...", help='Times on these: h100-sxm, "8x h100-sxm"; several: l4,h100-sxm, or all.'),
+]
+OutputOption = Annotated[
+    int | None,
+    typer.Option(
+        "--output", min=1, help="Tokens of an answer, for the figures of a server; the trace decodes one. Default: 500."
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the written page in a browser.")]
 
 
-@takes_workload(plans=True)
+@takes_workload(plans=True, without=("decode_steps",), words=SERVER_WORDS)
 def report(
     sources: SourcesArgument,
     workload: Mapping[str, Any],
     weights: WeightsOption = None,
     cache: CacheOption = None,
     times: TimesOption = None,
-    device: SeveralOption = None,
+    gpus: GpusOption = None,
+    output: OutputOption = None,
     devices: DevicesOption = None,
     execution: ExecutionOption = "eager",
     exports: ExportsOption = False,
@@ -73,23 +86,26 @@ def report(
     verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Write one report of MODEL_OR_TRACE: what runs, what it costs, does it fit, how fast could it be.
+    """Write one report of MODEL_OR_TRACE: what runs, what it costs, does it fit and, with --gpus, how fast it is.
 
-    Of traces made earlier, without --out and --device, it prints the per-stage tables alone; that needs no torch.
+    With --gpus it begins with what a server reaches, as llm-perf-opt serve says it.
+
+    Of traces made earlier, without --out and --gpus, it prints the per-stage tables alone; that needs no torch.
     """
     reporter = choose_reporter(format_name, json_wanted, out)
     _refuse_overwriting(out, force=force, open_page=open_page)
     formats, longer = {"weights": weights, "cache": cache}, {"exports": exports, "sweep": sweep}
-    if execution != "eager" and device is None:
+    if gpus is None and (execution != "eager" or output is not None):
         raise UsageError(
-            "--execution needs --device.", why="it says how kernels are timed on a device", fix="add --device ID"
+            f"{'--output' if output else '--execution'} needs --gpus.", why="it is about times", fix="add --gpus ID"
         )
-    if devices is None and _is_for_tables(sources, out, device):
+    refuse_decode_steps(output or 1)
+    if devices is None and _is_for_tables(sources, out, gpus):
         answer: StagesAnswer | WholeReport = _stages(sources, times or (), workload, formats, longer)
     else:
-        answer = _whole(
-            _one(sources, times), workload, formats, (device, devices, execution), longer, trust_remote_code
-        )
+        machine: dict[str, Any] = {"device": gpus, "devices_file": devices, "execution": execution}
+        machine |= {} if output is None else {"output": output}
+        answer = _whole(_one(sources, times), workload, formats, machine, longer, trust_remote_code)
     if out is None:
         is_short = isinstance(reporter, FitsOneScreen) and not verbose
         show(answer.summary() if is_short else answer.report(), reporter, verbose=verbose)
@@ -100,10 +116,10 @@ def report(
         webbrowser.open(out.resolve().as_uri())
 
 
-def _is_for_tables(sources: Sequence[str], out: Path | None, device: str | None) -> bool:
+def _is_for_tables(sources: Sequence[str], out: Path | None, gpus: str | None) -> bool:
     from llm_perf_opt.tracing.trace_files import are_traces
 
-    return out is None and device is None and are_traces(sources)
+    return out is None and gpus is None and are_traces(sources)
 
 
 def _stages(
@@ -116,7 +132,7 @@ def _stages(
     from llm_perf_opt.api.tracing import load
     from llm_perf_opt.tracing.trace_files import refuse_options
 
-    refuse_options(workload, **longer)
+    refuse_options(in_server_words(workload), **longer)
     return load(sources, **formats).stages(load(times) if times else None)
 
 
@@ -125,7 +141,7 @@ def _one(sources: Sequence[str], times: Sequence[Path] | None) -> str:
         raise UsageError(
             "One report is made of one model or one folder of traces.",
             why="several traces and --times are for the tables alone",
-            fix="leave --out and --device away, or name one model",
+            fix="leave --out and --gpus away, or name one model",
         )
     return sources[0]
 
@@ -134,19 +150,18 @@ def _whole(
     model: str,
     workload: Mapping[str, Any],
     formats: Mapping[str, str | None],
-    machine: tuple[str | None, Path | None, str],
+    machine: Mapping[str, Any],
     longer: Mapping[str, bool],
     trust_remote_code: bool,
 ) -> StagesAnswer | WholeReport:
-    """`machine`: the devices, the file they are looked up in, and who launches kernels."""
+    """`machine`: the devices, the file they are looked up in, who launches kernels, and the tokens of an answer."""
     from llm_perf_opt.api.whole_report import find_report_devices
     from llm_perf_opt.core.hardware.links import device_of
     from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
-    device, devices, execution = machine
-    found = find_report_devices(device, devices)
+    found = find_report_devices(machine["device"], machine["devices_file"])
     if is_trace(model):
-        refuse_options(workload, **longer)
+        refuse_options(in_server_words(workload), **longer, output=machine.get("output"))
     traced = trace_or_load(
         model,
         workload,
@@ -157,9 +172,7 @@ def _whole(
         trust_remote_code=trust_remote_code,
     )
     with model_prints_apart():
-        return traced.report(
-            device=found or None, execution=execution, exports=longer["exports"], sweep=longer["sweep"]
-        )
+        return traced.report(exports=longer["exports"], sweep=longer["sweep"], **machine)
 
 
 def _refuse_overwriting(out: Path | None, *, force: bool, open_page: bool) -> None:

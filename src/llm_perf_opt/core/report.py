@@ -320,7 +320,7 @@ def share_text(share: float) -> str:
     return "under 1 %" if percent == 0 and share > 0 else f"{percent} %"
 
 
-def change_text(before: int | None, after: int | None, shown: Callable[[float], str]) -> str:
+def change_text(before: float | None, after: float | None, shown: Callable[[float], str]) -> str:
     """`1.48 TFLOP in both`, or `1.48 TFLOP -> 1.60 TFLOP (+8.1 %)`."""
     if before is None or after is None:
         return f"{'?' if before is None else shown(before)} -> {'?' if after is None else shown(after)}"

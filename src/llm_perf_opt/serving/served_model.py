@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import WritesEngineFolder
-from llm_perf_opt.core.workload import PageSize
+from llm_perf_opt.core.workload import PageSize, Workload
 from llm_perf_opt.costs.memory.kv_cache import DECODE
 from llm_perf_opt.serving.capacity.fleets import Considered
 from llm_perf_opt.serving.capacity.outcome import Promise
@@ -62,11 +62,19 @@ class Replica:
 class ServedModel:
     """One traced model, asked for any device and plan. `pages` are the sizes of the pages that come, if any do.
 
-    `engine` is whose kernels run. What an engine keeps in memory is by the rules of vLLM.
+    `engine` is whose kernels run. What an engine keeps in memory is by the rules of vLLM. `made` are traces that exist
+    already, by their workload; they are not made again.
     """
 
-    def __init__(self, origin: Origin, pages: Sequence[PageSize] = (), engine: str = DEFAULT_KERNEL_ENGINE) -> None:
-        self.origin, self.engine, self._pages = origin, engine, pages
+    def __init__(
+        self,
+        origin: Origin,
+        pages: Sequence[PageSize] = (),
+        engine: str = DEFAULT_KERNEL_ENGINE,
+        *,
+        made: Mapping[Workload, TracedRun] | None = None,
+    ) -> None:
+        self.origin, self.engine, self._pages, self._made = origin, engine, pages, made or {}
         self._tokens: dict[str, PageTokens] = {}
         self._encoders: dict[str, Curve] = {}
         self._page_traces: list[tuple[int, TracedRun]] = []
@@ -83,8 +91,11 @@ class ServedModel:
     def trace(self) -> TracedRun:
         """Of one request on one device: everything else follows from it."""
         if not self._pages:
-            return trace_origin(self.origin)
+            return self._traced(self.origin)
         return self._traces_of_pages()[-1][1]
+
+    def _traced(self, origin: Origin) -> TracedRun:
+        return self._made.get(origin.workload) or trace_origin(origin)
 
     @cached_property
     def blocks(self) -> EngineBlocks:
@@ -288,7 +299,7 @@ class ServedModel:
             for tokens in chosen:
                 log.info("Page of %s, %d image tokens", by_tokens[tokens].name, tokens)
                 workload = replace(self.origin.workload, image=by_tokens[tokens].text)  # type: ignore[call-arg]
-                self._page_traces.append((tokens, trace_origin(replace(self.origin, workload=workload))))
+                self._page_traces.append((tokens, self._traced(replace(self.origin, workload=workload))))
         return self._page_traces
 
 

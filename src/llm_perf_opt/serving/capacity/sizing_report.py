@@ -14,6 +14,7 @@ from llm_perf_opt.core.report import (
     LineChart,
     Mark,
     Table,
+    counted,
     listed,
     table_of,
     three_digits,
@@ -53,7 +54,7 @@ def answer_lines(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | N
 def _take(fleet: SizedFleet, demand: Demand) -> str:
     replicas = f"{fleet.replicas} replicas of {fleet.plan}" if fleet.replicas > 1 else fleet.plan
     what = {
-        "users": None if demand.users is None else f"serves {demand.users:,} users",
+        "users": None if demand.users is None else f"serves {counted(demand.users, 'user')}",
         "rate": None if demand.requests_per_s is None else f"answers {three_digits(demand.requests_per_s)} requests/s",
         "pages": None
         if demand.deadline is None or fleet.hours is None
