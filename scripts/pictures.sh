@@ -23,8 +23,8 @@ python -m scripts.take_screenshots graph.html "$folder"
 python -m scripts.take_report_screenshots report.html "$folder"
 python -m scripts.take_report_screenshots sweep.html "$folder" sweep
 python -m scripts.take_report_screenshots "$repository/docs/data/ocr-study.html" "$folder" study
-# A plan under traffic needs an environment with vLLM; without one its picture stays as it is.
-if llm-perf-opt plan deepseek-ocr --devices "a100-sxm-80g, h100-sxm, l40s" \
+# Requests that are replayed need an environment with vLLM; without one its picture stays as it is.
+if llm-perf-opt serve deepseek-ocr --gpus "a100-sxm-80g, h100-sxm, l40s" \
   --traffic "64 at once pages=A4@150dpi:80,640x640:20 output=800 requests=192" --pages 20000000 --within 24h \
   --price a100-sxm-80g=1.4,h100-sxm=2.5,l40s=0.9 --out capacity.html 2>/dev/null; then
   python -m scripts.take_report_screenshots capacity.html "$folder" capacity

@@ -356,7 +356,7 @@ QUICK = frozenset(
     {
         "10^6 layers, weightless",
         "99x99 crops, hooks",
-        "10^9 decode steps, predict",
+        "10^9 decode steps, trace on a device",
         "ops, --max-ops, weightless",
         "a Python loop, --max-seconds, hooks",
         "Python objects, --max-memory, weightless",

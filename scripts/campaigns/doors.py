@@ -129,7 +129,7 @@ READS: Doors = {  # past core.reading
 
 WRITES: Doors = {
     "sweeps/function/files/function_file.py::write_function": ("function file", "sweep"),
-    "api/answer.py::Answer.save": ("report", "pages", "serve", "sweep"),
+    "api/answer.py::Answer.save": ("report", "serve", "sweep"),
     "api/calibration.py::calibrate": ("measured machine", "calibrate"),
     "api/capacity.py::CapacityAnswer.save_chrome_trace": ("one file",),
     "api/cost.py::CostAnswer.save_files": ("cost files", "cost"),
