@@ -117,20 +117,10 @@ def trace(
     The time is that of the code as written, or with --execution fused that of an engine's step: a bound that nothing
     beats, and a band of what is likely. What a server reaches, and which GPU: llm-perf-opt serve.
     """
-    from llm_perf_opt.tracing.trace_files import is_trace
-
     _begin(is_verbose=verbose, has_place_for_events=not events or out is not None)
     reporter = choose_reporter(format_name, json_wanted)
-    timed = RunTime.make(
-        device=device,
-        devices=devices,
-        calibration=calibration,
-        execution=execution,
-        rates=rates,
-        engine=engine,
-        what_if=what_if,
-        measured=measured,
-    )
+    machine = {"device": device, "devices": devices, "calibration": calibration, "execution": execution}
+    timed = RunTime.make(**machine, rates=rates, engine=engine, what_if=what_if, measured=measured)
     seen: dict[str, Any] = {"only": only, "stage": stage, "pictures": torchlens_picture, "with_stack": with_stack}
     seen |= {"with_modules": with_modules, "profile_memory": profile_memory, "events": events, "routing": routing}
     seen |= {"load_weights": load_weights, "torch_device": torch_device, "out": out}
@@ -141,8 +131,7 @@ def trace(
         report = timed.report(traced, stages, decode_steps) if tracer == WEIGHTLESS else None
     is_short = not verbose and not json_wanted and format_name in (None, "text")
     show(report or (stages.summary() if is_short else stages.report()), reporter, verbose=verbose)
-    if not is_trace(model):
-        _close([file for rank in traced.ranks for file in rank.files], out, has_pictures=bool(torchlens_picture))
+    _close(model, [file for rank in traced.ranks for file in rank.files], out, has_pictures=bool(torchlens_picture))
     if strict:
         _require_known(stages)
 
@@ -192,8 +181,12 @@ def _require_known(stages: StagesAnswer) -> None:
         raise _calls_error([check.what for check in stages.call_checks if not check.is_as_expected])
 
 
-def _close(files: Sequence[Path], out: Path | None, *, has_pictures: bool) -> None:
-    """Say what was written and the next command."""
+def _close(model: str, files: Sequence[Path], out: Path | None, *, has_pictures: bool) -> None:
+    """Say what was written and the next command; nothing of a trace that was there before."""
+    from llm_perf_opt.tracing.trace_files import is_trace
+
+    if is_trace(model):
+        return
     for file in files:
         say(f"Wrote {file}")
     if out is None:
