@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.api import serve as serve_module
 from llm_perf_opt.cli import main as command
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.serving.capacity import replays as capacity_replays
 from tests.api.one_by_one import OneByOne
@@ -191,3 +193,21 @@ def test_the_command_prints_the_answer_first(
     assert out.startswith("1 x l4 (one device, vLLM) answers 20 requests/s: TTFT ")
     assert (tmp_path / "deploy" / "serve.sh").is_file()
     assert err.count("Wrote ") == 3
+
+
+@needs_tables
+def test_an_answer_of_one_token_has_no_time_between_tokens(llama: Path) -> None:
+    """Hundreds of prompts come in a step then: no chance vanishes, and none takes as long as all."""
+    one = lpo.serve(llama, "h100-sxm", input=200, output=1, rate="2000/s")
+    assert "TPOT" not in one.report().answer[0]
+    assert one.best is not None
+    (two,) = lpo.serve(llama, "h100-sxm", input=200, output=2, rate="2000/s").fleets
+    assert one.best.state.step_s > 0
+    assert one.best.gpus <= two.gpus
+
+
+@needs_tables
+def test_all_stands_for_every_gpu(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {name: device for name, device in load_devices().devices.items() if name in ("l4", "l40s")}
+    monkeypatch.setattr(serve_module, "load_devices", lambda _: replace(load_devices(), devices=known))
+    assert {fleet.device for fleet in lpo.serve(llama, "all", **ASKED).fleets} == {"l4", "l40s"}

@@ -366,9 +366,9 @@ def _engines(given: str) -> list[str]:
 def _choices(gpus: str, max_gpus: int, devices_file: Path | None) -> list[GpuChoice]:
     """GPUs by name, or a number of them such as `8x h100-sxm`; a wrong one is refused before any work."""
     found = []
-    known = {name for name, device in load_devices(devices_file).devices.items() if device.torch_device == "cuda"}
     given = [part.strip() for part in gpus.split(",") if part.strip()]
-    for name in dict.fromkeys(name for part in given for name in (sorted(known) if part == "all" else [part])):
+    known = list(load_devices(devices_file).devices) if "all" in given else []
+    for name in dict.fromkeys(name for part in given for name in (known if part == "all" else [part])):
         hardware = find_hardware(name, devices_file)
         if isinstance(hardware, Cluster):
             found.append(GpuChoice(cluster=hardware, count=hardware.count))

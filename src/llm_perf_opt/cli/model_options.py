@@ -72,14 +72,6 @@ RatesOption = Annotated[
         "they are installed and come near the device."
     ),
 ]
-SeveralOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ID", help="Device or cluster to predict for: llm-perf-opt devices list. Several: l4,h100-sxm, or all."
-    ),
-]
-
-
 # As people say it of a server, in verbs about one: the field of the workload -> its option.
 SERVER_WORDS: Mapping[str, str] = {"prompt_tokens": "--input", "decode_steps": "--output", "batch": "--users"}
 

@@ -222,15 +222,6 @@ class KnowsKindsOfRank(Protocol):
 
 
 @runtime_checkable
-class KnowsPlans(Protocol):
-    """An adapter that knows which kinds of plan its model can follow, before one is tried."""
-
-    def plan_axes(self) -> frozenset[str]:
-        """The kinds of parallelism that the model has rules for, among tp, ep and pp."""
-        ...
-
-
-@runtime_checkable
 class KnowsLengths(Protocol):
     """An adapter whose configuration says at which lengths of a context something may begin."""
 

@@ -57,13 +57,6 @@ class Speed:
         return None if self.step is None or not self.is_whole else _per_s(self.sequences, self.step)
 
     @property
-    def run_tokens_per_s(self) -> Rate | None:
-        """Generated over a whole run, prefill included; None: its steps were not asked for."""
-        if not self.is_whole or self.prefill is None or self.decode is None or not self.output_tokens:
-            return None
-        return _per_s(self.sequences * self.output_tokens, self.prefill + self.decode)
-
-    @property
     def pages_per_s(self) -> Rate | None:
         """Read and written out: prefill and all decode steps, one batch after the other."""
         if not self.pages or not self.is_whole or self.prefill is None or self.decode is None:

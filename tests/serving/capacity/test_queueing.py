@@ -67,7 +67,8 @@ def test_a_request_that_finds_nothing_running_is_read_at_once() -> None:
     assert queue.waits().at(0.99) == 0.05
 
 
-def test_chances_are_those_of_poisson() -> None:
-    chances = poisson_chances(0.5, 12)
+@pytest.mark.parametrize("mean", [0.5, 30.0, 1024.0])  # exp(-1024) is no float
+def test_chances_are_those_of_poisson(mean: float) -> None:
+    chances = poisson_chances(mean, round(mean + 12 * max(1.0, mean**0.5)))
     assert sum(chances) == pytest.approx(1.0)
-    assert sum(count * chance for count, chance in enumerate(chances)) == pytest.approx(0.5)
+    assert sum(count * chance for count, chance in enumerate(chances)) == pytest.approx(mean)

@@ -52,7 +52,7 @@ from llm_perf_opt.models.huggingface.inputs.media import image_advice
 from llm_perf_opt.models.huggingface.inputs.plan import Whole
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
-from llm_perf_opt.models.huggingface.parallel import plan_axes, spread_model, uneven_refusal, with_copied_key_heads
+from llm_perf_opt.models.huggingface.parallel import spread_model, uneven_refusal, with_copied_key_heads
 from llm_perf_opt.models.huggingface.parts import expected_decode, expected_prefill, guess_parts, guess_stages
 from llm_perf_opt.models.huggingface.phases import (
     DecodeState,
@@ -151,10 +151,6 @@ class HuggingFaceAdapter:
         if self._folder.model_type in FOLDER_RANKS.names():
             return FOLDER_RANKS.get(self._folder.model_type)(plan, workload)
         return plan.kinds_of_rank()
-
-    def plan_axes(self) -> frozenset[str]:
-        """By the rules that the configuration and the class carry."""
-        return plan_axes(self._config, self._model_class)
 
     @property
     def eos_token_id(self) -> int | None:

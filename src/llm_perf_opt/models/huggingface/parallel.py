@@ -164,17 +164,6 @@ def with_copied_key_heads(config: Any, tp: int) -> tuple[Any, str]:
     return changed, said
 
 
-def plan_axes(config: Any, model_class: Any) -> frozenset[str]:
-    """The kinds of parallelism for which a configuration, that of its decoder or a class carries rules."""
-    parts = (config, config.get_text_config(decoder=True))
-    return frozenset(
-        axis
-        for axis in ("tp", "ep", "pp")
-        if any(getattr(part, f"base_model_{axis}_plan", None) for part in parts)
-        or getattr(model_class, f"_{axis}_plan", None)
-    )
-
-
 def _sizes(plan: ParallelPlan, given: PlanRules) -> dict[str, Any]:
     chosen: dict[str, Any] = {f"{axis}_size": size for axis, size in plan.sizes().items() if axis != "dp"}
     return chosen | {f"{axis}_plan": rules for axis, rules in (("tp", given.tp), ("ep", given.ep)) if rules}

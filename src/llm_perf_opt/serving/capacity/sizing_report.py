@@ -45,7 +45,7 @@ def answer_lines(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | N
         return tuple(_without(fleets, demand, why_none))
     best = kept[0]
     return (
-        f"{_take(best, demand)}: {time_text('TTFT', best.ttft, demand)}, {time_text('TPOT', best.tpot, demand)}.",
+        f"{_take(best, demand)}: {_times_text(best, demand)}.",
         f"{_rates(best)}. {_bill(best)}Limit: {limit_text(best)}.",
         _others(best, kept[1:], [fleet for fleet in fleets if fleet.broken is not None]),
     )
@@ -70,6 +70,12 @@ def _held(fleet: SizedFleet) -> str:
     longest = fleet.candidate.replica.fit.largest_context
     context = "" if longest is None else f" (longest context {longest:,} tokens)"
     return f"holds {format_number_of(fleet.state.sequences, 'request')}{context}"
+
+
+def _times_text(fleet: SizedFleet, demand: Demand) -> str:
+    """TTFT and TPOT; an answer of one token has no time between tokens."""
+    times = {"TTFT": fleet.ttft} | ({"TPOT": fleet.tpot} if demand.mean.output_tokens > 1 else {})
+    return ", ".join(time_text(name, time, demand) for name, time in times.items())
 
 
 def time_text(name: str, time: ServedTime, demand: Demand) -> str:
@@ -121,7 +127,7 @@ def _without(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | None)
         return
     nearest = fleets[0]
     yield f"No plan does it: {listed([f'{fleet.device} ({_reason(fleet)})' for fleet in fleets], 4)}."
-    times = f"{time_text('TTFT', nearest.ttft, demand)}, {time_text('TPOT', nearest.tpot, demand)}"
+    times = _times_text(nearest, demand)
     yield f"Nearest: {nearest.gpus} x {nearest.device} ({nearest.plan}): {times}."
     yield "Give faster GPUs, more time in --slo, or a smaller format: --weights fp8."
 
