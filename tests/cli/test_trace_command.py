@@ -100,7 +100,7 @@ def test_strict_fails_on_an_op_without_a_price_after_showing_the_table(run: Run)
         (["trace", "qwen3-8bb"], "Did you mean Qwen/Qwen3-8B"),
         (["trace", "../no/such/"], "There is no folder '../no/such/'"),
         (["report", "."], "llm-perf-opt trace"),
-        (["trace"], "MODEL_OR_DIR"),
+        (["trace"], "MODEL_OR_TRACE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -143,7 +143,7 @@ def uneven_refusal(class_name: str, config: Any, world: FakeWorld | None) -> Usa
         f"{class_name} cannot run as {plan.describe()}.",
         why=f"{uneven}: transformers, whose code this is, copies none; engines do" if is_copied else uneven,
         fix="choose another tp"
-        + (", or ask for what an engine does: predict --execution fused, trace --code vllm" if is_copied else ""),
+        + (", or ask for an engine's step: trace --execution fused, trace --code vllm" if is_copied else ""),
     )
 
 
