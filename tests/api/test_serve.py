@@ -209,5 +209,6 @@ def test_an_answer_of_one_token_has_no_time_between_tokens(llama: Path) -> None:
 @needs_tables
 def test_all_stands_for_every_gpu(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {name: device for name, device in load_devices().devices.items() if name in ("l4", "l40s")}
-    monkeypatch.setattr(serve_module, "load_devices", lambda _: replace(load_devices(), devices=known))
+    table = replace(load_devices(), devices=known)
+    monkeypatch.setattr("llm_perf_opt.core.hardware.links.load_devices", lambda _: table)
     assert {fleet.device for fleet in lpo.serve(llama, "all", **ASKED).fleets} == {"l4", "l40s"}

@@ -11,11 +11,11 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware import load_devices
-from llm_perf_opt.core.hardware.links import Cluster, find_hardware
+from llm_perf_opt.core.hardware.links import Cluster, device_names, find_hardware
 from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.core.report import Level, Note, Report, counted
 from llm_perf_opt.core.units import format_ratio
+from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import Promise, ReplayOutcome, read_promise
@@ -231,7 +231,7 @@ def serve(
     gpus: str,
     *,
     input: str | int | None = None,
-    output: str | int = 500,
+    output: str | int = ANSWER_TOKENS,
     users: int | None = None,
     rate: str | None = None,
     page: str | None = None,
@@ -366,9 +366,7 @@ def _engines(given: str) -> list[str]:
 def _choices(gpus: str, max_gpus: int, devices_file: Path | None) -> list[GpuChoice]:
     """GPUs by name, or a number of them such as `8x h100-sxm`; a wrong one is refused before any work."""
     found = []
-    given = [part.strip() for part in gpus.split(",") if part.strip()]
-    known = list(load_devices(devices_file).devices) if "all" in given else []
-    for name in dict.fromkeys(name for part in given for name in (known if part == "all" else [part])):
+    for name in dict.fromkeys(map(str, device_names(gpus, devices_file))):
         hardware = find_hardware(name, devices_file)
         if isinstance(hardware, Cluster):
             found.append(GpuChoice(cluster=hardware, count=hardware.count))

@@ -356,7 +356,7 @@ def sweep_answer(
 
 @dataclass(eq=False)
 class _Grid:
-    """The points that are asked for; `graphs` are those of one of them, which every GPU shares."""
+    """The points that are asked for; `graphs` are of one of them, and every GPU shares them."""
 
     function: RunFunction[TracedRun]
     trace_phase: Callable[[str, Any], CallGraph]

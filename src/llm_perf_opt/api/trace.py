@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.api.answer import report_suffixes
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.tracing.deployed_traces import deployed_device
 from llm_perf_opt.tracing.traced_phases import reserve_folder, write_graphs
 from llm_perf_opt.tracing.traced_run import TracedRun
@@ -273,7 +274,7 @@ class Trace(TracedRun):
         execution: str = "eager",
         rates: str | None = None,
         engine: str | None = None,
-        output: int = 500,
+        output: int = ANSWER_TOKENS,
         exports: bool = False,
         sweep: bool = False,
     ) -> WholeReport:
@@ -281,7 +282,7 @@ class Trace(TracedRun):
 
         With GPUs it begins with what `lpo.serve` says of the traced prompt, `output` tokens and a user for each
         sequence of the batch; the times of the traced code come next to it. Several devices, `["l4", "h100-sxm"]` or
-        `"l4,h100-sxm"`, stand side by side. `execution`, `rates` and `engine` are those of `predict`.
+        `"l4,h100-sxm"`, stand side by side. `execution`, `rates` and `engine` are as in `predict`.
 
         `sweep` adds how that changes with batch and context, `exports` what exports; both run the model many times.
         """

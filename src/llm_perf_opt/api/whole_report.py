@@ -45,6 +45,7 @@ from llm_perf_opt.core.units import (
     format_ratio,
     format_seconds,
 )
+from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.costs.collectives import collectives_table, family_collectives, total_of
 from llm_perf_opt.costs.memory.kv_cache import kv_cache
 from llm_perf_opt.costs.memory.memory_report import memory_report
@@ -70,7 +71,6 @@ Devices = str | Hardware | Sequence[str | Hardware]  # one, or several to compar
 
 _UNKNOWN = "not known"
 _SERVER = "How fast does a server run it?"
-OUTPUT = 500  # tokens of an answer, as in `serve`
 
 _EXECUTIONS = {
     Execution.EAGER: "eager: PyTorch launches every op of the trace, one after the other",
@@ -194,7 +194,7 @@ def whole_report(
     execution: str = Execution.EAGER,
     rates: str | None = None,
     engine: str | None = None,
-    output: int = OUTPUT,
+    output: int = ANSWER_TOKENS,
     exports: bool = False,
     sweep: bool = False,
 ) -> WholeReport:
@@ -239,7 +239,7 @@ def _server(
     if any(device_of(hardware).torch_device is not None for hardware in found):
         return None, "Servers are found for GPUs, and this is a processor."
     # `1x h100-sxm` is one GPU to a server, and h100-sxm as many as it needs: a text keeps the difference.
-    named = device if isinstance(device, str) and "all" not in device else ",".join(map(str, map(hardware_id, found)))
+    named = device if isinstance(device, str) else ",".join(map(str, map(hardware_id, found)))
     try:
         return serve(run, named, output=output, devices_file=devices_file, **request_of(run)), None
     except PerfOptError as error:

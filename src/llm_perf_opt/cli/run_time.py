@@ -168,6 +168,6 @@ def _refuse_real_run(tracer: str, given: Mapping[str, Any]) -> None:
     for option in (option for option, value in given.items() if value):
         raise UsageError(
             f"{option} has no use with --tracer {tracer}.",
-            why="a real run has times of its own, those of this machine",
+            why="a real run has times of its own, measured on this machine",
             fix=f"leave {option} out, or trace weightlessly",
         )

@@ -32,7 +32,7 @@ from llm_perf_opt.cli.progress import few_lines_per_trace, say
 from llm_perf_opt.core.errors import BrokenBudgetError, UsageError
 from llm_perf_opt.core.options import OptionRecord, option
 from llm_perf_opt.core.output_files import free_file
-from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.core.workload import ANSWER_TOKENS, Deployment
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.capacity import CapacityAnswer
@@ -50,7 +50,7 @@ class DemandOptions(OptionRecord):
     taken_by: ClassVar[str] = "A fleet"
 
     input: str | None = option(None, metavar="TOKENS", help="Prompt: 4000, uniform(100,900), lognormal(800,0.8).")
-    output: str = option("500", metavar="TOKENS", help="Answer, in the same words.")
+    output: str = option(str(ANSWER_TOKENS), metavar="TOKENS", help="Answer, in the same words.")
     users: int | None = option(None, at_least=1, help="Users at once; each asks again when it has its answer.")
     rate: str | None = option(None, metavar="RATE", help="Requests that come by themselves: 20/s, 90/min.")
     slo: str | None = option(

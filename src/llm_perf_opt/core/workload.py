@@ -16,6 +16,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import OptionRecord, option
 from llm_perf_opt.core.tensor_formats import CACHE_NAMES, WHAT_IF_NAMES, cache_dtype, stored_dtype
 
+ANSWER_TOKENS = 500  # of a request to a server, where nobody says
 DTYPES = ("bfloat16", "float16", "float32")
 
 

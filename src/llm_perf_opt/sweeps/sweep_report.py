@@ -372,7 +372,7 @@ _FIGURES = (
 def charts_over(along: str, curves: Sequence[SweepPoint], *devices: Device) -> Iterator[Chart]:
     """Every figure over batch, a line per phase and context; or over context, a line per phase and batch.
 
-    Times are those of the first device; the memory of each is a line.
+    Times are of the first device; the memory of each is a line.
     """
     across = CONTEXT if along == BATCH else BATCH
     for figure in _FIGURES:

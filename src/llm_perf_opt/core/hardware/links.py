@@ -359,17 +359,20 @@ def find_hardware(given: str | Hardware, devices_file: Path | None = None) -> Ha
     return cluster if cluster.count > 1 else cluster.device
 
 
-def find_devices(given: str | Sequence[str | Hardware], devices_file: Path | None = None) -> tuple[Hardware, ...]:
-    """`l4,l40s`, `all`, or a list of names: each device once, in that order; a wrong one is refused before any work."""
+def device_names(given: str | Sequence[str | Hardware], devices_file: Path | None = None) -> list[str | Hardware]:
+    """`l4, 8x h100-sxm` as a list, with every known device in the place of `all`."""
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
     if _ALL in names:
         names = [*names[: names.index(_ALL)], *load_devices(devices_file).devices, *names[names.index(_ALL) + 1 :]]
-    found = {
-        hardware_id(hardware): hardware for hardware in (find_hardware(name, devices_file) for name in names if name)
-    }
-    if not found:
+    return [name for name in names if name]
+
+
+def find_devices(given: str | Sequence[str | Hardware], devices_file: Path | None = None) -> tuple[Hardware, ...]:
+    """`l4,l40s`, `all`, or a list of names: each device once, in that order; a wrong one is refused before any work."""
+    hardware = [find_hardware(name, devices_file) for name in device_names(given, devices_file)]
+    if not hardware:
         raise UsageError("No device is named.", why="each is one row", fix="name some, such as l4,h100-sxm, or all")
-    return tuple(found.values())
+    return tuple({hardware_id(each): each for each in hardware}.values())
 
 
 def is_several(device: str | None) -> bool:

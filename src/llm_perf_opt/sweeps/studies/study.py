@@ -415,7 +415,7 @@ def _override(document: dict[str, Any], word: str) -> None:
 
 
 def _rename_keys(document: dict[str, Any]) -> None:
-    """Keys of earlier files become those of today; a file that has both says two things."""
+    """Keys of earlier files get the names of today; a file that has both says two things."""
     for earlier, today in _EARLIER.items():
         place, _, name = earlier.rpartition(".")
         table = document.get(place) if place else document
